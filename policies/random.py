@@ -1,0 +1,23 @@
+"""Random: an order drawn by weight."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from router.nouns import Ask, Candidate
+
+
+def shuffled(candidates: Sequence[Candidate], rng: random.Random) -> list[Candidate]:
+    """A weighted random order: keys u^(1/w), largest first (Efraimidis and Spirakis, 2006)."""
+    return sorted(candidates, key=lambda c: rng.random() ** (1.0 / c.weight), reverse=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Random:
+    """Each unit leads with a probability proportional to its weight."""
+
+    def rank(self, ask: Ask, candidates: Sequence[Candidate], rng: random.Random) -> Sequence[Candidate]:
+        """All candidates in a weighted random order."""
+        return shuffled(candidates, rng)

@@ -1,0 +1,39 @@
+"""Round robin, in proportion to the weights."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from router.nouns import Ask, Candidate
+
+# Consecutive multiples of the golden ratio's fraction cover [0, 1) more evenly than any other sequence
+# (Weyl, 1916), so one counter gives every unit its share without remembering who is in the list.
+_STRIDE = 0.6180339887498949
+
+
+@dataclass(slots=True)
+class RoundRobin:
+    """Takes turns; a unit of weight 2 gets two turns for every one of a unit of weight 1."""
+
+    _cursor: Iterator[int] = field(default_factory=itertools.count, repr=False)
+
+    def rank(self, ask: Ask, candidates: Sequence[Candidate], rng: random.Random) -> Sequence[Candidate]:
+        """All candidates, starting with the one whose turn it is."""
+        total = sum(c.weight for c in candidates)
+        turn = next(self._cursor)
+        if all(c.weight == candidates[0].weight for c in candidates):
+            start = turn % len(candidates)
+        else:
+            start = _holder(candidates, (turn * _STRIDE % 1.0) * total)
+        return [*candidates[start:], *candidates[:start]]
+
+
+def _holder(candidates: Sequence[Candidate], point: float) -> int:
+    for index, candidate in enumerate(candidates):
+        point -= candidate.weight
+        if point < 0:
+            return index
+    return len(candidates) - 1

@@ -1,0 +1,121 @@
+"""The judge: folds one piece of evidence into a case, and may wish for a canary.
+
+Pure: no clock, no I/O. Rules:
+1. The first reading of an epoch is only noted; a changed one means another incarnation: STARTING again.
+2. Neutral evidence never counts. Weak evidence counts as a rate in a window, never as a streak.
+3. What follows from a signal is in TRANSITIONS and nowhere else; a pair that is not there changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from enum import Enum
+from typing import NamedTuple
+
+from router.nouns import Case, Evidence, Rules, Sign, Strength, Verdict
+
+CANARY_SOURCE = "canary"
+_WINDOW_MAX = 64
+
+
+class Signal(Enum):
+    """What a piece of evidence amounts to."""
+
+    FATAL = "fatal"
+    CANARY_FAILED = "canary failed"
+    CANARY_PASSED = "canary passed"
+    STRONG = "strong"
+    WEAK = "weak rate"
+    READY = "ready"
+
+
+class Judgement(NamedTuple):
+    """The new case, and whether the judge wishes for a canary now."""
+
+    case: Case
+    wants_canary: bool
+
+
+_STARTING, _UP, _SUSPECT = Verdict.STARTING, Verdict.UP, Verdict.SUSPECT
+_DOWN, _PROBATION = Verdict.DOWN, Verdict.PROBATION
+
+# (verdict, signal) -> (next verdict, wants a canary now)
+TRANSITIONS: dict[tuple[Verdict, Signal], tuple[Verdict, bool]] = {
+    (_STARTING, Signal.READY): (_STARTING, True),
+    (_STARTING, Signal.CANARY_PASSED): (_UP, False),
+    (_STARTING, Signal.CANARY_FAILED): (_DOWN, False),
+    (_STARTING, Signal.FATAL): (_DOWN, False),
+    (_UP, Signal.CANARY_FAILED): (_SUSPECT, True),
+    (_UP, Signal.STRONG): (_SUSPECT, True),
+    (_UP, Signal.WEAK): (_SUSPECT, True),
+    (_UP, Signal.FATAL): (_DOWN, False),
+    (_SUSPECT, Signal.CANARY_PASSED): (_UP, False),
+    (_SUSPECT, Signal.CANARY_FAILED): (_DOWN, False),
+    (_SUSPECT, Signal.STRONG): (_SUSPECT, True),
+    (_SUSPECT, Signal.FATAL): (_DOWN, False),
+    (_DOWN, Signal.READY): (_DOWN, True),
+    (_DOWN, Signal.CANARY_PASSED): (_PROBATION, True),
+    (_PROBATION, Signal.CANARY_PASSED): (_PROBATION, True),
+    (_PROBATION, Signal.CANARY_FAILED): (_DOWN, False),
+    (_PROBATION, Signal.STRONG): (_DOWN, False),
+    (_PROBATION, Signal.FATAL): (_DOWN, False),
+}
+
+
+def open_case(now: float) -> Case:
+    """The case of a unit nobody has looked at yet."""
+    return Case(Verdict.STARTING, now)
+
+
+def judge(case: Case, evidence: Evidence, rules: Rules) -> Judgement:
+    """Fold `evidence` into `case`."""
+    if evidence.epoch is not None and evidence.epoch != case.epoch:
+        if case.epoch is not None:
+            fresh = Case(_STARTING, evidence.at, evidence.epoch, (evidence,), because=evidence)
+            return Judgement(fresh, True)
+        case = replace(case, epoch=evidence.epoch)
+    if evidence.sign is Sign.NEUTRAL:
+        return Judgement(case, False)
+    window = _recent(case.window, evidence, rules)
+    signal = _signal(window, evidence, rules)
+    case = replace(case, window=window)
+    if signal is None or (case.verdict, signal) not in TRANSITIONS:
+        return Judgement(case, False)
+    return _move(case, signal, evidence, rules)
+
+
+def nothing_to_learn(case: Case) -> bool:
+    """True when good news about the unit would change nothing: it is UP and its window holds nothing bad."""
+    return case.verdict is _UP and not any(e.sign is Sign.BAD for e in case.window)
+
+
+def _move(case: Case, signal: Signal, evidence: Evidence, rules: Rules) -> Judgement:
+    verdict, wants_canary = TRANSITIONS[case.verdict, signal]
+    passes = case.passes + 1 if signal is Signal.CANARY_PASSED else 0
+    if verdict is _PROBATION and passes >= rules.passes:
+        verdict, wants_canary = _UP, False
+    if verdict is case.verdict:
+        return Judgement(replace(case, passes=passes), wants_canary)
+    # Good news wipes the slate: what was held against the unit has been answered.
+    window = () if verdict is _UP else case.window
+    moved = Case(verdict, evidence.at, case.epoch, window, passes, because=evidence)
+    return Judgement(moved, wants_canary)
+
+
+def _recent(window: tuple[Evidence, ...], evidence: Evidence, rules: Rules) -> tuple[Evidence, ...]:
+    oldest = evidence.at - rules.weak_window_s
+    kept = tuple(e for e in window[-_WINDOW_MAX + 1 :] if e.at >= oldest)
+    return (*kept, evidence)
+
+
+def _signal(window: tuple[Evidence, ...], evidence: Evidence, rules: Rules) -> Signal | None:
+    if evidence.sign is Sign.GOOD:
+        if evidence.source == CANARY_SOURCE:
+            return Signal.CANARY_PASSED
+        return Signal.READY if evidence.strength is Strength.WEAK else None
+    if evidence.strength is Strength.FATAL:
+        return Signal.FATAL
+    if evidence.strength is Strength.STRONG:
+        return Signal.CANARY_FAILED if evidence.source == CANARY_SOURCE else Signal.STRONG
+    bad = sum(e.sign is Sign.BAD for e in window)
+    return Signal.WEAK if bad >= rules.weak_min and bad >= rules.weak_rate * len(window) else None

@@ -1,0 +1,63 @@
+"""A lease: the right to spend one attempt on one unit. It closes exactly once, when the stream ends.
+
+While it is open the relay counts on it with plain ints; nothing else is touched per chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from router.nouns import Ask
+
+if TYPE_CHECKING:
+    from router.board import Desk
+
+
+class Lease:
+    """One attempt on one unit, held from the pick until the stream has ended.
+
+    `evicted` is set when the unit went DOWN; `on_evict` is called once at that moment.
+    `events` counts SSE pieces relayed, `first_at` / `last_at` when the first and latest came.
+    """
+
+    __slots__ = (
+        "ask",
+        "closed",
+        "committed",
+        "desk",
+        "events",
+        "evicted",
+        "first_at",
+        "last_at",
+        "on_evict",
+        "opened_at",
+        "retry",
+    )
+
+    def __init__(self, desk: Desk, ask: Ask, now: float, *, retry: bool) -> None:
+        self.desk = desk
+        self.ask = ask
+        self.opened_at = now
+        self.retry = retry
+        self.committed = False
+        self.evicted = False
+        self.closed = False
+        self.events = 0
+        self.first_at = 0.0
+        self.last_at = 0.0
+        self.on_evict: Callable[[], None] | None = None
+
+    @property
+    def unit(self) -> str:
+        """The name of the unit the lease is on."""
+        return self.desk.unit.name
+
+    def commit(self, now: float) -> None:
+        """The unit has shown its first token (or the head of a plain body)."""
+        self.committed = True
+        self.first_at = self.last_at = now
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else "evicted" if self.evicted else "open"
+        return f"<Lease {self.unit} {state} committed={self.committed} events={self.events}>"

@@ -1,0 +1,254 @@
+"""The nouns of the gate: what a unit is, what a request needs, what is believed and why.
+
+Everything here is immutable and knows neither clock nor network. Times are `loop.time()` seconds
+(monotonic, arbitrary origin); durations end in `_s`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    import random
+
+
+class Role(Enum):
+    """What a node does in its unit: the leader serves the API, followers compute with it."""
+
+    LEADER = "leader"
+    FOLLOWER = "follower"
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One machine (process group) of a unit."""
+
+    name: str
+    role: Role
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Units that share fate and are rolled together."""
+
+    name: str
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """The smallest thing that can answer: all its nodes or nothing.
+
+    `url` is the leader's API without a trailing slash. `models` empty means: ask the unit.
+    `weight` scales the share of load, `max_in_flight` bounds the leases held on it at once.
+    """
+
+    name: str
+    cell: str
+    url: str
+    models: tuple[str, ...] = ()
+    weight: float = 1.0
+    max_in_flight: int = 256
+    nodes: tuple[Node, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What a request needs, as far as routing cares. `model` None means any unit will do."""
+
+    model: str | None = None
+    stream: bool = False
+    prompt_tokens: int = 0
+    """An estimate: bytes of the prompt / 4."""
+    unit: str | None = None
+    """The only unit that can answer (a stored response lives where it was made)."""
+
+
+class Sign(Enum):
+    """Which way one observation points."""
+
+    GOOD = "good"
+    BAD = "bad"
+    NEUTRAL = "neutral"
+
+
+class Strength(IntEnum):
+    """How much one observation weighs.
+
+    WEAK counts as a rate in a window, STRONG raises suspicion at once, FATAL is believed at the first strike.
+    """
+
+    WEAK = 1
+    STRONG = 2
+    FATAL = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One observation about a unit. `source` is who saw it, `reason` is for a person to read."""
+
+    unit: str
+    sign: Sign
+    strength: Strength
+    source: str
+    reason: str
+    at: float
+    epoch: str | None = None
+    node: str | None = None
+
+
+class Verdict(Enum):
+    """What is believed of a unit."""
+
+    STARTING = "starting"
+    UP = "up"
+    SUSPECT = "suspect"
+    DOWN = "down"
+    PROBATION = "probation"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """All the judge knows of one unit.
+
+    `window` holds the recent evidence, oldest first; `passes` counts the canaries passed since DOWN;
+    `because` is the evidence behind the verdict.
+    """
+
+    verdict: Verdict
+    since: float
+    epoch: str | None = None
+    window: tuple[Evidence, ...] = ()
+    passes: int = 0
+    because: Evidence | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Flip:
+    """A change of verdict, with its reason: what /events and the log show."""
+
+    unit: str
+    cell: str
+    before: Verdict
+    after: Verdict
+    at: float
+    evidence: Evidence
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How busy a unit says it is, and how old that knowledge is.
+
+    `running` and `waiting` are the engine's own gauges, `own_in_flight` what this gate had there when
+    they were read, so that only the rest is counted as other people's work. `progress` is the sum of
+    the engine's step and token counters: when it grows, the engine lives.
+    """
+
+    unit: str
+    at: float
+    running: int = 0
+    waiting: int = 0
+    kv_use: float = 0.0
+    own_in_flight: int = 0
+    progress: float = 0.0
+    epoch: str | None = None
+
+    @property
+    def foreign(self) -> int:
+        """Requests at the engine that did not come from this gate."""
+        return max(0, self.running + self.waiting - self.own_in_flight)
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """The models a unit says it serves (`/v1/models`)."""
+
+    unit: str
+    names: tuple[str, ...]
+    at: float
+
+
+Finding = Evidence | Load | Models
+"""What a probe may bring home."""
+
+
+class Candidate(NamedTuple):
+    """The row a policy ranks; a named tuple because one is made per unit per pick.
+
+    `load` is in-flight requests here plus the engine's foreign ones, not yet divided by `weight`.
+    """
+
+    unit: str
+    in_flight: int
+    load: float
+    weight: float
+
+
+class Refusal(Enum):
+    """Why no lease could be given."""
+
+    NO_UNIT = "no_unit"
+    FULL = "full"
+    UNKNOWN_MODEL = "unknown_model"
+
+
+class Outcome(Enum):
+    """How an attempt on a unit ended; label of `cellgate_requests_total`."""
+
+    OK = "ok"
+    BUSY = "busy"
+    CLIENT_ERROR = "client_error"
+    CLIENT_LEFT = "client_left"
+    UNIT_ERROR = "unit_error"
+    TRUNCATED = "truncated"
+    STREAM_ERROR = "stream_error"
+    EVICTED = "evicted"
+    GATE_ERROR = "gate_error"
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What the judge and the retry rule go by. Defaults in parentheses are those of the design.
+
+    weak_window_s (10), weak_min (5), weak_rate (0.5): so much weak evidence in the window is a suspicion.
+    passes (2): canaries in a row that bring a DOWN unit back.
+    canary_idle_s (2): a unit that showed no life for so long gets a canary.
+    canary_timeout_s (2.5), warm_up_timeout_s (60): how long a canary may take, by verdict.
+    attempts (3), retry_budget (0.2), retry_min (3): retries caused by responses.
+    evict_overcommit (0.25): how far above max_in_flight an evicted lease may go.
+    """
+
+    weak_window_s: float = 10.0
+    weak_min: int = 5
+    weak_rate: float = 0.5
+    passes: int = 2
+    canary_idle_s: float = 2.0
+    canary_timeout_s: float = 2.5
+    warm_up_timeout_s: float = 60.0
+    attempts: int = 3
+    retry_budget: float = 0.2
+    retry_min: int = 3
+    evict_overcommit: float = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Cells and units as configured; names are unique."""
+
+    cells: tuple[Cell, ...] = ()
+    units: tuple[Unit, ...] = field(default=())
+
+    def cell_weight(self, name: str) -> float:
+        """The weight of a cell; 1 for one that is not listed."""
+        return next((cell.weight for cell in self.cells if cell.name == name), 1.0)
+
+
+class Policy(Protocol):
+    """Ranks candidates for an ask; never sees health, never drops one, holds no state beyond a cursor."""
+
+    def rank(self, ask: Ask, candidates: Sequence[Candidate], rng: random.Random) -> Sequence[Candidate]:
+        """All of `candidates` (at least one), best first, so that the next best needs no new call."""
+        ...
