@@ -1,0 +1,101 @@
+"""What every probe is, and what it may use.
+
+A probe is one frozen dataclass in one file whose fields are its configuration. It looks once per call of
+`look`, through the `fetch` of its patient, and brings findings home; period, jitter, timeout and the rule
+that looks never overlap belong to the runner, hysteresis to the judge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from router.nouns import Finding, Unit, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A unit's whole answer. Header names are lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class Trouble(Enum):
+    """Why there is no reply, by whose fault it may be."""
+
+    REFUSED = "refused"
+    UNREACHABLE = "unreachable"
+    TIMEOUT = "timeout"
+    BROKEN = "broken"
+    """The unit answered garbage, too much, or closed early."""
+    OWN = "own"
+    """The gate's own fault: descriptors, buffers, resolver."""
+
+
+class FetchError(Exception):
+    """There is no reply. `str()` is one line that names the phase."""
+
+    def __init__(self, trouble: Trouble, reason: str) -> None:
+        super().__init__(reason)
+        self.trouble = trouble
+
+
+class Fetch(Protocol):
+    """One bounded request to one unit. Raises FetchError, nothing else."""
+
+    async def __call__(
+        self,
+        method: str,
+        target: str,
+        *,
+        body: bytes = b"",
+        request_id: str = "",
+        timeout_s: float,
+        max_bytes: int = 1 << 20,
+    ) -> Reply:
+        """The reply to `method target` with a JSON `body` (if any); redirects are not followed."""
+        ...
+
+
+class Patient(Protocol):
+    """What a probe sees of its unit, always current."""
+
+    @property
+    def unit(self) -> Unit: ...
+    @property
+    def verdict(self) -> Verdict: ...
+    @property
+    def in_flight(self) -> int: ...
+    @property
+    def life_at(self) -> float:
+        """When the unit last proved by work that it lives."""
+        ...
+
+    @property
+    def models(self) -> frozenset[str]: ...
+    @property
+    def fetch(self) -> Fetch: ...
+    def now(self) -> float:
+        """The loop's time."""
+        ...
+
+    def new_id(self) -> str:
+        """A short unique id, for request ids and uncachable prompts."""
+        ...
+
+
+class Probe(Protocol):
+    """Looks at a unit once per call."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def period_s(self) -> float: ...
+
+    def look(self, patient: Patient) -> AsyncIterator[Finding]:
+        """What one look finds: none, one or several findings."""
+        ...

@@ -1,0 +1,42 @@
+"""What is kept of one finished request: the source of metrics and of the access log."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from router.nouns import Outcome
+
+
+class Attempt(NamedTuple):
+    """One attempt on one unit. `ttft_s` is None when nothing was shown to the client."""
+
+    unit: str
+    outcome: Outcome
+    ttft_s: float | None
+    duration_s: float
+    events: int
+
+
+class Finished(NamedTuple):
+    """One request, from its first byte to the last of its answer.
+
+    `status` is what the client was sent (499: it left before), `code` the failure-table row or empty,
+    `unit` the unit that answered (empty when none did), `attempts` how many units were asked.
+    """
+
+    request_id: str
+    peer: str
+    method: str
+    path: str
+    route: str
+    model: str
+    status: int
+    code: str
+    unit: str
+    outcome: Outcome
+    attempts: int
+    ttft_s: float | None
+    duration_s: float
+    events: int
+    bytes_in: int
+    bytes_out: int

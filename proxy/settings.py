@@ -1,0 +1,86 @@
+"""What a running gate goes by: the outcome of configuration, immutable, in seconds and bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from router.nouns import Fleet, Rules
+
+KIB = 1024
+MIB = 1024 * KIB
+
+LogFormat = Literal["console", "json", "off"]
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A place to listen on. Port 0 lets the system choose."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds on what a client may ask of the gate.
+
+    head_bytes (64 KiB), body_bytes (64 MiB); bodies_bytes (a quarter of memory) is for all bodies together.
+    head_timeout_s (10): from the first byte of a head to its end. body_timeout_s (30): for a whole body,
+    plus a second for each 64 KiB received. idle_timeout_s (75): a kept-alive connection without a request;
+    longer than the idle timeout of the load balancer in front, or it would race with our close.
+    """
+
+    head_bytes: int = 64 * KIB
+    body_bytes: int = 64 * MIB
+    bodies_bytes: int = 1024 * MIB
+    head_timeout_s: float = 10.0
+    body_timeout_s: float = 30.0
+    idle_timeout_s: float = 75.0
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """How long the gate waits for units.
+
+    connect_s (3); head_hold_s (10): after it the client of a stream gets a head and comments while the
+    request stays re-dispatchable; answer_s (600): from dispatch to commit, the last resort behind the judge;
+    drain_delay_s (5): how long a stopping gate goes on accepting; drain_s (300): how long it lets streams finish.
+    """
+
+    connect_s: float = 3.0
+    head_hold_s: float = 10.0
+    answer_s: float = 600.0
+    drain_delay_s: float = 5.0
+    drain_s: float = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Certificate files. `cert`/`key` serve clients; `ca` verifies units, `unit_cert`/`unit_key` show them who we are."""
+
+    cert: str | None = None
+    key: str | None = None
+    ca: str | None = None
+    unit_cert: str | None = None
+    unit_key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything the gate is told at start; `fleet` may be replaced while it runs (SIGHUP)."""
+
+    fleet: Fleet
+    listen: Address = Address("127.0.0.1", 8000)
+    admin: Address = Address("127.0.0.1", 9901)
+    admin_token: str | None = field(default=None, repr=False)
+    policy: str = "least_load"
+    rules: Rules = Rules()
+    limits: Limits = Limits()
+    timeouts: Timeouts = Timeouts()
+    tls: Tls = Tls()
+    access_log: LogFormat = "json"
+    pass_unlisted: bool = False
