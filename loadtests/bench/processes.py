@@ -1,0 +1,87 @@
+"""The processes of the benchmark: start, wait until they answer, read their CPU, end them by pid."""
+
+import ctypes
+import http.client
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+READY_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 10.0
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def cpu_s(pid: int) -> float:
+    """User and system CPU time of a process, its threads and its live children, in seconds.
+
+    POSIX `clock_getcpuclockid` reads the account behind utime + stime of /proc/PID/stat, in nanoseconds
+    where those are in ticks.
+    """
+    clock = ctypes.c_int()
+    error = _libc.clock_getcpuclockid(pid, ctypes.byref(clock))
+    if error:
+        raise ProcessLookupError(error, f"no CPU clock of process {pid}: {os.strerror(error)}")
+    return time.clock_gettime(clock.value) + sum(cpu_s(child) for child in _children(pid))
+
+
+def _children(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for task in tasks for child in task.read_text().split()]
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nothing listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def start(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+    """Start `command` with everything it prints going to `log`."""
+    with log.open("wb") as output:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+
+
+def wait_ready(process: subprocess.Popen[bytes], port: int, path: str, log: Path) -> None:
+    """Return when GET `path` on `port` is a 200.
+
+    Raises RuntimeError with the end of `log` if the process ends, or is not ready after `READY_TIMEOUT_S`.
+    """
+    give_up_at = time.monotonic() + READY_TIMEOUT_S
+    while process.poll() is None and time.monotonic() < give_up_at:
+        if _status(port, path) == 200:
+            return
+        time.sleep(0.05)
+    how = "is not ready" if process.poll() is None else f"ended with {process.returncode}"
+    raise RuntimeError(f"{process.args!r} {how} (GET {path} on port {port}); it printed:\n{tail(log)}")
+
+
+def tail(log: Path) -> str:
+    """The end of what a process printed."""
+    return log.read_text(errors="replace")[-2000:]
+
+
+def _status(port: int, path: str) -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=1)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status
+    except (OSError, http.client.HTTPException):
+        return 0
+    finally:
+        connection.close()
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End a process that `start` made: ask, then kill."""
+    process.terminate()
+    try:
+        process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
