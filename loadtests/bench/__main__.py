@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median, quantiles
+from typing import Any
 
 from loadtests.bench import processes, report, targets
 
@@ -60,9 +61,26 @@ def _start_engine(interval_ms: float, stack: ExitStack) -> list[int]:
 
 def _measure(target: targets.Target, kind: str, args: argparse.Namespace) -> report.Figure:
     """One load on one target. Raises RuntimeError on any answer that is missing or wrong."""
-    with subprocess.Popen(
-        _generator_command(target, kind, args), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as generator:
+    tally, cpu_s = _drive(target, kind, args)
+    if tally["errors"]:
+        wrong = f"{len(tally['errors'])} of the {kind} went wrong, first: {tally['errors'][0]}"
+        raise RuntimeError(f"{target.name}: {wrong}\nIt printed:\n{processes.tail(target.log)}")
+    emitted_s = (args.tokens - 1) * args.interval_ms / 1000
+    return report.Figure(
+        target=target.name,
+        kind=kind,
+        cpu_us=cpu_s / tally["answers"] * 1e6,
+        answers_per_s=tally["answers"] / tally["seconds"],
+        pace=median(tally["stream_s"]) / emitted_s if kind == "streams" else 0.0,
+        reads_each=tally["reads"] / tally["answers"],
+        lag_ms=quantiles(tally["lags_s"], n=100)[-1] * 1000,
+    )
+
+
+def _drive(target: targets.Target, kind: str, args: argparse.Namespace) -> tuple[dict[str, Any], float]:
+    """The generator's tally of one load, and the CPU seconds that the proxy spent on it after the warm-up."""
+    command = _generator_command(target, kind, args)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as generator:
         assert generator.stdin is not None
         assert generator.stdout is not None
         ready = generator.stdout.readline()
@@ -74,22 +92,7 @@ def _measure(target: targets.Target, kind: str, args: argparse.Namespace) -> rep
         cpu_s = target.cpu_s() - before_s
     if not result:
         raise RuntimeError(f"{target.name}: the {kind} generator ended early, code {generator.returncode}")
-    tally = json.loads(result)
-    if tally["errors"]:
-        wrong = f"{len(tally['errors'])} of the {kind} went wrong, first: {tally['errors'][0]}"
-        raise RuntimeError(f"{target.name}: {wrong}
-It printed:
-{processes.tail(target.log)}")
-    emitted_s = (args.tokens - 1) * args.interval_ms / 1000
-    return report.Figure(
-        target=target.name,
-        kind=kind,
-        cpu_us=cpu_s / tally["answers"] * 1e6,
-        answers_per_s=tally["answers"] / tally["seconds"],
-        pace=median(tally["stream_s"]) / emitted_s if kind == "streams" else 0.0,
-        reads_each=tally["reads"] / tally["answers"],
-        lag_ms=quantiles(tally["lags_s"], n=100)[-1] * 1000,
-    )
+    return json.loads(result), cpu_s
 
 
 def _generator_command(target: targets.Target, kind: str, args: argparse.Namespace) -> Sequence[str]:
