@@ -1,0 +1,377 @@
+"""The client's side: bytes in, whole requests in order out, answers back.
+
+Rules:
+1. Requests are parsed as they come and answered one after the other, in order (RFC 9112, 9.3.2).
+2. What does not parse is answered after those before it, and the connection ends there: where the next
+   request would begin can no longer be known.
+3. While a request is in flight its client is read on, up to 64 KiB of pipelined bytes: its leaving must be seen.
+4. Whatever happens here, the exchange in flight is told once, and bodies give their memory back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from typing import TYPE_CHECKING, Protocol
+
+import httptools
+
+from proxy.failure import Failure, Kind, error_body
+from proxy.wire.heads import own_response
+from proxy.wire.request import Request, check_head, expects_continue
+
+if TYPE_CHECKING:
+    from proxy.settings import Limits
+    from proxy.wire.memory import BodyMemory
+
+PIPELINED_BYTES = 64 * 1024
+CLOSE_S = 5.0
+_BODY_RATE = 64 * 1024
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_REASONS = {
+    httptools.HttpParserInvalidMethodError: (Kind.METHOD_NOT_SUPPORTED, "the method is not known"),
+    httptools.HttpParserInvalidURLError: (Kind.BAD_REQUEST, "the request target is malformed"),
+}
+
+
+class Exchanging(Protocol):
+    """What a connection knows of the exchange that answers its request."""
+
+    def start(self) -> None: ...
+    def client_left(self) -> None: ...
+    def client_paused(self, paused: bool) -> None: ...
+
+
+class Host(Protocol):
+    """What the connections of one listener share."""
+
+    limits: Limits
+    memory: BodyMemory
+    clients: dict[ClientConnection, None]
+
+    def now(self) -> float: ...
+    def exchange(self, client: ClientConnection, request: Request) -> Exchanging: ...
+    def refused(self, client: ClientConnection, failure: Failure) -> None: ...
+    def is_stopping(self) -> bool: ...
+
+
+class ClientConnection(asyncio.Protocol):
+    """One client connection. `deadline` is when the present phase must end; the gate's tick looks at it."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._parser = httptools.HttpRequestParser(self)
+        self._transport: asyncio.Transport | None = None
+        self._request: Request | None = None
+        self._body: list[bytes] = []
+        self._in_head = False
+        self._head_bytes = 0
+        self._queue: deque[Request | Failure] = deque()
+        self._queued_bytes = 0
+        self._exchange: Exchanging | None = None
+        self._pumping = False
+        self._ended = False
+        self._rejected = False
+        self._starved = 0
+        self._owes_continue = False
+        self._reading = True
+        self.peer = ""
+        self.secure = False
+        self.deadline = math.inf
+
+    # -- the transport's callbacks -------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        peername = transport.get_extra_info("peername")
+        self.peer = str(peername[0]) if peername else ""
+        self.secure = transport.get_extra_info("sslcontext") is not None
+        self._host.clients[self] = None
+        self.deadline = self._host.now() + self._host.limits.idle_timeout_s
+
+    def data_received(self, data: bytes) -> None:
+        if self._ended:
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._reject(Failure(Kind.METHOD_NOT_SUPPORTED, "CONNECT and upgrades are not supported"))
+        except httptools.HttpParserError as error:
+            kind, reason = _REASONS.get(type(error), (Kind.BAD_REQUEST, f"malformed request: {error}"))
+            self._reject(Failure(kind, reason))
+        else:
+            if self._in_head:
+                self._head_bytes += len(data)
+                if self._head_bytes > self._host.limits.head_bytes:
+                    self._reject(self._head_too_large())
+        if self._exchange is not None:
+            self._queued_bytes += len(data)
+            self._update_reading()
+        elif self._queue:
+            self._pump()
+
+    def eof_received(self) -> bool:
+        # A client that sends EOF has left: no API client half-closes, and waiting would keep its unit busy.
+        return False
+
+    def connection_lost(self, _exc: Exception | None) -> None:
+        self._ended = True
+        self._transport = None
+        self.deadline = math.inf
+        self._host.clients.pop(self, None)
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            exchange.client_left()
+        for item in (self._request, *self._queue):
+            if isinstance(item, Request):
+                self._release(item)
+        self._host.memory.forget(self._fed)
+        self._request = None
+        self._queue.clear()
+        self._body.clear()
+
+    def pause_writing(self) -> None:
+        if self._exchange is not None:
+            self._exchange.client_paused(True)
+
+    def resume_writing(self) -> None:
+        if self._exchange is not None:
+            self._exchange.client_paused(False)
+
+    # -- the parser's callbacks ----------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        if self._ended:
+            return
+        now = self._host.now()
+        self._request = Request(now)
+        self._in_head = True
+        self._head_bytes = 0
+        if self._exchange is None:
+            self.deadline = now + self._host.limits.head_timeout_s
+
+    def on_url(self, url: bytes) -> None:
+        if self._request is not None:
+            self._request.target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._request is not None and self._in_head:
+            self._head_bytes += len(name) + len(value) + 4
+            self._request.headers.append((name.lower(), value.strip()))
+
+    def on_headers_complete(self) -> None:
+        request = self._request
+        if request is None:
+            return
+        self._in_head = False
+        if self._head_bytes > self._host.limits.head_bytes:
+            self._reject(self._head_too_large())
+            return
+        request.method = self._parser.get_method()
+        request.keep_alive = self._parser.should_keep_alive()
+        failure = check_head(request, self._parser.get_http_version()) or self._admit_body(request)
+        if failure is not None:
+            self._reject(failure)
+
+    def on_body(self, body: bytes) -> None:
+        request = self._request
+        if request is None or self._ended:
+            return
+        self._owes_continue = False
+        self._body.append(body)
+        request.body_size += len(body)
+        if request.body_size > self._host.limits.body_bytes:
+            self._reject(self._body_too_large())
+        elif request.body_size > request.reserved:
+            self._reserve(request, request.body_size - request.reserved)
+
+    def on_message_complete(self) -> None:
+        request = self._request
+        if request is None or self._ended:
+            return
+        self._request = None
+        self._owes_continue = False
+        request.body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        self._body.clear()
+        self._queue.append(request)
+        self.deadline = math.inf
+
+    # -- what an exchange may do ---------------------------------------------------------------------------
+
+    def send(self, data: bytes) -> None:
+        """Write to the client, if it is still there."""
+        transport = self._transport
+        if transport is not None and not transport.is_closing():
+            transport.write(data)
+
+    def finish(self, request: Request, *, keep_alive: bool) -> None:
+        """The answer to `request` is complete; the next one may begin, or the connection ends."""
+        self._exchange = None
+        self._release(request)
+        if self._transport is None:
+            return
+        if not keep_alive or not request.keep_alive:
+            self.close()
+            return
+        self._queued_bytes = 0
+        self._update_reading()
+        if self._request is None and not self._queue:
+            self.deadline = self._host.now() + self._host.limits.idle_timeout_s
+        elif self._request is not None:
+            self.deadline = self._host.now() + self._host.limits.head_timeout_s
+            self._maybe_continue()
+        self._pump()
+
+    def close(self) -> None:
+        """Flush and close; what the client still sends is read and forgotten until it has seen the answer."""
+        self._ended = True
+        self.deadline = self._host.now() + CLOSE_S
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        self._resume()
+        # Closing while bytes come in would reset the connection under the answer, so only our half is closed
+        # when the request was not read to its end.
+        if self._rejected and transport.can_write_eof():
+            transport.write_eof()
+        else:
+            transport.close()
+
+    def cut(self) -> None:
+        """End the connection so that the client cannot take what it got for a whole answer."""
+        self._ended = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    def close_if_idle(self) -> None:
+        """Close a connection that has nothing in flight: the gate is stopping."""
+        if self._exchange is None and self._request is None and not self._queue:
+            self.close()
+
+    def expire(self) -> None:
+        """The deadline has passed: for a connection without a request that is the end, else a 408."""
+        self.deadline = math.inf
+        if self._ended:
+            self.cut()
+        elif self._starved:
+            self._reject(
+                Failure(Kind.NO_MEMORY, "the gate has no memory left for request bodies; retry later")
+            )
+        elif self._request is None:
+            self.close()
+        elif self._in_head:
+            self._reject(Failure(Kind.HEAD_TIMEOUT, "the request's head did not arrive in time"))
+        elif (allowed := self._body_deadline(self._request)) > self._host.now():
+            self.deadline = allowed
+        else:
+            self._reject(Failure(Kind.BODY_TIMEOUT, "the request's body did not arrive in time"))
+        self._pump()
+
+    @property
+    def closes_after(self) -> bool:
+        """True when the answer in flight must say that the connection ends with it."""
+        return self._host.is_stopping()
+
+    # -- inside --------------------------------------------------------------------------------------------
+
+    def _pump(self) -> None:
+        """Serve what waits. Not re-entrant: an exchange that ends at once comes back through `finish`."""
+        if self._pumping:
+            return
+        self._pumping = True
+        try:
+            while self._queue and self._exchange is None and self._transport is not None:
+                item = self._queue.popleft()
+                if isinstance(item, Failure):
+                    self._refuse(item)
+                    return
+                self._exchange = self._host.exchange(self, item)
+                self._exchange.start()
+        finally:
+            self._pumping = False
+
+    def _reject(self, failure: Failure) -> None:
+        """Stop parsing; the failure is answered in its turn."""
+        if self._ended:
+            return
+        self._ended = self._rejected = True
+        self._queue.append(failure)
+        self._in_head = False
+        self._starved = 0
+        if self._exchange is None:
+            self._pump()
+
+    def _refuse(self, failure: Failure) -> None:
+        self._host.refused(self, failure)
+        self.send(own_response(failure.kind.row.status, error_body(failure), close=True))
+        self.close()
+
+    def _admit_body(self, request: Request) -> Failure | None:
+        declared = next((value for name, value in request.headers if name == b"content-length"), b"0")
+        length = int(declared)
+        if length > self._host.limits.body_bytes:
+            return self._body_too_large()
+        self._owes_continue = expects_continue(request)
+        if self._exchange is None:
+            self.deadline = self._host.now() + self._host.limits.body_timeout_s
+        self._reserve(request, length)
+        self._maybe_continue()
+        return None
+
+    def _maybe_continue(self) -> None:
+        if self._owes_continue and self._exchange is None and not self._queue and not self._starved:
+            self._owes_continue = False
+            self.send(_CONTINUE)
+
+    def _reserve(self, request: Request, size: int) -> None:
+        if not size:
+            return
+        if not self._starved and self._host.memory.take(size):
+            request.reserved += size
+            return
+        self._starved += size
+        self._host.memory.wait(self._fed)
+        self._update_reading()
+
+    def _fed(self) -> None:
+        """Body memory came back: ask again for what was missing."""
+        request, size = self._request, self._starved
+        if request is None or not size:
+            return
+        self._starved = 0
+        self._reserve(request, size)
+        self._update_reading()
+        self._maybe_continue()
+
+    def _release(self, request: Request) -> None:
+        size, request.reserved = request.reserved, 0
+        if size:
+            self._host.memory.give(size)
+
+    def _update_reading(self) -> None:
+        full = self._exchange is not None and self._queued_bytes > PIPELINED_BYTES
+        if full or self._starved:
+            if self._reading and self._transport is not None and not self._transport.is_closing():
+                self._reading = False
+                self._transport.pause_reading()
+        else:
+            self._resume()
+
+    def _resume(self) -> None:
+        if not self._reading and self._transport is not None and not self._transport.is_closing():
+            self._reading = True
+            self._transport.resume_reading()
+
+    def _body_deadline(self, request: Request) -> float:
+        allowed = self._host.limits.body_timeout_s + request.body_size / _BODY_RATE
+        return request.received_at + self._host.limits.head_timeout_s + allowed
+
+    def _head_too_large(self) -> Failure:
+        limit = self._host.limits.head_bytes
+        return Failure(Kind.HEAD_TOO_LARGE, f"the request's head is larger than {limit} bytes")
+
+    def _body_too_large(self) -> Failure:
+        limit = self._host.limits.body_bytes
+        return Failure(Kind.BODY_TOO_LARGE, f"the request's body is larger than {limit} bytes")

@@ -1,0 +1,128 @@
+"""`fetch`: one bounded request to a unit over the same connections users' requests take, for probes."""
+
+from __future__ import annotations
+
+import asyncio
+
+from probes.base import FetchError, Reply, Trouble
+from proxy.failure import Failure, Kind
+from proxy.wire.pool import Pool
+from proxy.wire.upstream import UnitConnection
+
+_TROUBLES = {
+    Kind.REFUSED: Trouble.REFUSED,
+    Kind.UNREACHABLE: Trouble.UNREACHABLE,
+    Kind.CONNECT_TIMEOUT: Trouble.TIMEOUT,
+    Kind.NO_RESOURCES: Trouble.OWN,
+    Kind.EVICTED: Trouble.OWN,
+    Kind.INTERNAL: Trouble.OWN,
+}
+
+
+class UnitFetch:
+    """The `Fetch` of one unit (see probes/base.py)."""
+
+    def __init__(self, pool: Pool, loop: asyncio.AbstractEventLoop) -> None:
+        self._pool = pool
+        self._loop = loop
+
+    async def __call__(
+        self,
+        method: str,
+        target: str,
+        *,
+        body: bytes = b"",
+        request_id: str = "",
+        timeout_s: float,
+        max_bytes: int = 1 << 20,
+    ) -> Reply:
+        """The whole reply; see `probes.base.Fetch`."""
+        head = self._head(method, target, len(body), request_id)
+        deadline = self._loop.time() + timeout_s
+        call = _Call(head, body, max_bytes, self._loop)
+        try:
+            reply = await self._run(call, deadline, fresh=False)
+            if reply is None:
+                # The kept-alive connection was closed before it was used: nothing was asked yet.
+                call = _Call(head, body, max_bytes, self._loop)
+                reply = await self._run(call, deadline, fresh=True)
+        finally:
+            call.abandon(self._pool)
+        if reply is None:
+            raise FetchError(Trouble.BROKEN, "it closes each connection before it answers")
+        return reply
+
+    async def _run(self, call: _Call, deadline: float, *, fresh: bool) -> Reply | None:
+        self._pool.take(call, fresh=fresh)
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await call.done
+        except TimeoutError:
+            raise FetchError(Trouble.TIMEOUT, f"no answer in time ({call.phase})") from None
+
+    def _head(self, method: str, target: str, length: int, request_id: str) -> bytes:
+        lines = [
+            f"{method} {target} HTTP/1.1",
+            f"host: {self._pool.authority.decode()}",
+            "user-agent: cellgate",
+        ]
+        if request_id:
+            lines.append(f"x-request-id: {request_id}")
+        if length:
+            lines.append(f"content-type: application/json\r\ncontent-length: {length}")
+        return ("\r\n".join(lines) + "\r\n\r\n").encode()
+
+
+class _Call:
+    """One request on its way: takes the connection, then the reply. `done` is None for a stale connection."""
+
+    def __init__(self, head: bytes, body: bytes, max_bytes: int, loop: asyncio.AbstractEventLoop) -> None:
+        self.done: asyncio.Future[Reply | None] = loop.create_future()
+        self.phase = "connecting"
+        self._head = head
+        self._body = body
+        self._max_bytes = max_bytes
+        self._size = 0
+        self._parts: list[bytes] = []
+        self._conn: UnitConnection | None = None
+
+    def on_connected(self, conn: UnitConnection) -> None:
+        self.phase = "waiting for its reply"
+        self._conn = conn
+        conn.send(self._head, self._body, self, to_head=False)
+
+    def on_read(self, _data: bytes, pieces: list[bytes], conn: UnitConnection) -> None:
+        self._parts += pieces
+        self._size += sum(map(len, pieces))
+        head = conn.head
+        if head is not None:
+            self.phase = "reading its reply"
+        if self._size > self._max_bytes:
+            self._settle(FetchError(Trouble.BROKEN, f"its reply is larger than {self._max_bytes} bytes"))
+            conn.drop()
+        elif conn.ended and head is not None:
+            headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in head.headers}
+            self._settle(Reply(head.status, headers, b"".join(self._parts)))
+            self._conn = None
+
+    def on_failed(self, failure: Failure) -> None:
+        self._conn = None
+        if failure.kind is Kind.STALE_CONNECTION:
+            self._settle(None)
+        else:
+            self._settle(FetchError(_TROUBLES.get(failure.kind, Trouble.BROKEN), failure.message))
+
+    def abandon(self, pool: Pool) -> None:
+        """Leave nothing behind: neither a wish for a connection nor one that waits for a reply."""
+        pool.cancel(self)
+        if self._conn is not None:
+            self._conn.drop()
+        self.done.cancel()
+
+    def _settle(self, outcome: Reply | FetchError | None) -> None:
+        if self.done.done():
+            return
+        if isinstance(outcome, FetchError):
+            self.done.set_exception(outcome)
+        else:
+            self.done.set_result(outcome)

@@ -1,0 +1,151 @@
+"""Connections to one unit: kept alive for reuse, opened anew where none is idle.
+
+The name of the unit is resolved on every new connection. The youngest idle connection is taken first, and
+none that has been idle longer than the engines keep theirs (vLLM and SGLang close after 5 s).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import ssl
+from collections import deque
+from typing import Protocol
+from urllib.parse import urlsplit
+
+from proxy.failure import Failure, Kind
+from proxy.wire.upstream import UnitConnection
+
+IDLE_S = 4.0
+_OWN_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
+
+
+class Taker(Protocol):
+    """Who wants a connection. Exactly one of the two is called, once, unless the taker cancels."""
+
+    def on_connected(self, conn: UnitConnection) -> None: ...
+    def on_failed(self, failure: Failure) -> None: ...
+
+
+class Pool:
+    """The connections of the gate to one unit."""
+
+    def __init__(
+        self,
+        url: str,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        connect_timeout_s: float,
+        tls: ssl.SSLContext | None,
+    ) -> None:
+        parts = urlsplit(url)
+        self.host = parts.hostname or ""
+        self.port = parts.port or (443 if parts.scheme == "https" else 80)
+        self.authority = parts.netloc.encode()
+        self._tls = tls if parts.scheme == "https" else None
+        self._loop = loop
+        self._connect_timeout_s = connect_timeout_s
+        self._idle: deque[UnitConnection] = deque()
+        self._connecting: dict[asyncio.Task[UnitConnection], Taker | None] = {}
+        self.connections: dict[UnitConnection, None] = {}
+        self.closed_for_good = False
+
+    def take(self, taker: Taker, *, fresh: bool = False) -> None:
+        """Give `taker` a connection: at once when one is idle (and `fresh` is not asked for), else later."""
+        now = self._loop.time()
+        while self._idle and not fresh:
+            conn = self._idle.pop()
+            if conn.usable and now - conn.idle_since < IDLE_S:
+                conn.reused = True
+                taker.on_connected(conn)
+                return
+            conn.drop()
+        task = self._loop.create_task(self._connect())
+        self._connecting[task] = taker
+        task.add_done_callback(self._settled)
+
+    def cancel(self, taker: Taker) -> None:
+        """The taker no longer wants its connection; what is being opened is kept for the next."""
+        for task, waiting in self._connecting.items():
+            if waiting is taker:
+                self._connecting[task] = None
+
+    def give_back(self, conn: UnitConnection) -> None:
+        """Keep a connection that is fit for another request."""
+        if self.closed_for_good or not conn.usable:
+            conn.drop()
+            return
+        conn.idle_since = self._loop.time()
+        self._idle.append(conn)
+
+    def opened(self, conn: UnitConnection) -> None:
+        """Count a connection that was made."""
+        self.connections[conn] = None
+
+    def closed(self, conn: UnitConnection) -> None:
+        """Forget a connection that is gone."""
+        self.connections.pop(conn, None)
+        if conn in self._idle:
+            self._idle.remove(conn)
+
+    def purge(self, now: float | None = None) -> None:
+        """Close idle connections: all of them, or only those that are too old at `now`."""
+        while self._idle and (now is None or now - self._idle[0].idle_since >= IDLE_S):
+            self._idle.popleft().drop()
+
+    def close(self) -> None:
+        """Close what is idle and keep nothing from now on; replies in flight may finish."""
+        self.closed_for_good = True
+        self.purge()
+        for task in list(self._connecting):
+            task.cancel()
+
+    def report(self, error: Exception) -> None:
+        """Make a defect of the gate's own loud, wherever the loop's exception handler writes."""
+        where = f"{self.host}:{self.port}"
+        self._loop.call_exception_handler({"message": f"reply of {where} mishandled", "exception": error})
+
+    async def _connect(self) -> UnitConnection:
+        async with asyncio.timeout(self._connect_timeout_s):
+            _, conn = await self._loop.create_connection(
+                lambda: UnitConnection(self), self.host, self.port, ssl=self._tls
+            )
+        return conn
+
+    def _settled(self, task: asyncio.Task[UnitConnection]) -> None:
+        taker = self._connecting.pop(task)
+        if task.cancelled():
+            failure: Failure | None = Failure(Kind.EVICTED, "the unit was taken out of the configuration")
+        else:
+            failure = _explain(task.exception(), self)
+        if failure is not None:
+            if taker is not None:
+                taker.on_failed(failure)
+        elif taker is None:
+            self.give_back(task.result())
+        else:
+            # A connection that was closed meanwhile says so when it is used.
+            taker.on_connected(task.result())
+
+
+def _explain(error: BaseException | None, pool: Pool) -> Failure | None:
+    """Whose fault it is that no connection was made."""
+    where = f"{pool.host}:{pool.port}"
+    match error:
+        case None:
+            return None
+        case ConnectionRefusedError():
+            return Failure(Kind.REFUSED, f"connection refused by {where}")
+        case TimeoutError():
+            return Failure(Kind.CONNECT_TIMEOUT, f"no connection to {where} in time")
+        case socket.gaierror():
+            return Failure(Kind.NO_RESOURCES, f"the name {pool.host} cannot be resolved: {error.strerror}")
+        case ssl.SSLError():
+            return Failure(Kind.UNREACHABLE, f"TLS with {where} failed: {error}")
+        case OSError() if error.errno in _OWN_ERRNOS:
+            return Failure(Kind.NO_RESOURCES, f"the gate cannot open a connection: {error.strerror}")
+        case OSError():
+            return Failure(Kind.UNREACHABLE, f"{where} cannot be reached: {error.strerror or error}")
+        case _:
+            return Failure(Kind.INTERNAL, f"connecting to {where} failed: {error!r}")

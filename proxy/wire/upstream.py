@@ -1,0 +1,251 @@
+"""The unit's side: one connection to a unit, and what its bytes mean.
+
+Rules:
+1. The parser runs before anyone sees the bytes: nothing of a read that does not parse goes on.
+2. A reply ends where HTTP says, decided here and nowhere else: a HEAD reply at its head, 1xx never ends an
+   exchange, EOF is complete only for a body delimited by close.
+3. A second message in the same read means that the unit misbehaves; the read is dropped with the connection.
+4. A connection is reused only after a reply that ended cleanly and said keep-alive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Protocol
+
+import httptools
+
+from proxy.failure import Failure, Kind
+from proxy.wire.heads import Headers
+
+if TYPE_CHECKING:
+    from proxy.wire.pool import Pool
+
+HEAD_BYTES = 64 * 1024
+_BODILESS = (204, 304)
+
+
+class ReplyHead:
+    """The head of a unit's reply. `has_length`, `chunked`: how the body is delimited; neither: by close."""
+
+    __slots__ = ("bodiless", "chunked", "has_length", "headers", "status")
+
+    def __init__(self, status: int, headers: Headers, *, to_head: bool) -> None:
+        self.status = status
+        self.headers = headers
+        self.chunked = False
+        self.has_length = False
+        for name, _ in headers:
+            if name == b"transfer-encoding":
+                self.chunked = True
+            elif name == b"content-length":
+                self.has_length = True
+        self.bodiless = to_head or status in _BODILESS
+
+
+class Sink(Protocol):
+    """Who receives a reply. Every method is called synchronously from the transport's callbacks."""
+
+    def on_read(self, data: bytes, pieces: list[bytes], conn: UnitConnection) -> None:
+        """A read that parsed: raw `data`, and the body `pieces` in it. `conn.head` is set once the head is
+        complete, `conn.ended` once the reply is.
+        """
+
+    def on_failed(self, failure: Failure) -> None:
+        """The reply will not (go on to) come; the connection is gone."""
+
+
+class UnitConnection(asyncio.Protocol):
+    """One connection to a unit, carrying one request at a time.
+
+    `clean` is True between two chunks of a chunked body, when the bytes read so far may stand before an end.
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._parser = httptools.HttpResponseParser(self)
+        self._headers: Headers = []
+        self._pieces: list[bytes] = []
+        self._head_bytes = 0
+        self._to_head = False
+        self._in_head = False
+        self._begun = False
+        self._keep_alive = False
+        self._interim = False
+        self._misbehaved = ""
+        self.transport: asyncio.Transport | None = None
+        self.sink: Sink | None = None
+        self.head: ReplyHead | None = None
+        self.clean = False
+        self.ended = False
+        self.reused = False
+        self.trailers = False
+        self.idle_since = 0.0
+
+    # -- use -----------------------------------------------------------------------------------------------
+
+    def send(self, head: bytes, body: bytes, sink: Sink, *, to_head: bool) -> None:
+        """Send one request; its reply goes to `sink`. `to_head` says that the method is HEAD."""
+        self.sink = sink
+        self.head = None
+        self.clean = self.ended = self.trailers = False
+        self._begun = False
+        self._to_head = to_head
+        transport = self.transport
+        if transport is None or transport.is_closing():
+            self._fail(
+                Kind.STALE_CONNECTION if self.reused else Kind.CLOSED_EARLY, "it closed before the request"
+            )
+        elif len(body) < 16384:
+            transport.write(head + body)
+        else:
+            transport.writelines((head, body))
+
+    def drop(self) -> None:
+        """Forget the reply and close the connection at once: the unit must see that nobody listens."""
+        self.sink = None
+        if self.transport is not None:
+            self.transport.abort()
+
+    def pause(self) -> None:
+        """Stop reading: whoever gets the bytes cannot take more."""
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.pause_reading()
+
+    def resume(self) -> None:
+        """Read on."""
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.resume_reading()
+
+    @property
+    def usable(self) -> bool:
+        """True when another request may be sent."""
+        return self.transport is not None and not self.transport.is_closing()
+
+    # -- the transport's callbacks -------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        self._pool.opened(self)
+
+    def data_received(self, data: bytes) -> None:
+        sink = self.sink
+        if sink is None:
+            # Nobody asked: whatever this is, the connection cannot be trusted with a request.
+            self.drop()
+            return
+        self._begun = True
+        pieces: list[bytes] = []
+        self._pieces = pieces
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self._misbehaved = f"its reply does not parse: {error}"
+        if self.head is None:
+            self._head_bytes += len(data)
+            if self._head_bytes > HEAD_BYTES:
+                self._misbehaved = f"the head of its reply is larger than {HEAD_BYTES} bytes"
+        if self._misbehaved:
+            self._fail(Kind.GARBAGE if self.head is None else Kind.TRUNCATED, self._misbehaved)
+            return
+        try:
+            sink.on_read(data, pieces, self)
+        except Exception as error:
+            # An exception that left this callback would close the transport without a word to the client.
+            self._pool.report(error)
+            self._fail(Kind.INTERNAL, f"the gate failed on its reply: {error!r}")
+            return
+        if self.ended:
+            self._release()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.transport = None
+        self._pool.closed(self)
+        head = self.head
+        if self.sink is None or self.ended:
+            return
+        if exc is None and head is not None and not (head.has_length or head.chunked):
+            self.ended = True
+            sink, self.sink = self.sink, None
+            self._keep_alive = False
+            sink.on_read(b"", [], self)
+            return
+        if head is not None:
+            self._fail(Kind.TRUNCATED, "it closed the connection in the middle of its reply")
+        elif self.reused and not self._begun:
+            self._fail(Kind.STALE_CONNECTION, "it had closed the kept-alive connection")
+        else:
+            self._fail(Kind.CLOSED_EARLY, "it closed the connection before its reply")
+
+    def pause_writing(self) -> None:
+        """Requests are held whole in memory either way: nothing to pause."""
+
+    def resume_writing(self) -> None:
+        """See `pause_writing`."""
+
+    # -- the parser's callbacks ----------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        if self.ended:
+            self._misbehaved = "it sent a second reply to one request"
+        self._headers = []
+        self._in_head = True
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:
+            self._headers.append((name.lower(), value.strip()))
+        else:
+            self.trailers = True
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        self._in_head = False
+        self._interim = 100 <= status < 200
+        if self._interim:
+            if status == 101:
+                self._misbehaved = "it switched protocols unasked"
+            return
+        self._head_bytes = 0
+        self._keep_alive = self._parser.should_keep_alive()
+        self.head = ReplyHead(status, self._headers, to_head=self._to_head)
+        if self._to_head:
+            self._end()
+
+    def on_body(self, body: bytes) -> None:
+        self.clean = False
+        self._pieces.append(body)
+        if self._to_head:
+            self._misbehaved = "it sent a body in reply to HEAD"
+
+    def on_chunk_complete(self) -> None:
+        self.clean = True
+
+    def on_message_complete(self) -> None:
+        if not self._interim and not self._to_head:
+            self._end()
+
+    # -- inside --------------------------------------------------------------------------------------------
+
+    def _end(self) -> None:
+        self.ended = True
+
+    def _release(self) -> None:
+        self.sink = None
+        if self._to_head:
+            # The parser still expects the body that a HEAD reply only announces.
+            self._parser = httptools.HttpResponseParser(self)
+        if self._keep_alive and self.usable:
+            self._pool.give_back(self)
+        elif self.transport is not None:
+            self.transport.close()
+
+    def _fail(self, kind: Kind, reason: str) -> None:
+        sink, self.sink = self.sink, None
+        if self.transport is not None:
+            self.transport.abort()
+        if sink is not None:
+            sink.on_failed(Failure(kind, reason))
