@@ -1,0 +1,1 @@
+"""The simulated world: virtual time, an in-memory network, an engine and a client, all from one seed."""

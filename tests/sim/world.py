@@ -1,0 +1,105 @@
+"""A simulated world: one loop, one network, one source of randomness; and what must be true when it ends.
+
+world = World(seed)
+run(world, scenario(world))
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from random import Random
+from typing import Any, TypeVar
+
+from tests.sim.loop import SimLoop
+from tests.sim.network import HERE, Network
+from tests.sim.trace import Trace
+
+T = TypeVar("T")
+
+GRACE_S = 1.0
+
+
+class World:
+    """`limit_s` bounds the virtual time a scenario may take; the same seed gives the same trace."""
+
+    def __init__(self, seed: int, limit_s: float = 7200.0) -> None:
+        self.seed = seed
+        self.rng = Random(seed)
+        self.loop = SimLoop(limit_s)
+        self.trace = Trace(self.loop.time)
+        self.net = Network(self.loop, Random(seed + 1), self.trace)
+
+    @contextmanager
+    def at(self, host: str) -> Iterator[None]:
+        """Let the code inside, and the tasks it starts, be on this host: its connections come from there."""
+        token = HERE.set(self.net.canonical(host))
+        try:
+            yield
+        finally:
+            HERE.reset(token)
+
+    def leaks(self, timers: int = 0) -> list[str]:
+        """What the program has left behind: tasks, transports, listeners, and timers beyond the allowance."""
+        loop, net = self.loop, self.net
+        left = [f"task {task!r}" for task in asyncio.all_tasks(loop)]
+        left += [
+            f"transport {transport!r}" for transport, is_outside in net.transports.items() if not is_outside
+        ]
+        left += [
+            f"listener {listener.address}" for listener in net.listeners.values() if not listener.is_outside
+        ]
+        if len(loop.timers) > timers:
+            left += [f"timer {timer!r}" for timer in loop.timers]
+        return sorted(left)
+
+    def assert_quiet(self, timers: int = 0) -> None:
+        """Nothing of the program outlives the scenario, but for an allowance of timers."""
+        leaks = self.leaks(timers)
+        assert not leaks, f"seed {self.seed}: the program left {len(leaks)} things behind:\n  " + "\n  ".join(
+            leaks
+        )
+
+
+def run(world: World, main: Coroutine[Any, Any, T], *, timers: int = 0) -> T:
+    """Run a scenario to its end, then check that all went well and that nothing is left.
+
+    Raises what `main` raised, `Deadlock`, an ExceptionGroup of what went wrong in callbacks and tasks, or
+    AssertionError for a leak. Closes the loop: a world is run once.
+    """
+    loop = world.loop
+    try:
+        result = loop.run_until_complete(main)
+        loop.run_until_complete(asyncio.sleep(GRACE_S))
+        _raise_problems(world)
+        world.assert_quiet(timers)
+    except BaseException as error:
+        error.add_note(f"replay with World({world.seed})")
+        raise
+    finally:
+        _close(loop)
+    return result
+
+
+def _raise_problems(world: World) -> None:
+    errors = []
+    for problem in world.loop.problems:
+        error = problem.get("exception")
+        errors.append(error if isinstance(error, Exception) else RuntimeError(problem["message"]))
+        errors[-1].add_note(problem["message"])
+    if errors:
+        raise ExceptionGroup(f"{len(errors)} unhandled exceptions in the simulated loop", errors)
+
+
+def _close(loop: SimLoop) -> None:
+    """Cancel what is left, so that the failure that matters is the one reported."""
+    loop.forgive()
+    left = asyncio.all_tasks(loop)
+    for task in left:
+        task.cancel()
+    if left:
+        loop.run_until_complete(asyncio.wait(left, timeout=GRACE_S))
+    loop.run_until_complete(loop.shutdown_asyncgens())
+    loop.forgive()
+    loop.close()
