@@ -7,12 +7,12 @@ that looks never overlap belong to the runner, hysteresis to the judge.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import Any, Protocol
 
-from router.nouns import Finding, Unit, Verdict
+from router.nouns import Finding, Rules, Unit, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +79,13 @@ class Patient(Protocol):
     def models(self) -> frozenset[str]: ...
     @property
     def fetch(self) -> Fetch: ...
+    @property
+    def rules(self) -> Rules: ...
+    @property
+    def notes(self) -> dict[str, Any]:
+        """What this probe wants to remember of this unit between looks; no other probe sees it."""
+        ...
+
     def now(self) -> float:
         """The loop's time."""
         ...
@@ -93,9 +100,11 @@ class Probe(Protocol):
 
     @property
     def name(self) -> str: ...
-    @property
-    def period_s(self) -> float: ...
 
-    def look(self, patient: Patient) -> AsyncIterator[Finding]:
-        """What one look finds: none, one or several findings."""
+    def due_at(self, patient: Patient, last_at: float, /) -> float:
+        """When to look again, after a look that began at `last_at` (-inf: never looked). Only reads."""
+        ...
+
+    def look(self, patient: Patient) -> AsyncGenerator[Finding, None]:
+        """What one look finds: none, one or several findings. Troubles of the fetch are findings too."""
         ...

@@ -1,0 +1,136 @@
+"""The watch: keeps probes running on every unit and turns what is found into what must follow.
+
+1. All evidence, of probes and of finished requests, goes through `observe`: nothing else flips a unit.
+2. A finding about a unit that has left the board, or was replaced under its name, is dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from probes import PROBES
+from probes.base import Fetch
+from probes.canary import Canary
+from probes.runner import Runner
+from router.board import Board, Consequence, Desk
+from router.nouns import Evidence, Finding, Load, Models, Rules, Sign, Strength, Unit, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class _DeskPatient:
+    """One probe's view of a desk."""
+
+    desk: Desk
+    rules: Rules
+    fetch: Fetch
+    loop: asyncio.AbstractEventLoop
+    rng: random.Random
+    notes: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def unit(self) -> Unit:
+        return self.desk.unit
+
+    @property
+    def verdict(self) -> Verdict:
+        return self.desk.case.verdict
+
+    @property
+    def in_flight(self) -> int:
+        return self.desk.in_flight
+
+    @property
+    def life_at(self) -> float:
+        """Of the desk, or of a stream still running on it, whichever is later."""
+        return max(self.desk.life_at, max((lease.last_at for lease in self.desk.leases), default=0.0))
+
+    @property
+    def models(self) -> frozenset[str]:
+        return self.desk.models
+
+    def now(self) -> float:
+        return self.loop.time()
+
+    def new_id(self) -> str:
+        return f"{self.rng.getrandbits(40):010x}"
+
+
+class Watch:
+    """Probes all units of a board. `on_consequence` is called for each flip, once the board has it."""
+
+    def __init__(
+        self,
+        board: Board,
+        fetch_for: Callable[[Unit], Fetch],
+        rng: random.Random,
+        on_consequence: Callable[[Consequence], None],
+    ) -> None:
+        self._board = board
+        self._fetch_for = fetch_for
+        self._rng = rng
+        self._on_consequence = on_consequence
+        self._probes = [kind() for kind in PROBES.values()]
+        self._canaries: dict[str, Runner] = {}
+        self._tasks: dict[str, list[asyncio.Task[None]]] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+
+    def start(self, unit: Unit) -> None:
+        """Watch a unit that is on the board; one watched already is watched anew. Needs a running loop."""
+        self.stop(unit.name)
+        desk, fetch = self._board.desks[unit.name], self._fetch_for(unit)
+        loop = asyncio.get_running_loop()
+        tasks = self._tasks[unit.name] = []
+        for probe in self._probes:
+            patient = _DeskPatient(desk, self._board.rules, fetch, loop, self._rng)
+            runner = Runner(probe, patient, partial(self._take, desk), self._rng)
+            if probe.name == Canary.name:
+                self._canaries[unit.name] = runner
+            tasks.append(loop.create_task(runner.run(), name=f"{probe.name} of {unit.name}"))
+
+    def stop(self, name: str) -> None:
+        """Stop watching a unit; nothing happens when it is not watched."""
+        self._canaries.pop(name, None)
+        for task in self._tasks.pop(name, ()):
+            task.cancel()
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+
+    async def close(self) -> None:
+        """Stop watching all units; returns when no probe is left."""
+        for name in list(self._tasks):
+            self.stop(name)
+        await asyncio.gather(*self._ending, return_exceptions=True)
+
+    def observe(self, evidence: Evidence) -> Consequence:
+        """Fold evidence into the board, and see to what follows from it."""
+        consequence = self._board.observe(evidence)
+        if consequence.wants_canary and evidence.unit in self._canaries:
+            self._canaries[evidence.unit].nudge()
+        if consequence.flip is not None:
+            self._on_consequence(consequence)
+        return consequence
+
+    def _take(self, desk: Desk, finding: Finding) -> None:
+        if self._board.desks.get(desk.unit.name) is not desk:
+            return
+        match finding:
+            case Evidence():
+                self.observe(finding)
+            case Load():
+                self._take_load(desk, finding)
+            case Models():
+                self._board.serve(finding)
+
+    def _take_load(self, desk: Desk, load: Load) -> None:
+        if load.epoch is not None and load.epoch != desk.case.epoch:
+            reason = f"its process started at {load.epoch}, before: {desk.case.epoch}"
+            source = "engine_metrics"
+            self.observe(
+                Evidence(load.unit, Sign.NEUTRAL, Strength.WEAK, source, reason, load.at, epoch=load.epoch)
+            )
+        self._board.report(load)
