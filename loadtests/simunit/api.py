@@ -1,0 +1,221 @@
+"""The leader's front end: the OpenAI-compatible API, and vLLM's `/health` and `/metrics`.
+
+What must stay true: it answers whatever the engine does. `/health` knows only whether the engine has died,
+so it says 200 while a unit is wedged; a stream has its 200 before its prefill begins.
+"""
+
+import asyncio
+import random
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from aiohttp import web
+
+from loadtests.simunit import replies, requests
+from loadtests.simunit.listeners import StopFilter, Stream, Whole
+from loadtests.simunit.replies import Reply
+from loadtests.simunit.requests import ApiError, Generation
+from loadtests.simunit.sequence import Listener, Sequence
+from loadtests.simunit.text import Context, detokenize, tokenize
+from loadtests.simunit.unit import Unit
+
+VERSION = "0.1.0"
+COMMENT_PERIOD_S = 1.0
+_SSE_HEAD = {"Content-Type": "text/event-stream; charset=utf-8"}
+
+
+class Api:
+    """The handlers of one leader."""
+
+    def __init__(self, unit: Unit) -> None:
+        self._unit = unit
+        self._created = int(time.time())
+        self._streams: set[Stream] = set()
+        self._random = random.Random(unit.name)
+
+    def add_to(self, app: web.Application) -> None:
+        """Register every route."""
+        app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_post("/v1/completions", self._completions)
+        app.router.add_post("/v1/embeddings", self._embeddings)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_post("/tokenize", self._tokenize)
+        app.router.add_post("/detokenize", self._detokenize)
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/ping", self._health)
+        app.router.add_get("/version", self._version)
+        app.router.add_get("/metrics", self._metrics)
+        app.cleanup_ctx.append(self._commenting)
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        body = requests.parse(requests.ChatBody, await request.read())
+        self._check(body.model)
+        return await self._generate(request, requests.chat_generation(body))
+
+    async def _completions(self, request: web.Request) -> web.StreamResponse:
+        body = requests.parse(requests.CompletionBody, await request.read())
+        self._check(body.model)
+        return await self._generate(request, requests.completion_generation(body))
+
+    async def _generate(self, request: web.Request, generation: Generation) -> web.StreamResponse:
+        context = Context(generation.prompt)
+        self._check_length(context, generation.max_tokens or 1)
+        prefix = "chatcmpl" if generation.chat else "cmpl"
+        request_id = request.headers.get("X-Request-Id") or uuid.uuid4().hex
+        reply = Reply(generation.chat, f"{prefix}-{request_id}", int(time.time()), self._unit.model)
+        if generation.stream:
+            return await self._stream(request, generation, context, reply)
+        return await self._whole(generation, context, reply)
+
+    async def _whole(self, generation: Generation, context: Context, reply: Reply) -> web.Response:
+        listener = Whole()
+        sequence = self._submit(generation, context, listener)
+        try:
+            finish = await listener.done
+        finally:
+            self._unit.abort(sequence)
+        if finish is None:
+            raise ApiError(500, listener.failure)
+        return _json(reply.whole(sequence, listener.text, finish))
+
+    async def _stream(
+        self, request: web.Request, generation: Generation, context: Context, reply: Reply
+    ) -> web.StreamResponse:
+        response = web.StreamResponse(headers=_SSE_HEAD)
+        response.enable_chunked_encoding()
+        await response.prepare(request)
+        if request.transport is None:
+            raise ConnectionResetError("the client left before its head was sent")
+        stream = Stream(request.transport, reply)
+        self._streams.add(stream)
+        sequence = self._submit(generation, context, stream)
+        try:
+            finish = await stream.done
+        finally:
+            self._streams.discard(stream)
+            self._unit.abort(sequence)
+        if finish and generation.include_usage:
+            stream.send(reply.usage_event(sequence))
+        stream.send(replies.DONE)  # After an error too, as in vLLM.
+        await response.write_eof()
+        return response
+
+    def _submit(self, generation: Generation, context: Context, listener: Listener) -> Sequence:
+        sequence = Sequence(
+            context,
+            StopFilter(listener, generation.stops) if generation.stops else listener,
+            max_tokens=generation.max_tokens or self._unit.engine.timing.max_model_len,
+            min_tokens=generation.min_tokens,
+            natural_end=generation.max_tokens is None and not generation.ignore_eos,
+            arrived_s=asyncio.get_running_loop().time(),
+        )
+        self._unit.submit(sequence)
+        return sequence
+
+    async def _embeddings(self, request: web.Request) -> web.Response:
+        body = requests.parse(requests.EmbeddingBody, await request.read())
+        self._check(body.model)
+        texts = requests.texts_of(body.input)
+        contexts = [Context(text) for text in texts]
+        for context in contexts:
+            self._check_length(context, 0)
+        tokens = sum(context.tokens for context in contexts)
+        await asyncio.gather(*(self._prefill(context) for context in contexts))
+        as_base64 = body.encoding_format == "base64"
+        return _json(
+            replies.embeddings(self._unit.model, texts, body.dimensions, tokens, as_base64=as_base64)
+        )
+
+    async def _prefill(self, context: Context) -> None:
+        listener = Whole()
+        sequence = Sequence(context, listener, max_tokens=0, arrived_s=asyncio.get_running_loop().time())
+        self._unit.submit(sequence)
+        try:
+            finish = await listener.done
+        finally:
+            self._unit.abort(sequence)
+        if finish is None:
+            raise ApiError(500, listener.failure)
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        body = requests.parse(requests.TokenizeBody, await request.read())
+        self._check_model(body.model)
+        tokens = tokenize(body.text())
+        answer = {
+            "count": len(tokens),
+            "max_model_len": self._unit.engine.timing.max_model_len,
+            "tokens": tokens,
+        }
+        if body.return_token_strs:
+            answer["token_strs"] = [detokenize([token]) for token in tokens]
+        return web.json_response(answer)
+
+    async def _detokenize(self, request: web.Request) -> web.Response:
+        body = requests.parse(requests.DetokenizeBody, await request.read())
+        self._check_model(body.model)
+        return web.json_response({"prompt": requests.texts_of(body.tokens)[0]})
+
+    async def _models(self, _: web.Request) -> web.Response:
+        max_model_len = self._unit.engine.timing.max_model_len
+        return web.json_response(replies.models(self._unit.model, self._created, max_model_len))
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.Response(status=503 if self._unit.death else 200)
+
+    async def _version(self, _: web.Request) -> web.Response:
+        return web.json_response({"version": VERSION})
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        head = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+        return web.Response(body=self._unit.metrics.render(), headers=head)
+
+    def _check(self, model: str | None) -> None:
+        faults = self._unit.faults
+        if faults.error_rate > self._random.random():
+            raise ApiError(faults.error_status, "the unit fails this request, as a fault commands")
+        if self._unit.death:
+            raise ApiError(500, self._unit.death)
+        self._check_model(model)
+
+    def _check_model(self, model: str | None) -> None:
+        if model not in (None, self._unit.model):
+            raise ApiError(
+                404, f"the model `{model}` does not exist here; this unit serves `{self._unit.model}`"
+            )
+
+    def _check_length(self, context: Context, max_tokens: int) -> None:
+        limit = self._unit.engine.timing.max_model_len
+        if context.tokens == 0:
+            raise ApiError(400, "the prompt is empty")
+        if context.tokens + max_tokens > limit:
+            asked = f"{context.tokens} prompt tokens and {max_tokens} to generate"
+            raise ApiError(400, f"the maximum context length is {limit} tokens; this request has {asked}")
+
+    async def _commenting(self, _: web.Application) -> AsyncIterator[None]:
+        task = asyncio.create_task(self._comment())
+        yield
+        task.cancel()
+
+    async def _comment(self) -> None:
+        """Keep open streams warm while the engine is frozen: bytes that prove nothing."""
+        while True:
+            await asyncio.sleep(COMMENT_PERIOD_S)
+            if self._unit.faults.engine_frozen:
+                for stream in self._streams:
+                    stream.send(replies.KEEP_ALIVE)
+
+
+@web.middleware
+async def tell_errors(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Turn an ApiError into OpenAI's error body."""
+    try:
+        return await handler(request)
+    except ApiError as error:
+        return web.json_response(replies.error(error.status, error.message), status=error.status)
+
+
+def _json(body: bytes) -> web.Response:
+    return web.Response(body=body, content_type="application/json")

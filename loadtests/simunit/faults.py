@@ -1,0 +1,101 @@
+"""The faults that a command can cause, as data: what is wrong with the unit, and how a command changes that.
+
+Faults add up until `heal` ends them all. What each one does is decided where it hurts: `unit.py`, `api.py`,
+`collective.py`, `door.py`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """What is wrong with the unit. The defaults are a healthy one."""
+
+    spinning_rank: int | None = None
+    link_dropped: bool = False
+    engine_frozen: bool = False
+    slow_factor: float = 1.0
+    slow_rank: int | None = None
+    slow_rank_factor: float = 1.0
+    error_rate: float = 0.0
+    error_status: int = 500
+    stall_after_tokens: int | None = None
+    in_stream_error_after_tokens: int | None = None
+    refusing: bool = False
+    warm_up_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One number of a command: the field it sets, what it is when left out, and its bounds."""
+
+    field: str
+    default: int | float
+    least: float = 0
+    most: float = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What a fault's name sets: fields to True, and fields to the command's parameters."""
+
+    switches: tuple[str, ...] = ()
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+
+
+COMMANDS: Mapping[str, Command] = {
+    "spin": Command(parameters={"rank": Parameter("spinning_rank", 1, least=1)}),
+    "drop_link": Command(switches=("link_dropped",)),
+    "freeze_engine": Command(switches=("engine_frozen",)),
+    "slow": Command(parameters={"factor": Parameter("slow_factor", 3.0)}),
+    "slow_rank": Command(
+        parameters={
+            "rank": Parameter("slow_rank", 1, least=1),
+            "factor": Parameter("slow_rank_factor", 2.0),
+        }
+    ),
+    "error_rate": Command(
+        parameters={
+            "rate": Parameter("error_rate", 0.5, most=1),
+            "status": Parameter("error_status", 500, least=400, most=599),
+        }
+    ),
+    "stall_after": Command(parameters={"tokens": Parameter("stall_after_tokens", 8)}),
+    "in_stream_error": Command(
+        parameters={"after_tokens": Parameter("in_stream_error_after_tokens", 4, least=1)}
+    ),
+    "refuse": Command(switches=("refusing",)),
+    "warm_up": Command(parameters={"seconds": Parameter("warm_up_s", 5.0)}),
+}
+"""Every fault by the name that `POST /sim/fault` knows it by; `heal` is the way back."""
+
+
+def apply_command(faults: Faults, command: object) -> Faults:
+    """Return `faults` after a command such as {"fault": "slow", "factor": 2}. Raises ValueError."""
+    if not isinstance(command, dict) or not isinstance(command.get("fault"), str):
+        raise ValueError('expected a JSON object with "fault" and its parameters')
+    given = dict(command)
+    name = given.pop("fault")
+    if name == "heal":
+        return Faults()
+    if name not in COMMANDS:
+        raise ValueError(f"unknown fault {name!r}; known are heal, {', '.join(COMMANDS)}")
+    parameters = COMMANDS[name].parameters
+    if unknown := sorted(given.keys() - parameters.keys()):
+        raise ValueError(
+            f"{name} does not take {unknown[0]!r}; it takes {', '.join(parameters) or 'nothing'}"
+        )
+    changes: dict[str, object] = dict.fromkeys(COMMANDS[name].switches, True)
+    for key, parameter in parameters.items():
+        changes[parameter.field] = _checked(f"{name}.{key}", given.get(key, parameter.default), parameter)
+    return replace(faults, **changes)  # type: ignore[arg-type]  # The table's test proves names and types.
+
+
+def _checked(where: str, value: object, parameter: Parameter) -> int | float:
+    wanted = int if isinstance(parameter.default, int) else (int, float)
+    if isinstance(value, bool) or not isinstance(value, wanted):
+        raise ValueError(f"{where} must be a number like {parameter.default}, not {value!r}")
+    if not parameter.least <= value <= parameter.most:
+        raise ValueError(f"{where} must be between {parameter.least:g} and {parameter.most:g}, not {value!r}")
+    return value

@@ -1,0 +1,193 @@
+"""What a client may ask: bodies of the OpenAI-compatible API, checked, as a `Generation`. No I/O."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from loadtests.simunit.text import Message, detokenize, render_chat
+
+COMPLETION_MAX_TOKENS = 16
+"""What /v1/completions generates when `max_tokens` is left out, as in OpenAI's API."""
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+class ApiError(Exception):
+    """A request that is refused or failed, as it is told to the client."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+
+
+class StreamOptions(BaseModel):
+    """`stream_options`."""
+
+    include_usage: bool = False
+
+
+class SamplingBody(BaseModel):
+    """What chat and completions have in common. Unknown fields are ignored, as vLLM does."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    min_tokens: Annotated[int, Field(ge=0)] = 0
+    stop: str | list[str] | None = None
+    ignore_eos: bool = False
+    n: int | None = 1
+    logprobs: bool | int | None = None
+    echo: bool = False
+    priority: int = 0
+
+
+class ContentPart(BaseModel):
+    """A part of a message's content; only text can be simulated."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(BaseModel):
+    """One entry of `messages`."""
+
+    role: str
+    content: str | list[ContentPart] | None = None
+
+    def flat(self) -> Message:
+        """The message with its content as one text."""
+        content = self.content or ""
+        text = content if isinstance(content, str) else "\n".join(part.text for part in content)
+        return Message(self.role, text)
+
+
+class ChatPrompt(BaseModel):
+    """The fields that the chat template reads."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+
+    def render(self) -> str:
+        """The prompt's text. Raises ApiError for flags that contradict each other."""
+        if self.add_generation_prompt and self.continue_final_message:
+            raise ApiError(400, "continue_final_message needs add_generation_prompt to be false")
+        return render_chat(
+            [message.flat() for message in self.messages],
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final=self.continue_final_message,
+        )
+
+
+class ChatBody(SamplingBody, ChatPrompt):
+    """Body of /v1/chat/completions."""
+
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+
+
+class CompletionBody(SamplingBody):
+    """Body of /v1/completions: one prompt, as text or tokens."""
+
+    prompt: str | list[int] | list[str]
+
+
+class EmbeddingBody(BaseModel):
+    """Body of /v1/embeddings."""
+
+    model: str | None = None
+    input: str | list[int] | list[str] | list[list[int]]
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: Annotated[int, Field(ge=1, le=4096)] = 64
+
+
+class TokenizeBody(ChatPrompt):
+    """Body of /tokenize: a plain prompt, or messages as in a chat."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] = []
+    return_token_strs: bool = False
+
+    def text(self) -> str:
+        """The text to count. Raises ApiError when there is none."""
+        if self.prompt is None and not self.messages:
+            raise ApiError(400, "expected prompt or messages")
+        return self.render() if self.prompt is None else self.prompt
+
+
+class DetokenizeBody(BaseModel):
+    """Body of /detokenize."""
+
+    model: str | None = None
+    tokens: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What is to be generated, whichever API asked. `max_tokens` None: until the text ends by itself."""
+
+    chat: bool
+    prompt: str
+    stream: bool
+    include_usage: bool
+    max_tokens: int | None
+    min_tokens: int
+    stops: tuple[str, ...]
+    ignore_eos: bool
+
+
+def parse(model: type[Body], body: bytes) -> Body:
+    """Validate a JSON body. Raises ApiError 400 naming the first thing that is wrong."""
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "body"
+        raise ApiError(400, f"{where}: {first['msg']}") from error
+
+
+def chat_generation(body: ChatBody) -> Generation:
+    """Raises ApiError for what the unit cannot do."""
+    return _generation(body, body.render(), body.max_completion_tokens or body.max_tokens, chat=True)
+
+
+def completion_generation(body: CompletionBody) -> Generation:
+    """Raises ApiError for what the unit cannot do."""
+    prompts = texts_of(body.prompt)
+    if len(prompts) != 1:
+        raise ApiError(400, "prompt: the simulated unit takes one prompt a request")
+    return _generation(body, prompts[0], body.max_tokens or COMPLETION_MAX_TOKENS, chat=False)
+
+
+def texts_of(given: str | list[int] | list[str] | list[list[int]]) -> list[str]:
+    """The texts in a `prompt` or `input`, each of which may be tokens. Raises ApiError for no tokens."""
+    entries = [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else given
+    try:
+        return [entry if isinstance(entry, str) else detokenize(entry) for entry in entries]  # type: ignore[arg-type]
+    except ValueError as error:
+        raise ApiError(400, str(error)) from error
+
+
+def _generation(body: SamplingBody, prompt: str, max_tokens: int | None, *, chat: bool) -> Generation:
+    if body.priority != 0:
+        raise ApiError(400, f"priority {body.priority}: priority scheduling is not enabled")
+    if body.n not in (None, 1):
+        raise ApiError(400, f"n={body.n}: the simulated unit gives one choice")
+    if body.echo or body.logprobs:
+        raise ApiError(400, "echo and logprobs are not simulated")
+    stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    return Generation(
+        chat=chat,
+        prompt=prompt,
+        stream=body.stream,
+        include_usage=body.stream_options is not None and body.stream_options.include_usage,
+        max_tokens=max_tokens,
+        min_tokens=body.min_tokens,
+        stops=tuple(stop for stop in stops if stop),
+        ignore_eos=body.ignore_eos,
+    )

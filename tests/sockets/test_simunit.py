@@ -1,0 +1,324 @@
+"""The simulated unit as real processes: what it answers, and that each fault hurts as on real engines."""
+
+import http.client
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from loadtests.simunit.process import SimUnit, SimUnitError, is_running
+
+MESSAGES = [{"role": "user", "content": "Tell me a long story about a gate."}]
+STEP_MS = 4
+SILENCE_S = 0.25
+"""Long against a step: a stream that brings nothing for so long is taken to hang."""
+
+
+@pytest.fixture
+def unit() -> Iterator[SimUnit]:
+    with SimUnit.start("t1", step_ms=STEP_MS) as started:
+        yield started
+
+
+class OpenStream:
+    """A streamed chat, read as raw bytes so that nothing of how it is framed is hidden."""
+
+    def __init__(self, unit: SimUnit, **fields: object) -> None:
+        body = json.dumps({"messages": MESSAGES, "stream": True, "max_tokens": 64, **fields})
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: unit\r\nContent-Length: {len(body)}\r\n\r\n"
+        self.received = b""
+        self._socket = socket.create_connection(("127.0.0.1", unit.port), timeout=5)
+        self._socket.sendall((head + body).encode())
+
+    def read_until(self, end: bytes) -> "OpenStream":
+        """Read until `end` has been seen. Raises TimeoutError if it does not come."""
+        while end not in self.received:
+            self.received += self._socket.recv(65536)
+        return self
+
+    def is_silent(self) -> bool:
+        """Whether nothing more comes for SILENCE_S once what was under way has been read."""
+        self._socket.settimeout(SILENCE_S)
+        try:
+            for _ in range(3):
+                self.received += self._socket.recv(65536)
+        except TimeoutError:
+            return True
+        finally:
+            self._socket.settimeout(5)
+        return False
+
+    @property
+    def events(self) -> list[str]:
+        lines = self.received.decode().splitlines()
+        return [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+
+    @property
+    def text(self) -> str:
+        choices = [json.loads(event).get("choices") for event in self.events if event != "[DONE]"]
+        return "".join(choice[0]["delta"]["content"] for choice in choices if choice)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def call(unit: SimUnit, path: str, body: object = None) -> tuple[int, Any]:
+    """One request on a connection of its own: status, and the body as JSON or text."""
+    connection = http.client.HTTPConnection("127.0.0.1", unit.port, timeout=5)
+    try:
+        connection.request(
+            "GET" if body is None else "POST", path, None if body is None else json.dumps(body)
+        )
+        response = connection.getresponse()
+        raw = response.read()
+    finally:
+        connection.close()
+    is_json = response.headers.get_content_type() == "application/json"
+    return response.status, json.loads(raw) if is_json else raw.decode()
+
+
+def chat(unit: SimUnit, **fields: object) -> tuple[int, Any]:
+    return call(unit, "/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 8, **fields})
+
+
+def text_of(answer: tuple[int, Any]) -> str:
+    assert answer[0] == 200, answer
+    text: str = answer[1]["choices"][0]["message"]["content"]
+    return text
+
+
+def eventually(holds: Callable[[], bool], within_s: float = 2.0) -> bool:
+    """Poll what another process is about to do."""
+    deadline_s = time.monotonic() + within_s
+    while not holds():
+        if time.monotonic() > deadline_s:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+def metric(unit: SimUnit, name: str) -> float:
+    _, page = call(unit, "/metrics")
+    return sum(float(line.split()[-1]) for line in page.splitlines() if line.startswith(f"vllm:{name}{{"))
+
+
+def test_a_stream_has_its_head_first_then_role_then_one_chunk_an_event(unit: SimUnit) -> None:
+    unit.fault("warm_up", seconds=0.3)
+    stream = OpenStream(unit, max_tokens=3, stream_options={"include_usage": True}).read_until(b"\r\n\r\n")
+    assert stream.received.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert stream.events == []
+    stream.read_until(b"\r\n0\r\n\r\n")
+    body = stream.received.partition(b"\r\n\r\n")[2]
+    while size := int(body.partition(b"\r\n")[0], 16):
+        event, body = (rest := body.partition(b"\r\n")[2])[:size], rest[size + 2 :]
+        assert event.startswith(b"data: ")
+        assert event.index(b"\n\n") == size - 2
+    first, *middle, usage = [json.loads(event) for event in stream.events[:-1]]
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert [chunk["choices"][0]["finish_reason"] for chunk in middle] == [None, None, "length"]
+    assert usage["choices"] == []
+    assert usage["usage"]["completion_tokens"] == 3
+    assert stream.events[-1] == "[DONE]"
+    stream.close()
+
+
+def test_a_broken_off_text_is_continued_exactly_by_another_unit(unit: SimUnit) -> None:
+    """By the chat template and by completions, and the second unit's count of it agrees."""
+    whole = text_of(chat(unit, max_tokens=20))
+    said = "".join(f" {word}" for word in whole.split()[:7])
+    with SimUnit.start("t2", step_ms=STEP_MS, followers=0) as other:
+        turn = {"role": "assistant", "content": said}
+        flags = {"add_generation_prompt": False, "continue_final_message": True}
+        assert said + text_of(chat(other, messages=[*MESSAGES, turn], max_tokens=13, **flags)) == whole
+        _, plain = call(unit, "/v1/completions", {"prompt": "Once", "max_tokens": 20})
+        text = plain["choices"][0]["text"]
+        _, rest = call(other, "/v1/completions", {"prompt": "Once" + text[:25], "max_tokens": 15})
+        assert text[:25] + rest["choices"][0]["text"] == text
+        assert rest["usage"]["prompt_tokens"] == plain["usage"]["prompt_tokens"] + 5
+        before = call(other, "/tokenize", {"messages": MESSAGES})[1]["count"]
+        after = call(other, "/tokenize", {"messages": [*MESSAGES, turn], **flags})[1]["count"]
+        assert after - before == 7
+
+
+def test_a_stopped_follower_wedges_the_unit_while_health_says_200_until_it_continues(unit: SimUnit) -> None:
+    expected = text_of(chat(unit, max_tokens=64))
+    stream = OpenStream(unit).read_until(b'" ')
+    unit.signal_follower(signal.SIGSTOP)
+    assert stream.is_silent()
+    steps = unit.state()["counts"]["steps"]
+    assert call(unit, "/health")[0] == 200
+    assert metric(unit, "num_requests_running") == 1
+    assert unit.state()["counts"]["steps"] == steps
+    unit.signal_follower(signal.SIGCONT)
+    assert stream.read_until(b"[DONE]").text == expected
+    stream.close()
+
+
+def test_a_wedged_unit_whose_clients_gave_up_looks_idle(unit: SimUnit) -> None:
+    unit.signal_follower(signal.SIGSTOP)
+    stream = OpenStream(unit)
+    assert eventually(lambda: metric(unit, "num_requests_running") == 1)
+    stream.close()
+    assert eventually(lambda: metric(unit, "num_requests_running") == 0)
+
+
+def test_a_killed_follower_ends_streams_in_an_error_under_200_and_then_the_leader_exits(
+    unit: SimUnit,
+) -> None:
+    stream = OpenStream(unit, max_tokens=1000).read_until(b'" ')
+    unit.signal_follower(signal.SIGKILL)
+    stream.read_until(b"[DONE]")
+    error = json.loads(stream.events[-2])["error"]
+    assert (error["code"], error["type"]) == (500, "InternalServerError")
+    assert chat(unit)[0] == 500
+    assert call(unit, "/health")[0] == 503
+    assert unit.wait(timeout_s=2) == 1
+    with pytest.raises(ConnectionRefusedError):
+        chat(unit)
+    stream.close()
+
+
+def test_an_idle_unit_does_not_know_that_its_follower_is_dead_until_a_request_comes(unit: SimUnit) -> None:
+    unit.signal_follower(signal.SIGKILL)
+    assert eventually(lambda: not is_running(unit.follower_pids[0]))
+    assert call(unit, "/health")[0] == 200
+    assert chat(unit)[0] == 500
+
+
+def test_followers_even_stopped_or_spinning_do_not_outlive_a_killed_leader() -> None:
+    unit = SimUnit.start("t3", followers=3)
+    unit.fault("spin", rank=2)
+    unit.signal_follower(signal.SIGSTOP, rank=1)
+    unit.kill()
+    assert eventually(lambda: not any(map(is_running, unit.follower_pids)))
+    unit.stop()
+
+
+@pytest.mark.parametrize("fault", ["drop_link", "spin"])
+def test_a_fault_inside_the_collective_hangs_generation_and_heals(unit: SimUnit, fault: str) -> None:
+    stream = OpenStream(unit).read_until(b'" ')
+    unit.fault(fault)
+    assert stream.is_silent()
+    assert is_running(unit.follower_pids[0])
+    assert call(unit, "/health")[0] == 200
+    unit.fault("heal")
+    assert len(stream.read_until(b"[DONE]").text.split()) == 64
+    stream.close()
+
+
+def test_a_spinning_follower_burns_its_processor(unit: SimUnit) -> None:
+    def cpu_ticks() -> int:
+        with open(f"/proc/{unit.follower_pids[0]}/stat") as file:
+            return int(file.read().rpartition(")")[2].split()[11])
+
+    before = cpu_ticks()
+    unit.fault("spin")
+    assert eventually(lambda: cpu_ticks() - before >= 0.1 * os.sysconf("SC_CLK_TCK"))
+
+
+def test_a_frozen_engine_sends_comments_but_no_data(unit: SimUnit) -> None:
+    stream = OpenStream(unit).read_until(b'" ')
+    unit.fault("freeze_engine")
+    stream.read_until(b": keep-alive\n\n")
+    events = stream.events
+    stream.received += b""
+    assert stream.is_silent()
+    assert stream.events == events
+    unit.fault("heal")
+    assert stream.read_until(b"[DONE]").events[-1] == "[DONE]"
+    stream.close()
+
+
+def test_commands_that_hurt_answers_hurt_them(unit: SimUnit) -> None:
+    unit.fault("error_rate", rate=1, status=503)
+    assert chat(unit)[0] == 503
+    unit.fault("heal")
+    unit.fault("in_stream_error", after_tokens=2)
+    stream = OpenStream(unit).read_until(b"[DONE]")
+    assert "error" in json.loads(stream.events[-2])
+    assert len(stream.events) == 5
+    stream.close()
+    unit.fault("heal")
+    unit.fault("stall_after", tokens=4)
+    stream = OpenStream(unit).read_until(b'" ')
+    assert stream.is_silent()
+    assert len(stream.text.split()) == 4
+    unit.fault("heal")
+    stream.read_until(b"[DONE]").close()
+
+
+def test_slowness_multiplies_step_time_by_one_slow_rank_as_by_all(unit: SimUnit) -> None:
+    def seconds() -> float:
+        start_s = time.monotonic()
+        chat(unit, max_tokens=20)
+        return time.monotonic() - start_s
+
+    unit.fault("slow", factor=5)
+    assert seconds() >= 20 * 5 * STEP_MS / 1000
+    unit.fault("heal")
+    unit.fault("slow_rank", rank=1, factor=5)
+    assert seconds() >= 20 * 5 * STEP_MS / 1000
+    unit.fault("heal")
+    assert seconds() < 20 * 5 * STEP_MS / 1000
+
+
+def test_a_unit_that_refuses_goes_on_with_open_streams_and_listens_again_when_healed(unit: SimUnit) -> None:
+    stream = OpenStream(unit).read_until(b'" ')
+    unit.fault("refuse")
+    with pytest.raises(ConnectionRefusedError):
+        chat(unit)
+    stream.read_until(b"[DONE]").close()
+    unit.fault("heal")
+    assert chat(unit)[0] == 200
+
+
+def test_a_client_that_leaves_frees_its_sequence_at_once(unit: SimUnit) -> None:
+    stream = OpenStream(unit, max_tokens=10_000).read_until(b'" ')
+    stream.close()
+    assert eventually(lambda: unit.state()["running"] == 0, within_s=0.5)
+    assert unit.state()["counts"]["ended"]["abort"] == 1
+
+
+def test_a_prefix_seen_before_is_not_computed_again(unit: SimUnit) -> None:
+    body = {"prompt": "word " * 400, "max_tokens": 1}
+    first, second = (call(unit, "/v1/completions", body)[1]["usage"] for _ in range(2))
+    assert first["prompt_tokens_details"]["cached_tokens"] == 0
+    assert second["prompt_tokens_details"]["cached_tokens"] == second["prompt_tokens"] // 16 * 16
+    assert metric(unit, "prefix_cache_hits_total") == second["prompt_tokens"] // 16 * 16
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "says"),
+    [
+        ("/v1/chat/completions", {"messages": MESSAGES, "model": "other"}, 404, "`other`"),
+        ("/v1/chat/completions", {"messages": MESSAGES, "priority": 1}, 400, "priority"),
+        ("/v1/chat/completions", {"messages": MESSAGES, "n": 2}, 400, "n=2"),
+        (
+            "/v1/chat/completions",
+            {"messages": MESSAGES, "continue_final_message": True},
+            400,
+            "continue_final",
+        ),
+        ("/v1/chat/completions", {"messages": []}, 400, "messages"),
+        ("/v1/completions", {"prompt": "word " * 40_000}, 400, "maximum context length"),
+        ("/v1/completions", {}, 400, "prompt"),
+        ("/tokenize", {}, 400, "prompt or messages"),
+        ("/sim/fault", {"fault": "spin", "rank": 7}, 400, "rank 7"),
+    ],
+)
+def test_requests_that_cannot_be_served_are_refused_by_name(
+    unit: SimUnit, path: str, body: object, status: int, says: str
+) -> None:
+    answered, error = call(unit, path, body)
+    assert answered == status
+    assert says in error["error"]["message"]
+
+
+def test_a_unit_that_cannot_start_says_so() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(SimUnitError, match="t4 ended"):
+        SimUnit.start("t4", port=taken.getsockname()[1])
