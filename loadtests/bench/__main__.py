@@ -29,7 +29,10 @@ def main() -> int:
     rows = report.table(figures)
     print(report.as_markdown(rows) if args.markdown else report.as_text(rows))
     print(report.machine())
-    return 0
+    late = [each for each in figures if each.pace > report.PACE_LIMIT]
+    for each in late:
+        print(f"Not comparable, the streams ran late: {each.line()}", file=sys.stderr)
+    return 1 if late else 0
 
 
 def _rounds(args: argparse.Namespace) -> list[report.Figure]:
@@ -55,7 +58,10 @@ def _start_engine(interval_ms: float, stack: ExitStack) -> list[int]:
     engine = subprocess.Popen(command, stdout=subprocess.PIPE)
     stack.callback(processes.stop, engine)
     assert engine.stdout is not None
-    ports: list[int] = json.loads(engine.stdout.readline())
+    line = engine.stdout.readline()
+    if not line:
+        raise RuntimeError(f"the engine ended early, code {engine.wait()}")
+    ports: list[int] = json.loads(line)
     return ports
 
 
@@ -109,7 +115,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m loadtests.bench", description=__doc__)
     parser.add_argument("--targets", type=_target_names, default=list(targets.STARTERS), metavar="NAME,NAME")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--requests", type=int, default=20_000, help="requests a round, closed loop")
+    parser.add_argument("--requests", type=int, default=40_000, help="requests a round, closed loop")
     parser.add_argument(
         "--connections", type=int, default=16, help="keep-alive connections of the closed loop"
     )
