@@ -71,7 +71,7 @@ def judge(case: Case, evidence: Evidence, rules: Rules) -> Judgement:
     """Fold `evidence` into `case`."""
     if evidence.epoch is not None and evidence.epoch != case.epoch:
         if case.epoch is not None:
-            fresh = Case(_STARTING, evidence.at, evidence.epoch, (evidence,), because=evidence)
+            fresh = Case(_STARTING, evidence.at, evidence.epoch, because=evidence)
             return Judgement(fresh, True)
         case = replace(case, epoch=evidence.epoch)
     if evidence.sign is Sign.NEUTRAL:

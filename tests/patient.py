@@ -1,0 +1,93 @@
+"""A patient made of plain values, for looking at what one probe does with what a unit says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, NamedTuple
+
+from probes.base import Fetch, FetchError, Probe, Reply, Trouble
+from router.nouns import Finding, Rules, Unit, Verdict
+
+Answer = Reply | Trouble
+
+_UNIT = Unit("u", "c", "http://u")
+_RULES = Rules()
+
+
+class Asked(NamedTuple):
+    """One request that a probe has made."""
+
+    method: str
+    target: str
+    body: bytes
+    request_id: str
+    timeout_s: float
+
+
+def reply(status: int, body: bytes = b"") -> Reply:
+    """A unit's answer."""
+    return Reply(status, {}, body)
+
+
+@dataclass
+class FakePatient:
+    """`answer` is called with each target. A trouble is raised, a timeout after it has taken its time."""
+
+    answer: Callable[[str], Answer]
+    unit: Unit = _UNIT
+    verdict: Verdict = Verdict.UP
+    in_flight: int = 0
+    life_at: float = 0.0
+    models: frozenset[str] = frozenset({"m"})
+    rules: Rules = _RULES
+    now_s: float = 100.0
+    notes: dict[str, Any] = field(default_factory=dict)
+    asked: list[Asked] = field(default_factory=list)
+    _ids: count[int] = field(default_factory=count)
+
+    def now(self) -> float:
+        return self.now_s
+
+    def new_id(self) -> str:
+        return f"id{next(self._ids)}"
+
+    @property
+    def fetch(self) -> Fetch:
+        return self._fetch
+
+    async def _fetch(
+        self,
+        method: str,
+        target: str,
+        *,
+        body: bytes = b"",
+        request_id: str = "",
+        timeout_s: float,
+        max_bytes: int = 1 << 20,
+    ) -> Reply:
+        self.asked.append(Asked(method, target, body, request_id, timeout_s))
+        answer = self.answer(target)
+        if answer is Trouble.TIMEOUT:
+            self.now_s += timeout_s
+        if isinstance(answer, Trouble):
+            raise FetchError(answer, f"{answer.value}, so it was said")
+        if len(answer.body) > max_bytes:
+            raise FetchError(Trouble.BROKEN, f"more than {max_bytes} bytes")
+        return answer
+
+
+def look(probe: Probe, patient: FakePatient) -> list[Finding]:
+    """What one look finds. Needs no loop, because no answer of the patient waits for anything."""
+
+    async def collect() -> list[Finding]:
+        return [finding async for finding in probe.look(patient)]
+
+    looking = collect()
+    try:
+        looking.send(None)
+    except StopIteration as end:
+        findings: list[Finding] = end.value
+        return findings
+    raise AssertionError("the look waits for something that is not the patient")

@@ -1,0 +1,237 @@
+"""The judge, held to its table and to what must follow from it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.judge import CANARY_SOURCE, TRANSITIONS, Judgement, Signal, judge, nothing_to_learn, open_case
+from router.nouns import Case, Evidence, Rules, Sign, Strength, Verdict
+
+RULES = Rules(weak_window_s=10.0, weak_min=5, weak_rate=0.5, passes=2)
+NOW = 100.0
+BAD, GOOD, NEUTRAL = Sign.BAD, Sign.GOOD, Sign.NEUTRAL
+law = settings(derandomize=True, deadline=None, max_examples=200)
+
+
+def evidence(
+    sign: Sign, strength: Strength, source: str = "request", at: float = NOW, epoch: str | None = None
+) -> Evidence:
+    """Evidence about the unit `u`."""
+    return Evidence("u", sign, strength, source, "seen", at, epoch)
+
+
+PASSED = evidence(GOOD, Strength.STRONG, CANARY_SOURCE)
+FAILED = evidence(BAD, Strength.STRONG, CANARY_SOURCE)
+WEAK = evidence(BAD, Strength.WEAK)
+READY = evidence(GOOD, Strength.WEAK, "readiness")
+EVIDENCE_FOR: dict[Signal, Evidence] = {
+    Signal.FATAL: evidence(BAD, Strength.FATAL),
+    Signal.CANARY_FAILED: FAILED,
+    Signal.CANARY_PASSED: PASSED,
+    Signal.STRONG: evidence(BAD, Strength.STRONG),
+    Signal.WEAK: WEAK,
+    Signal.READY: READY,
+}
+
+
+def fold(case: Case, *pieces: Evidence, rules: Rules = RULES) -> Judgement:
+    """The last judgement after several pieces of evidence."""
+    judgement = Judgement(case, False)
+    for piece in pieces:
+        judgement = judge(judgement.case, piece, rules)
+    return judgement
+
+
+signs, strengths = st.sampled_from(Sign), st.sampled_from(Strength)
+sources = st.sampled_from([CANARY_SOURCE, "readiness", "request"])
+epochs = st.sampled_from([None, None, None, "1", "2"])
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[Evidence]:
+    """Any evidence, in order of time."""
+    at, pieces = NOW, []
+    for _ in range(draw(st.integers(0, 25))):
+        at += draw(st.floats(0.0, 4.0))
+        pieces.append(evidence(draw(signs), draw(strengths), draw(sources), at, draw(epochs)))
+    return pieces
+
+
+def reach(history: list[Evidence]) -> Case:
+    """The case that a history leads to, from the beginning."""
+    return fold(open_case(NOW), *history).case
+
+
+@pytest.mark.parametrize("signal", Signal)
+@pytest.mark.parametrize("verdict", Verdict)
+def test_what_follows_from_a_signal_is_in_the_table_and_nowhere_else(
+    verdict: Verdict, signal: Signal
+) -> None:
+    """A pair that is not listed changes nothing and wishes for nothing."""
+    window = (WEAK,) * (RULES.weak_min - 1) if signal is Signal.WEAK else ()
+    case = Case(verdict, 0.0, window=window)
+    after = judge(case, EVIDENCE_FOR[signal], RULES)
+    assert (after.case.verdict, after.wants_canary) == TRANSITIONS.get((verdict, signal), (verdict, False))
+
+
+def test_the_table_lists_no_idle_pair() -> None:
+    """Each row either moves the verdict, wishes for a canary or counts a pass."""
+    for (before, signal), (after, wants_canary) in TRANSITIONS.items():
+        assert after is not before or wants_canary or signal is Signal.CANARY_PASSED
+
+
+@pytest.mark.parametrize("verdict", Verdict)
+def test_fatal_evidence_is_believed_at_the_first_strike(verdict: Verdict) -> None:
+    """Whatever was believed before."""
+    assert judge(Case(verdict, 0.0), EVIDENCE_FOR[Signal.FATAL], RULES).case.verdict is Verdict.DOWN
+
+
+def test_only_a_passed_canary_leads_to_up() -> None:
+    """Nothing a unit says of itself does."""
+    causes = {
+        signal for (before, signal), (after, _) in TRANSITIONS.items() if before is not after is Verdict.UP
+    }
+    assert causes == {Signal.CANARY_PASSED}
+
+
+def test_an_up_unit_falls_by_suspicion_unless_the_evidence_is_fatal() -> None:
+    """One strong strike asks for a canary, whose failure confirms it."""
+    case = Case(Verdict.UP, 0.0)
+    for strike in (EVIDENCE_FOR[Signal.STRONG], FAILED):
+        suspicion = judge(case, strike, RULES)
+        assert (suspicion.case.verdict, suspicion.wants_canary) == (Verdict.SUSPECT, True)
+        assert judge(suspicion.case, FAILED, RULES).case.verdict is Verdict.DOWN
+        assert judge(suspicion.case, PASSED, RULES).case.verdict is Verdict.UP
+
+
+def test_a_down_unit_comes_back_by_passes_in_a_row() -> None:
+    """A failure in between starts the row anew."""
+    down = Case(Verdict.DOWN, 0.0)
+    assert fold(down, PASSED).case.verdict is Verdict.PROBATION
+    assert fold(down, PASSED).wants_canary
+    assert fold(down, PASSED, PASSED).case.verdict is Verdict.UP
+    assert fold(down, PASSED, FAILED, PASSED).case.verdict is Verdict.PROBATION
+    assert fold(down, PASSED, rules=replace(RULES, passes=1)).case.verdict is Verdict.UP
+    assert fold(down, PASSED, PASSED, rules=replace(RULES, passes=3)).case.verdict is Verdict.PROBATION
+
+
+def test_a_new_verdict_keeps_its_reason_and_its_time() -> None:
+    """What is shown to people, and what stays the same stays since."""
+    case = judge(Case(Verdict.UP, 0.0), EVIDENCE_FOR[Signal.FATAL], RULES).case
+    assert (case.because, case.since) == (EVIDENCE_FOR[Signal.FATAL], NOW)
+    later = judge(case, replace(FAILED, at=NOW + 5.0), RULES).case
+    assert (later.because, later.since) == (EVIDENCE_FOR[Signal.FATAL], NOW)
+
+
+def test_coming_up_wipes_the_slate() -> None:
+    """Else old failures would make the next weak one a suspicion."""
+    up = fold(Case(Verdict.UP, 0.0), *[WEAK] * 5, PASSED).case
+    assert (up.verdict, up.window) == (Verdict.UP, ())
+
+
+@law
+@given(histories(), st.integers(1, 4))
+def test_down_is_never_terminal(history: list[Evidence], passes: int) -> None:
+    """From wherever a unit may have got, passing canaries lead to UP."""
+    rules = replace(RULES, passes=passes)
+    case = fold(open_case(NOW), *history, rules=rules).case
+    assert (
+        fold(case, *[replace(PASSED, at=case.since + 1.0)] * (passes + 1), rules=rules).case.verdict
+        is Verdict.UP
+    )
+
+
+@law
+@given(histories(), strengths, sources)
+def test_neutral_evidence_changes_nothing(history: list[Evidence], strength: Strength, source: str) -> None:
+    """Without a new epoch in it."""
+    case = reach(history)
+    neutral = evidence(NEUTRAL, strength, source, at=case.since + 1.0, epoch=case.epoch)
+    assert judge(case, neutral, RULES) == (case, False)
+    assert judge(case, replace(neutral, epoch=None), RULES) == (case, False)
+
+
+@law
+@given(histories(), signs, strengths, sources)
+def test_a_new_epoch_is_another_incarnation(
+    history: list[Evidence], sign: Sign, strength: Strength, source: str
+) -> None:
+    """It starts with a clean slate and a canary, by whatever evidence it is seen."""
+    case = replace(reach(history), epoch="old")
+    seen = evidence(sign, strength, source, at=case.since + 1.0, epoch="new")
+    fresh = Case(Verdict.STARTING, seen.at, "new", because=seen)
+    assert judge(case, seen, RULES) == (fresh, True)
+
+
+@law
+@given(histories())
+def test_the_first_reading_of_an_epoch_is_only_noted(history: list[Evidence]) -> None:
+    """The gate may have been started after the unit."""
+    case = replace(reach(history), epoch=None)
+    noted = judge(case, evidence(NEUTRAL, Strength.WEAK, epoch="1"), RULES)
+    assert noted == (replace(case, epoch="1"), False)
+
+
+@law
+@given(histories())
+def test_the_window_is_bounded_in_count_and_in_time(history: list[Evidence]) -> None:
+    """And holds nothing neutral."""
+    case = reach(history)
+    assert all(e.sign is not NEUTRAL for e in case.window)
+    if case.window:
+        assert case.window[-1].at - case.window[0].at <= RULES.weak_window_s
+
+
+def test_the_window_is_bounded_when_evidence_comes_fast() -> None:
+    """A thousand pieces within the window's time."""
+    pieces = [replace(READY, at=NOW + i / 1000) for i in range(1000)]
+    case = fold(Case(Verdict.UP, 0.0), *pieces).case
+    assert len(case.window) == 64
+    assert case.window[-1] is pieces[-1]
+
+
+@law
+@given(st.lists(st.booleans(), max_size=40), st.floats(0.0, 3.0))
+def test_weak_evidence_counts_as_a_rate(are_bad: list[bool], step_s: float) -> None:
+    """Suspicion comes exactly when enough of what is recent is bad, and enough in number."""
+    case = Case(Verdict.UP, 0.0)
+    seen: list[Evidence] = []
+    for i, is_bad in enumerate(are_bad):
+        piece = replace(WEAK if is_bad else READY, at=NOW + i * step_s)
+        seen.append(piece)
+        recent = [e for e in seen if e.at >= piece.at - RULES.weak_window_s]
+        bad = sum(e.sign is BAD for e in recent)
+        case = judge(case, piece, RULES).case
+        if is_bad and bad >= RULES.weak_min and bad / len(recent) >= RULES.weak_rate:
+            assert case.verdict is Verdict.SUSPECT
+            return
+        assert case.verdict is Verdict.UP
+
+
+def test_a_streak_of_weak_evidence_is_nothing_while_the_rate_is_low() -> None:
+    """Ten failures in a row among many successes are a bad minute, not a bad unit."""
+    pieces = [replace(READY, at=NOW + i * 0.1) for i in range(21)] + [replace(WEAK, at=NOW + 2.1)] * 10
+    assert fold(Case(Verdict.UP, 0.0), *pieces[:30]).case.verdict is Verdict.UP
+
+
+def test_spread_out_weak_evidence_is_nothing() -> None:
+    """However much of it there is."""
+    pieces = [replace(WEAK, at=NOW + i * 3.0) for i in range(100)]
+    assert fold(Case(Verdict.UP, 0.0), *pieces).case.verdict is Verdict.UP
+
+
+@law
+@given(histories(), strengths, sources)
+def test_nothing_to_learn_means_that_good_news_change_no_verdict(
+    history: list[Evidence], strength: Strength, source: str
+) -> None:
+    """So that finished requests may skip the judge."""
+    case = reach(history)
+    if nothing_to_learn(case):
+        after = judge(case, evidence(GOOD, strength, source, at=case.since + 1.0), RULES)
+        assert (after.case.verdict, after.wants_canary) == (Verdict.UP, False)
+        assert nothing_to_learn(after.case)

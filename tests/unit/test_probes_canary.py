@@ -1,0 +1,200 @@
+"""When the canary flies, what it asks, and what its fate proves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import orjson
+import pytest
+
+from probes.base import Trouble
+from probes.canary import Canary
+from router.judge import CANARY_SOURCE
+from router.nouns import Evidence, Models, Rules, Sign, Strength, Unit, Verdict
+from tests.patient import Answer, FakePatient, look, reply
+
+CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+TOKEN = reply(200, b'{"choices": [{"message": {"content": "x"}}], "usage": {}}')
+RULES = Rules(canary_idle_s=2.0, canary_timeout_s=2.5, warm_up_timeout_s=60.0)
+
+
+def fly(patient: FakePatient) -> Evidence:
+    """One canary that brings evidence only."""
+    [evidence] = look(Canary(), patient)
+    assert isinstance(evidence, Evidence)
+    return evidence
+
+
+def serves(*paths: str) -> Callable[[str], Answer]:
+    """A unit that answers these paths and knows no other."""
+    return lambda target: TOKEN if target in paths else reply(404)
+
+
+def test_its_evidence_carries_the_name_that_the_judge_knows() -> None:
+    """The judge tells canaries from other evidence by it."""
+    assert fly(FakePatient(lambda _: TOKEN)).source == CANARY_SOURCE
+
+
+@pytest.mark.parametrize(
+    ("answer", "sign"),
+    [
+        (TOKEN, Sign.GOOD),
+        (reply(200, b'{"data": [{"embedding": [0.1]}]}'), Sign.GOOD),
+        (reply(200, b'{"choices": []}'), Sign.BAD),
+        (reply(200, b'{"error": {"message": "dead"}, "choices": [{}]}'), Sign.BAD),
+        (reply(200, b"<html>"), Sign.BAD),
+        (reply(200, b""), Sign.BAD),
+        (reply(500, b'{"error": {"message": "EngineDeadError"}}'), Sign.BAD),
+        (reply(502), Sign.BAD),
+        (reply(429), Sign.NEUTRAL),
+        (reply(503), Sign.NEUTRAL),
+        (reply(401), Sign.NEUTRAL),
+        (reply(307), Sign.NEUTRAL),
+        (reply(404), Sign.NEUTRAL),
+        (reply(501), Sign.NEUTRAL),
+        (Trouble.UNREACHABLE, Sign.BAD),
+        (Trouble.BROKEN, Sign.BAD),
+        (Trouble.TIMEOUT, Sign.BAD),
+        (Trouble.OWN, Sign.NEUTRAL),
+    ],
+)
+def test_each_fate_is_weighed(answer: Answer, sign: Sign) -> None:
+    """A canary proves life or its absence strongly, or nothing."""
+    evidence = fly(FakePatient(lambda _: answer))
+    assert evidence.sign is sign
+    assert evidence.strength is Strength.STRONG or sign is Sign.NEUTRAL
+
+
+def test_a_refusal_is_fatal() -> None:
+    """Nobody listens at the unit's own address."""
+    evidence = fly(FakePatient(lambda _: Trouble.REFUSED))
+    assert (evidence.sign, evidence.strength) == (Sign.BAD, Strength.FATAL)
+
+
+def test_a_timeout_while_the_unit_shows_life_proves_nothing() -> None:
+    """Busy is not sick."""
+    patient = FakePatient(lambda _: Trouble.TIMEOUT, life_at=90.0)
+
+    def move(_: str) -> Answer:
+        patient.life_at = 101.0
+        return Trouble.TIMEOUT
+
+    assert fly(patient).sign is Sign.BAD
+    patient.answer = move
+    assert fly(patient).sign is Sign.NEUTRAL
+
+
+def test_the_reason_tells_the_operator_what_happened() -> None:
+    """One line: the path, and what was said there or was not."""
+    body = b'{"error": "EngineDeadError"}\n'
+    assert fly(FakePatient(lambda _: reply(500, body))).reason == (
+        'POST /v1/chat/completions: HTTP 500 \'{"error": "EngineDeadError"}\\n\''
+    )
+    assert (
+        fly(FakePatient(lambda _: Trouble.TIMEOUT)).reason == "no token within 2.5 s: timeout, so it was said"
+    )
+
+
+def test_it_asks_for_one_token_of_a_short_unique_prompt() -> None:
+    """No priority, its own id, the first configured model."""
+    patient = FakePatient(lambda _: TOKEN, unit=Unit("u", "c", "http://u", models=("z", "a")))
+    fly(patient)
+    fly(patient)
+    first, second = (orjson.loads(asked.body) for asked in patient.asked)
+    prompt = first["messages"][0]["content"]
+    assert first == {"model": "z", "messages": [{"role": "user", "content": prompt}], "max_tokens": 1}
+    assert second["messages"][0]["content"] != prompt
+    ids = [asked.request_id for asked in patient.asked]
+    assert ids[0] != ids[1]
+    assert all(request_id.startswith("cellgate-canary-") for request_id in ids)
+
+
+def test_it_falls_back_to_what_the_unit_serves_and_remembers_it() -> None:
+    """A unit may serve completions or embeddings alone."""
+    patient = FakePatient(serves(COMPLETIONS))
+    assert fly(patient).sign is Sign.GOOD
+    assert fly(patient).sign is Sign.GOOD
+    assert [asked.target for asked in patient.asked] == [CHAT, COMPLETIONS, COMPLETIONS]
+    assert set(orjson.loads(patient.asked[-1].body)) == {"model", "prompt", "max_tokens"}
+
+    patient.answer = serves(EMBEDDINGS)
+    patient.asked.clear()
+    assert fly(patient).sign is Sign.GOOD
+    assert [asked.target for asked in patient.asked] == [COMPLETIONS, CHAT, EMBEDDINGS]
+    assert set(orjson.loads(patient.asked[-1].body)) == {"model", "input"}
+
+
+def test_it_asks_for_the_models_first_when_none_is_known() -> None:
+    """And brings them home."""
+
+    def answer(target: str) -> Answer:
+        return reply(200, b'{"data": [{"id": "told"}]}') if target == "/v1/models" else TOKEN
+
+    patient = FakePatient(answer, models=frozenset())
+    models, evidence = look(Canary(), patient)
+    assert models == Models("u", ("told",), 100.0)
+    assert isinstance(evidence, Evidence)
+    assert evidence.sign is Sign.GOOD
+    assert orjson.loads(patient.asked[-1].body)["model"] == "told"
+
+
+def test_it_names_no_model_when_the_unit_tells_none() -> None:
+    """The engine then takes its own."""
+    patient = FakePatient(serves(CHAT), models=frozenset())
+    assert fly(patient).sign is Sign.GOOD
+    assert "model" not in orjson.loads(patient.asked[-1].body)
+
+
+def test_the_fallbacks_share_one_timeout() -> None:
+    """A look takes no longer than one canary may."""
+
+    def slow(target: str) -> Answer:
+        patient.now_s += 1.0
+        return reply(404)
+
+    patient = FakePatient(slow, rules=RULES)
+    fly(patient)
+    assert [asked.timeout_s for asked in patient.asked] == [2.5, 1.5, 0.5]
+
+
+def test_it_has_time_to_warm_a_unit_up() -> None:
+    """Users' units are judged sooner."""
+    times = {
+        verdict: Canary().timeout_s(FakePatient(lambda _: TOKEN, verdict=verdict, rules=RULES))
+        for verdict in Verdict
+    }
+    assert times == {
+        Verdict.STARTING: 60.0,
+        Verdict.PROBATION: 60.0,
+        Verdict.UP: 2.5,
+        Verdict.SUSPECT: 2.5,
+        Verdict.DOWN: 2.5,
+    }
+
+
+def test_a_down_unit_gets_twice_the_time_after_each_timeout() -> None:
+    """Up to the warm-up time; any other fate ends the row."""
+    patient = FakePatient(lambda _: Trouble.TIMEOUT, verdict=Verdict.DOWN, rules=RULES)
+    for _ in range(40):
+        fly(patient)
+    waits = [asked.timeout_s for asked in patient.asked]
+    assert waits[:6] == [2.5, 5.0, 10.0, 20.0, 40.0, 60.0]
+    assert set(waits[6:]) == {60.0}
+    patient.answer = lambda _: Trouble.REFUSED
+    fly(patient)
+    assert Canary().timeout_s(patient) == 2.5
+
+
+@pytest.mark.parametrize("verdict", [verdict for verdict in Verdict if verdict is not Verdict.UP])
+def test_it_flies_each_period_while_there_is_doubt(verdict: Verdict) -> None:
+    """Signs of life do not answer a suspicion: only a canary does."""
+    patient = FakePatient(lambda _: TOKEN, verdict=verdict, life_at=100.0)
+    assert Canary(period_s=1.0).due_at(patient, 99.5) == 100.5
+
+
+def test_an_up_unit_gets_one_only_after_a_while_without_life() -> None:
+    """Work is the better proof, and free."""
+    patient = FakePatient(lambda _: TOKEN, life_at=100.0, rules=RULES)
+    assert Canary().due_at(patient, 50.0) == 102.0
+    assert Canary().due_at(replace(patient, life_at=10.0), 50.0) == 51.0
