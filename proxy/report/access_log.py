@@ -1,0 +1,171 @@
+"""The access log: one line per finished request, written off the hot path.
+
+1. `write` appends to a list, nothing else. Formatting and writing happen in a thread of its own.
+2. A sink that is stuck costs log lines, oldest first and counted, never a request and never memory.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, BinaryIO
+
+import orjson
+
+from proxy.report.log import Level, log_line, one_line, utc
+from proxy.report.record import Finished
+from proxy.settings import LogFormat
+
+KEPT = 16_384
+"""Records that wait for the sink at most; some 10 MiB."""
+TEXT_MAX = 256
+"""Characters of a text that the client chose (path, model, id): a log line is no place to store a body in."""
+CLOSE_TIMEOUT_S = 2.0
+COMPLAIN_EVERY_S = 10.0
+
+_Stamped = tuple[float, Finished]
+
+
+class AccessLog:
+    """Writes finished requests to `stream`. `wall` is the wall clock (seconds since 1970)."""
+
+    def __init__(
+        self,
+        form: LogFormat,
+        stream: BinaryIO,
+        wall: Callable[[], float],
+        log: Callable[[Level, str], None] = log_line,
+    ) -> None:
+        self._stream = stream
+        self._wall = wall
+        self._log = log
+        self._format = _FORMATS.get(form)
+        self._pending: deque[_Stamped] = deque(maxlen=KEPT)
+        # One batch is being written and one may wait. While both are taken, records stay in `_pending`.
+        self._batches: queue.Queue[list[_Stamped] | None] = queue.Queue(maxsize=1)
+        self._writer = threading.Thread(target=self._run, name="cellgate-access-log", daemon=True)
+        # Two counts, because each has one thread that adds to it.
+        self._overflowed = 0
+        self._failed = 0
+        self._trouble = "it is stuck"
+        self._complained = 0
+        self._complained_at = -COMPLAIN_EVERY_S
+        if self._format is not None:
+            self._writer.start()
+
+    @property
+    def dropped(self) -> int:
+        """Records that were never written, because the sink was stuck or broken."""
+        return self._overflowed + self._failed
+
+    def write(self, record: Finished) -> None:
+        """Take note of a finished request."""
+        if self._format is None:
+            return
+        self._overflowed += len(self._pending) == KEPT
+        self._pending.append((self._wall(), record))
+
+    def flush(self) -> None:
+        """Hand what is pending to the writer. Never blocks; to be called a few times a second."""
+        self._complain()
+        if not self._pending:
+            return
+        try:
+            self._batches.put_nowait(list(self._pending))
+        except queue.Full:
+            return
+        self._pending.clear()
+
+    def close(self) -> None:
+        """Write what is left. Blocks for at most CLOSE_TIMEOUT_S; meant for the end of the process."""
+        if not self._writer.is_alive():
+            return
+        patience = CLOSE_TIMEOUT_S / 3
+        try:
+            self._batches.put(list(self._pending), timeout=patience)
+            self._pending.clear()
+            self._batches.put(None, timeout=patience)
+        except queue.Full:
+            return
+        self._writer.join(patience)
+
+    def _complain(self) -> None:
+        lost, now = self.dropped - self._complained, self._wall()
+        if lost and now - self._complained_at >= COMPLAIN_EVERY_S:
+            self._complained, self._complained_at = self.dropped, now
+            self._log(
+                "warning", f"access log: {lost} lines lost, its output does not take them: {self._trouble}"
+            )
+
+    def _run(self) -> None:
+        while (batch := self._batches.get()) is not None:
+            try:
+                self._stream.write(b"".join(map(self._line, batch)))
+                self._stream.flush()
+            except Exception as error:
+                # Whatever it was, the next batch is tried: a log that fell silent would look like no traffic.
+                self._failed += len(batch)
+                self._trouble = str(error) or repr(error)
+
+    def _line(self, stamped: _Stamped) -> bytes:
+        assert self._format is not None
+        return self._format(*stamped)
+
+
+def json_line(at: float, record: Finished) -> bytes:
+    """The record as one JSON object; the schema is in docs/admin.md."""
+    fields: dict[str, Any] = {
+        "time": utc(at),
+        "request_id": _short(record.request_id),
+        "peer": record.peer,
+        "method": record.method,
+        "path": _short(record.path),
+        "route": record.route,
+        "model": _short(record.model),
+        "status": record.status,
+        "code": record.code,
+        "unit": record.unit,
+        "outcome": record.outcome.value,
+        "attempts": record.attempts,
+        "ttft_s": None if record.ttft_s is None else round(record.ttft_s, 4),
+        "duration_s": round(record.duration_s, 4),
+        "events": record.events,
+        "bytes_in": record.bytes_in,
+        "bytes_out": record.bytes_out,
+    }
+    try:
+        return orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE)
+    except TypeError:
+        # A lone surrogate: orjson refuses it, json escapes it.
+        return json.dumps(fields).encode() + b"\n"
+
+
+def console_line(at: float, record: Finished) -> bytes:
+    """The record as a short aligned line for people."""
+    ttft = "-" if record.ttft_s is None else f"{record.ttft_s:.3f}s"
+    outcome = f"{record.outcome.value} ({record.code})" if record.code else record.outcome.value
+    parts = (
+        utc(at),
+        str(record.status),
+        f"{record.method:<4} {_short(record.path):<20}",
+        f"{record.unit or '-':<8} {outcome:<12}",
+        f"ttft {ttft:<7} total {record.duration_s:.3f}s",
+        f"{record.events} events {_size(record.bytes_in)} in {_size(record.bytes_out)} out",
+        f"{record.peer} {_short(record.request_id)}",
+        f"{record.attempts} attempts" if record.attempts > 1 else "",
+    )
+    return one_line("  ".join(parts).rstrip()).encode(errors="backslashreplace") + b"\n"
+
+
+_FORMATS: dict[LogFormat, Callable[[float, Finished], bytes]] = {"json": json_line, "console": console_line}
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= TEXT_MAX else text[: TEXT_MAX - 1] + "…"
+
+
+def _size(n: int) -> str:
+    return f"{n}B" if n < 10_000 else f"{n / 1000:.0f}kB" if n < 10_000_000 else f"{n / 1_000_000:.0f}MB"

@@ -1,0 +1,228 @@
+"""The admin port: what the gate believes, why, and the operator's hand on it. All is answered from memory.
+
+Errors are JSON, `{"error": {"code", "message"}}`, and the message says what to do. Who may do what: trust.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+import orjson
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from proxy.report.events import Action, Event, EventLog, Follower
+from proxy.report.log import log_line
+from proxy.report.metrics import Metrics
+from proxy.report.ready import readiness, unit_health
+from proxy.report.trust import refusal
+from proxy.report.unit_view import unit_view
+from router.board import Board, Desk
+
+HEARTBEAT_S = 10.0
+SEND_TIMEOUT_S = 30.0
+"""How long a follower of the live stream may not read at all before its connection is dropped."""
+
+_CHALLENGE = {"WWW-Authenticate": "Bearer"}
+
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True, slots=True)
+class AdminView:
+    """What the admin port needs. `set_drain(unit, drained)` is False when there is no such unit."""
+
+    board: Board
+    events: EventLog
+    metrics: Metrics
+    now: Callable[[], float]
+    stopping: Callable[[], bool]
+    set_drain: Callable[[str, bool], bool]
+    token: str | None
+
+
+def make_admin(view: AdminView) -> web.Application:
+    """The application behind the admin port."""
+    admin = _Admin(view)
+    app = web.Application(middlewares=[admin.guard])
+    app.add_routes(
+        [
+            web.get("/livez", admin.livez),
+            web.get("/readyz", admin.readyz),
+            web.get("/metrics", admin.metrics),
+            web.get("/units", admin.units),
+            web.get("/units/{name}", admin.unit),
+            web.post("/units/{name}/drain", admin.drain),
+            web.post("/units/{name}/undrain", admin.undrain),
+            web.get("/events", admin.events, allow_head=False),
+            web.get("/healthz/unit/{name}", admin.unit_health),
+        ]
+    )
+
+    async def end_streams(_: web.Application) -> None:
+        view.events.close()
+
+    app.on_shutdown.append(end_streams)
+    return app
+
+
+def admin_runner(view: AdminView) -> web.AppRunner:
+    """A runner for `make_admin`: without an access log, and a caller that leaves ends its stream."""
+    return web.AppRunner(make_admin(view), access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
+
+
+class _Admin:
+    """The handlers; they read the view and hold nothing."""
+
+    def __init__(self, view: AdminView) -> None:
+        self._view = view
+
+    @web.middleware
+    async def guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+        """Keep strangers out, and turn everything that goes wrong into one line of JSON."""
+        no = refusal(request.method, request.path, request.remote, request.headers, self._view.token)
+        if no is not None:
+            return _error(*no, _CHALLENGE if no[0] is HTTPStatus.UNAUTHORIZED else None)
+        try:
+            return await handler(request)
+        except web.HTTPException as error:
+            return _http_error(request, error)
+        except ConnectionResetError:
+            raise
+        except Exception as error:
+            log_line("error", f"admin port: {request.method} {request.path} failed: {error!r}")
+            return _error(
+                HTTPStatus.INTERNAL_SERVER_ERROR, f"the gate failed at this: {error!r}; please report it"
+            )
+
+    async def livez(self, _: web.Request) -> web.Response:
+        """200 as long as the event loop turns."""
+        return web.Response(text="ok\n")
+
+    async def readyz(self, _: web.Request) -> web.Response:
+        """200 when there is somebody to send requests to."""
+        ready, body = readiness(self._view.board, self._view.stopping())
+        return _json(body, HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE)
+
+    async def metrics(self, _: web.Request) -> web.Response:
+        """Prometheus' text format."""
+        body = await self._view.metrics.render()
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def units(self, _: web.Request) -> web.Response:
+        """All units, in the order of the configuration."""
+        now = self._view.now()
+        return _json([unit_view(desk, now) for desk in self._view.board])
+
+    async def unit(self, request: web.Request) -> web.Response:
+        """One unit."""
+        return _json(unit_view(self._desk(request), self._view.now()))
+
+    async def unit_health(self, request: web.Request) -> web.Response:
+        """One unit for a load balancer that addresses units itself."""
+        name = request.match_info["name"]
+        status, reason = unit_health(self._view.board, name)
+        return _json({"unit": name, "reason": reason}, status)
+
+    async def drain(self, request: web.Request) -> web.Response:
+        """Take a unit out of rotation; what runs there finishes."""
+        return self._set_drain(request, Action("drain", request.remote or "?", request.match_info["name"]))
+
+    async def undrain(self, request: web.Request) -> web.Response:
+        """Put a unit back into rotation."""
+        return self._set_drain(request, Action("undrain", request.remote or "?", request.match_info["name"]))
+
+    async def events(self, request: web.Request) -> web.StreamResponse:
+        """What happened last, or, when asked, what happens from now on."""
+        if (
+            "text/event-stream" not in request.headers.get("Accept", "")
+            and request.query.get("follow") != "1"
+        ):
+            return _json(self._view.events.last())
+        response = web.StreamResponse(
+            headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
+        )
+        follower = self._view.events.subscribe()
+        try:
+            await response.prepare(request)
+            await _stream(follower, response)
+        except TimeoutError:
+            if request.transport is not None:
+                request.transport.abort()
+        finally:
+            self._view.events.unsubscribe(follower)
+        return response
+
+    def _set_drain(self, request: web.Request, action: Action) -> web.Response:
+        desk = self._desk(request)
+        wanted = action.kind == "drain"
+        changes = desk.drained is not wanted
+        self._view.set_drain(desk.unit.name, wanted)
+        if changes:
+            self._view.events.add(action)
+        return _json(unit_view(desk, self._view.now()))
+
+    def _desk(self, request: web.Request) -> Desk:
+        name = request.match_info["name"]
+        desks = self._view.board.desks
+        if name in desks:
+            return desks[name]
+        near = difflib.get_close_matches(name, desks, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else f"; there are: {', '.join(desks) or 'none'}"
+        raise web.HTTPNotFound(text=f"no unit is named {name!r}{hint}")
+
+
+async def _stream(follower: Follower, response: web.StreamResponse) -> None:
+    """Send events as they come and a comment when none does. Raises TimeoutError when the reader is stuck."""
+    await _send(response, b": what happens from now on; what happened before is in GET /events\n\n")
+    while True:
+        try:
+            async with asyncio.timeout(HEARTBEAT_S):
+                event = await anext(follower)
+        except TimeoutError:
+            await _send(response, b": heartbeat\n\n")
+        except StopAsyncIteration:
+            return
+        else:
+            await _send(response, _sse(event))
+
+
+async def _send(response: web.StreamResponse, data: bytes) -> None:
+    async with asyncio.timeout(SEND_TIMEOUT_S):
+        await response.write(data)
+
+
+def _sse(event: Event) -> bytes:
+    return b"id: %d\nevent: %s\ndata: %s\n\n" % (event["id"], event["kind"].encode(), orjson.dumps(event))
+
+
+def _json(value: Any, status: HTTPStatus = HTTPStatus.OK) -> web.Response:
+    # Indented: who reads this at night has curl and nothing else.
+    body = orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+    return web.Response(body=body, status=status, content_type="application/json")
+
+
+def _error(status: HTTPStatus, message: str, headers: dict[str, str] | None = None) -> web.Response:
+    body = orjson.dumps(
+        {"error": {"code": status.name.lower(), "message": message}}, option=orjson.OPT_APPEND_NEWLINE
+    )
+    return web.Response(body=body, status=status, content_type="application/json", headers=headers)
+
+
+def _http_error(request: web.Request, error: web.HTTPException) -> web.Response:
+    status = HTTPStatus(error.status)
+    allow = error.headers.get("Allow")
+    if allow is not None:
+        return _error(status, f"{request.path} takes {allow}, not {request.method}", {"Allow": allow})
+    if request.match_info.http_exception is None:
+        return _error(status, error.text or status.phrase)
+    return _error(status, f"there is no {request.path} here; there are: {', '.join(_paths(request.app))}")
+
+
+def _paths(app: web.Application) -> list[str]:
+    return [resource.canonical for resource in app.router.resources()]
