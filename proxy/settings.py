@@ -48,7 +48,7 @@ class Timeouts:
 
     connect_s (3); head_hold_s (10): after it the client of a stream gets a head and comments while the
     request stays re-dispatchable; answer_s (600): from dispatch to commit, the last resort behind the judge;
-    drain_delay_s (5): how long a stopping gate goes on accepting; drain_s (300): how long it lets streams finish.
+    drain_delay_s (5): how long a stopping gate goes on accepting; drain_s (300): how long streams may finish.
     """
 
     connect_s: float = 3.0
@@ -60,7 +60,10 @@ class Timeouts:
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """Certificate files. `cert`/`key` serve clients; `ca` verifies units, `unit_cert`/`unit_key` show them who we are."""
+    """Certificate files, PEM. `cert`/`key` serve clients; `ca` verifies units.
+
+    `unit_cert`/`unit_key` show the units who we are.
+    """
 
     cert: str | None = None
     key: str | None = None

@@ -1,0 +1,69 @@
+"""The caller's side of the admin port: one bounded request, and what to do when it fails."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import urllib.error
+import urllib.request
+from typing import Any
+from urllib.parse import quote
+
+from proxy.config import TOKEN_VARIABLE
+from proxy.settings import Address
+
+TIMEOUT_S = 5.0
+
+
+class AdminError(Exception):
+    """The gate did not do what was asked. `str()` is one line that says what to do."""
+
+
+def units(admin: Address) -> list[dict[str, Any]]:
+    """All units of the gate as its `GET /units` shows them. Raises AdminError."""
+    found = _call(admin, "GET", "/units")
+    if not isinstance(found, list):
+        raise _stranger(admin)
+    return found
+
+
+def set_drain(admin: Address, unit: str, *, drained: bool) -> None:
+    """Takes a unit out of rotation or puts it back. Raises AdminError."""
+    _call(admin, "POST", f"/units/{quote(unit, safe='')}/{'drain' if drained else 'undrain'}")
+
+
+def _call(admin: Address, method: str, path: str) -> Any:
+    token = os.environ.get(TOKEN_VARIABLE)
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    request = urllib.request.Request(f"http://{admin}{path}", method=method, headers=headers)
+    # Not through a proxy of the environment: the gate is near, and trusts this machine only without one.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=TIMEOUT_S) as response:
+            return json.load(response)
+    except urllib.error.HTTPError as error:
+        raise AdminError(_refusal(admin, error)) from None
+    except (http.client.HTTPException, ValueError):
+        raise _stranger(admin) from None
+    except OSError as error:
+        reason = getattr(error, "reason", error)
+        raise AdminError(
+            f"no gate answers at {admin} ({getattr(reason, 'strerror', None) or reason}): is it running? "
+            "Its admin address is given with --admin HOST:PORT"
+        ) from None
+
+
+def _refusal(admin: Address, error: urllib.error.HTTPError) -> str:
+    """What the gate says of a request it does not grant, and the flag or variable that helps."""
+    with error:
+        try:
+            message = str(json.load(error)["error"]["message"])
+        except (http.client.HTTPException, OSError, ValueError, LookupError, TypeError):
+            return str(_stranger(admin))
+    hint = f" (this command sends the token in {TOKEN_VARIABLE})" if error.code in (401, 403) else ""
+    return f"{message}{hint}"
+
+
+def _stranger(admin: Address) -> AdminError:
+    return AdminError(f"what answers at {admin} is not a gate's admin port: give that with --admin HOST:PORT")

@@ -1,0 +1,143 @@
+"""The command line: `serve` and `check` read the configuration, the others talk to a running gate.
+
+Exit codes: 0 done, 1 it did not work, 2 the command or the configuration is wrong. A failure is one line
+on stderr, a wrong configuration one line for each problem.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib.metadata import version
+from typing import get_args
+
+from policies import POLICIES
+from proxy import admin_client, config
+from proxy.cli_tables import fleet_table, units_table
+from proxy.config import ConfigError, Overrides
+from proxy.config_values import MisfitError, address
+from proxy.settings import Address, LogFormat, Settings
+from router.nouns import Fleet
+
+FAILED = 1
+WRONG = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and gives its exit code."""
+    args = _parser().parse_args(argv)
+    try:
+        return int(args.run(args))
+    except ConfigError as error:
+        print(*error.problems, sep="\n", file=sys.stderr)
+        return WRONG
+    except admin_client.AdminError as error:
+        return _failed(str(error))
+
+
+def _failed(why: str) -> int:
+    print(f"cellgate: {why}", file=sys.stderr)
+    return FAILED
+
+
+# Commands: each takes the parsed arguments and gives the exit code.
+
+
+def _serve(args: argparse.Namespace) -> int:
+    settings = _load(args)
+    from proxy.app import serve  # Late, so that the other commands do not wait for it.
+
+    try:
+        return serve(settings, partial(_load, args))
+    except OSError as error:
+        where = f" on {error.filename}" if error.filename else ""
+        return _failed(f"cannot listen{where}: {error.strerror or error}")
+
+
+def _check(args: argparse.Namespace) -> int:
+    settings = _load(args)
+    where = f"listens on {settings.listen}, admin on {settings.admin}"
+    print(f"{args.config or 'flags'}: good; {where}, policy {settings.policy}")
+    print(fleet_table(settings.fleet))
+    return 0
+
+
+def _units(args: argparse.Namespace) -> int:
+    units = admin_client.units(args.admin)
+    print(json.dumps(units, indent=2) if args.json else units_table(units))
+    return 0
+
+
+def _set_drain(drained: bool, args: argparse.Namespace) -> int:
+    admin_client.set_drain(args.admin, args.name, drained=drained)
+    print(f"{args.name}: " + ("drained; what runs there finishes" if drained else "back in rotation"))
+    return 0
+
+
+def _load(args: argparse.Namespace) -> Settings:
+    """The settings as they are now; read anew at each call. Raises ConfigError."""
+    flags = Overrides(args.listen, args.admin, tuple(args.unit), args.policy, args.access_log)
+    return config.load(args.config, flags)
+
+
+# Arguments.
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("cellgate", description="A gate in front of inference units.")
+    parser.add_argument("--version", action="version", version=f"cellgate {version('cellgate')}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name: str, run: Callable[[argparse.Namespace], int], does: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=does, description=f"{does.capitalize()}.")
+        added.set_defaults(run=run)
+        return added
+
+    _add_settings(command("serve", _serve, "run the gate"))
+    _add_settings(command("check", _check, "find every problem of a configuration, or show its units"))
+    units = command("units", _units, "show what a running gate believes of its units")
+    units.add_argument("--json", action="store_true", help="all that is known, as JSON")
+    drain = command(
+        "drain", partial(_set_drain, True), "take a unit out of rotation; what runs there finishes"
+    )
+    undrain = command("undrain", partial(_set_drain, False), "put a drained unit back into rotation")
+    for added in (drain, undrain):
+        added.add_argument("name", metavar="NAME", help="the name of the unit")
+    admin = str(Settings(fleet=Fleet()).admin)
+    for added in (units, drain, undrain):
+        added.add_argument(
+            "--admin", metavar="HOST:PORT", type=_address, default=admin, help="default: %(default)s"
+        )
+    return parser
+
+
+def _add_settings(command: argparse.ArgumentParser) -> None:
+    """The flags that make settings; without one, the file decides, and without a file the default."""
+    add = command.add_argument
+    add(
+        "-c",
+        dest="config",
+        metavar="FILE",
+        help="the configuration (docs/configuration.md); flags win over it",
+    )
+    add("--listen", metavar="HOST:PORT", help="where requests come in")
+    add("--admin", metavar="HOST:PORT", help="where the admin port is")
+    add(
+        "--unit",
+        metavar="[NAME=]URL",
+        action="append",
+        default=[],
+        help="a unit; may be repeated, replaces the file's cells",
+    )
+    add("--policy", metavar="NAME", help="how units are ranked: " + ", ".join(POLICIES))
+    add("--access-log", metavar="FORMAT", help="one of " + ", ".join(get_args(LogFormat)))
+
+
+def _address(text: str) -> Address:
+    try:
+        return address(text)
+    except MisfitError as error:
+        raise argparse.ArgumentTypeError(f"expected {error.expected}, found {text!r}") from None

@@ -1,0 +1,65 @@
+"""What the commands print: units as tables of text, made from what was configured or what the gate says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from router.nouns import Fleet
+
+_STEPS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
+
+
+def fleet_table(fleet: Fleet) -> str:
+    """The units as configured, one a line."""
+    head = ("UNIT", "CELL", "URL", "WEIGHT", "MAX IN FLIGHT", "MODELS", "NODES")
+    rows = (
+        (
+            unit.name,
+            unit.cell,
+            unit.url,
+            f"{unit.weight:g}, cell {fleet.cell_weight(unit.cell):g}",
+            str(unit.max_in_flight),
+            ", ".join(unit.models) or "asked of the unit",
+            ", ".join(f"{node.name} ({node.role.value})" for node in unit.nodes),
+        )
+        for unit in fleet.units
+    )
+    return _table([head, *rows])
+
+
+def units_table(units: Sequence[Mapping[str, Any]]) -> str:
+    """The units of a running gate (`GET /units`), one a line."""
+    head = ("UNIT", "CELL", "VERDICT", "FOR", "IN FLIGHT", "RUNNING/WAITING", "REASON")
+    rows = (
+        (
+            str(unit["name"]),
+            str(unit["cell"]),
+            f"{unit['verdict']}, drained" if unit["drained"] else str(unit["verdict"]),
+            duration(unit["since_s"]),
+            f"{unit['in_flight']} of {unit['max_in_flight']}",
+            f"{load['running']}/{load['waiting']}" if (load := unit["load"]) else "-",
+            str(unit["reason"]),
+        )
+        for unit in units
+    )
+    return _table([head, *rows])
+
+
+def duration(seconds: float) -> str:
+    """Seconds as the two largest units of time that say something: 7s, 3m 5s, 2d 4h."""
+    left = int(seconds)
+    parts: list[str] = []
+    for size, letter in _STEPS:
+        count, left = divmod(left, size)
+        if count or parts:
+            parts.append(f"{count}{letter}")
+    return " ".join(parts[:2]) or "0s"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    """Columns as wide as they need to be; what could move a terminal's cursor is shown as '?'."""
+    cells = [["".join(c if c.isprintable() else "?" for c in text) for text in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = ("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in cells)
+    return "\n".join(line.rstrip() for line in lines)

@@ -1,0 +1,232 @@
+"""Configuration: a YAML file, flags and environment become Settings, or a line for every problem there is.
+
+Flags win over the file. The admin token comes from the environment or from a file of its own, never from
+the configuration, so that the configuration may be shown to anyone.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from proxy import config_yaml
+from proxy.config_schema import SCHEMA, FileKeys, UnitKeys
+from proxy.config_values import MisfitError, did_you_mean, token
+from proxy.config_yaml import Place, Problem
+from proxy.settings import Settings
+from router.nouns import Cell, Fleet, Node, Role, Unit
+
+TOKEN_VARIABLE = "CELLGATE_ADMIN_TOKEN"
+
+_FLAGS = {
+    "listen": "--listen",
+    "admin": "--admin",
+    "cells": "--unit",
+    "policy": "--policy",
+    "access_log": "--access-log",
+}
+
+
+class ConfigError(Exception):
+    """The configuration cannot be used. `problems` has one line for each reason, all of them at once."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = tuple(problems)
+
+
+@dataclass(frozen=True, slots=True)
+class Overrides:
+    """What the flags say, as typed. `units` are URL or NAME=URL; given any, they replace the file's cells."""
+
+    listen: str | None = None
+    admin: str | None = None
+    units: tuple[str, ...] = ()
+    policy: str | None = None
+    access_log: str | None = None
+
+    def keys(self) -> dict[str, object]:
+        """The top-level keys of the file that the flags set."""
+        keys: dict[str, object] = {
+            "listen": self.listen,
+            "admin": self.admin,
+            "cells": [{"name": "default", "units": list(self._units())}] if self.units else None,
+            "policy": self.policy,
+            "access_log": self.access_log,
+        }
+        return {key: value for key, value in keys.items() if value is not None}
+
+    def _units(self) -> Iterator[dict[str, str]]:
+        """Units as the file would have them; one without a name is unit-N after its position from 1."""
+        for position, text in enumerate(self.units, 1):
+            name, equals, url = text.partition("=")
+            if equals and "://" not in name:
+                yield {"name": name, "url": url}
+            else:
+                yield {"name": f"unit-{position}", "url": text}
+
+
+def load(path: str | None, overrides: Overrides, environ: Mapping[str, str] = os.environ) -> Settings:
+    """The settings that the file at `path` (if any), the flags and the environment make together.
+
+    Raises ConfigError with every problem of all three; a file that holds no YAML mapping has that one only.
+    """
+    flags = overrides.keys()
+    written, wrong = _read(path)
+    keys: dict[object, object] = {**written, **flags}
+    file, misfits = _checked(keys)
+    wrong += [*_repeated_names(keys), *misfits]
+    problems = [_line(path, flags, place, text) for place, text in wrong]
+    try:
+        admin_token = token(environ[TOKEN_VARIABLE]) if environ.get(TOKEN_VARIABLE) else None
+    except MisfitError as error:
+        problems.append(f"{TOKEN_VARIABLE}: {_sentence(error)}")
+    if file is None or problems:
+        raise ConfigError(problems)
+    return _settings(file, admin_token or file.admin_token_file)
+
+
+def _read(path: str | None) -> tuple[dict[object, object], list[Problem]]:
+    if path is None:
+        return {}, []
+    try:
+        return config_yaml.read(path)
+    except config_yaml.UnreadableError as error:
+        raise ConfigError([str(error)]) from None
+
+
+def _settings(file: FileKeys, admin_token: str | None) -> Settings:
+    return Settings(
+        fleet=Fleet(
+            cells=tuple(Cell(cell.name, cell.weight) for cell in file.cells),
+            units=tuple(_unit(cell.name, unit) for cell in file.cells for unit in cell.units),
+        ),
+        listen=file.listen,
+        admin=file.admin,
+        admin_token=admin_token,
+        policy=file.policy,
+        rules=file.rules,
+        limits=file.limits,
+        timeouts=file.timeouts,
+        tls=file.tls,
+        access_log=file.access_log,
+        pass_unlisted=file.pass_unlisted,
+    )
+
+
+def _unit(cell: str, unit: UnitKeys) -> Unit:
+    nodes = tuple(Node(node.name, node.role) for node in unit.nodes) or (Node(unit.name, Role.LEADER),)
+    return Unit(unit.name, cell, unit.url, unit.models, unit.weight, unit.max_in_flight, nodes)
+
+
+# What is wrong, and how it is said.
+
+
+def _line(path: str | None, flags: Mapping[str, object], place: Place, text: str) -> str:
+    """The problem `text` at `place`, after the flag or the file that it comes from."""
+    if place and (path is None or place[0] in flags):
+        return f"{_FLAGS[str(place[0])]}: {text}"
+    return f"{path}: {_dotted(place)}: {text}"
+
+
+def _dotted(place: Place) -> str:
+    """`cells[0].units[1].url`; a key that is no plain word is quoted."""
+    parts = (
+        f"[{key}]"
+        if isinstance(key, int)
+        else f".{key if re.fullmatch('[A-Za-z0-9_-]+', key) else repr(key)}"
+        for key in place
+    )
+    return "".join(parts).removeprefix(".")
+
+
+def _checked(keys: Mapping[Any, object]) -> tuple[FileKeys | None, list[Problem]]:
+    try:
+        return FileKeys.model_validate(keys), []
+    except ValidationError as error:
+        return None, [_explained(detail) for detail in error.errors(include_url=False)]
+
+
+def _explained(error: ErrorDetails) -> Problem:
+    """Where an error of the schema is, and the sentence about it."""
+    place, found = error["loc"], error["input"]
+    match error["type"]:
+        case "value_error":
+            return place, _sentence(error["ctx"]["error"], found)
+        case "missing":
+            return place, "expected this key, found nothing"
+        case "extra_forbidden":
+            return place, _sentence(MisfitError("a known key", _known_keys(place)), place[-1])
+        case "invalid_key":
+            return (*place[:-1], _shown(found)), f"expected a word, found {_shown(found)}; put it in quotes"
+        case "list_type":
+            return place, _sentence(MisfitError("a list"), found)
+        case _:
+            return place, _sentence(MisfitError("a mapping"), found)
+
+
+def _sentence(wrong: MisfitError, found: object = None) -> str:
+    text = f"expected {wrong.expected}, found {wrong.found or _shown(found)}"
+    return f"{text}; {wrong.hint}" if wrong.hint else text
+
+
+def _shown(found: object) -> str:
+    """A value in few words, as YAML has it."""
+    match found:
+        case None:
+            return "nothing"
+        case bool():
+            return str(found).lower()
+        case dict():
+            return "a mapping"
+        case list():
+            return "a list"
+    text = repr(found) if isinstance(found, str) else str(found)
+    return text if len(text) <= 80 else f"{text[:80]}…"
+
+
+def _known_keys(place: Place) -> str:
+    """The hint for an unknown key: the nearest here, the same elsewhere, or all that there are here."""
+    level = _dotted(tuple(0 if isinstance(key, int) else key for key in place[:-1])).replace("[0]", "[]")
+    here, key = SCHEMA[level].model_fields, str(place[-1])
+    elsewhere = [f"{other}.{key}" for other, keys in SCHEMA.items() if key in keys.model_fields]
+    near = did_you_mean(key, here) or did_you_mean(".".join(elsewhere[:1]), elsewhere)
+    return near or f"known here: {', '.join(here)}"
+
+
+# Names that stand twice. This looks at what was written, as one bad value elsewhere must not hide it.
+
+
+def _mappings(parent: object, key: str) -> list[tuple[int, dict[str, object]]]:
+    """The mappings in the list under `key`, with their indexes; the schema minds all else."""
+    items = parent.get(key) if isinstance(parent, dict) else None
+    if not isinstance(items, list):
+        return []
+    return [(index, item) for index, item in enumerate(items) if isinstance(item, dict)]
+
+
+def _repeated_names(keys: object) -> Iterator[Problem]:
+    """Cells and units of the same name, units at the same URL, nodes of the same name in one unit."""
+    cells = [(("cells", c), cell) for c, cell in _mappings(keys, "cells")]
+    units = [((*place, "units", u), unit) for place, cell in cells for u, unit in _mappings(cell, "units")]
+    yield from _repeated("name", cells)
+    yield from _repeated("name", units)
+    yield from _repeated("url", units)
+    for place, unit in units:
+        yield from _repeated("name", [((*place, "nodes", n), node) for n, node in _mappings(unit, "nodes")])
+
+
+def _repeated(key: str, items: Iterable[tuple[Place, dict[str, object]]]) -> Iterator[Problem]:
+    seen: set[str] = set()
+    for place, item in items:
+        value = item.get(key)
+        if isinstance(value, str) and value in seen:
+            yield (*place, key), f"expected a {key} of its own, found {value!r} a second time"
+        elif isinstance(value, str):
+            seen.add(value)

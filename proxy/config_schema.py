@@ -1,0 +1,179 @@
+"""What may stand in a configuration: its keys, their defaults, and what each value has to be.
+
+Defaults come from proxy/settings.py and router/nouns.py and are stated nowhere else. A new field of Rules,
+Limits, Timeouts or Tls is a new key by itself, checked by the unit in its name. A value that is not what it
+has to be raises MisfitError; nothing is converted that could have been meant otherwise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import ssl
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar, get_type_hints
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, create_model
+
+from proxy import config_values as values
+from proxy.config_values import MisfitError
+from proxy.memory import quarter_of_memory
+from proxy.settings import Address, Limits, LogFormat, Settings, Timeouts, Tls
+from router.nouns import Cell, Fleet, Role, Rules, Unit
+
+T = TypeVar("T")
+
+_GIVEN = Settings(fleet=Fleet())
+_CELL = Cell(name="")
+_UNIT = Unit(name="", cell="", url="")
+
+
+class Keys(BaseModel):
+    """A mapping of the file: these keys, and no other."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+# Sections: one mapping for each settings dataclass, with its fields as keys.
+
+_MAY_BE_ZERO = {"drain_delay_s", "drain_s", "retry_min"}
+
+
+def _check_of(name: str, kind: object) -> Any:
+    """The check for a field of a settings dataclass, by the unit in its name, else by its type."""
+    if name.endswith("_bytes"):
+        return values.size
+    if name.endswith("_s"):
+        return values.seconds_or_0 if name in _MAY_BE_ZERO else values.seconds
+    if kind is int:
+        return values.count_or_0 if name in _MAY_BE_ZERO else values.count
+    return values.share if kind is float else values.readable_file
+
+
+def _keys_of(noun: Any, **derived: Callable[[], object]) -> type[Keys]:
+    """The mapping for a settings dataclass; `derived` defaults are worked out when they are needed."""
+    kinds = get_type_hints(noun)
+    fields: dict[str, Any] = {}
+    for field in dataclasses.fields(noun):
+        check = Annotated[Any, PlainValidator(_check_of(field.name, kinds[field.name]))]
+        default = Field(default_factory=derived[field.name]) if field.name in derived else field.default
+        fields[field.name] = (check, default)
+    return create_model(noun.__name__, __base__=Keys, **fields)
+
+
+def _section(noun: Callable[..., T], keys: type[Keys], fits: Callable[[Any], None] | None = None) -> Any:
+    """Reads a mapping into its settings dataclass; `fits` looks at keys that have to go together."""
+
+    def read(found: object) -> T:
+        section = keys.model_validate(found)
+        if fits is not None:
+            fits(section)
+        return noun(**dict(section))
+
+    return PlainValidator(read)
+
+
+def _one_body_fits(limits: Any) -> None:
+    """A body allowed by itself must be allowed among all, or every request with it would be refused."""
+    if limits.model_fields_set & {"body_bytes", "bodies_bytes"} and limits.body_bytes > limits.bodies_bytes:
+        raise MisfitError(
+            f"body_bytes of at most bodies_bytes ({limits.bodies_bytes} here)",
+            "bodies_bytes is by default a quarter of memory",
+            found=str(limits.body_bytes),
+        )
+
+
+def _pairs_load(tls: Any) -> None:
+    """A certificate comes with its key, and both with an authority that can be read."""
+    for one, other in (("cert", "key"), ("unit_cert", "unit_key")):
+        cert, key = getattr(tls, one), getattr(tls, other)
+        if (cert is None) != (key is None):
+            alone = other if cert is None else one
+            raise MisfitError(f"{one} and {other} together", found=f"{alone} alone")
+        if cert is not None:
+            with values.pem_errors(f"a certificate in {one} and its key in {other}, both PEM"):
+                # Without a password OpenSSL would ask the terminal for that of an encrypted key.
+                ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, password="")
+    if tls.ca is not None:
+        with values.pem_errors("certificates of authorities in ca, PEM"):
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(tls.ca)
+
+
+RulesKeys = _keys_of(Rules)
+LimitsKeys = _keys_of(Limits, bodies_bytes=quarter_of_memory)
+TimeoutsKeys = _keys_of(Timeouts)
+TlsKeys = _keys_of(Tls)
+
+
+# Cells, units, nodes, and the file as a whole.
+
+
+def _one_leader(nodes: list[NodeKeys]) -> list[NodeKeys]:
+    leaders = sum(node.role is Role.LEADER for node in nodes)
+    if leaders != 1:
+        raise MisfitError("nodes of which exactly one has the role leader", found=f"{leaders} leaders")
+    return nodes
+
+
+class NodeKeys(Keys):
+    """One node of a unit."""
+
+    name: Annotated[str, PlainValidator(values.name)]
+    role: Annotated[Role, PlainValidator(values.role)]
+
+
+class UnitKeys(Keys):
+    """One unit of a cell. No `nodes` means one leader with the unit's name."""
+
+    name: Annotated[str, PlainValidator(values.name)]
+    url: Annotated[str, PlainValidator(values.url)]
+    weight: Annotated[float, PlainValidator(values.weight)] = _UNIT.weight
+    max_in_flight: Annotated[int, PlainValidator(values.count)] = _UNIT.max_in_flight
+    models: Annotated[tuple[str, ...], PlainValidator(values.models)] = _UNIT.models
+    nodes: Annotated[list[NodeKeys], AfterValidator(_one_leader)] = []
+
+
+class CellKeys(Keys):
+    """One cell. A cell may have no unit for a while, a fleet may not."""
+
+    name: Annotated[str, PlainValidator(values.name)]
+    weight: Annotated[float, PlainValidator(values.weight)] = _CELL.weight
+    units: list[UnitKeys]
+
+
+def _some_unit(cells: list[CellKeys]) -> list[CellKeys]:
+    if not any(cell.units for cell in cells):
+        raise MisfitError(
+            "at least one cell with a unit", "name units in the file, or with --unit URL", found="none"
+        )
+    return cells
+
+
+class FileKeys(Keys):
+    """The whole file. `admin_token_file` is read here, so that what the field holds is the token."""
+
+    listen: Annotated[Address, PlainValidator(values.address)] = _GIVEN.listen
+    admin: Annotated[Address, PlainValidator(values.address)] = _GIVEN.admin
+    admin_token_file: Annotated[str | None, PlainValidator(values.token_in_file)] = Field(None, repr=False)
+    policy: Annotated[str, PlainValidator(values.policy)] = _GIVEN.policy
+    access_log: Annotated[LogFormat, PlainValidator(values.log_format)] = _GIVEN.access_log
+    cells: Annotated[list[CellKeys], AfterValidator(_some_unit)] = Field([], validate_default=True)
+    rules: Annotated[Rules, _section(Rules, RulesKeys)] = _GIVEN.rules
+    limits: Annotated[Limits, _section(Limits, LimitsKeys, _one_body_fits)] = Field(
+        default_factory=lambda: Limits(bodies_bytes=quarter_of_memory())
+    )
+    timeouts: Annotated[Timeouts, _section(Timeouts, TimeoutsKeys)] = _GIVEN.timeouts
+    tls: Annotated[Tls, _section(Tls, TlsKeys, _pairs_load)] = _GIVEN.tls
+    pass_unlisted: Annotated[bool, PlainValidator(values.flag)] = _GIVEN.pass_unlisted
+
+
+SCHEMA: dict[str, type[Keys]] = {
+    "": FileKeys,
+    "cells[]": CellKeys,
+    "cells[].units[]": UnitKeys,
+    "cells[].units[].nodes[]": NodeKeys,
+    "rules": RulesKeys,
+    "limits": LimitsKeys,
+    "timeouts": TimeoutsKeys,
+    "tls": TlsKeys,
+}
+"""Every mapping of the file by its place: where the known keys and their defaults are looked up."""

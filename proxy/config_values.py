@@ -1,0 +1,229 @@
+"""What a single value of a configuration has to be.
+
+Each check takes what YAML (or a flag) gave and returns what Settings wants, or raises MisfitError. YAML's own
+surprises (a bare `off` is false, `name: 1` is a number) are met here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import ipaddress
+import re
+import ssl
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import get_args
+
+from policies import POLICIES
+from proxy.settings import KIB, MIB, Address, LogFormat
+from router.nouns import Role
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_HOST = r"(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])"
+_URL = re.compile(rf"(?P<scheme>https?)://{_HOST}(:(?P<port>\d{{1,5}}))?/?", re.IGNORECASE | re.ASCII)
+_ADDRESS = re.compile(rf"{_HOST}:(?P<port>\d{{1,5}})", re.ASCII)
+_SIZE = re.compile(r"(\d{1,9}) ?(KiB|MiB|GiB)", re.ASCII)
+_SIZE_UNITS = {"KiB": KIB, "MiB": MIB, "GiB": 1024 * MIB}
+_LARGEST = 1e12
+"""No sensible number is larger; keeps infinities and overflows out."""
+
+
+class MisfitError(ValueError):
+    """A value is not what it has to be. `found` replaces a value that must not be shown as it is."""
+
+    def __init__(self, expected: str, hint: str = "", found: str = "") -> None:
+        super().__init__(expected)
+        self.expected = expected
+        self.hint = hint
+        self.found = found
+
+
+def did_you_mean(word: object, choices: Collection[str]) -> str:
+    """The hint that names the choice nearest to `word`; empty if none is near."""
+    near = difflib.get_close_matches(str(word), choices, n=1)
+    return f"did you mean '{near[0]}'?" if near else ""
+
+
+# Numbers.
+
+
+def _number(expected: str, fits: Callable[[float], bool]) -> Callable[[object], float]:
+    def check(found: object) -> float:
+        if isinstance(found, bool) or not isinstance(found, (int, float)):
+            raise MisfitError(expected)
+        if not (abs(found) <= _LARGEST and fits(found)):
+            raise MisfitError(expected)
+        return float(found)
+
+    return check
+
+
+def _whole(expected: str, least: int) -> Callable[[object], int]:
+    def check(found: object) -> int:
+        if isinstance(found, bool) or not isinstance(found, int) or not least <= found <= _LARGEST:
+            raise MisfitError(expected)
+        return found
+
+    return check
+
+
+seconds = _number("a number of seconds above 0", lambda number: number > 0)
+seconds_or_0 = _number("a number of seconds, 0 or more", lambda number: number >= 0)
+share = _number("a share from 0 to 1", lambda number: 0 <= number <= 1)
+weight = _number("a weight above 0 (1 is usual)", lambda number: number > 0)
+count = _whole("a whole number from 1", 1)
+count_or_0 = _whole("a whole number from 0", 0)
+
+
+def size(found: object) -> int:
+    """Bytes, as a whole number or as '64MiB'."""
+    if isinstance(found, int) and not isinstance(found, bool) and 1 <= found <= _LARGEST:
+        return found
+    match = _SIZE.fullmatch(found) if isinstance(found, str) else None
+    if match and int(match[1]) > 0:
+        return int(match[1]) * _SIZE_UNITS[match[2]]
+    raise MisfitError("a size: bytes as a whole number, or a string like 64MiB", _size_hint(str(found)))
+
+
+def _size_hint(text: str) -> str:
+    near = re.fullmatch(r"([1-9]\d*) ?([kmg])i?b?", text, re.IGNORECASE | re.ASCII)
+    return f"did you mean '{near[1]}{near[2].upper()}iB'?" if near else ""
+
+
+# Words.
+
+
+def flag(found: object) -> bool:
+    """True or false, as YAML has them."""
+    if not isinstance(found, bool):
+        raise MisfitError("true or false")
+    return found
+
+
+def _choice(what: str, found: object, choices: Collection[str]) -> str:
+    if not isinstance(found, str) or found not in choices:
+        raise MisfitError(f"{what}: {', '.join(choices)}", did_you_mean(found, choices))
+    return found
+
+
+def policy(found: object) -> str:
+    """The name of a policy."""
+    return _choice("a policy", found, sorted(POLICIES))
+
+
+def role(found: object) -> Role:
+    """The role of a node."""
+    return Role(_choice("a role", found, [role.value for role in Role]))
+
+
+def log_format(found: object) -> str:
+    """The format of the access log. YAML reads a bare `off` as false."""
+    return _choice("a format", "off" if found is False else found, get_args(LogFormat))
+
+
+def name(found: object) -> str:
+    """A name that can stand in a URL, a label and a log line."""
+    if isinstance(found, str) and _NAME.fullmatch(found):
+        return found
+    hint = (
+        "" if isinstance(found, (str, list, dict)) or found is None else "put it in quotes to make it a name"
+    )
+    raise MisfitError("a name of letters, digits, '.', '_' and '-', at most 128", hint)
+
+
+def models(found: object) -> tuple[str, ...]:
+    """The names of models, none twice."""
+    if not isinstance(found, list) or not all(isinstance(model, str) and model for model in found):
+        raise MisfitError(
+            "a list of model names", f"did you mean [{found}]?" if isinstance(found, str) else ""
+        )
+    if len(set(found)) != len(found):
+        raise MisfitError("a list of model names, none of them twice", found=", ".join(map(repr, found)))
+    return tuple(found)
+
+
+# Places.
+
+
+def _is_host(host: str) -> bool:
+    """Whether a host that looks like an IP address is one; names are the resolver's business."""
+    if not host.startswith("[") and not re.fullmatch(r"[\d.]+", host):
+        return True
+    with contextlib.suppress(ValueError):
+        return bool(ipaddress.ip_address(host.strip("[]")))
+    return False
+
+
+def address(found: object) -> Address:
+    """HOST:PORT to listen on, port 0 to let the system choose."""
+    match = _ADDRESS.fullmatch(found) if isinstance(found, str) else None
+    if match and _is_host(match["host"]) and int(match["port"]) < 65536:
+        return Address(match["host"].strip("[]"), int(match["port"]))
+    port = re.fullmatch(r":?(\d{1,5})", str(found), re.ASCII)
+    hint = f"did you mean '127.0.0.1:{port[1]}'?" if port and int(port[1]) < 65536 else ""
+    raise MisfitError("HOST:PORT, an IPv6 host in brackets", hint)
+
+
+def url(found: object) -> str:
+    """The root of a unit's API, without a trailing slash."""
+    match = _URL.fullmatch(found) if isinstance(found, str) else None
+    if match and _is_host(match["host"]) and 0 < int(match["port"] or 80) < 65536:
+        port = f":{match['port']}" if match["port"] else ""
+        return f"{match['scheme'].lower()}://{match['host'].lower()}{port}"
+    expected = "http://HOST:PORT or https://HOST:PORT and nothing more"
+    if isinstance(found, str) and "@" in found:
+        raise MisfitError(expected, found="a URL with '@' (not shown, it may hold a password)")
+    raise MisfitError(expected, _url_hint(found) if isinstance(found, str) else "")
+
+
+def _url_hint(text: str) -> str:
+    """What `text` probably means: the same with a scheme, and without a path such as /v1 or a query."""
+    whole = text if "://" in text else f"http://{text}"
+    root = re.match(r"https?://[^/?#]*", whole, re.IGNORECASE)
+    if root is None or _URL.fullmatch(root[0]) is None:
+        return ""
+    return f"did you mean '{root[0]}'?" + (" Each request brings its own path" if root[0] != whole else "")
+
+
+# Files.
+
+
+def readable_file(found: object) -> str:
+    """The name of a file that can be opened now."""
+    if not isinstance(found, str):
+        raise MisfitError("the name of a file")
+    try:
+        Path(found).open("rb").close()
+    except (OSError, ValueError) as error:
+        raise MisfitError(
+            "a readable file", found=f"{found!r}: {getattr(error, 'strerror', error)}"
+        ) from None
+    return found
+
+
+def token(text: str) -> str:
+    """An admin token: what can stand in an Authorization header. It is never shown."""
+    if not re.fullmatch(r"[!-~]+", text.strip()):
+        raise MisfitError(
+            "a token of visible ASCII characters", found="nothing" if not text.strip() else "other ones"
+        )
+    return text.strip()
+
+
+def token_in_file(found: object) -> str:
+    """The admin token that a file holds."""
+    return token(Path(readable_file(found)).read_text(encoding="latin-1"))
+
+
+@contextlib.contextmanager
+def pem_errors(expected: str) -> Iterator[None]:
+    """Turns what OpenSSL says of certificate files into MisfitError."""
+    try:
+        yield
+    except ssl.SSLError as error:
+        raise MisfitError(
+            expected, found=f"what OpenSSL refuses ({error.reason or 'not PEM, or encrypted'})"
+        ) from None
+    except OSError as error:
+        raise MisfitError(expected, found=str(error)) from None

@@ -1,0 +1,87 @@
+"""Reads a YAML file into a plain mapping, or says by line and column why that cannot be done."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+
+Place = tuple[str | int, ...]
+"""Where in the configuration something stands: keys and indexes from the top."""
+
+Problem = tuple[Place, str]
+"""What is wrong at a place, as a sentence."""
+
+
+class UnreadableError(Exception):
+    """The file holds no YAML mapping. `str()` is one line that begins with the file's name."""
+
+
+def read(path: str) -> tuple[dict[object, object], list[Problem]]:
+    """The mapping in the file at `path`, and what is wrong with keys that stand there twice.
+
+    Raises UnreadableError. YAML itself would let the last of two keys win in silence.
+    """
+    text = _text(path)
+    try:
+        loader = yaml.SafeLoader(text)
+        node = loader.get_single_node()
+        found = loader.construct_document(node) if node is not None else None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else path
+        raise UnreadableError(f"{where}: expected YAML, {' '.join(str(error.problem).split())}") from None
+    except yaml.reader.ReaderError as error:
+        where = _line_and_column(text[: error.position])
+        raise UnreadableError(
+            f"{path}:{where}: expected printable text, found {chr(error.character)!r}"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise UnreadableError(f"{path}: expected YAML that is plain and not deeply nested: {error}") from None
+    if node is None or not isinstance(found, dict):
+        what = "an empty file" if found is None else f"a {type(found).__name__}"
+        raise UnreadableError(f"{path}: expected a mapping such as 'cells: [...]', found {what}")
+    return found, list(_repeated_keys(node, (), set()))
+
+
+def _text(path: str) -> str:
+    try:
+        data = Path(path).read_bytes()
+    except (OSError, ValueError) as error:
+        raise UnreadableError(
+            f"{path}: expected a readable file: {getattr(error, 'strerror', error)}"
+        ) from None
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        where = _line_and_column(data[: error.start].decode("utf-8"))
+        raise UnreadableError(
+            f"{path}:{where}: expected UTF-8, found byte 0x{data[error.start]:02x}"
+        ) from None
+
+
+def _line_and_column(before: str) -> str:
+    """The place right after `before`, as editors count."""
+    return f"{before.count(chr(10)) + 1}:{len(before) - before.rfind(chr(10))}"
+
+
+def _repeated_keys(node: yaml.Node, place: Place, seen: set[yaml.Node]) -> Iterator[Problem]:
+    """Each key that stands twice in one mapping; `seen` keeps aliases from being walked again."""
+    if node in seen:
+        return
+    seen.add(node)
+    if isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            yield from _repeated_keys(item, (*place, index), seen)
+    elif isinstance(node, yaml.MappingNode):
+        lines: dict[object, int] = {}
+        for key, value in node.value:
+            here = (*place, str(key.value))
+            line = key.start_mark.line + 1
+            if lines.setdefault((key.tag, str(key.value)), line) != line:
+                yield (
+                    here,
+                    f"expected once, found in line {lines[key.tag, str(key.value)]} and in line {line}",
+                )
+            yield from _repeated_keys(value, here, seen)
