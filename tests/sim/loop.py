@@ -149,6 +149,7 @@ class _Future:
         if timeout == 0:
             self._turns += 1
             if self._turns > TURNS_IN_ONE_INSTANT:
+                self._turns = 0
                 raise Deadlock(f"time stands still at {loop.time():.3f} s; {loop.pending()}")
         else:
             self._turns = 0

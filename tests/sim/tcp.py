@@ -32,7 +32,7 @@ class Link:
     latency_s: tuple[float, float] = (0.0002, 0.002)
     bytes_per_s: float = math.inf
     split: float = 0.1
-    hiccup: float = 0.02
+    hiccup: float = 0.05
     hiccup_s: float = 0.03
 
 

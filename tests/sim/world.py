@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from random import Random
 from typing import Any, TypeVar
 
-from tests.sim.loop import SimLoop
+from tests.sim.loop import Deadlock, SimLoop
 from tests.sim.network import HERE, Network
 from tests.sim.trace import Trace
 
@@ -95,11 +95,13 @@ def _raise_problems(world: World) -> None:
 def _close(loop: SimLoop) -> None:
     """Cancel what is left, so that the failure that matters is the one reported."""
     loop.forgive()
-    left = asyncio.all_tasks(loop)
-    for task in left:
-        task.cancel()
-    if left:
-        loop.run_until_complete(asyncio.wait(left, timeout=GRACE_S))
-    loop.run_until_complete(loop.shutdown_asyncgens())
-    loop.forgive()
+    with suppress(Deadlock):
+        loop.run_until_complete(_cancel(asyncio.all_tasks(loop)))
     loop.close()
+
+
+async def _cancel(tasks: set[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.get_running_loop().shutdown_asyncgens()

@@ -1,0 +1,52 @@
+"""What can be wrong with a simulated engine, as data. A fresh `Behaviour` is a healthy one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Break(Enum):
+    """How a stream breaks in the middle."""
+
+    ERROR = "an SSE error event under status 200"
+    TRUNCATE = "the connection is closed"
+    STALL = "nothing more comes, while the other streams go on"
+
+
+@dataclass(slots=True)
+class Behaviour:
+    """How an engine behaves at the moment; set a field to change it, then `Engine.wake()` if it was stuck.
+
+    wedged: the collective hangs. `/health` says 200, heads are sent, no token ever.
+    spinning: the same, and `/metrics` stands still as well, for the engine's process is busy.
+    silent: connections are accepted and nothing is ever answered.
+    follower_lost: at the next step all requests fail in the engine, and soon after the leader exits.
+    slow: factor on every step and prefill.
+    error_rate, error_status: this share of generations gets this status at once.
+    busy_status: 429 or 503 for every generation.
+    breaks, breaks_after_events: each stream breaks after so many content events.
+    garbage: generations are answered with what is no HTTP.
+    keepalive_s: a `:` comment this often on every stream accepted from now on, tokens or not.
+    torn: the events of a stream and its chunks do not coincide.
+    close_delimited: streams end with their connection.
+    """
+
+    wedged: bool = False
+    spinning: bool = False
+    silent: bool = False
+    follower_lost: bool = False
+    slow: float = 1.0
+    error_rate: float = 0.0
+    error_status: int = 500
+    busy_status: int | None = None
+    breaks: Break | None = None
+    breaks_after_events: int = 0
+    garbage: bool = False
+    keepalive_s: float | None = None
+    torn: bool = False
+    close_delimited: bool = False
+
+    @property
+    def is_stuck(self) -> bool:
+        return self.wedged or self.spinning

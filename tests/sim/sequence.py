@@ -1,0 +1,129 @@
+"""One generation in a simulated engine: what was asked, what was said, and how the client is told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import orjson
+
+from tests.sim import openai_shapes as shapes
+from tests.sim.behaviour import Behaviour
+from tests.sim.http_server import Exchange
+from tests.sim.speech import count_tokens, render, words
+
+DEFAULT_MAX_TOKENS = 16
+
+
+class UnknownModelError(LookupError):
+    """The request is for a model that this engine does not serve."""
+
+
+@dataclass(slots=True)
+class Served:
+    """What became of one request at one engine. `outcome` is empty while it runs."""
+
+    request_id: str
+    text: str
+    arrived_s: float
+    tokens: int = 0
+    outcome: str = ""
+
+
+class Sequence:
+    """`first_token_s` is when its prefill ends, set by the engine."""
+
+    def __init__(self, exchange: Exchange, body: dict[str, Any], served: Served) -> None:
+        self.exchange = exchange
+        self.served = served
+        self.stream = bool(body.get("stream"))
+        self.first_token_s = 0.0
+        self._chat = "messages" in body
+        self._model: str = body["model"]
+        self._left: int = body.get("max_completion_tokens") or body.get("max_tokens") or DEFAULT_MAX_TOKENS
+        self._with_usage = bool((body.get("stream_options") or {}).get("include_usage"))
+        self._words: Iterator[str] = words(served.text)
+        self._said: list[str] = []
+        self._torn: Random | None = None
+
+    @classmethod
+    def parse(cls, exchange: Exchange, now_s: float, model: str) -> Sequence:
+        """Raises ValueError, KeyError or TypeError for what is no request, UnknownModelError."""
+        body = orjson.loads(exchange.request.body)
+        text = render(body)
+        body.setdefault("model", model)
+        if body["model"] != model:
+            raise UnknownModelError(f"The model `{body['model']}` does not exist.")
+        return cls(exchange, body, Served(exchange.request.headers.get("x-request-id", ""), text, now_s))
+
+    def begin(self, behaviour: Behaviour, rng: Random) -> None:
+        """Send the head of the stream, long before anything is computed."""
+        self._torn = rng if behaviour.torn else None
+        self.exchange.begin("text/event-stream; charset=utf-8", chunked=not behaviour.close_delimited)
+
+    def send(self, event: bytes) -> None:
+        """Send an event: as one chunk, or torn into two."""
+        if self._torn is None:
+            self.exchange.send(event)
+            return
+        cut = self._torn.randrange(1, len(event))
+        self.exchange.send(event[:cut])
+        self.exchange.send(event[cut:])
+
+    def advance(self) -> bool:
+        """Say one more word; whether it was the last."""
+        word = next(self._words)
+        self._said.append(word)
+        self.served.tokens += 1
+        self._left -= 1
+        is_last = self._left <= 0
+        if self.stream:
+            self._tell(word, is_last=is_last)
+        elif is_last:
+            self.exchange.reply(200, self._whole())
+        return is_last
+
+    def fail(self, message: str) -> None:
+        """End with an error of the engine: an event in a stream, a 500 otherwise."""
+        if not self.stream:
+            self.exchange.reply(500, shapes.error(500, message))
+            return
+        self.send(shapes.event(shapes.error_body(500, message)))
+        self.send(shapes.DONE)
+        self.exchange.end()
+
+    def _tell(self, word: str, *, is_last: bool) -> None:
+        if self._chat and len(self._said) == 1:
+            self.send(self._event(role="assistant"))
+        self.send(self._event(word))
+        if is_last:
+            self.send(self._event(finish="length"))
+            if self._with_usage:
+                self.send(shapes.event(self._frame(choices=[]) | {"usage": self._usage()}))
+            self.send(shapes.DONE)
+            self.exchange.end()
+
+    def _event(self, text: str = "", *, role: str | None = None, finish: str | None = None) -> bytes:
+        choice: dict[str, Any] = {"index": 0, "finish_reason": finish}
+        if self._chat:
+            choice["delta"] = {"role": role, "content": text} if role else {"content": text} if text else {}
+        else:
+            choice["text"] = text
+        return shapes.event(self._frame(choices=[choice], chunk=".chunk"))
+
+    def _whole(self) -> bytes:
+        text = "".join(self._said)
+        choice: dict[str, Any] = {"index": 0, "finish_reason": "length"}
+        choice |= {"message": {"role": "assistant", "content": text}} if self._chat else {"text": text}
+        return orjson.dumps(self._frame(choices=[choice]) | {"usage": self._usage()})
+
+    def _frame(self, choices: list[Any], chunk: str = "") -> dict[str, Any]:
+        kind, prefix = ("chat.completion" + chunk, "chatcmpl") if self._chat else ("text_completion", "cmpl")
+        name = f"{prefix}-{self.served.request_id}"
+        return {"id": name, "object": kind, "created": 0, "model": self._model, "choices": choices}
+
+    def _usage(self) -> dict[str, int]:
+        prompt, said = count_tokens(self.served.text), len(self._said)
+        return {"prompt_tokens": prompt, "completion_tokens": said, "total_tokens": prompt + said}

@@ -1,0 +1,46 @@
+"""What the simulated engines say: words that are a function of all text before them.
+
+So every engine gives the same answer to the same prompt, and whoever sends the prompt with the text so far
+gets exactly what would have come next, as with a greedy engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from hashlib import blake2b
+from itertools import islice
+from typing import Any
+
+
+def words(text: str) -> Iterator[str]:
+    """The words that follow `text`, for ever; each is one token with a space before it."""
+    state = blake2b(text.encode(), digest_size=4)
+    while True:
+        word = " " + state.hexdigest()
+        state.update(word.encode())
+        yield word
+
+
+def answer(text: str, tokens: int) -> str:
+    """The first words that follow `text`."""
+    return "".join(islice(words(text), tokens))
+
+
+def chat_text(prompt: str) -> str:
+    """What a chat with one user message is rendered to."""
+    return render({"messages": [{"role": "user", "content": prompt}]})
+
+
+def render(body: dict[str, Any]) -> str:
+    """The text that a request asks to continue. Raises KeyError or TypeError for what is no request."""
+    if "messages" not in body:
+        return str(body["prompt"])
+    turns = [f"<{message['role']}>{message['content']}</>" for message in body["messages"]]
+    if body.get("continue_final_message"):
+        return "".join(turns).removesuffix("</>")
+    return "".join(turns) + "<assistant>"
+
+
+def count_tokens(text: str) -> int:
+    """Words in the text; a generated word is one token again."""
+    return len(text.split())
