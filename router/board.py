@@ -146,6 +146,10 @@ class Board:
             return True
         return False if self.desks and all(desk.models for desk in self) else None
 
+    def could_serve(self, ask: Ask, tried: Iterable[str]) -> bool:
+        """Whether waiting may help: a unit not tried yet serves this ask, or will once it is up again."""
+        return any(not d.drained and name not in tried and _serves(d, ask) for name, d in self.desks.items())
+
     def candidates(self, ask: Ask, tried: Iterable[str], overcommit: float) -> tuple[list[Candidate], bool]:
         """The rows for a policy, and whether a usable unit was left out because it is full.
 

@@ -65,6 +65,8 @@ class Ask:
     """An estimate: bytes of the prompt / 4."""
     unit: str | None = None
     """The only unit that can answer (a stored response lives where it was made)."""
+    follows: str | None = None
+    """The stored response this one goes on from."""
 
 
 class Sign(Enum):

@@ -18,6 +18,10 @@ class Attempts(NamedTuple):
     tried: tuple[str, ...] = ()
     paid: int = 0
 
+    def after(self, unit: str, *, paid: bool) -> Attempts:
+        """The history once the attempt on `unit` has failed; `paid`: the next one draws on the budget."""
+        return Attempts((*self.tried, unit), self.paid + paid)
+
 
 class Step(NamedTuple):
     """The next step. `draws` says that the attempt is paid from the retry budget."""

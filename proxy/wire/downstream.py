@@ -4,7 +4,8 @@ Rules:
 1. Requests are parsed as they come and answered one after the other, in order (RFC 9112, 9.3.2).
 2. What does not parse is answered after those before it, and the connection ends there: where the next
    request would begin can no longer be known.
-3. While a request is in flight its client is read on, up to 64 KiB of pipelined bytes: its leaving must be seen.
+3. While a request is in flight its client is read on, up to 64 KiB of pipelined bytes, so that its leaving
+   is seen.
 4. Whatever happens here, the exchange in flight is told once, and bodies give their memory back.
 """
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 import httptools
 
@@ -41,6 +42,7 @@ class Exchanging(Protocol):
     def start(self) -> None: ...
     def client_left(self) -> None: ...
     def client_paused(self, paused: bool) -> None: ...
+    def tick(self, now: float) -> None: ...
 
 
 class Host(Protocol):
@@ -83,7 +85,8 @@ class ClientConnection(asyncio.Protocol):
     # -- the transport's callbacks -------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        # uvloop's transports are no subclass of asyncio's, so this cannot be asserted.
+        transport = cast(asyncio.Transport, transport)
         self._transport = transport
         peername = transport.get_extra_info("peername")
         self.peer = str(peername[0]) if peername else ""
@@ -250,7 +253,14 @@ class ClientConnection(asyncio.Protocol):
         if self._exchange is None and self._request is None and not self._queue:
             self.close()
 
-    def expire(self) -> None:
+    def tick(self, now: float) -> None:
+        """Look at the clocks of this connection and of its exchange."""
+        if now > self.deadline:
+            self._expire()
+        elif self._exchange is not None:
+            self._exchange.tick(now)
+
+    def _expire(self) -> None:
         """The deadline has passed: for a connection without a request that is the end, else a 408."""
         self.deadline = math.inf
         if self._ended:

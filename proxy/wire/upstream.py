@@ -11,7 +11,7 @@ Rules:
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 import httptools
 
@@ -55,10 +55,24 @@ class Sink(Protocol):
         """The reply will not (go on to) come; the connection is gone."""
 
 
+class _Nobody:
+    """The sink of a reply nobody wants any more."""
+
+    def on_read(self, data: bytes, pieces: list[bytes], conn: UnitConnection) -> None:
+        """Forget it."""
+
+    def on_failed(self, failure: Failure) -> None:
+        """Nobody minds."""
+
+
+_NOBODY = _Nobody()
+_DISCARD_BYTES = 64 * 1024
+
+
 class UnitConnection(asyncio.Protocol):
     """One connection to a unit, carrying one request at a time.
 
-    `clean` is True between two chunks of a chunked body, when the bytes read so far may stand before an end.
+    `clean` is True between two chunks of a chunked body: of the next one at most a part of its size was read.
     """
 
     def __init__(self, pool: Pool) -> None:
@@ -107,6 +121,14 @@ class UnitConnection(asyncio.Protocol):
         if self.transport is not None:
             self.transport.abort()
 
+    def discard(self) -> None:
+        """Forget the reply but keep the connection, if the rest of the reply is short."""
+        declared = next((value for name, value in self._headers if name == b"content-length"), b"")
+        if self.ended or (declared.isdigit() and int(declared) <= _DISCARD_BYTES):
+            self.sink = _NOBODY
+        else:
+            self.drop()
+
     def pause(self) -> None:
         """Stop reading: whoever gets the bytes cannot take more."""
         if self.transport is not None and not self.transport.is_closing():
@@ -125,7 +147,8 @@ class UnitConnection(asyncio.Protocol):
     # -- the transport's callbacks -------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        # uvloop's transports are no subclass of asyncio's, so this cannot be asserted.
+        transport = cast(asyncio.Transport, transport)
         self.transport = transport
         self._pool.opened(self)
 
@@ -215,8 +238,10 @@ class UnitConnection(asyncio.Protocol):
         if self._to_head:
             self._end()
 
-    def on_body(self, body: bytes) -> None:
+    def on_chunk_header(self) -> None:
         self.clean = False
+
+    def on_body(self, body: bytes) -> None:
         self._pieces.append(body)
         if self._to_head:
             self._misbehaved = "it sent a body in reply to HEAD"

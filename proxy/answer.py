@@ -1,0 +1,136 @@
+"""The client's view of one request: its id, what it was told, and the record of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from proxy.failure import Failure, error_body, error_event
+from proxy.report.record import Finished
+from proxy.wire.heads import find, is_request_id, own_response
+from router.nouns import Outcome
+
+if TYPE_CHECKING:
+    from proxy.gate import Gate
+    from proxy.wire.downstream import ClientConnection
+    from proxy.wire.relay import Relay
+    from proxy.wire.request import Request
+    from router.lease import Lease
+
+
+class Answer:
+    """What one client gets for one request. It ends exactly once, by one of the methods that say so."""
+
+    __slots__ = (
+        "_client",
+        "_gate",
+        "_request",
+        "attempts",
+        "closes",
+        "events",
+        "model",
+        "over",
+        "request_id",
+        "route",
+        "sent",
+        "status",
+        "ttft_s",
+        "unit",
+    )
+
+    def __init__(self, gate: Gate, client: ClientConnection, request: Request, route: str) -> None:
+        self._gate = gate
+        self._client = client
+        self._request = request
+        given = find(request.headers, b"x-request-id")
+        self.request_id = given if given is not None and is_request_id(given) else gate.new_id()
+        self.route = route
+        self.model = ""
+        self.unit = ""
+        self.status = 0
+        self.attempts = 0
+        self.sent = 0
+        self.events = 0
+        self.ttft_s: float | None = None
+        self.closes = not request.keep_alive or request.http10
+        self.over = False
+
+    def extra_lines(self, unit: str) -> bytes:
+        """The gate's own lines in the head of a unit's answer."""
+        return b"x-request-id: %b\r\nx-cellgate-unit: %b\r\n" % (self.request_id, unit.encode())
+
+    def closes_client(self) -> bool:
+        """Whether the head being written must say that the connection ends with this answer."""
+        self.closes = self.closes or self._gate.is_stopping()
+        return self.closes
+
+    def relayed(self, relay: Relay, lease: Lease) -> None:
+        """Count what a relay that is over has shown."""
+        self.sent += relay.sent
+        self.events += lease.events
+
+    def own(self, status: int, body: bytes) -> None:
+        """The end: an answer of the gate's own."""
+        self._write(status, body, b"")
+        self.end(Outcome.OK if status < 400 else Outcome.GATE_ERROR)
+
+    def refuse(self, failure: Failure, line: bytes = b"") -> None:
+        """The end: a row of the failure table. `line` is one more header line."""
+        row = failure.kind.row
+        if row.retry_after_s is not None:
+            line += b"retry-after: %d\r\n" % row.retry_after_s
+        self.closes = self.closes or row.closes
+        self._write(row.status, error_body(failure), line)
+        self.end(row.outcome, failure.kind.value)
+
+    def break_off(self, relay: Relay, failure: Failure) -> None:
+        """The end of an answer that was begun: an error event where there are events, never a clean end."""
+        event = error_event(failure)
+        detectable = relay.break_off(event)
+        self.sent += len(event)
+        self.closes = True
+        self.end(failure.kind.row.outcome, failure.kind.value)
+        if not detectable:
+            self._client.cut()
+
+    def left(self) -> None:
+        """The end: the client is gone."""
+        self.status = self.status or 499
+        self._record(Outcome.CLIENT_LEFT, "client_left")
+
+    def end(self, outcome: Outcome, code: str = "") -> None:
+        """The end: all is written; the connection goes on to its next request, or closes."""
+        self._record(outcome, code)
+        self._client.finish(self._request, keep_alive=not self.closes)
+
+    def _write(self, status: int, body: bytes, line: bytes) -> None:
+        self.status = status
+        extra = (b"x-request-id: %b\r\n" % self.request_id, line)
+        data = own_response(status, body, extra=extra, close=self.closes_client())
+        if self._request.method == b"HEAD":
+            data = data[: len(data) - len(body)]
+        self.sent += len(data)
+        self._client.send(data)
+
+    def _record(self, outcome: Outcome, code: str) -> None:
+        self.over = True
+        request = self._request
+        self._gate.finished(
+            Finished(
+                request_id=self.request_id.decode("latin-1"),
+                peer=self._client.peer,
+                method=request.method.decode("latin-1"),
+                path=request.path.decode("latin-1"),
+                route=self.route,
+                model=self.model,
+                status=self.status,
+                code=code,
+                unit=self.unit,
+                outcome=outcome,
+                attempts=self.attempts,
+                ttft_s=self.ttft_s,
+                duration_s=self._gate.now() - request.received_at,
+                events=self.events,
+                bytes_in=request.body_size,
+                bytes_out=self.sent,
+            )
+        )

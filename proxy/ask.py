@@ -1,0 +1,52 @@
+"""From a request to an Ask: the body is parsed once, here, and nowhere else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from proxy.failure import Failure, Kind
+from router.nouns import Ask
+
+LARGE_BYTES = 1 << 20
+"""Bodies above this are parsed off the loop: a parse of a megabyte stalls every stream by a millisecond."""
+
+_BYTES_PER_TOKEN = 4
+
+
+def read_ask(body: bytes) -> Ask | Failure:
+    """What a JSON body asks for, or what is wrong with it (the position is named where there is one)."""
+    try:
+        data: Any = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        where = f"line {error.lineno} column {error.colno} (char {error.pos})"
+        return Failure(Kind.BAD_JSON, f"the body is not valid JSON: {error.msg} at {where}")
+    if not isinstance(data, dict):
+        return Failure(Kind.BAD_JSON, f"the body must be a JSON object, not {_kind_of(data)}")
+    model = data.get("model")
+    if model is not None and not isinstance(model, str):
+        return Failure(Kind.BAD_JSON, f"`model` must be a string, not {_kind_of(model)}", param="model")
+    follows = data.get("previous_response_id")
+    return Ask(
+        model=model,
+        stream=data.get("stream") is True,
+        prompt_tokens=len(body) // _BYTES_PER_TOKEN,
+        follows=follows if isinstance(follows, str) else None,
+    )
+
+
+def _kind_of(value: object) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "a boolean"
+        case int() | float():
+            return "a number"
+        case str():
+            return "a string"
+        case list():
+            return "an array"
+        case _:
+            return "an object"

@@ -1,0 +1,328 @@
+"""One request's life: from a whole request to the end of its answer.
+
+It has no policy of its own: what a path is stands in routes.py, which unit in router/, whether to try again
+in router/retry.py, what a failure means in failure.py. It is a machine of synchronous callbacks, so that no
+cancellation can come between two of its steps. Rules:
+1. Each lease is closed exactly once, before anything else follows from its end.
+2. Once something was shown to the client (`lease.committed`), nothing is tried again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from proxy.answer import Answer
+from proxy.ask import LARGE_BYTES, read_ask
+from proxy.failure import Failure, Kind
+from proxy.routes import RouteKind, find_route
+from proxy.wire.heads import forwarded_lines, unit_head
+from proxy.wire.relay import Relay
+from router.lease import Lease
+from router.nouns import Ask, Outcome, Refusal, Verdict
+from router.retry import Attempts, Step, next_step
+
+if TYPE_CHECKING:
+    from proxy.gate import Gate
+    from proxy.wire.downstream import ClientConnection
+    from proxy.wire.request import Request
+    from proxy.wire.upstream import ReplyHead
+    from router.waiting import Ticket
+
+_BUSY = (429, 503)
+_SILENT_S = 1.0
+"""A stream on a unit that went DOWN is ended once it has been silent for so long: a unit that closes its
+listener to shut down in good order goes on with the streams it has."""
+
+
+class Exchange:
+    """Answers one request of one client."""
+
+    __slots__ = (
+        "_answer",
+        "_ask",
+        "_client",
+        "_failure",
+        "_gate",
+        "_history",
+        "_lease",
+        "_moved",
+        "_patient_at",
+        "_relay",
+        "_request",
+        "_route",
+        "_shown",
+        "_ticket",
+    )
+
+    def __init__(self, gate: Gate, client: ClientConnection, request: Request) -> None:
+        self._gate = gate
+        self._client = client
+        self._request = request
+        self._route = find_route(request.path)
+        self._answer = Answer(gate, client, request, self._route.name)
+        self._ask = Ask()
+        self._history = Attempts()
+        self._lease: Lease | None = None
+        self._relay: Relay | None = None
+        self._shown: Relay | None = None
+        self._ticket: Ticket | None = None
+        self._failure: Failure | None = None
+        self._moved = False
+        self._patient_at = request.received_at
+
+    # -- the client's side ---------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Decide what the request is, and begin."""
+        route, request, gate = self._route, self._request, self._gate
+        if route.methods and request.method not in route.methods:
+            allowed = b", ".join(route.methods)
+            failure = Failure(Kind.METHOD_NOT_ALLOWED, f"this path takes {allowed.decode()}")
+            self._answer.refuse(failure, b"allow: " + allowed + b"\r\n")
+        elif route.kind is RouteKind.DENIED:
+            reason = "engine administration does not pass the gate; ask the engine itself"
+            self._answer.refuse(Failure(Kind.DENIED, reason))
+        elif route.kind is RouteKind.OWN:
+            self._answer.own(*gate.own_answers.answer(request.path, stopping=gate.is_stopping()))
+        elif route.kind is RouteKind.UNLISTED and not gate.settings.pass_unlisted:
+            reason = "the gate does not pass this path on; see pass_unlisted in its configuration"
+            self._answer.refuse(Failure(Kind.UNKNOWN_PATH, reason))
+        elif route.kind is RouteKind.STICKY:
+            self._asked(gate.own_answers.sticky_ask(request.path))
+        elif not route.json:
+            self._dispatch()
+        elif len(request.body) > LARGE_BYTES:
+            gate.read_large(request.body, self._asked)
+        else:
+            self._asked(read_ask(request.body))
+
+    def client_left(self) -> None:
+        """The client is gone: its unit must stop working for it at once."""
+        if self._answer.over:
+            return
+        if self._ticket is not None:
+            self._gate.router.waiting.remove(self._ticket)
+        lease, relay = self._lease, self._relay
+        if lease is not None and relay is not None:
+            self._answer.relayed(relay, lease)
+            self._let_go(lease, Outcome.CLIENT_LEFT)
+        self._answer.left()
+
+    def client_paused(self, paused: bool) -> None:
+        """The client reads slower than its unit writes."""
+        if self._relay is not None:
+            self._relay.pause(paused=paused)
+
+    def tick(self, now: float) -> None:
+        """The clocks of this request; called a few times a second."""
+        lease, relay, timeouts = self._lease, self._relay, self._gate.settings.timeouts
+        if lease is None or relay is None or relay.paused:
+            return
+        if lease.committed:
+            silent_s = now - lease.last_at
+            if lease.evicted and silent_s > _SILENT_S:
+                self.failed(Failure(Kind.CUT, f"unit {lease.unit} went down in the middle of its answer"))
+            elif silent_s > timeouts.answer_s:
+                reason = f"unit {lease.unit} sent nothing for {silent_s:.0f} s in the middle of its answer"
+                self.failed(Failure(Kind.TRUNCATED, reason))
+        elif now - lease.opened_at > timeouts.answer_s:
+            reason = f"unit {lease.unit} showed nothing for {timeouts.answer_s:.0f} s"
+            self.failed(Failure(Kind.ANSWER_TIMEOUT, reason))
+        elif now - self._patient_at > timeouts.head_hold_s:
+            self._patient_at = now
+            if relay.show_patience():
+                self._shown = relay
+
+    # -- the choice of a unit ------------------------------------------------------------------------------
+
+    def _asked(self, ask: Ask | Failure) -> None:
+        if self._answer.over:
+            return
+        if isinstance(ask, Failure):
+            self._answer.refuse(ask)
+            return
+        self._ask = self._gate.own_answers.placed(ask)
+        self._answer.model = ask.model or ""
+        self._dispatch()
+
+    def _dispatch(self, *, draws: bool = False) -> None:
+        self._settle(self._pick(self._history.tried, evicted=self._moved, draws=draws))
+
+    def _pick(self, tried: tuple[str, ...], *, evicted: bool, draws: bool) -> Lease | Refusal:
+        return self._gate.router.pick(self._ask, self._gate.now(), tried, evicted=evicted, retry=draws)
+
+    def _settle(self, answer: Lease | Refusal) -> None:
+        """What a pick, or later the queue, has to say."""
+        gate = self._gate
+        queued, self._ticket = self._ticket is not None, None
+        if isinstance(answer, Lease):
+            self._attempt(answer)
+            return
+        if self._moved and not queued and gate.board.could_serve(self._ask, self._history.tried):
+            # It has lost its unit through no fault of its own, so it may wait for another one.
+            tried = frozenset(self._history.tried)
+            self._ticket = gate.router.wait(self._ask, gate.now(), tried, self._settle)
+        if self._ticket is None:
+            self._refuse(self._failure or gate.explain(answer, self._ask))
+
+    def _attempt(self, lease: Lease, *, fresh: bool = False) -> None:
+        gate, request = self._gate, self._request
+        self._lease = lease
+        lease.on_evict = self._evicted
+        self._answer.attempts += not fresh
+        self._relay = relay = Relay(self, self._client, lease, gate.now, http10=request.http10)
+        relay.head_sent = self._shown is not None
+        pool = gate.pool(lease.desk)
+        scheme = b"https" if self._client.secure else b"http"
+        head = unit_head(
+            request.method,
+            request.target,
+            request.headers,
+            authority=pool.authority,
+            forwarded=forwarded_lines(request.headers, self._client.peer.encode(), scheme),
+            request_id=self._answer.request_id,
+            length=len(request.body),
+        )
+        relay.carry(head, request.body, pool, to_head=request.method == b"HEAD")
+        pool.take(relay, fresh=fresh)
+
+    def _evicted(self) -> None:
+        """The unit went DOWN. What was shown cannot be taken back (see `tick`); anything else moves now."""
+        lease = self._lease
+        if lease is None or lease.committed:
+            return
+        self._let_go(lease, Outcome.EVICTED)
+        failure = Failure(Kind.EVICTED, f"unit {lease.unit} went down before it answered, and no other could")
+        self._moves(lease, Step(True), failure)
+        self._dispatch()
+
+    # -- what a relay tells --------------------------------------------------------------------------------
+
+    def accepts(self, head: ReplyHead) -> bool:
+        """Whether a unit's reply goes on to the client. Busy and broken units are tried elsewhere first."""
+        self._answer.status = status = head.status
+        lease = self._lease
+        assert lease is not None
+        if status < 500 and status != 429:
+            return True
+        failure = Failure(
+            Kind.BUSY if status in _BUSY else Kind.UNIT_ERROR, f"unit {lease.unit} answered {status}"
+        )
+        lease.on_evict = None
+        self._blame(lease, failure)
+        step = self._next_step(lease, failure)
+        if not step.again:
+            return True
+        other = self._pick((*self._history.tried, lease.unit), evicted=not step.draws, draws=step.draws)
+        if isinstance(other, Refusal):
+            # Nobody else has room: the unit's own words are the best answer there is.
+            return True
+        self._gate.close(lease, failure.kind.row.outcome)
+        self._moves(lease, step, failure)
+        self._attempt(other)
+        return False
+
+    def committed(self, body: bytes) -> None:
+        """Something is about to be shown; `body` is the beginning of it."""
+        lease = self._lease
+        assert lease is not None
+        self._answer.unit = lease.unit
+        self._answer.ttft_s = lease.first_at - self._request.received_at
+        if self._route.name == "responses":
+            self._gate.own_answers.remember_response(body, lease.unit)
+
+    def done(self) -> None:
+        """The unit's reply has ended, whole."""
+        relay, lease = self._relay, self._lease
+        assert relay is not None
+        assert lease is not None
+        self._relay = self._lease = None
+        self._answer.relayed(relay, lease)
+        if relay.stream_error:
+            reason = f"unit {lease.unit} failed in its stream: {relay.stream_error}"
+            failure = Failure(Kind.STREAM_ERROR, reason)
+            self._gate.close(lease, Outcome.STREAM_ERROR)
+            self._blame(lease, failure)
+            self._answer.end(Outcome.STREAM_ERROR, failure.kind.value)
+            return
+        outcome = _outcome_of(self._answer.status)
+        self._gate.close(lease, outcome)
+        if outcome is Outcome.OK and self._route.kind is RouteKind.GENERATE:
+            self._gate.worked(lease)
+        self._answer.end(outcome)
+
+    def failed(self, failure: Failure) -> None:
+        """The attempt is over without a whole reply."""
+        lease, relay = self._lease, self._relay
+        assert lease is not None
+        assert relay is not None
+        if failure.kind is Kind.STALE_CONNECTION and not lease.committed:
+            # The unit had closed the connection before it saw the request: once more, on a fresh one.
+            self._attempt(lease, fresh=True)
+            return
+        self._let_go(lease, failure.kind.row.outcome)
+        self._blame(lease, failure)
+        if lease.committed:
+            self._answer.relayed(relay, lease)
+            self._answer.break_off(relay, failure)
+            return
+        step = self._next_step(lease, failure)
+        self._moves(lease, step, failure)
+        if step.again:
+            self._dispatch(draws=step.draws)
+        else:
+            self._refuse(failure)
+
+    def extra_lines(self) -> bytes:
+        """The gate's own lines in the head of the answer."""
+        assert self._lease is not None
+        return self._answer.extra_lines(self._lease.unit)
+
+    def closes_client(self) -> bool:
+        """Whether the answer must say that the connection ends with it."""
+        return self._answer.closes_client()
+
+    # -- consequences --------------------------------------------------------------------------------------
+
+    def _next_step(self, lease: Lease, failure: Failure) -> Step:
+        row, board = failure.kind.row, self._gate.board
+        return next_step(
+            self._history,
+            retryable=row.retryable and self._route.kind is not RouteKind.UNLISTED,
+            by_response=row.by_response and lease.desk.case.verdict is Verdict.UP,
+            live=board.in_flight,
+            paid_live=board.retries_in_flight,
+            rules=board.rules,
+        )
+
+    def _moves(self, lease: Lease, step: Step, failure: Failure) -> None:
+        self._history = self._history.after(lease.unit, paid=step.draws)
+        self._failure = failure
+        if step.again:
+            self._moved = self._moved or not step.draws
+            self._gate.metrics.retry(lease.unit)
+
+    def _blame(self, lease: Lease, failure: Failure) -> None:
+        if self._route.kind is not RouteKind.UNLISTED:
+            self._gate.blame(lease.unit, failure)
+
+    def _let_go(self, lease: Lease, outcome: Outcome) -> None:
+        """End the attempt in flight: its connection, then its lease."""
+        relay, self._relay, self._lease = self._relay, None, None
+        if relay is not None:
+            relay.abandon()
+        self._gate.close(lease, outcome)
+
+    def _refuse(self, failure: Failure) -> None:
+        if self._shown is None:
+            self._answer.refuse(failure)
+        else:
+            self._answer.break_off(self._shown, failure)
+
+
+def _outcome_of(status: int) -> Outcome:
+    if status < 400:
+        return Outcome.OK
+    if status in _BUSY:
+        return Outcome.BUSY
+    return Outcome.CLIENT_ERROR if status < 500 else Outcome.UNIT_ERROR

@@ -1,0 +1,302 @@
+"""The gate: what all exchanges, connections and probes of one process share, and what follows from a flip.
+
+It knows sockets only through `loop.create_server` and `loop.create_connection`, time only through the loop,
+and chance only through the `random.Random` it is given, so that a simulated world can replace all three.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import ssl
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+from policies import POLICIES
+from proxy.exchange import Exchange
+from proxy.failure import Failure
+from proxy.own import OwnAnswers
+from proxy.report.access_log import AccessLog
+from proxy.report.events import Action, EventLog
+from proxy.report.metrics import Metrics
+from proxy.report.record import Attempt, Finished
+from proxy.settings import Settings
+from proxy.watch import Watch
+from proxy.wire.downstream import ClientConnection
+from proxy.wire.fetch import UnitFetch
+from proxy.wire.memory import BodyMemory
+from proxy.wire.pool import Pool
+from proxy.wire.request import Request
+from router.board import Board, Consequence, Desk
+from router.judge import nothing_to_learn
+from router.lease import Lease
+from router.nouns import Ask, Evidence, Fleet, Outcome, Refusal, Sign, Strength, Unit, Verdict
+from router.router import Router
+from router.waiting import Waiting
+
+TICK_S = 0.25
+
+ReadLarge = Callable[[bytes], Awaitable[Ask | Failure]]
+
+
+class Gate:
+    """One gate, on one loop. `read_large` parses large bodies off the loop; `unit_tls` is for https units."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        loop: asyncio.AbstractEventLoop,
+        rng: random.Random,
+        *,
+        events: EventLog,
+        access_log: AccessLog,
+        read_large: ReadLarge,
+        unit_tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self.settings = settings
+        self.limits = settings.limits
+        self.memory = BodyMemory(settings.limits.bodies_bytes)
+        self.clients: dict[ClientConnection, None] = {}
+        self.board = Board(settings.rules)
+        self.router = Router(self.board, POLICIES[settings.policy](), rng, Waiting())
+        self.events = events
+        self.metrics = Metrics(
+            self.board, loop.time, waiting=lambda: len(self.router.waiting), connections=self._connections
+        )
+        self.watch = Watch(self.board, self._fetch_for, rng, self._flipped)
+        self.own_answers = OwnAnswers(self.board)
+        self.now = loop.time
+        self._loop = loop
+        self._rng = rng
+        self._access_log = access_log
+        self._read_large = read_large
+        self._unit_tls = unit_tls
+        self._pools: dict[Desk, Pool] = {}
+        self._server: asyncio.Server | None = None
+        self._tick_handle: asyncio.TimerHandle | None = None
+        self._due = 0.0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stopping = False
+        self._empty = asyncio.Event()
+        self._room_noted = False
+
+    # -- life ----------------------------------------------------------------------------------------------
+
+    async def start(self, tls: ssl.SSLContext | None = None) -> None:
+        """Listen and begin to watch the units. Raises OSError when the address cannot be had."""
+        host, port = self.settings.listen.host, self.settings.listen.port
+        self._server = await self._loop.create_server(lambda: ClientConnection(self), host, port, ssl=tls)
+        self.configure(self.settings.fleet)
+        self._schedule_tick()
+
+    @property
+    def port(self) -> int:
+        """The port listened on."""
+        assert self._server is not None
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
+
+    def configure(self, fleet: Fleet) -> str:
+        """Take over a fleet, at start or while running; requests in flight go on. Says what changed."""
+        old = {desk.unit.name: desk for desk in self.board}
+        added, removed = self.board.configure(fleet, self.now())
+        for unit in removed:
+            self.watch.stop(unit.name)
+            if (pool := self._pools.get(old[unit.name])) is not None:
+                pool.close()
+        for unit in added:
+            self.watch.start(unit)
+        self.room()
+        names = [f"+{u.name}" for u in added] + [f"-{u.name}" for u in removed]
+        return ", ".join(names) or "no unit added or removed"
+
+    async def stop(self, *, delay_s: float, drain_s: float) -> None:
+        """Stop in good order: not ready, accept for `delay_s` more, let answers end for up to `drain_s`."""
+        self._stopping = True
+        await asyncio.sleep(delay_s)
+        if self._server is not None:
+            self._server.close()
+        for client in list(self.clients):
+            client.close_if_idle()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(drain_s):
+                await self._empty.wait()
+        for client in list(self.clients):
+            client.cut()
+        await self._close()
+
+    async def _close(self) -> None:
+        if self._tick_handle is not None:
+            self._tick_handle.cancel()
+        await self.watch.close()
+        for pool in self._pools.values():
+            pool.close()
+        # One turn for the connections that were aborted to say goodbye.
+        await asyncio.sleep(0)
+        self._access_log.close()
+
+    # -- for connections -----------------------------------------------------------------------------------
+
+    def exchange(self, client: ClientConnection, request: Request) -> Exchange:
+        """The exchange that answers `request`."""
+        return Exchange(self, client, request)
+
+    def refused(self, client: ClientConnection, failure: Failure) -> None:
+        """A request did not even parse."""
+        row = failure.kind.row
+        self.finished(
+            Finished(
+                request_id="",
+                peer=client.peer,
+                method="",
+                path="",
+                route="unread",
+                model="",
+                status=row.status,
+                code=failure.kind.value,
+                unit="",
+                outcome=row.outcome,
+                attempts=0,
+                ttft_s=None,
+                duration_s=0.0,
+                events=0,
+                bytes_in=0,
+                bytes_out=0,
+            )
+        )
+
+    def is_stopping(self) -> bool:
+        """True once the gate has begun to stop: answers close their connections."""
+        return self._stopping
+
+    # -- for exchanges -------------------------------------------------------------------------------------
+
+    def new_id(self) -> bytes:
+        """An id for a request that came without one."""
+        return b"%032x" % self._rng.getrandbits(128)
+
+    def pool(self, desk: Desk) -> Pool:
+        """The connections to a unit."""
+        pool = self._pools.get(desk)
+        if pool is None:
+            timeout_s = self.settings.timeouts.connect_s
+            pool = Pool(desk.unit.url, self._loop, connect_timeout_s=timeout_s, tls=self._unit_tls)
+            self._pools[desk] = pool
+        return pool
+
+    def read_large(self, body: bytes, tell: Callable[[Ask | Failure], None]) -> None:
+        """Parse a large body off the loop, then `tell`."""
+
+        async def run() -> None:
+            tell(await self._read_large(body))
+
+        task = self._loop.create_task(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def close(self, lease: Lease, outcome: Outcome) -> None:
+        """Close a lease and count the attempt."""
+        self.board.close(lease)
+        ttft_s = lease.first_at - lease.opened_at if lease.committed else None
+        duration_s = self.now() - lease.opened_at
+        self.metrics.attempt(Attempt(lease.unit, outcome, ttft_s, duration_s, lease.events))
+        self.room()
+
+    def worked(self, lease: Lease) -> None:
+        """A generation has ended well: a proof of life."""
+        desk, now = lease.desk, self.now()
+        desk.life_at = now
+        if not nothing_to_learn(desk.case):
+            self._observe(lease.unit, Sign.GOOD, Strength.STRONG, "it finished a generation")
+
+    def blame(self, unit: str, failure: Failure) -> None:
+        """A request failed: evidence, where the failure is the unit's fault."""
+        strength = failure.kind.row.strength
+        if strength is not None:
+            self._observe(unit, Sign.BAD, strength, failure.message)
+
+    def explain(self, refusal: Refusal, ask: Ask) -> Failure:
+        """Why no unit could be given to `ask`, for the one who asked."""
+        self.metrics.refusal(refusal)
+        return self.own_answers.explain(refusal, ask)
+
+    def finished(self, record: Finished) -> None:
+        """A request is over."""
+        self.metrics.finished(record)
+        self._access_log.write(record)
+
+    def room(self) -> None:
+        """Room may have appeared: serve those who wait, once this turn of the loop is over."""
+        if len(self.router.waiting) and not self._room_noted:
+            self._room_noted = True
+            self._loop.call_soon(self._serve_waiting)
+
+    # -- for the operator ----------------------------------------------------------------------------------
+
+    def set_drain(self, unit: str, drained: bool) -> bool:
+        """The operator's will; False when there is no such unit."""
+        known = self.board.drain(unit, drained=drained)
+        self.room()
+        return known
+
+    def reload(self, settings: Settings) -> None:
+        """Take over the units of a configuration that was read anew."""
+        changed = self.configure(settings.fleet)
+        self.events.add(Action("reload", "SIGHUP", detail=changed))
+
+    # -- inside --------------------------------------------------------------------------------------------
+
+    def _observe(self, unit: str, sign: Sign, strength: Strength, reason: str) -> None:
+        self.watch.observe(Evidence(unit, sign, strength, "request", reason, self.now()))
+
+    def _flipped(self, consequence: Consequence) -> None:
+        flip = consequence.flip
+        assert flip is not None
+        self.metrics.flip(flip)
+        self.events.add(flip, consequence.evicted)
+        desk = self.board.desks[flip.unit]
+        if flip.after in (Verdict.DOWN, Verdict.STARTING) and desk in self._pools:
+            # What is open leads to a process that is gone or cannot be trusted.
+            self._pools[desk].purge()
+        if consequence.evicted:
+            # Not now: this may be called in the middle of one of the exchanges concerned.
+            self._loop.call_soon(_evict, consequence.evicted)
+        self.room()
+
+    def _serve_waiting(self) -> None:
+        self._room_noted = False
+        self.router.serve_waiting(self.now())
+
+    def _schedule_tick(self) -> None:
+        self._due = self._loop.time() + TICK_S
+        self._tick_handle = self._loop.call_at(self._due, self._tick)
+
+    def _tick(self) -> None:
+        """The one timer: looks at every deadline there is."""
+        now = self.now()
+        self.metrics.loop_lag(max(0.0, now - self._due))
+        for client in list(self.clients):
+            client.tick(now)
+        for desk, pool in list(self._pools.items()):
+            pool.purge(now)
+            if desk.retired and not desk.leases:
+                del self._pools[desk]
+        if len(self.router.waiting):
+            self.router.serve_waiting(now)
+        if self._stopping and not self.clients:
+            self._empty.set()
+        self._access_log.flush()
+        self._schedule_tick()
+
+    def _fetch_for(self, unit: Unit) -> UnitFetch:
+        return UnitFetch(self.pool(self.board.desks[unit.name]), self._loop)
+
+    def _connections(self) -> dict[str, int]:
+        units = sum(len(pool.connections) for pool in self._pools.values())
+        return {"client": len(self.clients), "unit": units}
+
+
+def _evict(leases: tuple[Lease, ...]) -> None:
+    for lease in leases:
+        if lease.on_evict is not None:
+            lease.on_evict()

@@ -1,0 +1,79 @@
+"""What the gate answers itself on the data port: models, health, and why there is no unit."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from re import compile as pattern
+from urllib.parse import unquote_to_bytes
+
+import orjson
+
+from proxy.failure import Failure, Kind
+from proxy.report.ready import readiness, unit_health, why
+from router.board import Board
+from router.nouns import Ask, Refusal
+
+RESPONSES_KEPT = 10_000
+_RESPONSE_ID = pattern(rb'"id"\s*:\s*"(resp_[^"]{1,200})"')
+_UNIT_HEALTH = b"/healthz/unit/"
+
+
+class OwnAnswers:
+    """Answers from memory. Also remembers which unit made which stored response (`/v1/responses`)."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self._made_by: OrderedDict[str, str] = OrderedDict()
+
+    def answer(self, path: bytes, *, stopping: bool) -> tuple[int, bytes]:
+        """Status and JSON body for an own path."""
+        if path == b"/v1/models":
+            return 200, orjson.dumps({"object": "list", "data": self._models()})
+        if path == b"/livez":
+            return 200, b'{"alive":true}'
+        if path.startswith(_UNIT_HEALTH):
+            name = unquote_to_bytes(path[len(_UNIT_HEALTH) :]).decode("utf-8", "replace")
+            status, reason = unit_health(self._board, name)
+            return status, orjson.dumps({"unit": name, "reason": reason})
+        ready, detail = readiness(self._board, stopping)
+        return (200 if ready else 503), orjson.dumps(detail)
+
+    def explain(self, refusal: Refusal, ask: Ask) -> Failure:
+        """The failure a refusal amounts to, in words."""
+        if refusal is Refusal.UNKNOWN_MODEL:
+            known = ", ".join(sorted({m for desk in self._board for m in desk.models})) or "none"
+            message = f"the model `{ask.model}` does not exist; the units here serve: {known}"
+            return Failure(Kind.UNKNOWN_MODEL, message, param="model")
+        if refusal is Refusal.FULL:
+            return Failure(Kind.FULL, "every usable unit is at its max_in_flight; retry after the time given")
+        states = [f"{d.unit.name} is {d.case.verdict.value} ({why(d)})" for d in self._board]
+        more = f" and {len(states) - 5} more" if len(states) > 5 else ""
+        return Failure(Kind.NO_UNIT, f"no unit can take this request: {'; '.join(states[:5])}{more}")
+
+    def remember_response(self, body: bytes, unit: str) -> None:
+        """Note who made the response whose beginning is `body`."""
+        match = _RESPONSE_ID.search(body)
+        if match is None:
+            return
+        self._made_by[match[1].decode("latin-1")] = unit
+        if len(self._made_by) > RESPONSES_KEPT:
+            self._made_by.popitem(last=False)
+
+    def placed(self, ask: Ask) -> Ask:
+        """`ask`, bound to the unit that holds what it follows on, where that is known."""
+        unit = self._made_by.get(ask.follows) if ask.follows is not None else None
+        return ask if unit is None else Ask(ask.model, ask.stream, ask.prompt_tokens, unit, ask.follows)
+
+    def sticky_ask(self, path: bytes) -> Ask | Failure:
+        """The ask for `/v1/responses/{id}`: only the unit that made it has it."""
+        response = path.split(b"/")[3].decode("latin-1")
+        unit = self._made_by.get(response)
+        if unit is not None:
+            return Ask(unit=unit)
+        if len(self._board.desks) == 1:
+            return Ask()
+        return Failure(Kind.UNKNOWN_PATH, f"this gate does not know which unit made response {response}")
+
+    def _models(self) -> list[dict[str, object]]:
+        names = sorted({name for desk in self._board for name in desk.models})
+        return [{"id": name, "object": "model", "created": 0, "owned_by": "cellgate"} for name in names]

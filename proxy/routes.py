@@ -1,0 +1,102 @@
+"""The table of what each path is. A path that is not here is off, unless `pass_unlisted` is on.
+
+GENERATE asks a unit for work: retry, load, affinity, evidence. READ asks any usable unit for a fact.
+STICKY asks the unit that made the thing. OWN is answered by the gate. DENIED is engine administration:
+whoever may pause or reload an engine does so at the engine.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum, auto
+
+
+class RouteKind(Enum):
+    """What the gate does with a path."""
+
+    GENERATE = auto()
+    READ = auto()
+    STICKY = auto()
+    OWN = auto()
+    DENIED = auto()
+    UNLISTED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One row. `methods` are those allowed; `json` means that the body must be a JSON object."""
+
+    kind: RouteKind
+    name: str
+    methods: tuple[bytes, ...] = ()
+    json: bool = False
+
+
+_POST, _GET = (b"POST",), (b"GET", b"HEAD")
+
+
+def _generate(name: str, *, json: bool = True) -> Route:
+    return Route(RouteKind.GENERATE, name, _POST, json)
+
+
+_EXACT: dict[bytes, Route] = {
+    b"/v1/chat/completions": _generate("chat"),
+    b"/v1/completions": _generate("completions"),
+    b"/v1/responses": _generate("responses"),
+    b"/v1/messages": _generate("messages"),
+    b"/v1/embeddings": _generate("embeddings"),
+    b"/v1/rerank": _generate("rerank"),
+    b"/v2/rerank": _generate("rerank"),
+    b"/rerank": _generate("rerank"),
+    b"/v1/score": _generate("score"),
+    b"/score": _generate("score"),
+    b"/pooling": _generate("pooling"),
+    b"/classify": _generate("classify"),
+    b"/generate": _generate("generate"),
+    b"/inference/v1/generate": _generate("generate"),
+    b"/v1/audio/transcriptions": _generate("audio", json=False),
+    b"/v1/audio/translations": _generate("audio", json=False),
+    b"/tokenize": Route(RouteKind.READ, "tokenize", _POST, json=True),
+    b"/detokenize": Route(RouteKind.READ, "tokenize", _POST, json=True),
+    b"/v1/messages/count_tokens": Route(RouteKind.READ, "tokenize", _POST, json=True),
+    b"/version": Route(RouteKind.READ, "version", _GET),
+    b"/v1/models": Route(RouteKind.OWN, "models", _GET),
+    b"/health": Route(RouteKind.OWN, "health", _GET),
+    b"/readyz": Route(RouteKind.OWN, "health", _GET),
+    b"/livez": Route(RouteKind.OWN, "health", _GET),
+}
+
+_DENIED = re.compile(
+    rb"/(?:pause|resume|is_paused|sleep|wake_up|is_sleeping|flush_cache|abort_request|reset_prefix_cache"
+    rb"|reset_mm_cache|reset_encoder_cache|collective_rpc|start_profile|stop_profile|scale_elastic_ep"
+    rb"|fault_tolerance|pause_generation|continue_generation|pd_role_switch|update_weights\w*"
+    rb"|init_weights_update_group|release_memory_occupation|resume_memory_occupation|configure_logging|slow_down"
+    rb"|server_info|get_server_info|v1/load_lora_adapter|v1/unload_lora_adapter|load_lora_adapter"
+    rb"|unload_lora_adapter|v2/repository)(?:/|$)"
+)
+
+_TRITON_MODEL = rb"/v2/models/[^/]+(?:/versions/\d+)?"
+
+_PATTERNS: tuple[tuple[re.Pattern[bytes], Route], ...] = (
+    (_DENIED, Route(RouteKind.DENIED, "denied")),
+    (re.compile(rb"/v1/responses/[^/]+(?:/cancel|/input_items)?$"), Route(RouteKind.STICKY, "responses")),
+    (re.compile(rb"/healthz/unit/[^/]+$"), Route(RouteKind.OWN, "unit_health", _GET)),
+    (re.compile(rb"/v1/models/.+$"), Route(RouteKind.READ, "model", _GET)),
+    (re.compile(_TRITON_MODEL + rb"/(?:generate|generate_stream|infer)$"), _generate("triton")),
+    (re.compile(rb"/v2(?:/health/(?:live|ready))?$"), Route(RouteKind.READ, "triton", _GET)),
+    (re.compile(_TRITON_MODEL + rb"(?:/ready|/config)?$"), Route(RouteKind.READ, "triton", _GET)),
+)
+
+_UNLISTED = Route(RouteKind.UNLISTED, "unlisted")
+
+
+def find_route(path: bytes) -> Route:
+    """The route of a path (without its query). Trailing slashes count: engines do not ignore them either."""
+    route = _EXACT.get(path)
+    if route is not None:
+        return route
+    for pattern, row in _PATTERNS:
+        if pattern.match(path):
+            return row
+    return _UNLISTED

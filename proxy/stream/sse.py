@@ -1,0 +1,47 @@
+"""Server-sent events as bytes: where they end, which carry data, which are errors. Pure.
+
+Format: https://html.spec.whatwg.org/multipage/server-sent-events.html. Engines end events with an empty line,
+LF or CRLF; a lone CR as line end is legal, seen nowhere, and only delays the commit of such a stream.
+"""
+
+from __future__ import annotations
+
+import re
+
+_DATA = re.compile(rb"(?:^|\n)data:")
+# Engines report a failure under status 200 as an event whose object begins with a non-null "error".
+_ERROR = re.compile(rb'(?:^|\n)data:\s*\{\s*"error"\s*:\s*(?!null\b)|(?:^|\n)event:\s*error\b')
+_EVENT_END = re.compile(rb"\r?\n\r?\n")
+
+
+def end_of_events(data: bytes) -> int:
+    """The offset behind the last complete event in `data`; 0 when none is complete."""
+    lf, crlf = data.rfind(b"\n\n"), data.rfind(b"\r\n\r\n")
+    return max(lf + 2 if lf >= 0 else 0, crlf + 4 if crlf >= 0 else 0)
+
+
+def carries_data(data: bytes) -> bool:
+    """True when any line of `data` is a data line: work was done, unlike for a `:` comment."""
+    return data.startswith(b"data:") or _DATA.search(data) is not None
+
+
+def is_error(data: bytes) -> bool:
+    """True when an event in `data` reports an engine's failure."""
+    return b"error" in data and _ERROR.search(data) is not None
+
+
+def without_comments(data: bytes) -> bytes:
+    """`data` from its first event that carries data on; complete events before it (comments) are dropped."""
+    start = 0
+    for match in _EVENT_END.finditer(data):
+        if carries_data(data[start : match.end()]):
+            return data[start:]
+        start = match.end()
+    return data[start:]
+
+
+def message_of(data: bytes) -> str:
+    """The first line of an error event, shortened, for a person to read."""
+    match = _ERROR.search(data)
+    line = data[match.start() :].strip().partition(b"\n")[0] if match else data[:200]
+    return line[:200].decode("utf-8", "replace")
