@@ -46,8 +46,7 @@ class _DeskPatient:
 
     @property
     def life_at(self) -> float:
-        """Of the desk, or of a stream still running on it, whichever is later."""
-        return max(self.desk.life_at, max((lease.last_at for lease in self.desk.leases), default=0.0))
+        return self.desk.life_at
 
     @property
     def models(self) -> frozenset[str]:
