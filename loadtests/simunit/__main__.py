@@ -19,8 +19,11 @@ def main() -> int:
 
     from loadtests.simunit.leader import LeaderOptions, run_leader
 
-    timing = Timing(**{field.name: options.pop(field.name) for field in dataclasses.fields(Timing)})
-    return uvloop.run(run_leader(LeaderOptions(**options), timing))
+    try:
+        timing = Timing(**{field.name: options.pop(field.name) for field in dataclasses.fields(Timing)})
+        return uvloop.run(run_leader(LeaderOptions(**options), timing))
+    except (ValueError, OSError, TimeoutError) as error:
+        raise SystemExit(f"{options['name']}: the unit did not start: {error}") from error
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -74,7 +74,8 @@ class SimUnit:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise SimUnitError(f"unit {self.name} ended with status {self._process.wait()} while it started")
+            self.stop()
+            raise SimUnitError(f"unit {self.name} did not start, exit status {self._process.returncode}")
         ready = json.loads(line)
         self.port, self._control_port = ready["port"], ready["control_port"]
         self.follower_pids = [follower["pid"] for follower in ready["followers"]]

@@ -1,7 +1,7 @@
 """What a client may ask: bodies of the OpenAI-compatible API, checked, as a `Generation`. No I/O."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -166,9 +166,10 @@ def completion_generation(body: CompletionBody) -> Generation:
 
 def texts_of(given: str | list[int] | list[str] | list[list[int]]) -> list[str]:
     """The texts in a `prompt` or `input`, each of which may be tokens. Raises ApiError for no tokens."""
-    entries = [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else given
+    is_one = isinstance(given, str) or all(isinstance(item, int) for item in given)
+    entries = cast("list[str | list[int]]", [given] if is_one else given)
     try:
-        return [entry if isinstance(entry, str) else detokenize(entry) for entry in entries]  # type: ignore[arg-type]
+        return [entry if isinstance(entry, str) else detokenize(entry) for entry in entries]
     except ValueError as error:
         raise ApiError(400, str(error)) from error
 

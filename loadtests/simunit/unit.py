@@ -69,12 +69,13 @@ class Unit:
         if batch is None:
             self._wake.clear()
             await self._wake.wait()
+            self._step_due_s = 0.0
             return
         await self.collective.step(self._seconds_left(batch), self._slow_ranks())
         self._deliver(batch, self.engine.apply(batch))
 
     def _seconds_left(self, batch: Batch) -> float:
-        """Seconds until this step should end. Time lost between steps is made up for, up to one step's."""
+        """Seconds until this step should end. Lateness between two steps is made up for, idle time is not."""
         now_s = asyncio.get_running_loop().time()
         planned_s = batch.duration_s * self.faults.slow_factor + self.faults.warm_up_s
         if self.faults.warm_up_s:

@@ -19,9 +19,25 @@ SILENCE_S = 0.25
 """Long against a step: a stream that brings nothing for so long is taken to hang."""
 
 
-@pytest.fixture
-def unit() -> Iterator[SimUnit]:
+@pytest.fixture(scope="module")
+def long_lived() -> Iterator[SimUnit]:
     with SimUnit.start("t1", step_ms=STEP_MS) as started:
+        yield started
+
+
+@pytest.fixture
+def unit(long_lived: SimUnit) -> Iterator[SimUnit]:
+    """A unit that outlives each fault: healed after the test, which must not kill any of its processes."""
+    yield long_lived
+    long_lived.signal_follower(signal.SIGCONT)
+    long_lived.fault("heal")
+    assert eventually(lambda: long_lived.state()["running"] == 0)
+
+
+@pytest.fixture
+def doomed() -> Iterator[SimUnit]:
+    """A unit to be killed."""
+    with SimUnit.start("t2", step_ms=STEP_MS) as started:
         yield started
 
 
@@ -42,13 +58,13 @@ class OpenStream:
         return self
 
     def is_silent(self) -> bool:
-        """Whether nothing more comes for SILENCE_S once what was under way has been read."""
+        """Whether the unfinished stream falls silent for SILENCE_S after what was already under way."""
         self._socket.settimeout(SILENCE_S)
         try:
-            for _ in range(3):
+            for _ in range(20):
                 self.received += self._socket.recv(65536)
         except TimeoutError:
-            return True
+            return b"[DONE]" not in self.received
         finally:
             self._socket.settimeout(5)
         return False
@@ -131,7 +147,7 @@ def test_a_broken_off_text_is_continued_exactly_by_another_unit(unit: SimUnit) -
     """By the chat template and by completions, and the second unit's count of it agrees."""
     whole = text_of(chat(unit, max_tokens=20))
     said = "".join(f" {word}" for word in whole.split()[:7])
-    with SimUnit.start("t2", step_ms=STEP_MS, followers=0) as other:
+    with SimUnit.start("t3", step_ms=STEP_MS, followers=0) as other:
         turn = {"role": "assistant", "content": said}
         flags = {"add_generation_prompt": False, "continue_final_message": True}
         assert said + text_of(chat(other, messages=[*MESSAGES, turn], max_tokens=13, **flags)) == whole
@@ -168,30 +184,30 @@ def test_a_wedged_unit_whose_clients_gave_up_looks_idle(unit: SimUnit) -> None:
 
 
 def test_a_killed_follower_ends_streams_in_an_error_under_200_and_then_the_leader_exits(
-    unit: SimUnit,
+    doomed: SimUnit,
 ) -> None:
-    stream = OpenStream(unit, max_tokens=1000).read_until(b'" ')
-    unit.signal_follower(signal.SIGKILL)
+    stream = OpenStream(doomed, max_tokens=1000).read_until(b'" ')
+    doomed.signal_follower(signal.SIGKILL)
     stream.read_until(b"[DONE]")
     error = json.loads(stream.events[-2])["error"]
     assert (error["code"], error["type"]) == (500, "InternalServerError")
-    assert chat(unit)[0] == 500
-    assert call(unit, "/health")[0] == 503
-    assert unit.wait(timeout_s=2) == 1
+    assert chat(doomed)[0] == 500
+    assert call(doomed, "/health")[0] == 503
+    assert doomed.wait(timeout_s=2) == 1
     with pytest.raises(ConnectionRefusedError):
-        chat(unit)
+        chat(doomed)
     stream.close()
 
 
-def test_an_idle_unit_does_not_know_that_its_follower_is_dead_until_a_request_comes(unit: SimUnit) -> None:
-    unit.signal_follower(signal.SIGKILL)
-    assert eventually(lambda: not is_running(unit.follower_pids[0]))
-    assert call(unit, "/health")[0] == 200
-    assert chat(unit)[0] == 500
+def test_an_idle_unit_does_not_know_that_its_follower_is_dead_until_a_request_comes(doomed: SimUnit) -> None:
+    doomed.signal_follower(signal.SIGKILL)
+    assert eventually(lambda: not is_running(doomed.follower_pids[0]))
+    assert call(doomed, "/health")[0] == 200
+    assert chat(doomed)[0] == 500
 
 
 def test_followers_even_stopped_or_spinning_do_not_outlive_a_killed_leader() -> None:
-    unit = SimUnit.start("t3", followers=3)
+    unit = SimUnit.start("t4", followers=3)
     unit.fault("spin", rank=2)
     unit.signal_follower(signal.SIGSTOP, rank=1)
     unit.kill()
@@ -226,7 +242,6 @@ def test_a_frozen_engine_sends_comments_but_no_data(unit: SimUnit) -> None:
     unit.fault("freeze_engine")
     stream.read_until(b": keep-alive\n\n")
     events = stream.events
-    stream.received += b""
     assert stream.is_silent()
     assert stream.events == events
     unit.fault("heal")
@@ -258,13 +273,14 @@ def test_slowness_multiplies_step_time_by_one_slow_rank_as_by_all(unit: SimUnit)
         chat(unit, max_tokens=20)
         return time.monotonic() - start_s
 
+    slow_s = 0.95 * 20 * 5 * STEP_MS / 1000
     unit.fault("slow", factor=5)
-    assert seconds() >= 20 * 5 * STEP_MS / 1000
+    assert seconds() >= slow_s
     unit.fault("heal")
     unit.fault("slow_rank", rank=1, factor=5)
-    assert seconds() >= 20 * 5 * STEP_MS / 1000
+    assert seconds() >= slow_s
     unit.fault("heal")
-    assert seconds() < 20 * 5 * STEP_MS / 1000
+    assert seconds() < slow_s
 
 
 def test_a_unit_that_refuses_goes_on_with_open_streams_and_listens_again_when_healed(unit: SimUnit) -> None:
@@ -278,18 +294,20 @@ def test_a_unit_that_refuses_goes_on_with_open_streams_and_listens_again_when_he
 
 
 def test_a_client_that_leaves_frees_its_sequence_at_once(unit: SimUnit) -> None:
-    stream = OpenStream(unit, max_tokens=10_000).read_until(b'" ')
-    stream.close()
+    aborted = unit.state()["counts"]["ended"]["abort"]
+    OpenStream(unit, max_tokens=10_000).read_until(b'" ').close()
     assert eventually(lambda: unit.state()["running"] == 0, within_s=0.5)
-    assert unit.state()["counts"]["ended"]["abort"] == 1
+    assert unit.state()["counts"]["ended"]["abort"] == aborted + 1
 
 
 def test_a_prefix_seen_before_is_not_computed_again(unit: SimUnit) -> None:
     body = {"prompt": "word " * 400, "max_tokens": 1}
+    hits = metric(unit, "prefix_cache_hits_total")
     first, second = (call(unit, "/v1/completions", body)[1]["usage"] for _ in range(2))
+    cached = second["prompt_tokens"] // 16 * 16
     assert first["prompt_tokens_details"]["cached_tokens"] == 0
-    assert second["prompt_tokens_details"]["cached_tokens"] == second["prompt_tokens"] // 16 * 16
-    assert metric(unit, "prefix_cache_hits_total") == second["prompt_tokens"] // 16 * 16
+    assert second["prompt_tokens_details"]["cached_tokens"] == cached == 400
+    assert metric(unit, "prefix_cache_hits_total") == hits + cached
 
 
 @pytest.mark.parametrize(
@@ -320,5 +338,8 @@ def test_requests_that_cannot_be_served_are_refused_by_name(
 
 
 def test_a_unit_that_cannot_start_says_so() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(SimUnitError, match="t4 ended"):
-        SimUnit.start("t4", port=taken.getsockname()[1])
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(SimUnitError, match="t5 did not start"),
+    ):
+        SimUnit.start("t5", port=taken.getsockname()[1])
