@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import queue
+import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, BinaryIO
+from typing import Any, Protocol
 
 import orjson
 
@@ -25,21 +27,34 @@ TEXT_MAX = 256
 """Characters of a text that the client chose (path, model, id): a log line is no place to store a body in."""
 CLOSE_TIMEOUT_S = 2.0
 COMPLAIN_EVERY_S = 10.0
+BUSY_S = 0.05
+"""How long to leave a non-blocking sink alone that took nothing."""
 
 _Stamped = tuple[float, Finished]
 
 
+class Sink(Protocol):
+    """Where bytes go: an unbuffered file. `write` may take a part of them, or nothing (None)."""
+
+    def write(self, data: memoryview, /) -> int | None: ...
+
+
+def stdout_sink() -> Sink:
+    """Standard output, unbuffered: a thread that is stuck in a buffered one would hold up the exit."""
+    return open(sys.stdout.fileno(), "wb", buffering=0, closefd=False)
+
+
 class AccessLog:
-    """Writes finished requests to `stream`. `wall` is the wall clock (seconds since 1970)."""
+    """Writes finished requests to `sink`. `wall` is the wall clock (seconds since 1970)."""
 
     def __init__(
         self,
         form: LogFormat,
-        stream: BinaryIO,
+        sink: Sink,
         wall: Callable[[], float],
         log: Callable[[Level, str], None] = log_line,
     ) -> None:
-        self._stream = stream
+        self._sink = sink
         self._wall = wall
         self._log = log
         self._format = _FORMATS.get(form)
@@ -103,12 +118,18 @@ class AccessLog:
     def _run(self) -> None:
         while (batch := self._batches.get()) is not None:
             try:
-                self._stream.write(b"".join(map(self._line, batch)))
-                self._stream.flush()
+                self._put(memoryview(b"".join(map(self._line, batch))))
             except Exception as error:
                 # Whatever it was, the next batch is tried: a log that fell silent would look like no traffic.
                 self._failed += len(batch)
                 self._trouble = str(error) or repr(error)
+
+    def _put(self, data: memoryview) -> None:
+        while data:
+            written = self._sink.write(data)
+            if written is None:
+                time.sleep(BUSY_S)
+            data = data[written or 0 :]
 
     def _line(self, stamped: _Stamped) -> bytes:
         assert self._format is not None

@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from proxy.report import access_log
-from proxy.report.access_log import KEPT, TEXT_MAX, AccessLog, console_line, json_line
+from proxy.report.access_log import KEPT, TEXT_MAX, AccessLog, console_line, json_line, stdout_sink
 from proxy.report.record import Finished
 from router.nouns import Outcome
 
@@ -48,10 +48,25 @@ class Stuck(io.BytesIO):
         self.entered = threading.Event()
         self.let_go = threading.Event()
 
-    def write(self, data: bytes) -> int:  # type: ignore[override]
+    def write(self, data: memoryview) -> int:  # type: ignore[override]
         self.entered.set()
         assert self.let_go.wait(5.0)
         return super().write(data)
+
+
+class Reluctant:
+    """A sink that takes nothing every other time, and seven bytes at most."""
+
+    def __init__(self) -> None:
+        self.taken = b""
+        self.calls = 0
+
+    def write(self, data: memoryview) -> int | None:
+        self.calls += 1
+        if self.calls % 2:
+            return None
+        self.taken += bytes(data[:7])
+        return len(data[:7])
 
 
 class Broken(io.BytesIO):
@@ -59,7 +74,7 @@ class Broken(io.BytesIO):
 
     broken = True
 
-    def write(self, data: bytes) -> int:  # type: ignore[override]
+    def write(self, data: memoryview) -> int:  # type: ignore[override]
         if self.broken:
             raise OSError(28, "No space left on device")
         return super().write(data)
@@ -108,6 +123,22 @@ def test_what_was_written_reaches_the_stream_in_order_by_close_at_the_latest() -
     assert [orjson.loads(line)["request_id"] for line in sink.getvalue().splitlines()] == ["req-1", "req-2"]
 
 
+def test_a_sink_that_takes_little_at_a_time_gets_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access_log, "BUSY_S", 0.0)
+    sink = Reluctant()
+    log = AccessLog("json", sink, clock)
+    log.write(DONE)
+    log.close()
+    assert sink.taken == json_line(clock(), DONE)
+
+
+def test_standard_output_is_a_sink(capfd: pytest.CaptureFixture[str]) -> None:
+    log = AccessLog("json", stdout_sink(), clock)
+    log.write(DONE)
+    log.close()
+    assert capfd.readouterr().out == json_line(clock(), DONE).decode()
+
+
 def test_nothing_is_written_before_a_flush() -> None:
     sink = io.BytesIO()
     log = AccessLog("json", sink, clock)
@@ -127,7 +158,8 @@ def test_off_writes_nothing_and_starts_no_thread() -> None:
     assert sink.getvalue() == b""
 
 
-def test_a_stuck_sink_blocks_nobody_and_costs_the_oldest_lines() -> None:
+def test_a_stuck_sink_blocks_nobody_and_costs_the_oldest_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access_log, "CLOSE_TIMEOUT_S", 60.0)
     sink, said = Stuck(), list[tuple[str, str]]()
     log = AccessLog("json", sink, clock, lambda *line: said.append(line))
     log.write(DONE._replace(request_id="in the sink"))

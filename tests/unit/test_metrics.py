@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -204,6 +205,17 @@ def test_nothing_a_client_chose_becomes_a_label() -> None:
         replace_record(peer="evil", path="/evil", model="evil", method="EVIL", request_id="evil")
     )
     assert not [name for name in scrape(metrics) if "evil" in name.lower()]
+
+
+def test_every_metric_is_documented() -> None:
+    metrics, board = make(A1)
+    board.report(Load("a1", 8.5))
+    documented = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    families = text_string_to_metric_families(asyncio.run(metrics.render()).decode())
+    ours = [(f.name, f.type) for f in families if f.name.startswith("cellgate_")]
+    names = [f"{name}_total" if kind == "counter" else name for name, kind in ours]
+    assert len(names) >= 19
+    assert [name for name in names if f"`{name}`" not in documented] == []
 
 
 def replace_record(**changes: object) -> Finished:
