@@ -1,7 +1,7 @@
 """The canary: one token through what the unit really serves. The only probe that proves generation.
 
 1. A canary that fails is BAD only when the unit had no excuse: busy is not sick, and a timeout during which
-   anything moved on the unit is neutral.
+   anything moved on the unit, or it started anew, is neutral.
 2. Its prompt is unique and shorter than a KV block, so that no cache can answer it; it carries no priority,
    because vLLM refuses one by default.
 """
@@ -71,7 +71,9 @@ class Canary:
             path, reply = await _ask(patient, model, deadline)
         except FetchError as error:
             timed_out = error.trouble is Trouble.TIMEOUT
-            sign, strength = _weigh(error.trouble, moved=patient.life_at > life_at)
+            # A unit that has started anew meanwhile may take longer than this canary has waited.
+            excused = patient.life_at > life_at or self.timeout_s(patient) > timeout_s
+            sign, strength = _weigh(error.trouble, excused=excused)
             reason = f"no token within {timeout_s:g} s: {error}" if timed_out else f"no token: {error}"
         else:
             sign, said = _read(reply)
@@ -116,10 +118,10 @@ def _body(path: str, model: str, prompt: str) -> bytes:
     return orjson.dumps(body)
 
 
-def _weigh(trouble: Trouble, *, moved: bool) -> tuple[Sign, Strength]:
+def _weigh(trouble: Trouble, *, excused: bool) -> tuple[Sign, Strength]:
     if trouble is Trouble.REFUSED:
         return Sign.BAD, Strength.FATAL
-    if trouble is Trouble.OWN or (trouble is Trouble.TIMEOUT and moved):
+    if trouble is Trouble.OWN or (trouble is Trouble.TIMEOUT and excused):
         return Sign.NEUTRAL, Strength.WEAK
     return Sign.BAD, Strength.STRONG
 

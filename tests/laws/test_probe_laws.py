@@ -22,7 +22,7 @@ from router.nouns import Evidence, Load, Models, Sign, Strength, Verdict
 from tests.patient import Answer, FakePatient, look, reply
 
 every_probe = pytest.mark.parametrize("probe", [kind() for kind in PROBES.values()], ids=list(PROBES))
-law = settings(derandomize=True, deadline=None, max_examples=150)
+law = settings(derandomize=True, deadline=None, max_examples=60)
 
 statuses = st.sampled_from([200, 204, 301, 400, 404, 405, 429, 500, 501, 503, 599]) | st.integers(100, 999)
 scalars = (

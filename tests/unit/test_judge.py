@@ -14,7 +14,7 @@ from router.nouns import Case, Evidence, Rules, Sign, Strength, Verdict
 RULES = Rules(weak_window_s=10.0, weak_min=5, weak_rate=0.5, passes=2)
 NOW = 100.0
 BAD, GOOD, NEUTRAL = Sign.BAD, Sign.GOOD, Sign.NEUTRAL
-law = settings(derandomize=True, deadline=None, max_examples=200)
+law = settings(derandomize=True, deadline=None, max_examples=100)
 
 
 def evidence(

@@ -85,6 +85,18 @@ def test_a_timeout_while_the_unit_shows_life_proves_nothing() -> None:
     assert fly(patient).sign is Sign.NEUTRAL
 
 
+def test_a_timeout_that_was_too_short_for_what_the_unit_is_by_then_proves_nothing() -> None:
+    """It has started anew while the canary waited, and may have to warm up."""
+
+    def restart(_: str) -> Answer:
+        patient.verdict = Verdict.STARTING
+        return Trouble.TIMEOUT
+
+    patient = FakePatient(restart, verdict=Verdict.DOWN)
+    assert fly(patient).sign is Sign.NEUTRAL
+    assert fly(patient).sign is Sign.BAD
+
+
 def test_the_reason_tells_the_operator_what_happened() -> None:
     """One line: the path, and what was said there or was not."""
     body = b'{"error": "EngineDeadError"}\n'

@@ -284,6 +284,23 @@ def test_a_new_incarnation_starts_again(scene: Scene) -> None:
     assert scene.flips("a") == [UP, STARTING, UP]
 
 
+def test_a_canary_meant_for_the_last_incarnation_is_not_held_against_the_next(scene: Scene) -> None:
+    """It was given less time than a unit that has to warm up."""
+
+    async def scenario() -> None:
+        engine = scene.engines["a"]
+        await asyncio.sleep(5.0)
+        engine.refuses = True
+        await scene.until("a", DOWN, within_s=1.5)
+        engine.refuses, engine.frozen, engine.epoch = False, True, 2
+        await asyncio.sleep(20.0)
+        engine.thaw()
+        await scene.until("a", UP, within_s=1.0)
+
+    scene.play(scenario())
+    assert scene.flips("a") == [UP, DOWN, STARTING, UP]
+
+
 def test_only_flips_are_told(scene: Scene) -> None:
     """What changes no verdict has no consequence for anybody else."""
     scene.play(asyncio.sleep(60.0))
