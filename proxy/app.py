@@ -7,7 +7,6 @@ import gc
 import random
 import signal
 import ssl
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,7 +17,7 @@ from aiohttp import web
 from proxy.config import ConfigError
 from proxy.gate import Gate
 from proxy.large import LargeBodies
-from proxy.report.access_log import AccessLog
+from proxy.report.access_log import AccessLog, stdout_sink
 from proxy.report.admin import AdminView, admin_runner
 from proxy.report.events import EventLog
 from proxy.report.log import configure, log_line
@@ -45,7 +44,7 @@ async def _serve(settings: Settings, reload: Reload) -> int:
         loop,
         random.Random(),
         events=events,
-        access_log=AccessLog(settings.access_log, sys.stdout.buffer, time.time),
+        access_log=AccessLog(settings.access_log, stdout_sink(), time.time),
         read_large=large.read,
         unit_tls=unit_context(settings.tls),
     )

@@ -80,7 +80,7 @@ def _bare(units: Sequence[int], folder: Path) -> Target:
 
 def _cellgate(units: Sequence[int], folder: Path) -> Target:
     port, admin = processes.free_port(), processes.free_port()
-    command = [sys.executable, "-m", "proxy.cli", "serve", "--policy", "least_load"]
+    command = [sys.executable, "-m", "proxy", "serve", "--policy", "least_load"]
     command += ["--listen", f"127.0.0.1:{port}", "--admin", f"127.0.0.1:{admin}"]
     for unit in units:
         command += ["--unit", f"http://127.0.0.1:{unit}"]

@@ -1,0 +1,150 @@
+"""`make run`: two cells of simulated leader/follower units and the gate before them, in the foreground.
+
+`python -m loadtests.run URL …` puts the gate before real units instead. Nothing outlives this process: the
+gate is waited for, and the units end with the pipe they were started with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import yaml
+
+from loadtests.simunit.process import SimUnit, SimUnitError
+
+READY_S = 60.0
+CELLS = {"a": ("a1", "a2"), "b": ("b1", "b2")}
+TIMING = {"step_ms": 20, "prefill_tokens_per_s": 8000}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run until Ctrl-C; returns the exit code of the gate."""
+    options = _options(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    units: list[SimUnit] = []
+    try:
+        if not options.urls:
+            print("starting 4 simulated units (leader and follower processes) ...", flush=True)
+            names = [name for cell in CELLS.values() for name in cell]
+            units = SimUnit.start_all(names, **TIMING)
+        with tempfile.TemporaryDirectory() as folder:
+            command = _gate_command(options, units, Path(folder))
+            return _run_gate(command, options, units)
+    except SimUnitError as error:
+        print(f"make run: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    finally:
+        for unit in units:
+            unit.stop()
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m loadtests.run", description=__doc__)
+    parser.add_argument("urls", nargs="*", metavar="URL", help="real units; none: simulated ones")
+    parser.add_argument("--listen", default="127.0.0.1:8000", metavar="HOST:PORT")
+    parser.add_argument("--admin", default="127.0.0.1:9901", metavar="HOST:PORT")
+    return parser.parse_args(arguments)
+
+
+def _gate_command(options: argparse.Namespace, units: Sequence[SimUnit], folder: Path) -> list[str]:
+    command = [sys.executable, "-m", "proxy", "serve", "--listen", options.listen, "--admin", options.admin]
+    command += ["--access-log", "console"]
+    if options.urls:
+        return command + [part for url in options.urls for part in ("--unit", url)]
+    config = folder / "cellgate.yaml"
+    config.write_text(yaml.safe_dump(_configuration({unit.name: unit for unit in units}), sort_keys=False))
+    return [*command, "-c", str(config)]
+
+
+def _configuration(units: dict[str, SimUnit]) -> dict[str, object]:
+    return {
+        "cells": [
+            {"name": cell, "units": [_unit(units[name]) for name in names]} for cell, names in CELLS.items()
+        ]
+    }
+
+
+def _unit(unit: SimUnit) -> dict[str, object]:
+    leader = {"name": f"{unit.name}-0", "role": "leader"}
+    followers = [
+        {"name": f"{unit.name}-{rank}", "role": "follower"}
+        for rank, _ in enumerate(unit.follower_pids, start=1)
+    ]
+    return {"name": unit.name, "url": unit.url, "nodes": [leader, *followers]}
+
+
+def _run_gate(command: list[str], options: argparse.Namespace, units: Sequence[SimUnit]) -> int:
+    # A group of its own: Ctrl-C comes to us alone, and the gate is told by us, once.
+    gate = subprocess.Popen(command, start_new_session=True)
+    try:
+        model = _wait_until_ready(gate, options)
+        if model is not None:
+            _explain(options, units, model)
+        return gate.wait()
+    finally:
+        if gate.poll() is None:
+            os.kill(gate.pid, signal.SIGINT)
+            gate.wait()
+
+
+def _wait_until_ready(gate: subprocess.Popen[bytes], options: argparse.Namespace) -> str | None:
+    """The first model served once a unit is up; "" when none came up in time; None when the gate ended."""
+    deadline = time.monotonic() + READY_S
+    while gate.poll() is None and time.monotonic() < deadline:
+        if (body := _get(options.listen, "/v1/models")) and _get(options.admin, "/readyz"):
+            models = yaml.safe_load(body)["data"]
+            return str(models[0]["id"]) if models else ""
+        time.sleep(0.1)
+    return "" if gate.poll() is None else None
+
+
+def _get(address: str, path: str) -> bytes:
+    """The body of a 200, else nothing."""
+    parts = urlsplit(f"//{address}")
+    connection = http.client.HTTPConnection(parts.hostname or "127.0.0.1", parts.port, timeout=2)
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        body = response.read()
+        return body if response.status == 200 else b""
+    except OSError:
+        return b""
+    finally:
+        connection.close()
+
+
+def _explain(options: argparse.Namespace, units: Sequence[SimUnit], model: str) -> None:
+    if not model:
+        print(f"\nno unit is up yet; see why:  curl -s http://{options.admin}/units", flush=True)
+        return
+    body = f'{{"model": "{model}", "stream": true, "messages": [{{"role": "user", "content": "Hello"}}]}}'
+    print(f"\ncellgate is up: http://{options.listen}  (admin: http://{options.admin})")
+    print("\nstream a completion:\n")
+    print(f"  curl -N http://{options.listen}/v1/chat/completions \\")
+    print(f"    -H 'content-type: application/json' -d '{body}'")
+    print(f"\nlook:\n\n  curl -s http://{options.admin}/units      what is believed of each unit, and why")
+    print(f"  curl -s http://{options.admin}/events     the last changes")
+    print(f"  curl -s http://{options.admin}/metrics    for Prometheus")
+    if units:
+        print("\nhurt a unit, and watch the gate move its requests:\n")
+        for unit in units:
+            print(
+                f"  kill -STOP {unit.follower_pids[0]}    # the follower of {unit.name}; kill -CONT heals it"
+            )
+    print("\nCtrl-C stops everything.\n", flush=True)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
