@@ -292,7 +292,9 @@ def test_a_canary_meant_for_the_last_incarnation_is_not_held_against_the_next(sc
         await asyncio.sleep(5.0)
         engine.refuses = True
         await scene.until("a", DOWN, within_s=1.5)
-        engine.refuses, engine.frozen, engine.epoch = False, True, 2
+        engine.refuses, engine.frozen = False, True
+        await asyncio.sleep(1.5)
+        engine.epoch = 2
         await asyncio.sleep(20.0)
         engine.thaw()
         await scene.until("a", UP, within_s=1.0)
