@@ -5,12 +5,13 @@ so it says 200 while a unit is wedged; a stream has its 200 before its prefill b
 """
 
 import asyncio
+import contextlib
 import random
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from loadtests.simunit import replies, requests
 from loadtests.simunit.listeners import StopFilter, Stream, Whole
@@ -82,11 +83,13 @@ class Api:
     async def _stream(
         self, request: web.Request, generation: Generation, context: Context, reply: Reply
     ) -> web.StreamResponse:
+        if request.version < HttpVersion11:
+            raise ApiError(400, "a stream needs HTTP/1.1")
         response = web.StreamResponse(headers=_SSE_HEAD)
         response.enable_chunked_encoding()
         await response.prepare(request)
-        if request.transport is None:
-            raise ConnectionResetError("the client left before its head was sent")
+        if request.transport is None:  # The client left while its head was being sent.
+            return response
         stream = Stream(request.transport, reply)
         self._streams.add(stream)
         sequence = self._submit(generation, context, stream)
@@ -98,7 +101,8 @@ class Api:
         if finish and generation.include_usage:
             stream.send(reply.usage_event(sequence))
         stream.send(replies.DONE)  # After an error too, as in vLLM.
-        await response.write_eof()
+        with contextlib.suppress(ConnectionResetError):
+            await response.write_eof()
         return response
 
     def _submit(self, generation: Generation, context: Context, listener: Listener) -> Sequence:
