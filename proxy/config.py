@@ -51,9 +51,9 @@ class Overrides:
     policy: str | None = None
     access_log: str | None = None
 
-    def keys(self) -> dict[str, object]:
+    def keys(self) -> dict[object, object]:
         """The top-level keys of the file that the flags set."""
-        keys: dict[str, object] = {
+        keys: dict[object, object] = {
             "listen": self.listen,
             "admin": self.admin,
             "cells": [{"name": "default", "units": list(self._units())}] if self.units else None,
@@ -79,7 +79,7 @@ def load(path: str | None, overrides: Overrides, environ: Mapping[str, str] = os
     """
     flags = overrides.keys()
     written, wrong = _read(path)
-    keys: dict[object, object] = {**written, **flags}
+    keys = {**written, **flags}
     file, misfits = _checked(keys)
     wrong += [*_repeated_names(keys), *misfits]
     problems = [_line(path, flags, place, text) for place, text in wrong]
@@ -128,7 +128,7 @@ def _unit(cell: str, unit: UnitKeys) -> Unit:
 # What is wrong, and how it is said.
 
 
-def _line(path: str | None, flags: Mapping[str, object], place: Place, text: str) -> str:
+def _line(path: str | None, flags: Mapping[object, object], place: Place, text: str) -> str:
     """The problem `text` at `place`, after the flag or the file that it comes from."""
     if place and (path is None or place[0] in flags):
         return f"{_FLAGS[str(place[0])]}: {text}"

@@ -167,23 +167,34 @@ def address(found: object) -> Address:
 
 def url(found: object) -> str:
     """The root of a unit's API, without a trailing slash."""
-    match = _URL.fullmatch(found) if isinstance(found, str) else None
-    if match and _is_host(match["host"]) and 0 < int(match["port"] or 80) < 65536:
-        port = f":{match['port']}" if match["port"] else ""
-        return f"{match['scheme'].lower()}://{match['host'].lower()}{port}"
     expected = "http://HOST:PORT or https://HOST:PORT and nothing more"
-    if isinstance(found, str) and "@" in found:
+    if not isinstance(found, str):
+        raise MisfitError(expected)
+    if "@" in found:
         raise MisfitError(expected, found="a URL with '@' (not shown, it may hold a password)")
-    raise MisfitError(expected, _url_hint(found) if isinstance(found, str) else "")
+    root = _root(found)
+    if root is None:
+        raise MisfitError(expected, _url_hint(found))
+    return root
+
+
+def _root(text: str) -> str | None:
+    """The URL as the gate keeps it, or None if it is more or less than a root."""
+    match = _URL.fullmatch(text)
+    if match is None or not _is_host(match["host"]) or not 0 < int(match["port"] or 80) < 65536:
+        return None
+    port = f":{match['port']}" if match["port"] else ""
+    return f"{match['scheme'].lower()}://{match['host'].lower()}{port}"
 
 
 def _url_hint(text: str) -> str:
     """What `text` probably means: the same with a scheme, and without a path such as /v1 or a query."""
-    whole = text if "://" in text else f"http://{text}"
-    root = re.match(r"https?://[^/?#]*", whole, re.IGNORECASE)
-    if root is None or _URL.fullmatch(root[0]) is None:
+    scheme, _, rest = (text if "://" in text else f"http://{text}").partition("://")
+    authority = re.split("[/?#]", rest)[0]
+    meant = _root(f"{scheme}://{authority}")
+    if meant is None:
         return ""
-    return f"did you mean '{root[0]}'?" + (" Each request brings its own path" if root[0] != whole else "")
+    return f"did you mean '{meant}'?" + (" Each request brings its own path" if authority != rest else "")
 
 
 # Files.

@@ -75,13 +75,10 @@ def _repeated_keys(node: yaml.Node, place: Place, seen: set[yaml.Node]) -> Itera
         for index, item in enumerate(node.value):
             yield from _repeated_keys(item, (*place, index), seen)
     elif isinstance(node, yaml.MappingNode):
-        lines: dict[object, int] = {}
+        keys: set[object] = set()
         for key, value in node.value:
             here = (*place, str(key.value))
-            line = key.start_mark.line + 1
-            if lines.setdefault((key.tag, str(key.value)), line) != line:
-                yield (
-                    here,
-                    f"expected once, found in line {lines[key.tag, str(key.value)]} and in line {line}",
-                )
+            if (key.tag, str(key.value)) in keys:
+                yield here, f"expected once, found again in line {key.start_mark.line + 1}"
+            keys.add((key.tag, str(key.value)))
             yield from _repeated_keys(value, here, seen)
