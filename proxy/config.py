@@ -78,11 +78,11 @@ def load(path: str | None, overrides: Overrides, environ: Mapping[str, str] = os
     Raises ConfigError with every problem of all three; a file that holds no YAML mapping has that one only.
     """
     flags = overrides.keys()
-    written, wrong = _read(path)
+    written, repeated = _read(path)
     keys = {**written, **flags}
     file, misfits = _checked(keys)
-    wrong += [*_repeated_names(keys), *misfits]
-    problems = [_line(path, flags, place, text) for place, text in wrong]
+    problems = [_line(path, {}, *problem) for problem in repeated]
+    problems += [_line(path, flags, *problem) for problem in (*_repeated_names(keys), *misfits)]
     try:
         admin_token = token(environ[TOKEN_VARIABLE]) if environ.get(TOKEN_VARIABLE) else None
     except MisfitError as error:

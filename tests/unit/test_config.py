@@ -280,6 +280,8 @@ def test_all_problems_come_at_once(tmp_path: Path) -> None:
     text = """
 policy: best
 policy: worst
+listen: here
+listen: there
 cells:
   - {name: a, weight: 0, units: [{name: u, url: 'http://x'}, {name: u, url: 'http://x'}]}
   - {name: a, units: 3}
@@ -288,6 +290,7 @@ timeouts: {connect_s: fast}
     lines = problems(tmp_path, text, listen="here")
     assert [re.match(r"(.*?): expected", line)[1] for line in lines] == [  # type: ignore[index]
         "gate.yaml: policy",
+        "gate.yaml: listen",
         "gate.yaml: cells[1].name",
         "gate.yaml: cells[0].units[1].name",
         "gate.yaml: cells[0].units[1].url",
