@@ -18,7 +18,7 @@ import uvloop
 
 from tests.sim.world import World
 
-TIMEOUT_S = 5.0
+TIMEOUT_S = 10.0
 LOCALHOST = "127.0.0.1"
 EXCHANGES = 30  # More than enough for whatever is on its way to have arrived.
 

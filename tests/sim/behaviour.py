@@ -16,11 +16,11 @@ class Break(Enum):
 
 @dataclass(slots=True)
 class Behaviour:
-    """How an engine behaves at the moment; set a field to change it, then `Engine.wake()` if it was stuck.
+    """How an engine behaves at the moment; set a field to change it.
 
     wedged: the collective hangs. `/health` says 200, heads are sent, no token ever.
     spinning: the same, and `/metrics` stands still as well, for the engine's process is busy.
-    silent: connections are accepted and nothing is ever answered.
+    silent: the leader itself is stopped. Connections are accepted, what is sent is answered when it goes on.
     follower_lost: at the next step all requests fail in the engine, and soon after the leader exits.
     slow: factor on every step and prefill.
     error_rate, error_status: this share of generations gets this status at once.
@@ -49,4 +49,4 @@ class Behaviour:
 
     @property
     def is_stuck(self) -> bool:
-        return self.wedged or self.spinning
+        return self.wedged or self.spinning or self.silent

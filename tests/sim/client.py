@@ -76,11 +76,13 @@ class Client:
         self, requests: list[bytes], manner: Manner = ORDINARY, methods: list[str] | None = None
     ) -> list[Reply]:
         """Send raw requests back to back on one connection (pipelined); their replies in order."""
+        begun_s = self._world.loop.time()
         try:
-            conversation = await self.connect(manner)
-        except OSError:
-            now_s = self._world.loop.time()
-            return [Reply(now_s, end=End.REFUSED, ended_s=now_s) for _ in requests]
+            async with asyncio.timeout(manner.timeout_s):
+                conversation = await self.connect(manner)
+        except OSError as error:
+            end = End.TIMEOUT if isinstance(error, TimeoutError) else End.REFUSED
+            return [Reply(begun_s, end=end, ended_s=self._world.loop.time()) for _ in requests]
         replies = [conversation.expect(method) for method in methods or ["GET"] * len(requests)]
         conversation.transport.write(b"".join(requests))
         try:

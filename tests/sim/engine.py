@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 PORT = 8000
 EXIT_S = 0.05  # From a lost follower's error to the leader's exit.
+LOOK_AGAIN_S = 0.1
 CANARY = "cellgate-canary-"
 
 
@@ -62,6 +63,10 @@ class Engine:
     def url(self) -> str:
         return f"http://{self.address}"
 
+    @property
+    def is_dead(self) -> bool:
+        return (self.host, PORT) not in self._world.net.listeners
+
     # Life and death
 
     def start(self) -> None:
@@ -89,15 +94,13 @@ class Engine:
         self.behaviour = Behaviour()
         self.start()
 
-    def wake(self) -> None:
-        """Go on after a change of `behaviour`."""
-        self._pause_steps()
-        self._schedule_step()
-
     # Requests
 
     def _handle(self, exchange: Exchange) -> None:
+        if exchange.is_gone:
+            return
         if self.behaviour.silent:
+            self._loop.outside(LOOK_AGAIN_S, self._handle, exchange)
             return
         request = exchange.request
         match request.method, request.path:
@@ -151,13 +154,14 @@ class Engine:
 
     def _comment(self, sequence: Sequence, every_s: float) -> None:
         if not sequence.served.outcome:
-            sequence.send(shapes.COMMENT)
+            if not self.behaviour.silent:
+                sequence.send(shapes.COMMENT)
             self._loop.outside(every_s, self._comment, sequence, every_s)
 
     # Steps
 
     def _schedule_step(self) -> None:
-        if self._step is None and (self.running or self.waiting) and not self.behaviour.is_stuck:
+        if self._step is None and (self.running or self.waiting):
             self._step = self._loop.outside(self.timing.step_s * self.behaviour.slow, self._run_step)
 
     def _pause_steps(self) -> None:
@@ -167,17 +171,15 @@ class Engine:
 
     def _run_step(self) -> None:
         self._step = None
-        if self.behaviour.is_stuck:
-            return
         if self.behaviour.follower_lost:
             self._break_down()
-            return
-        self.steps += 1
-        self._admit()
-        now_s = self._loop.time()
-        for sequence in list(self.running):
-            if sequence.first_token_s <= now_s:
-                self._advance(sequence)
+        elif not self.behaviour.is_stuck:
+            self.steps += 1
+            self._admit()
+            now_s = self._loop.time()
+            for sequence in list(self.running):
+                if sequence.first_token_s <= now_s:
+                    self._advance(sequence)
         self._schedule_step()
 
     def _admit(self) -> None:

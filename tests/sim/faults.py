@@ -61,13 +61,14 @@ class Faults:
 
     def heal(self, place: str | None = None) -> None:
         """Undo every fault of the place, or all of them."""
-        where = place and self.canonical(place)
-        self._links = {} if where is None else {k: v for k, v in self._links.items() if k != where}
-        self._connect_faults = (
-            {} if where is None else {k: v for k, v in self._connect_faults.items() if k != where}
-        )
-        self._cuts = [] if where is None else [cut for cut in self._cuts if where not in cut]
-        self._unresolvable = set() if where is None else self._unresolvable - {where, place}
+        if place is None:
+            self._links, self._connect_faults, self._cuts, self._unresolvable = {}, {}, [], set()
+            return
+        where = self.canonical(place)
+        self._links.pop(where, None)
+        self._connect_faults.pop(where, None)
+        self._cuts = [cut for cut in self._cuts if where not in cut]
+        self._unresolvable.discard(place.partition(":")[0])
 
     # Looking up
 

@@ -43,6 +43,11 @@ class Exchange:
         self._connection = connection
         self._chunked = True
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether the client has left."""
+        return self._connection.transport.is_closing()
+
     def reply(self, status: int, body: bytes, content_type: str = JSON, extra: str = "") -> None:
         """Answer at once."""
         head = self._head(status, content_type, f"content-length: {len(body)}\r\n{extra}")

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from zlib import crc32
 
 if TYPE_CHECKING:
     from tests.sim.network import Network
@@ -58,6 +59,7 @@ class Lane:
 
     def carry_data(self, data: bytes, arrive: Callable[[bytes], None]) -> None:
         """Carry bytes, sometimes in two pieces that arrive apart."""
+        self._network.trace.note("send", self.source, self.target, len(data), crc32(data))
         cut = len(data)
         if len(data) > 1 and self._network.rng.random() < self._link.split:
             cut = self._network.rng.randrange(1, len(data))
