@@ -104,12 +104,11 @@ class Engine:
         The last token is always computed, cached or not, since sampling needs it.
         """
         context = sequence.context
-        cached = context.block_hashes[
-            : self.pool.match(context.block_hashes[: (context.tokens - 1) // BLOCK_TOKENS])
-        ]
+        reusable = context.block_hashes[: (context.tokens - 1) // BLOCK_TOKENS]
+        cached = reusable[: self.pool.match(reusable)]
         tokens = min(context.tokens - len(cached) * BLOCK_TOKENS, budget)
         self.pool.hold(cached)
-        reserved = -(-tokens // BLOCK_TOKENS)
+        reserved = _blocks_for(tokens)
         if not self.pool.take(reserved):
             self.pool.release(cached, 0)
             return None
@@ -123,9 +122,8 @@ class Engine:
 
     def _make_room(self, sequence: Sequence, tokens: int) -> bool:
         """Reserve blocks for `tokens` more; the youngest yields its own, False if that is `sequence`."""
-        needed = (
-            -(-(sequence.computed + tokens) // BLOCK_TOKENS) - sequence.blocks_named - sequence.blocks_unnamed
-        )
+        held = sequence.blocks_named + sequence.blocks_unnamed
+        needed = _blocks_for(sequence.computed + tokens) - held
         while needed > 0 and not self.pool.take(needed):
             youngest = self.running.pop()
             self._release(youngest)
@@ -179,3 +177,7 @@ class Engine:
     def _release(self, sequence: Sequence) -> None:
         self.pool.release(sequence.context.block_hashes[: sequence.blocks_named], sequence.blocks_unnamed)
         sequence.blocks_named = sequence.blocks_unnamed = sequence.computed = 0
+
+
+def _blocks_for(tokens: int) -> int:
+    return -(-tokens // BLOCK_TOKENS)

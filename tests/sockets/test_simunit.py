@@ -337,6 +337,27 @@ def test_a_prefix_seen_before_is_not_computed_again(unit: SimUnit) -> None:
     assert metric(unit, "prefix_cache_hits_total") == hits + cached
 
 
+def test_metrics_carry_the_names_that_a_gate_reads(unit: SimUnit) -> None:
+    steps = metric(unit, "iteration_tokens_total_count")
+    chat(unit, max_tokens=5)
+    assert metric(unit, "iteration_tokens_total_count") == steps + 5
+    _, page = call(unit, "/metrics")
+    names = {re.split(r"[{ ]", line)[0] for line in page.splitlines() if not line.startswith("#")}
+    assert names >= {
+        "process_start_time_seconds",
+        "vllm:cache_config_info",
+        "vllm:generation_tokens_total",
+        "vllm:kv_cache_usage_perc",
+        "vllm:num_requests_running",
+        "vllm:num_requests_waiting",
+        "vllm:prefix_cache_hits_total",
+        "vllm:prefix_cache_queries_total",
+        "vllm:prompt_tokens_total",
+        "vllm:time_to_first_token_seconds_count",
+    }
+    assert 'block_size="16",engine="0",num_gpu_blocks="8192"' in page
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "says"),
     [
