@@ -81,7 +81,7 @@ class Settings:
     admin: Address = Address("127.0.0.1", 9901)
     admin_token: str | None = field(default=None, repr=False)
     policy: str = "least_load"
-    rules: Rules = Rules()
+    rules: Rules = field(default_factory=Rules)
     limits: Limits = Limits()
     timeouts: Timeouts = Timeouts()
     tls: Tls = Tls()

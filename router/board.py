@@ -13,7 +13,21 @@ from typing import NamedTuple
 
 from router.judge import judge, open_case
 from router.lease import Lease
-from router.nouns import Ask, Candidate, Case, Evidence, Fleet, Flip, Load, Models, Rules, Sign, Unit, Verdict
+from router.nouns import (
+    Ask,
+    Candidate,
+    Case,
+    Evidence,
+    Fleet,
+    Flip,
+    Load,
+    Models,
+    Rules,
+    Sign,
+    Strength,
+    Unit,
+    Verdict,
+)
 
 GAPS_MS = 4096
 """Inter-token gaps are counted per millisecond up to this; the last place takes all that are longer."""
@@ -114,7 +128,8 @@ class Board:
         desk = self.desks.get(evidence.unit)
         if desk is None:
             return _NOTHING
-        if evidence.sign is Sign.GOOD:
+        # Weak good news (an answer to /health) is no proof of life: only work is.
+        if evidence.sign is Sign.GOOD and evidence.strength is not Strength.WEAK:
             desk.life_at = max(desk.life_at, evidence.at)
         before = desk.case
         desk.case, wants_canary = judge(before, evidence, self.rules)

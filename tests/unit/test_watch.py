@@ -25,11 +25,6 @@ process_start_time_seconds {epoch}
 """
 
 
-needs_proof_by_work = pytest.mark.xfail(
-    reason="Board.observe takes the leader's `/health` for a sign of life, which only work may be"
-)
-
-
 class Engine:
     """What a unit does: refuse, hang behind a lying `/health` (frozen), or answer.
 
@@ -194,7 +189,6 @@ def test_a_unit_that_refuses_is_down_at_once_and_comes_back_by_two_canaries(scen
     assert scene.flips("b") == [UP]
 
 
-@needs_proof_by_work
 def test_a_wedged_idle_unit_is_found_out_though_its_health_lies(scene: Scene) -> None:
     """Two canaries without life; and it comes back when the engine goes on."""
 
@@ -212,7 +206,6 @@ def test_a_wedged_idle_unit_is_found_out_though_its_health_lies(scene: Scene) ->
     assert scene.flips("b") == [UP]
 
 
-@needs_proof_by_work
 def test_an_idle_unit_is_asked_for_a_token_every_few_seconds(scene: Scene) -> None:
     """Its `/health` is no sign of life."""
     scene.play(asyncio.sleep(100.0))
