@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from proxy.failure import Failure, error_body, error_event
 from proxy.report.record import Finished
-from proxy.wire.heads import find, is_request_id, own_response
+from proxy.wire.heads import is_request_id, own_response
 from router.nouns import Outcome
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ class Answer:
         self._gate = gate
         self._client = client
         self._request = request
-        given = find(request.headers, b"x-request-id")
-        self.request_id = given if given is not None and is_request_id(given) else gate.new_id()
+        given = request.given_id
+        self.request_id = given if given and is_request_id(given) else gate.new_id()
         self.route = route
         self.model = ""
         self.unit = ""
@@ -104,8 +104,8 @@ class Answer:
 
     def _write(self, status: int, body: bytes, line: bytes) -> None:
         self.status = status
-        extra = (b"x-request-id: %b\r\n" % self.request_id, line)
-        data = own_response(status, body, extra=extra, close=self.closes_client())
+        own = b"x-request-id: %b\r\n%b" % (self.request_id, line)
+        data = own_response(status, body, own=own, close=self.closes_client())
         if self._request.method == b"HEAD":
             data = data[: len(data) - len(body)]
         self.sent += len(data)

@@ -15,7 +15,7 @@ from proxy.answer import Answer
 from proxy.ask import LARGE_BYTES, read_ask
 from proxy.failure import Failure, Kind
 from proxy.routes import RouteKind, find_route
-from proxy.wire.heads import forwarded_lines, unit_head
+from proxy.wire.heads import crossing, forwarded_lines, unit_head
 from proxy.wire.relay import Relay
 from router.lease import Lease
 from router.nouns import Ask, Outcome, Refusal, Verdict
@@ -173,16 +173,15 @@ class Exchange:
         self._relay = relay = Relay(self, self._client, lease, gate.now, http10=request.http10)
         relay.head_sent = self._shown is not None
         pool = gate.pool(lease.desk)
-        scheme = b"https" if self._client.secure else b"http"
-        head = unit_head(
-            request.method,
-            request.target,
-            request.headers,
-            authority=pool.authority,
-            forwarded=forwarded_lines(request.headers, self._client.peer.encode(), scheme),
-            request_id=self._answer.request_id,
-            length=len(request.body),
+        own = b"host: %b\r\n%bx-request-id: %b\r\n" % (
+            pool.authority,
+            forwarded_lines(
+                request.fields, self._client.peer.encode(), b"https" if self._client.secure else b"http"
+            ),
+            self._answer.request_id,
         )
+        lines = crossing(request.lines, request.fields)
+        head = unit_head(request.method, request.target, lines, own=own, length=len(request.body))
         relay.carry(head, request.body, pool, to_head=request.method == b"HEAD")
         pool.take(relay, fresh=fresh)
 

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Protocol, cast
 import httptools
 
 from proxy.failure import Failure, Kind, error_body
-from proxy.wire.heads import own_response
-from proxy.wire.request import Request, check_head, expects_continue
+from proxy.wire.heads import REQUEST_FIELDS, own_response
+from proxy.wire.request import Request, check_head
 
 if TYPE_CHECKING:
     from proxy.settings import Limits
@@ -97,6 +97,7 @@ class ClientConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._ended:
             return
+        self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -105,10 +106,8 @@ class ClientConnection(asyncio.Protocol):
             kind, reason = _REASONS.get(type(error), (Kind.BAD_REQUEST, f"malformed request: {error}"))
             self._reject(Failure(kind, reason))
         else:
-            if self._in_head:
-                self._head_bytes += len(data)
-                if self._head_bytes > self._host.limits.head_bytes:
-                    self._reject(self._head_too_large())
+            if self._in_head and self._head_bytes > self._host.limits.head_bytes:
+                self._reject(self._head_too_large())
         if self._exchange is not None:
             self._queued_bytes += len(data)
             self._update_reading()
@@ -151,7 +150,6 @@ class ClientConnection(asyncio.Protocol):
         now = self._host.now()
         self._request = Request(now)
         self._in_head = True
-        self._head_bytes = 0
         if self._exchange is None:
             self.deadline = now + self._host.limits.head_timeout_s
 
@@ -160,16 +158,20 @@ class ClientConnection(asyncio.Protocol):
             self._request.target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        # After the head these are trailers, which nobody asked for.
         if self._request is not None and self._in_head:
-            self._head_bytes += len(name) + len(value) + 4
-            self._request.headers.append((name.lower(), value.strip()))
+            name = name.lower()
+            if name in REQUEST_FIELDS:
+                self._request.fields.append((name, value))
+            else:
+                self._request.lines.append(b"%b: %b\r\n" % (name, value))
 
     def on_headers_complete(self) -> None:
         request = self._request
         if request is None:
             return
         self._in_head = False
-        if self._head_bytes > self._host.limits.head_bytes:
+        if self._head_bytes > self._host.limits.head_bytes and _size(request) > self._host.limits.head_bytes:
             self._reject(self._head_too_large())
             return
         request.method = self._parser.get_method()
@@ -196,6 +198,7 @@ class ClientConnection(asyncio.Protocol):
             return
         self._request = None
         self._owes_continue = False
+        self._head_bytes = 0
         request.body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
         self._body.clear()
         self._queue.append(request)
@@ -319,15 +322,15 @@ class ClientConnection(asyncio.Protocol):
         self.close()
 
     def _admit_body(self, request: Request) -> Failure | None:
-        declared = next((value for name, value in request.headers if name == b"content-length"), b"0")
-        length = int(declared)
-        if length > self._host.limits.body_bytes:
+        if request.length > self._host.limits.body_bytes:
             return self._body_too_large()
-        self._owes_continue = expects_continue(request)
+        self._owes_continue = request.expects_continue
         if self._exchange is None:
             self.deadline = self._host.now() + self._host.limits.body_timeout_s
-        self._reserve(request, length)
-        self._maybe_continue()
+        if request.length:
+            self._reserve(request, request.length)
+        if self._owes_continue:
+            self._maybe_continue()
         return None
 
     def _maybe_continue(self) -> None:
@@ -336,8 +339,6 @@ class ClientConnection(asyncio.Protocol):
             self.send(_CONTINUE)
 
     def _reserve(self, request: Request, size: int) -> None:
-        if not size:
-            return
         if not self._starved and self._host.memory.take(size):
             request.reserved += size
             return
@@ -385,3 +386,8 @@ class ClientConnection(asyncio.Protocol):
     def _body_too_large(self) -> Failure:
         limit = self._host.limits.body_bytes
         return Failure(Kind.BODY_TOO_LARGE, f"the request's body is larger than {limit} bytes")
+
+
+def _size(request: Request) -> int:
+    fields = sum(len(name) + len(value) + 4 for name, value in request.fields)
+    return len(request.target) + fields + sum(map(len, request.lines))

@@ -7,7 +7,7 @@ import asyncio
 from probes.base import FetchError, Reply, Trouble
 from proxy.failure import Failure, Kind
 from proxy.wire.pool import Pool
-from proxy.wire.upstream import UnitConnection
+from proxy.wire.upstream import ReplyHead, UnitConnection
 
 _TROUBLES = {
     Kind.REFUSED: Trouble.REFUSED,
@@ -101,8 +101,7 @@ class _Call:
             self._settle(FetchError(Trouble.BROKEN, f"its reply is larger than {self._max_bytes} bytes"))
             conn.drop()
         elif conn.ended and head is not None:
-            headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in head.headers}
-            self._settle(Reply(head.status, headers, b"".join(self._parts)))
+            self._settle(Reply(head.status, _headers(head), b"".join(self._parts)))
             self._conn = None
 
     def on_failed(self, failure: Failure) -> None:
@@ -126,3 +125,8 @@ class _Call:
             self.done.set_exception(outcome)
         else:
             self.done.set_result(outcome)
+
+
+def _headers(head: ReplyHead) -> dict[str, str]:
+    pairs = [*head.fields, *(line.rstrip(b"\r\n").split(b": ", 1) for line in head.lines)]
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in pairs}

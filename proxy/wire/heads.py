@@ -1,19 +1,20 @@
 """Heads: what crosses the gate, what is dropped, what is added. Pure functions on bytes.
 
-Header names are lower case from the moment they are parsed. Hop-by-hop fields (RFC 9110, 7.6.1), and the
-fields that `Connection` names, never cross. Framing is always the gate's own.
+Header names are lower case from the moment they are parsed. A head is held in two parts: `lines`, which cross
+as they are, and `fields`, which the gate reads, replaces or drops. Hop-by-hop fields (RFC 9110, 7.6.1), and
+those that `Connection` names, never cross. Framing is always the gate's own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from http import HTTPStatus
 
-Headers = list[tuple[bytes, bytes]]
+Fields = list[tuple[bytes, bytes]]
 
 _HOP_BY_HOP = frozenset(
     {
         b"connection",
+        b"content-length",
         b"keep-alive",
         b"proxy-authenticate",
         b"proxy-authorization",
@@ -24,44 +25,50 @@ _HOP_BY_HOP = frozenset(
         b"upgrade",
     }
 )
-_FRAMING = frozenset({b"content-length"})
-# The gate answers `expect`, addresses the unit by `host`, and adds to or sets the others itself. A compressed
-# answer could not be scanned for events, so none is asked for.
-_NOT_TO_UNIT = (
-    _HOP_BY_HOP
-    | _FRAMING
-    | {
-        b"accept-encoding",
-        b"expect",
-        b"host",
-        b"x-forwarded-for",
-        b"x-forwarded-host",
-        b"x-forwarded-proto",
-        b"x-request-id",
-    }
-)
-_NOT_TO_CLIENT = _HOP_BY_HOP | _FRAMING | {b"x-request-id"}
+REQUEST_FIELDS = _HOP_BY_HOP | {
+    # A compressed answer could not be scanned for events, so none is asked for.
+    b"accept-encoding",
+    b"expect",
+    b"host",
+    b"x-forwarded-for",
+    b"x-forwarded-host",
+    b"x-forwarded-proto",
+    b"x-request-id",
+}
+"""Fields of a request that do not cross as they are."""
+
+REPLY_FIELDS = _HOP_BY_HOP | {b"content-encoding", b"content-type", b"x-request-id"}
+"""Fields of a reply that do not cross as they are (the content's are read, and put back)."""
 
 _STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in HTTPStatus}
+_ORDINARY_TOKENS = (b"keep-alive", b"close", b"Keep-Alive", b"Close")
+_WITH_BODY = (b"POST", b"PUT", b"PATCH")
 
 _ID_MAX = 128
 _ID_BYTES = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:=+/@")
 
 
-def find(headers: Headers, name: bytes) -> bytes | None:
-    """The first value of a header, or None."""
-    for key, value in headers:
+def find(fields: Fields, name: bytes) -> bytes | None:
+    """The first value of a field, or None."""
+    for key, value in fields:
         if key == name:
             return value
     return None
 
 
-def connection_tokens(headers: Headers) -> frozenset[bytes]:
+def connection_tokens(fields: Fields) -> set[bytes]:
     """The lower-case tokens of all `Connection` fields."""
-    values = [value for key, value in headers if key == b"connection"]
-    if not values:
-        return frozenset()
-    return frozenset(token.strip().lower() for value in values for token in value.split(b","))
+    values = [value for key, value in fields if key == b"connection"]
+    return {token.strip().lower() for value in values for token in value.split(b",")}
+
+
+def crossing(lines: list[bytes], fields: Fields) -> list[bytes]:
+    """`lines` without those that `Connection` names."""
+    for key, value in fields:
+        if key == b"connection" and value not in _ORDINARY_TOKENS:
+            named = tuple(token + b":" for token in connection_tokens(fields) if token)
+            return [line for line in lines if not line.startswith(named)]
+    return lines
 
 
 def is_request_id(value: bytes) -> bool:
@@ -69,79 +76,41 @@ def is_request_id(value: bytes) -> bool:
     return 0 < len(value) <= _ID_MAX and _ID_BYTES.issuperset(value)
 
 
-def unit_head(
-    method: bytes,
-    target: bytes,
-    headers: Headers,
-    *,
-    authority: bytes,
-    forwarded: bytes,
-    request_id: bytes,
-    length: int,
-) -> bytes:
-    """The head of a request as the unit gets it.
-
-    `forwarded` holds the ready X-Forwarded-* lines; `length` is the body's, left out where there is none.
-    """
-    dropped = _NOT_TO_UNIT | connection_tokens(headers)
-    lines = [
-        method + b" " + target + b" HTTP/1.1\r\nhost: " + authority + b"\r\n",
-        *[key + b": " + value + b"\r\n" for key, value in headers if key not in dropped],
-        forwarded,
-        b"x-request-id: " + request_id,
-    ]
-    if length or method in (b"POST", b"PUT", b"PATCH"):
-        lines.append(b"\r\ncontent-length: %d" % length)
-    lines.append(b"\r\n\r\n")
-    return b"".join(lines)
+def unit_head(method: bytes, target: bytes, lines: list[bytes], *, own: bytes, length: int) -> bytes:
+    """The head of a request as the unit gets it. `own` are the gate's own lines, `length` is the body's."""
+    if length or method in _WITH_BODY:
+        own = b"%bcontent-length: %d\r\n" % (own, length)
+    return b"%b %b HTTP/1.1\r\n%b%b\r\n" % (method, target, b"".join(lines), own)
 
 
-def forwarded_lines(headers: Headers, peer: bytes, scheme: bytes) -> bytes:
+def forwarded_lines(fields: Fields, peer: bytes, scheme: bytes) -> bytes:
     """X-Forwarded-For (the peer appended), -Proto and -Host (kept when a proxy before us set them)."""
-    chain, proto, host, original = [], scheme, b"", b""
-    for key, value in headers:
-        if key == b"x-forwarded-for":
-            chain.append(value)
+    chain = host = original = b""
+    for key, value in fields:
+        if key == b"host":
+            host = value
+        elif key == b"x-forwarded-for":
+            # Several fields are one list (RFC 9110, 5.3).
+            chain += value + b", "
         elif key == b"x-forwarded-proto":
-            proto = value
+            scheme = value
         elif key == b"x-forwarded-host":
             original = value
-        elif key == b"host":
-            host = value
-    chain.append(peer)
-    parts = (b", ".join(chain), proto, original or host)
-    return b"x-forwarded-for: %b\r\nx-forwarded-proto: %b\r\nx-forwarded-host: %b\r\n" % parts
+    return b"x-forwarded-for: %b%b\r\nx-forwarded-proto: %b\r\nx-forwarded-host: %b\r\n" % (
+        chain,
+        peer,
+        scheme,
+        original or host,
+    )
 
 
-def client_head(
-    status: int, headers: Headers, *, extra: Iterable[bytes], framing: bytes, close: bool
-) -> bytes:
-    """The head of a response as the client gets it.
-
-    `extra` are complete lines of the gate's own, `framing` the content-length or transfer-encoding line, or
-    nothing for an answer without a body.
-    """
-    dropped = _NOT_TO_CLIENT | connection_tokens(headers)
-    lines = [
-        _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status,
-        *[key + b": " + value + b"\r\n" for key, value in headers if key not in dropped],
-        *extra,
-        framing,
-    ]
-    if close:
-        lines.append(b"connection: close\r\n")
-    lines.append(b"\r\n")
-    return b"".join(lines)
+def client_head(status: int, lines: list[bytes], *, own: bytes, close: bool) -> bytes:
+    """The head of a response as the client gets it. `own` are the gate's own lines, with the framing."""
+    first = _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
+    return b"%b%b%b%b\r\n" % (first, b"".join(lines), own, b"connection: close\r\n" if close else b"")
 
 
-def own_response(
-    status: int,
-    body: bytes,
-    *,
-    content_type: bytes = b"application/json",
-    extra: Iterable[bytes] = (),
-    close: bool,
-) -> bytes:
-    """A whole response of the gate's own."""
-    framing = b"content-type: %b\r\ncontent-length: %d\r\n" % (content_type, len(body))
-    return client_head(status, [], extra=extra, framing=framing, close=close) + body
+def own_response(status: int, body: bytes, *, own: bytes = b"", close: bool) -> bytes:
+    """A whole response of the gate's own, in JSON."""
+    own = b"%bcontent-type: application/json\r\ncontent-length: %d\r\n" % (own, len(body))
+    return client_head(status, [], own=own, close=close) + body

@@ -18,7 +18,7 @@ from typing import Protocol
 from proxy.failure import Failure, Kind
 from proxy.stream.sse import carries_data, end_of_events, is_error, message_of, without_comments
 from proxy.wire.downstream import ClientConnection
-from proxy.wire.heads import client_head, find
+from proxy.wire.heads import client_head, crossing
 from proxy.wire.pool import Pool
 from proxy.wire.upstream import ReplyHead, UnitConnection
 from router.board import GAPS_MS
@@ -180,7 +180,7 @@ class Relay:
             self._send(self._frame(event))
             return True
         head = self._head
-        return self._framing is Framing.CHUNKED or (head is not None and head.has_length)
+        return self._framing is Framing.CHUNKED or (head is not None and head.length is not None)
 
     # -- before the commit ---------------------------------------------------------------------------------
 
@@ -216,15 +216,14 @@ class Relay:
                 conn.discard()
             return False
         self._head = head
-        kind = find(head.headers, b"content-type") or b""
-        encoded = find(head.headers, b"content-encoding") not in (None, b"identity")
-        self._sse = head.status == 200 and kind.lower().startswith(b"text/event-stream") and not encoded
+        is_events = head.content_type[:17].lower() == b"text/event-stream"
+        self._sse = is_events and head.status == 200 and not head.encoded
         if self.head_sent and not self._sse:
             # The client was promised a stream, so this answer cannot be shown to it.
             assert self._conn is not None
             self._give_up(self._conn, Kind.EVICTED, f"a second unit answered {head.status} to a begun stream")
             return False
-        if self._http10 or head.bodiless or (head.has_length and not self._sse):
+        if self._http10 or head.bodiless or (head.length is not None and not self._sse):
             self._framing = Framing.IDENTITY
         return True
 
@@ -299,14 +298,13 @@ class Relay:
         self._client.send(data)
 
     def _head_bytes(self, head: ReplyHead) -> bytes:
-        length = find(head.headers, b"content-length") if self._framing is Framing.IDENTITY else None
-        framing = b"content-length: " + length + b"\r\n" if length is not None and not self._sse else b""
+        own = self._owner.extra_lines()
+        for name, value in head.fields:
+            if name in (b"content-type", b"content-encoding"):
+                own += b"%b: %b\r\n" % (name, value)
         if self._framing is Framing.CHUNKED:
-            framing = _CHUNKED
-        return client_head(
-            head.status,
-            head.headers,
-            extra=(self._owner.extra_lines(),),
-            framing=framing,
-            close=self._owner.closes_client(),
-        )
+            own += _CHUNKED
+        elif head.length is not None and not self._sse:
+            own += b"content-length: %b\r\n" % head.length
+        lines = crossing(head.lines, head.fields)
+        return client_head(head.status, lines, own=own, close=self._owner.closes_client())

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 import httptools
 
 from proxy.failure import Failure, Kind
-from proxy.wire.heads import Headers
+from proxy.wire.heads import REPLY_FIELDS, Fields
 
 if TYPE_CHECKING:
     from proxy.wire.pool import Pool
@@ -26,20 +26,30 @@ _BODILESS = (204, 304)
 
 
 class ReplyHead:
-    """The head of a unit's reply. `has_length`, `chunked`: how the body is delimited; neither: by close."""
+    """The head of a unit's reply, in `lines` and `fields` (see heads.py).
 
-    __slots__ = ("bodiless", "chunked", "has_length", "headers", "status")
+    `length` (as sent) and `chunked` tell how the body is delimited; neither: by close.
+    """
 
-    def __init__(self, status: int, headers: Headers, *, to_head: bool) -> None:
+    __slots__ = ("bodiless", "chunked", "content_type", "encoded", "fields", "length", "lines", "status")
+
+    def __init__(self, status: int, lines: list[bytes], fields: Fields, *, to_head: bool) -> None:
         self.status = status
-        self.headers = headers
+        self.lines = lines
+        self.fields = fields
         self.chunked = False
-        self.has_length = False
-        for name, _ in headers:
-            if name == b"transfer-encoding":
+        self.encoded = False
+        self.length: bytes | None = None
+        self.content_type = b""
+        for name, value in fields:
+            if name == b"content-length":
+                self.length = value
+            elif name == b"content-type":
+                self.content_type = value
+            elif name == b"transfer-encoding":
                 self.chunked = True
-            elif name == b"content-length":
-                self.has_length = True
+            elif name == b"content-encoding":
+                self.encoded = value != b"identity"
         self.bodiless = to_head or status in _BODILESS
 
 
@@ -78,7 +88,8 @@ class UnitConnection(asyncio.Protocol):
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._parser = httptools.HttpResponseParser(self)
-        self._headers: Headers = []
+        self._lines: list[bytes] = []
+        self._fields: Fields = []
         self._pieces: list[bytes] = []
         self._head_bytes = 0
         self._to_head = False
@@ -123,8 +134,8 @@ class UnitConnection(asyncio.Protocol):
 
     def discard(self) -> None:
         """Forget the reply but keep the connection, if the rest of the reply is short."""
-        declared = next((value for name, value in self._headers if name == b"content-length"), b"")
-        if self.ended or (declared.isdigit() and int(declared) <= _DISCARD_BYTES):
+        length = None if self.head is None else self.head.length
+        if self.ended or (length is not None and int(length) <= _DISCARD_BYTES):
             self.sink = _NOBODY
         else:
             self.drop()
@@ -191,7 +202,7 @@ class UnitConnection(asyncio.Protocol):
         head = self.head
         if self.sink is None or self.ended:
             return
-        if exc is None and head is not None and not (head.has_length or head.chunked):
+        if exc is None and head is not None and head.length is None and not head.chunked:
             self.ended = True
             sink, self.sink = self.sink, None
             self._keep_alive = False
@@ -215,14 +226,19 @@ class UnitConnection(asyncio.Protocol):
     def on_message_begin(self) -> None:
         if self.ended:
             self._misbehaved = "it sent a second reply to one request"
-        self._headers = []
+        self._lines = []
+        self._fields = []
         self._in_head = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_head:
-            self._headers.append((name.lower(), value.strip()))
-        else:
+        if not self._in_head:
             self.trailers = True
+            return
+        name = name.lower()
+        if name in REPLY_FIELDS:
+            self._fields.append((name, value))
+        else:
+            self._lines.append(b"%b: %b\r\n" % (name, value))
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
@@ -234,7 +250,7 @@ class UnitConnection(asyncio.Protocol):
             return
         self._head_bytes = 0
         self._keep_alive = self._parser.should_keep_alive()
-        self.head = ReplyHead(status, self._headers, to_head=self._to_head)
+        self.head = ReplyHead(status, self._lines, self._fields, to_head=self._to_head)
         if self._to_head:
             self._end()
 
