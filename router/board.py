@@ -41,6 +41,7 @@ class Desk:
     __slots__ = (
         "case",
         "drained",
+        "foreign",
         "gaps_ms",
         "leases",
         "life_at",
@@ -57,6 +58,7 @@ class Desk:
         self.case = case
         self.models = frozenset(unit.models)
         self.load: Load | None = None
+        self.foreign = 0
         self.drained = False
         self.retired = False
         self.life_at = 0.0
@@ -148,6 +150,7 @@ class Board:
         if desk.load is not None and load.progress > desk.load.progress:
             desk.life_at = max(desk.life_at, load.at)
         desk.load = load
+        desk.foreign = load.foreign
 
     def serve(self, models: Models) -> None:
         """Take over the list of models of a unit that has none configured."""
@@ -170,7 +173,8 @@ class Board:
 
         SUSPECT units are offered only when no UP unit has room.
         """
-        rows: dict[Verdict, list[Candidate]] = {Verdict.UP: [], Verdict.SUSPECT: []}
+        up: list[Candidate] = []
+        suspect: list[Candidate] = []
         full = False
         for name, desk in self.desks.items():
             if not desk.is_usable() or name in tried or not _serves(desk, ask):
@@ -179,9 +183,9 @@ class Board:
             if in_flight >= desk.unit.max_in_flight * (1.0 + overcommit):
                 full = True
                 continue
-            foreign = desk.load.foreign if desk.load is not None else 0
-            rows[desk.case.verdict].append(Candidate(name, in_flight, in_flight + foreign, desk.weight))
-        return rows[Verdict.UP] or rows[Verdict.SUSPECT], full
+            row = Candidate(name, in_flight, in_flight + desk.foreign, desk.weight)
+            (up if desk.case.verdict is Verdict.UP else suspect).append(row)
+        return up or suspect, full
 
     def open(self, name: str, ask: Ask, now: float, *, retry: bool) -> Lease:
         """Open a lease on a unit."""

@@ -55,8 +55,7 @@ class Unit:
     nodes: tuple[Node, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(NamedTuple):
     """What a request needs, as far as routing cares. `model` None means any unit will do."""
 
     model: str | None = None
@@ -110,6 +109,9 @@ class Verdict(Enum):
     SUSPECT = "suspect"
     DOWN = "down"
     PROBATION = "probation"
+
+    # Enum's own hash is a Python function; members are singletons, so their identity does as well.
+    __hash__ = object.__hash__
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +211,8 @@ class Outcome(Enum):
     STREAM_ERROR = "stream_error"
     EVICTED = "evicted"
     GATE_ERROR = "gate_error"
+
+    __hash__ = object.__hash__
 
 
 @dataclass(frozen=True, slots=True)
