@@ -16,10 +16,12 @@ from typing import Any, cast
 import pytest
 import uvloop
 
+from tests.sim.tcp import Link
 from tests.sim.world import World
 
 TIMEOUT_S = 10.0
 LOCALHOST = "127.0.0.1"
+MOST_WRITES = 1000
 EXCHANGES = 30  # More than enough for whatever is on its way to have arrived.
 
 Law = Callable[[], Awaitable[None]]
@@ -129,18 +131,32 @@ def problems() -> Iterator[Problems]:
 
 def fill(writer: Recorder) -> int:
     """Write until the transport asks to stop; the bytes written."""
-    written = 0
-    while "pause" not in writer.log:
+    for count in range(MOST_WRITES):
+        if "pause" in writer.log:
+            return count * 65_536
         writer.transport.write(b"x" * 65_536)
-        written += 65_536
-    return written
+    raise AssertionError("the transport never asks to stop")
 
 
-@pytest.fixture(params=["sim-1", "sim-2", "sim-3", "uvloop"])
+def simulated(seed: int, link: Link) -> asyncio.AbstractEventLoop:
+    world = World(seed)
+    world.net.default_link = link
+    return world.loop
+
+
+EVEN = Link(latency_s=(0.001, 0.001), split=0.0, hiccup=0.0)  # What is sent together arrives together.
+LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
+    "simulated, uneven": lambda: simulated(1, Link()),
+    "simulated, rough": lambda: simulated(2, Link(split=0.5, hiccup=0.3)),
+    "simulated, even": lambda: simulated(3, EVEN),
+    "uvloop": uvloop.new_event_loop,
+}
+
+
+@pytest.fixture(params=LOOPS)
 def play(request: pytest.FixtureRequest) -> Iterator[Callable[[Law], None]]:
     """Runs a law on one kind of loop."""
-    kind, _, seed = request.param.partition("-")
-    loop = World(int(seed)).loop if kind == "sim" else uvloop.new_event_loop()
+    loop = LOOPS[request.param]()
     unexpected: Problems = []
     loop.set_exception_handler(lambda _, context: unexpected.append(context))
 
@@ -293,6 +309,7 @@ def test_a_write_after_close_is_dropped_and_after_connection_lost_it_raises(play
             client.transport.close()
             client.transport.write(b"dropped")
             client.transport.writelines([b"dropped"])
+            assert client.transport.get_write_buffer_size() == 0
             await client.until_lost()
             await server.until_lost()
             assert server.data == b""
@@ -531,6 +548,26 @@ def test_pausing_inside_data_received_stops_the_next_one(play: Play) -> None:
                 server.transport.resume_reading()
                 await server.until(lambda: server.log == ["data"])
             assert server.data == b"a" * 500_000
+
+    play(law)
+
+
+def test_pausing_a_reader_holds_even_when_its_bytes_are_there_already(play: Play) -> None:
+    class Jealous(Recorder):
+        other: Jealous
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self.other.transport.pause_reading()
+
+    async def law() -> None:
+        clients, servers = (Recorder(), Recorder()), (Jealous(), Jealous())
+        servers[0].other, servers[1].other = servers[1], servers[0]
+        async with joined(clients[0], servers[0]), joined(clients[1], servers[1]):
+            for client in clients:
+                client.transport.write(b"x")
+            await calm()
+            assert sorted(server.data for server in servers) == [b"", b"x"]
 
     play(law)
 

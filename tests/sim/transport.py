@@ -219,7 +219,6 @@ class SimTransport(asyncio.Transport):
             return
         self._closing = self._lost = True
         self._reading = False
-        self._buffer.clear()
         self._schedule_lost(error)
 
     def _schedule_lost(self, error: BaseException | None) -> None:
@@ -251,5 +250,6 @@ class SimTransport(asyncio.Transport):
             self._closed = True
             self._reading = False
             self._protocol = None
+            self._buffer.clear()
             self.sock.close()
             self._on_closed(self)
