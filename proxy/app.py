@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import random
 import signal
 import ssl
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 import uvloop
 from aiohttp import web
@@ -21,7 +22,7 @@ from proxy.report.access_log import AccessLog, stdout_sink
 from proxy.report.admin import AdminView, admin_runner
 from proxy.report.events import EventLog
 from proxy.report.log import configure, log_line
-from proxy.settings import Settings, Tls
+from proxy.settings import Address, Settings, Tls
 
 Reload = Callable[[], Settings]
 
@@ -60,9 +61,10 @@ async def _serve(settings: Settings, reload: Reload) -> int:
     admin = admin_runner(view)
     await admin.setup()
     try:
-        site = web.TCPSite(admin, settings.admin.host, settings.admin.port)
-        await site.start()
-        await gate.start(client_context(settings.tls))
+        with _binding(settings.admin):
+            await web.TCPSite(admin, settings.admin.host, settings.admin.port).start()
+        with _binding(settings.listen):
+            await gate.start(client_context(settings.tls))
         _announce(gate, admin)
         _calm_the_collector()
         await _until_stopped(gate, loop, reload)
@@ -107,6 +109,16 @@ async def _until_stopped(gate: Gate, loop: asyncio.AbstractEventLoop, reload: Re
         await gate.stop(delay_s=0.0, drain_s=0.0)
     for task in asked:
         task.cancel()
+
+
+@contextmanager
+def _binding(address: Address) -> Iterator[None]:
+    """Have an OSError say which address could not be had, and why in the system's own words."""
+    try:
+        yield
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
+        raise OSError(error.errno, reason, str(address)) from error
 
 
 def _announce(gate: Gate, admin: web.AppRunner) -> None:
