@@ -128,7 +128,7 @@ def _check_ports(ports: range) -> None:
             socket.create_server((HOST, port)).close()
         except (OSError, OverflowError) as error:
             raise VllmUnitError(
-                f"port {port} cannot be used ({error}). End what listens there, or choose others: --base-port."
+                f"port {port} cannot be used ({error}). End what listens there, or choose --base-port."
             ) from error
 
 
