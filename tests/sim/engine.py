@@ -83,7 +83,8 @@ class Engine:
     def die(self) -> None:
         """The process is gone: connections are reset, the port refuses."""
         self._world.trace.note("die", self.name)
-        self._pause_steps()
+        if self._step is not None:
+            self._step.cancel()
         for sequence in [*self.running, *self.waiting]:
             self._forget(sequence, "died")
         self._world.net.kill(self.address)
@@ -163,11 +164,6 @@ class Engine:
     def _schedule_step(self) -> None:
         if self._step is None and (self.running or self.waiting):
             self._step = self._loop.outside(self.timing.step_s * self.behaviour.slow, self._run_step)
-
-    def _pause_steps(self) -> None:
-        if self._step is not None:
-            self._step.cancel()
-            self._step = None
 
     def _run_step(self) -> None:
         self._step = None

@@ -26,6 +26,7 @@ class Faults:
         self._connect_faults: dict[str, int] = {}
         self._cuts: list[tuple[str, str | None]] = []
         self._unresolvable: set[str] = set()
+        self._exhausted: set[str] = set()
 
     def refuse(self, place: str) -> None:
         """Refuse new connections."""
@@ -37,7 +38,7 @@ class Faults:
 
     def exhaust_files(self, host: str) -> None:
         """Every connect by this host fails at once with EMFILE."""
-        self.fail_connects(host, errno.EMFILE)
+        self._exhausted.add(self.canonical(host))
 
     def fail_connects(self, place: str, code: int) -> None:
         """New connections to or from the place fail with this errno."""
@@ -62,12 +63,14 @@ class Faults:
     def heal(self, place: str | None = None) -> None:
         """Undo every fault of the place, or all of them."""
         if place is None:
-            self._links, self._connect_faults, self._cuts, self._unresolvable = {}, {}, [], set()
+            for table in (self._links, self._connect_faults, self._cuts, self._unresolvable, self._exhausted):
+                table.clear()
             return
         where = self.canonical(place)
         self._links.pop(where, None)
         self._connect_faults.pop(where, None)
         self._cuts = [cut for cut in self._cuts if where not in cut]
+        self._exhausted.discard(where)
         self._unresolvable.discard(place.partition(":")[0])
 
     # Looking up
@@ -78,6 +81,10 @@ class Faults:
     def connect_fault(self, source: Address, target: Address) -> int | None:
         """The errno that a new connection meets, `NEVER_ANSWERS`, or None."""
         return _first(self._connect_faults, target, source)
+
+    def is_exhausted(self, source: Address) -> bool:
+        """Whether the host has no file descriptor left."""
+        return source[0] in self._exhausted
 
     def is_cut(self, source: Address, target: Address) -> bool:
         if not self._cuts:

@@ -120,10 +120,9 @@ class Network(Faults):
             lane.resume()
         if reset:
             broken = {lane.source for lane in held} | {lane.target for lane in held}
-            for transport in [
-                t for t in self.transports if t.sock.local in broken and t.sock.remote in broken
-            ]:
-                transport.sock.break_off()
+            for transport in self.transports:
+                if transport.sock.local in broken and transport.sock.remote in broken:
+                    transport.sock.break_off()
 
     def _at(self, place: str) -> list[SimTransport]:
         where = self.canonical(place)
@@ -175,13 +174,12 @@ class Network(Faults):
     async def _connect_one(
         self, near: Socket, far: Socket, protocol: asyncio.BaseProtocol, is_outside: bool
     ) -> SimTransport:
-        fault = self.connect_fault(near.local, near.remote)
         self.trace.note("connect", near.local, near.remote)
-        if fault == errno.EMFILE:
-            raise OSError(fault, os.strerror(fault))
+        if self.is_exhausted(near.local):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         waiter: asyncio.Future[None] = self.loop.create_future()
         transport = self._open(near, protocol, copy_context(), is_outside, waiter)
-        if fault != NEVER_ANSWERS:
+        if self.connect_fault(near.local, near.remote) != NEVER_ANSWERS:
             near.lane.carry(lambda: self._syn(transport, far))
         try:
             await waiter

@@ -14,6 +14,7 @@ import os
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 from zlib import crc32
 
@@ -51,9 +52,8 @@ class Lane:
 
     def carry(self, arrive: Callable[[], None], size: int = 0) -> None:
         """Let `arrive` happen at the other end, after everything sent before it."""
-        self._last_s = (
-            max(self._last_s, self._network.loop.time() + self._delay_s()) + size / self._link.bytes_per_s
-        )
+        start_s = max(self._last_s, self._network.loop.time() + self._delay_s())
+        self._last_s = start_s + size / self._link.bytes_per_s
         self._queue.append((self._last_s, arrive))
         self._schedule()
 
@@ -65,7 +65,7 @@ class Lane:
             cut = self._network.rng.randrange(1, len(data))
         for piece in (data[:cut], data[cut:]):
             if piece:
-                self.carry(lambda piece=piece: arrive(piece), len(piece))  # type: ignore[misc]
+                self.carry(partial(arrive, piece), len(piece))
 
     def resume(self) -> None:
         """The link may be whole again: go on with what was held."""
@@ -93,9 +93,8 @@ class Lane:
     def _deliver(self) -> None:
         self._scheduled = False
         now_s = self._network.loop.time()
-        while (
-            self._queue and self._queue[0][0] <= now_s and not self._network.is_cut(self.source, self.target)
-        ):
+        is_cut = self._network.is_cut(self.source, self.target)
+        while not is_cut and self._queue and self._queue[0][0] <= now_s:
             self._queue.popleft()[1]()
         self._schedule()
 
@@ -196,7 +195,7 @@ class Socket:
     def _report_read(self, size: int) -> None:
         self._unreported += size
         if self._unreported >= WINDOW // 4:
-            self.lane.carry(lambda size=self._unreported: self.peer._open_window(size))  # type: ignore[misc]
+            self.lane.carry(partial(self.peer._open_window, self._unreported))
             self._unreported = 0
 
     def _open_window(self, size: int) -> None:
