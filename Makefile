@@ -1,61 +1,85 @@
 # One command per intent. `make run` and `make test` set up all they need on a Debian machine that has only
 # python3, make and root's apt; without root they print the command to type.
 PYTHON ?= python3
-BIN := .venv/bin
 UNITS ?=
 N ?= 2
+TEST_PACKAGES :=
+# Debian packages that tests need beside Python's.
 
-.PHONY: run test check format lock bench vllm-units clean help
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
+# Two commands in two terminals must not set up at the same time.
+READY := @flock Makefile $(MAKE) -s --no-print-directory
 
-help:            ## this list
+.PHONY: help run test check format vllm-units bench lock clean apt
+
+help:           ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile
 
-run: .venv/run.ready             ## two simulated cells and the gate, in the foreground (UNITS="http://…" for real ones)
+run:            ## two simulated cells and the gate, in the foreground (UNITS="http://…" for real ones)
+	$(READY) .venv/run.ready
 	@$(BIN)/python -m loadtests.run $(UNITS)
 
-test: .venv/dev.ready            ## every test
+test:           ## every test
+	$(READY) .venv/dev.ready
+	@for package in $(TEST_PACKAGES); do dpkg -s $$package >/dev/null 2>&1 || $(MAKE) -s apt PACKAGES=$$package || exit; done
 	@$(BIN)/python -m pytest
 
-check: .venv/dev.ready           ## format, lint, types, import rules
+check:          ## format, lint, types, import rules
+	$(READY) .venv/dev.ready
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/python -m pytest tests/unit/test_imports.py
 
-format: .venv/dev.ready          ## rewrite what `make check` would refuse
+format:         ## rewrite what `make check` would refuse
+	$(READY) .venv/dev.ready
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-vllm-units: .venv/run.ready      ## N real vLLM leader/follower units on this machine's CPU
+vllm-units:     ## N real vLLM leader/follower units on this machine's CPU
+	$(READY) .venv/run.ready
 	@$(BIN)/python -m loadtests.vllm_unit --units $(N)
 
-bench: .venv/run.ready           ## CPU of the gate beside HAProxy, interleaved
+bench:          ## CPU of the gate beside HAProxy, interleaved
+	$(READY) .venv/run.ready
 	@$(BIN)/python -m loadtests.bench
 
-lock: .venv/bin/python           ## resolve the dependencies anew
-	@$(BIN)/python -m pip install -q uv
-	@$(BIN)/uv pip compile pyproject.toml $(LOCK) -o requirements.lock
-	@$(BIN)/uv pip compile pyproject.toml --all-extras $(LOCK) -o requirements-dev.lock
+lock:           ## resolve the dependencies anew
+	$(READY) .venv/run.ready
+	@$(PIP) uv
+	@$(BIN)/python -c $(BUILD_REQUIRES) | $(COMPILE) - -o requirements-build.lock
+	@$(COMPILE) pyproject.toml -o requirements.lock
+	@$(COMPILE) pyproject.toml --all-extras -c requirements.lock -o requirements-dev.lock
 
-LOCK := -q --upgrade --generate-hashes --universal --python-version 3.11 --no-emit-index-url --no-annotate --no-header
+clean:          ## remove what make made
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.venv/run.ready: .venv/bin/python requirements.lock pyproject.toml
-	@$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements.lock
-	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps -e .
+BUILD_REQUIRES := 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"])'
+COMPILE := $(BIN)/uv pip compile -q --upgrade --generate-hashes --universal --python-version 3.11 \
+	--no-emit-index-url --no-annotate --no-header
+
+# run.ready: the gate runs from .venv. dev.ready: tests and checks do too. Neither exists while pip is at work,
+# so that what an interrupted set-up leaves behind is recognised, and thrown away.
+.venv/run.ready: pyproject.toml requirements-build.lock requirements.lock
+	@[ -e $@ ] || echo "setting up .venv, once ..."
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	|| { echo "cellgate needs Python 3.11 or newer. Type:  make PYTHON=/path/to/python run" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || $(MAKE) -s apt PACKAGES=python3-venv
+	@[ -e $@ ] || { rm -rf .venv && $(PYTHON) -m venv .venv; }
+	@rm -f .venv/*.ready
+	@$(PIP) --require-hashes -r requirements-build.lock -r requirements.lock
+	@$(PIP) --no-build-isolation --no-deps -e .
 	@touch $@
 
 .venv/dev.ready: .venv/run.ready requirements-dev.lock
-	@$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements-dev.lock
-	@touch $@
+	@rm -f .venv/*.ready
+	@$(PIP) --require-hashes -r requirements-dev.lock
+	@touch .venv/run.ready $@
 
-.venv/bin/python:
-	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || $(MAKE) -s apt PACKAGES=python3-venv
-	@$(PYTHON) -m venv .venv
-
-.PHONY: apt
 apt:
-	@if [ "$$(id -u)" = 0 ]; then apt-get update -qq && apt-get install -y -qq --no-install-recommends $(PACKAGES); \
-	else echo "cellgate needs Debian's $(PACKAGES). Type:  sudo apt-get install -y $(PACKAGES)" >&2; exit 1; fi
-
-clean:           ## remove what make made
-	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@if [ "$$(id -u)" != 0 ]; then \
+	echo "cellgate needs Debian's $(PACKAGES). Type:  sudo apt-get install -y $(PACKAGES)" >&2; exit 1; fi
+	@echo "installing Debian's $(PACKAGES) ..."
+	@apt-get update -qq
+	@DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(PACKAGES) >/dev/null
