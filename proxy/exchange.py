@@ -259,6 +259,8 @@ class Exchange:
             # The unit had closed the connection before it saw the request: once more, on a fresh one.
             self._attempt(lease, fresh=True)
             return
+        if lease.committed and failure.kind is not Kind.CUT:
+            failure = Failure(Kind.TRUNCATED, failure.message)
         self._let_go(lease, failure.kind.row.outcome)
         self._blame(lease, failure)
         if lease.committed:

@@ -35,6 +35,7 @@ from router.router import Router
 from router.waiting import Waiting
 
 TICK_S = 0.25
+COOL_S = 1.0
 
 ReadLarge = Callable[[bytes], Awaitable[Ask | Failure]]
 
@@ -211,6 +212,8 @@ class Gate:
 
     def blame(self, unit: str, failure: Failure) -> None:
         """A request failed: evidence, where the failure is the unit's fault."""
+        if failure.kind.row.by_response:
+            self.board.cool(unit, self.now() + COOL_S)
         strength = failure.kind.row.strength
         if strength is not None:
             self._observe(unit, Sign.BAD, strength, failure.message)

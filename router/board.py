@@ -40,6 +40,7 @@ class Desk:
 
     __slots__ = (
         "case",
+        "cool_until",
         "drained",
         "foreign",
         "gaps_ms",
@@ -59,6 +60,7 @@ class Desk:
         self.models = frozenset(unit.models)
         self.load: Load | None = None
         self.foreign = 0
+        self.cool_until = 0.0
         self.drained = False
         self.retired = False
         self.life_at = 0.0
@@ -168,12 +170,24 @@ class Board:
         """Whether waiting may help: a unit not tried yet serves this ask, or will once it is up again."""
         return any(not d.drained and name not in tried and _serves(d, ask) for name, d in self.desks.items())
 
-    def candidates(self, ask: Ask, tried: Iterable[str], overcommit: float) -> tuple[list[Candidate], bool]:
+    def cool(self, name: str, until: float) -> None:
+        """Offer a unit that answered with an error only when there is no other, until then.
+
+        An error comes faster than any answer, so a unit that sends them would look the least loaded of all.
+        """
+        desk = self.desks.get(name)
+        if desk is not None:
+            desk.cool_until = until
+
+    def candidates(
+        self, ask: Ask, now: float, tried: Iterable[str], overcommit: float
+    ) -> tuple[list[Candidate], bool]:
         """The rows for a policy, and whether a usable unit was left out because it is full.
 
-        SUSPECT units are offered only when no UP unit has room.
+        Units that are SUSPECT or cool down are offered only when no other has room, SUSPECT ones last.
         """
         up: list[Candidate] = []
+        cooling: list[Candidate] = []
         suspect: list[Candidate] = []
         full = False
         for name, desk in self.desks.items():
@@ -184,8 +198,13 @@ class Board:
                 full = True
                 continue
             row = Candidate(name, in_flight, in_flight + desk.foreign, desk.weight)
-            (up if desk.case.verdict is Verdict.UP else suspect).append(row)
-        return up or suspect, full
+            if desk.case.verdict is not Verdict.UP:
+                suspect.append(row)
+            elif desk.cool_until > now:
+                cooling.append(row)
+            else:
+                up.append(row)
+        return up or cooling or suspect, full
 
     def open(self, name: str, ask: Ask, now: float, *, retry: bool) -> Lease:
         """Open a lease on a unit."""

@@ -33,7 +33,7 @@ class Router:
         the retry budget.
         """
         overcommit = self.board.rules.evict_overcommit if evicted else 0.0
-        rows, full = self.board.candidates(ask, tried, overcommit)
+        rows, full = self.board.candidates(ask, now, tried, overcommit)
         if rows:
             best = self.policy.rank(ask, rows, self._rng)[0]
             return self.board.open(best.unit, ask, now, retry=retry)

@@ -79,10 +79,6 @@ class Pool:
         conn.idle_since = self._loop.time()
         self._idle.append(conn)
 
-    def opened(self, conn: UnitConnection) -> None:
-        """Count a connection that was made."""
-        self.connections[conn] = None
-
     def closed(self, conn: UnitConnection) -> None:
         """Forget a connection that is gone."""
         self.connections.pop(conn, None)
@@ -111,6 +107,9 @@ class Pool:
             _, conn = await self._loop.create_connection(
                 lambda: UnitConnection(self), self.host, self.port, ssl=self._tls
             )
+        # Counted only now: a connection whose making is cancelled never says that it was lost.
+        if conn.usable:
+            self.connections[conn] = None
         return conn
 
     def _settled(self, task: asyncio.Task[UnitConnection]) -> None:

@@ -144,15 +144,26 @@ class Relay:
 
     def on_read(self, data: bytes, pieces: list[bytes], conn: UnitConnection) -> None:
         """One read of the unit's reply that parsed."""
-        if not self.lease.committed:
+        lease = self.lease
+        if not lease.committed:
             self._held(data, pieces, conn)
             return
-        if self._sse and pieces:
-            self._count(pieces)
-            if b'data: {"error"' in data:
-                self._note_error(data)
-        if self._aligned and self._stays_aligned(data, conn):
-            self._send(data)
+        # What follows runs once per streamed token, so it is written out here rather than called.
+        if self._sse and pieces and (pieces[0].startswith(b"data:") or carries_data(b"".join(pieces))):
+            now = self._now()
+            gap_ms = int((now - lease.last_at) * 1000)
+            self._gaps[gap_ms if gap_ms < GAPS_MS else -1] += 1
+            lease.last_at = lease.desk.life_at = now
+            lease.events += len(pieces)
+            if b'{"error"' in data and is_error(b"".join(pieces)):
+                self.stream_error = message_of(b"".join(pieces))
+        if (
+            self._aligned
+            and ((conn.clean and data.endswith(_EVENT_ENDS)) or conn.ended)
+            and not conn.trailers
+        ):
+            self.sent += len(data)
+            self._client.send(data)
         else:
             self._reframe(data, pieces, conn)
         if conn.ended:
@@ -248,25 +259,6 @@ class Relay:
 
     # -- after it ------------------------------------------------------------------------------------------
 
-    def _count(self, pieces: list[bytes]) -> None:
-        lease = self.lease
-        if not (pieces[0].startswith(b"data:") or carries_data(b"".join(pieces))):
-            return
-        now = self._now()
-        gap_ms = int((now - lease.last_at) * 1000)
-        self._gaps[gap_ms if gap_ms < GAPS_MS else -1] += 1
-        lease.last_at = lease.desk.life_at = now
-        lease.events += len(pieces)
-
-    def _note_error(self, data: bytes) -> None:
-        if is_error(data):
-            self.stream_error = message_of(data)
-
-    def _stays_aligned(self, data: bytes, conn: UnitConnection) -> bool:
-        if conn.ended:
-            return not conn.trailers
-        return conn.clean and data.endswith(_EVENT_ENDS if self._sse else b"\r\n")
-
     def _reframe(self, data: bytes, pieces: list[bytes], conn: UnitConnection, prefix: bytes = b"") -> None:
         body = b"".join((self._tail, *pieces))
         if self._sse and not conn.ended:
@@ -276,9 +268,9 @@ class Relay:
             body, self._tail = body[:end], body[end:]
         else:
             self._tail = b""
-        # Behind a chunk there may be a part of the next one's size: then the read does not end in CRLF.
-        at_boundary = conn.clean and data.endswith(b"\r\n") and not self._tail
-        self._aligned = at_boundary and self._framing is Framing.CHUNKED
+        # Behind a chunk there may be the next one's size, or a part of it: then the read does not end so.
+        at_boundary = conn.clean and data.endswith(_EVENT_ENDS) and not self._tail
+        self._aligned = at_boundary and self._sse and self._framing is Framing.CHUNKED
         framed = self._frame(body) if body else b""
         if conn.ended and self._framing is Framing.CHUNKED:
             framed += _LAST_CHUNK

@@ -82,7 +82,7 @@ _DISCARD_BYTES = 64 * 1024
 class UnitConnection(asyncio.Protocol):
     """One connection to a unit, carrying one request at a time.
 
-    `clean` is True between two chunks of a chunked body: of the next one at most a part of its size was read.
+    `clean` is True between two chunks of a chunked body: of the next one at most its size was read.
     """
 
     def __init__(self, pool: Pool) -> None:
@@ -161,7 +161,6 @@ class UnitConnection(asyncio.Protocol):
         # uvloop's transports are no subclass of asyncio's, so this cannot be asserted.
         transport = cast(asyncio.Transport, transport)
         self.transport = transport
-        self._pool.opened(self)
 
     def data_received(self, data: bytes) -> None:
         sink = self.sink
@@ -181,7 +180,7 @@ class UnitConnection(asyncio.Protocol):
             if self._head_bytes > HEAD_BYTES:
                 self._misbehaved = f"the head of its reply is larger than {HEAD_BYTES} bytes"
         if self._misbehaved:
-            self._fail(Kind.GARBAGE if self.head is None else Kind.TRUNCATED, self._misbehaved)
+            self._fail(Kind.GARBAGE, self._misbehaved)
             return
         try:
             sink.on_read(data, pieces, self)
@@ -208,12 +207,11 @@ class UnitConnection(asyncio.Protocol):
             self._keep_alive = False
             sink.on_read(b"", [], self)
             return
-        if head is not None:
-            self._fail(Kind.TRUNCATED, "it closed the connection in the middle of its reply")
-        elif self.reused and not self._begun:
+        if self.reused and not self._begun:
             self._fail(Kind.STALE_CONNECTION, "it had closed the kept-alive connection")
         else:
-            self._fail(Kind.CLOSED_EARLY, "it closed the connection before its reply")
+            where = "before" if head is None else "in the middle of"
+            self._fail(Kind.CLOSED_EARLY, f"it closed the connection {where} its reply")
 
     def pause_writing(self) -> None:
         """Requests are held whole in memory either way: nothing to pause."""
@@ -254,10 +252,8 @@ class UnitConnection(asyncio.Protocol):
         if self._to_head:
             self._end()
 
-    def on_chunk_header(self) -> None:
-        self.clean = False
-
     def on_body(self, body: bytes) -> None:
+        self.clean = False
         self._pieces.append(body)
         if self._to_head:
             self._misbehaved = "it sent a body in reply to HEAD"
