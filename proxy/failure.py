@@ -134,7 +134,8 @@ TABLE: dict[Kind, Row] = {
     Kind.UNIT_ERROR: _unit(502, Outcome.UNIT_ERROR, Strength.WEAK, by_response=True),
     Kind.FIRST_EVENT_ERROR: _unit(502, Outcome.STREAM_ERROR, Strength.STRONG, by_response=True),
     # The unit's, in the middle of an answer.
-    Kind.TRUNCATED: Row(Fault.UNIT, 502, _DOWN, Outcome.TRUNCATED, Strength.STRONG),
+    # Engines send their head before they have a token: cut short then, a request can still move.
+    Kind.TRUNCATED: _unit(502, Outcome.TRUNCATED, Strength.STRONG),
     Kind.STREAM_ERROR: Row(Fault.UNIT, 502, _DOWN, Outcome.STREAM_ERROR, Strength.STRONG),
     Kind.CUT: Row(Fault.UNIT, 503, _DOWN, Outcome.EVICTED),
 }
