@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"make run: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        return 130
+        return 0
     finally:
         for unit in units:
             unit.stop()
