@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from router.waiting import Ticket
 
 _BUSY = (429, 503)
+# FastAPI's engines say so when they have no such path; clients get OpenAI's error shape instead, and a reason.
+_NO_SUCH_PATH = str(len('{"detail":"Not Found"}')).encode()
 _SILENT_S = 1.0
 """A stream on a unit that went DOWN is ended once it has been silent for so long: a unit that closes its
 listener to shut down in good order goes on with the streams it has."""
@@ -202,6 +204,13 @@ class Exchange:
         self._answer.status = status = head.status
         lease = self._lease
         assert lease is not None
+        if status == 404 and head.length == _NO_SUCH_PATH and self._route.kind is RouteKind.GENERATE:
+            self._let_go(lease, Outcome.CLIENT_ERROR)
+            path = self._request.path.decode("latin-1")
+            self._answer.refuse(
+                Failure(Kind.NOT_SERVED, f"the engine of unit {lease.unit} does not serve {path}")
+            )
+            return False
         if status < 500 and status != 429:
             return True
         failure = Failure(

@@ -65,6 +65,7 @@ class Kind(Enum):
     DENIED = "denied"
     UNKNOWN_PATH = "unknown_path"
     UNKNOWN_MODEL = "unknown_model"
+    NOT_SERVED = "not_served"
     METHOD_NOT_ALLOWED = "method_not_allowed"
     METHOD_NOT_SUPPORTED = "method_not_supported"
     HEAD_TIMEOUT = "head_timeout"
@@ -108,6 +109,7 @@ TABLE: dict[Kind, Row] = {
     Kind.DENIED: _client(403, kind="permission_error"),
     Kind.UNKNOWN_PATH: _client(404, kind="not_found_error"),
     Kind.UNKNOWN_MODEL: _client(404, kind="not_found_error"),
+    Kind.NOT_SERVED: _client(404, kind="not_found_error"),
     Kind.METHOD_NOT_ALLOWED: _client(405),
     Kind.METHOD_NOT_SUPPORTED: _client(501, closes=True),
     Kind.HEAD_TIMEOUT: _client(408, closes=True),
@@ -134,8 +136,7 @@ TABLE: dict[Kind, Row] = {
     Kind.UNIT_ERROR: _unit(502, Outcome.UNIT_ERROR, Strength.WEAK, by_response=True),
     Kind.FIRST_EVENT_ERROR: _unit(502, Outcome.STREAM_ERROR, Strength.STRONG, by_response=True),
     # The unit's, in the middle of an answer.
-    # Engines send their head before they have a token: cut short then, a request can still move.
-    Kind.TRUNCATED: _unit(502, Outcome.TRUNCATED, Strength.STRONG),
+    Kind.TRUNCATED: Row(Fault.UNIT, 502, _DOWN, Outcome.TRUNCATED, Strength.STRONG),
     Kind.STREAM_ERROR: Row(Fault.UNIT, 502, _DOWN, Outcome.STREAM_ERROR, Strength.STRONG),
     Kind.CUT: Row(Fault.UNIT, 503, _DOWN, Outcome.EVICTED),
 }
