@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from router.waiting import Ticket
 
 _BUSY = (429, 503)
-# FastAPI's engines say so when they have no such path; clients get OpenAI's error shape instead, and a reason.
+# FastAPI's engines say so when they have no such path; clients get OpenAI's error shape and a reason instead.
 _NO_SUCH_PATH = str(len('{"detail":"Not Found"}')).encode()
 _SILENT_S = 1.0
 """A stream on a unit that went DOWN is ended once it has been silent for so long: a unit that closes its
