@@ -149,23 +149,24 @@ class Relay:
             self._held(data, pieces, conn)
             return
         # What follows runs once per streamed token, so it is written out here rather than called.
-        if self._sse and pieces and (pieces[0].startswith(b"data:") or carries_data(b"".join(pieces))):
+        body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        if self._sse and (body.startswith(b"data:") or carries_data(body)):
             now = self._now()
             gap_ms = int((now - lease.last_at) * 1000)
             self._gaps[gap_ms if gap_ms < GAPS_MS else -1] += 1
             lease.last_at = lease.desk.life_at = now
             lease.events += len(pieces)
-            if b'{"error"' in data and is_error(b"".join(pieces)):
-                self.stream_error = message_of(b"".join(pieces))
         if (
             self._aligned
             and ((conn.clean and data.endswith(_EVENT_ENDS)) or conn.ended)
             and not conn.trailers
         ):
+            if b'{"error"' in body:
+                self._note_error(body)
             self.sent += len(data)
             self._client.send(data)
         else:
-            self._reframe(data, pieces, conn)
+            self._reframe(data, body, conn)
         if conn.ended:
             self._finish()
 
@@ -253,14 +254,19 @@ class Relay:
             lease.desk.life_at = lease.first_at
         self._owner.committed(body)
         prefix = b"" if self.head_sent else self._head_bytes(head)
-        self._reframe(data, [body], conn, prefix)
+        self._reframe(data, body, conn, prefix)
         if conn.ended:
             self._finish()
 
     # -- after it ------------------------------------------------------------------------------------------
 
-    def _reframe(self, data: bytes, pieces: list[bytes], conn: UnitConnection, prefix: bytes = b"") -> None:
-        body = b"".join((self._tail, *pieces))
+    def _note_error(self, events: bytes) -> None:
+        """To be called with complete events: one that came in two reads shows only once it is whole."""
+        if self._sse and is_error(events):
+            self.stream_error = message_of(events)
+
+    def _reframe(self, data: bytes, body: bytes, conn: UnitConnection, prefix: bytes = b"") -> None:
+        body = self._tail + body
         if self._sse and not conn.ended:
             end = end_of_events(body)
             if len(body) - end > TAIL_BYTES:
@@ -268,6 +274,8 @@ class Relay:
             body, self._tail = body[:end], body[end:]
         else:
             self._tail = b""
+        if b'{"error"' in body:
+            self._note_error(body)
         # Behind a chunk there may be the next one's size, or a part of it: then the read does not end so.
         at_boundary = conn.clean and data.endswith(_EVENT_ENDS) and not self._tail
         self._aligned = at_boundary and self._sse and self._framing is Framing.CHUNKED
