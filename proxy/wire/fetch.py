@@ -1,4 +1,8 @@
-"""`fetch`: one bounded request to a unit over the same connections users' requests take, for probes."""
+"""`fetch`: one bounded request to a unit, for probes.
+
+Each on a new connection, which is then kept for users: a unit that no longer lets anyone in would pass for
+well as long as one old connection to it lives.
+"""
 
 from __future__ import annotations
 
@@ -38,27 +42,15 @@ class UnitFetch:
     ) -> Reply:
         """The whole reply; see `probes.base.Fetch`."""
         head = self._head(method, target, len(body), request_id)
-        deadline = self._loop.time() + timeout_s
         call = _Call(head, body, max_bytes, self._loop)
+        self._pool.take(call, fresh=True)
         try:
-            reply = await self._run(call, deadline, fresh=False)
-            if reply is None:
-                # The kept-alive connection was closed before it was used: nothing was asked yet.
-                call = _Call(head, body, max_bytes, self._loop)
-                reply = await self._run(call, deadline, fresh=True)
-        finally:
-            call.abandon(self._pool)
-        if reply is None:
-            raise FetchError(Trouble.BROKEN, "it closes each connection before it answers")
-        return reply
-
-    async def _run(self, call: _Call, deadline: float, *, fresh: bool) -> Reply | None:
-        self._pool.take(call, fresh=fresh)
-        try:
-            async with asyncio.timeout_at(deadline):
+            async with asyncio.timeout(timeout_s):
                 return await call.done
         except TimeoutError:
             raise FetchError(Trouble.TIMEOUT, f"no answer in time ({call.phase})") from None
+        finally:
+            call.abandon(self._pool)
 
     def _head(self, method: str, target: str, length: int, request_id: str) -> bytes:
         lines = [
@@ -74,10 +66,10 @@ class UnitFetch:
 
 
 class _Call:
-    """One request on its way: takes the connection, then the reply. `done` is None for a stale connection."""
+    """One request on its way: takes the connection, then the reply."""
 
     def __init__(self, head: bytes, body: bytes, max_bytes: int, loop: asyncio.AbstractEventLoop) -> None:
-        self.done: asyncio.Future[Reply | None] = loop.create_future()
+        self.done: asyncio.Future[Reply] = loop.create_future()
         self.phase = "connecting"
         self._head = head
         self._body = body
@@ -106,10 +98,7 @@ class _Call:
 
     def on_failed(self, failure: Failure) -> None:
         self._conn = None
-        if failure.kind is Kind.STALE_CONNECTION:
-            self._settle(None)
-        else:
-            self._settle(FetchError(_TROUBLES.get(failure.kind, Trouble.BROKEN), failure.message))
+        self._settle(FetchError(_TROUBLES.get(failure.kind, Trouble.BROKEN), failure.message))
 
     def abandon(self, pool: Pool) -> None:
         """Leave nothing behind: neither a wish for a connection nor one that waits for a reply."""
@@ -118,7 +107,7 @@ class _Call:
             self._conn.drop()
         self.done.cancel()
 
-    def _settle(self, outcome: Reply | FetchError | None) -> None:
+    def _settle(self, outcome: Reply | FetchError) -> None:
         if self.done.done():
             return
         if isinstance(outcome, FetchError):

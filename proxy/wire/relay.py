@@ -20,7 +20,7 @@ from proxy.stream.sse import carries_data, end_of_events, is_error, message_of, 
 from proxy.wire.downstream import ClientConnection
 from proxy.wire.heads import client_head, crossing
 from proxy.wire.pool import Pool
-from proxy.wire.upstream import ReplyHead, UnitConnection
+from proxy.wire.upstream import EVENT_ENDS, ReplyHead, UnitConnection
 from router.board import GAPS_MS
 from router.lease import Lease
 
@@ -28,7 +28,6 @@ TAIL_BYTES = 16 * 1024
 _HELD_BYTES = 64 * 1024
 _CHUNKED = b"transfer-encoding: chunked\r\n"
 _LAST_CHUNK = b"0\r\n\r\n"
-_EVENT_ENDS = (b"\n\n\r\n", b"\r\n\r\n\r\n")
 _COMMENT = b": the unit is still working\n\n"
 
 
@@ -57,9 +56,9 @@ class Relay:
     """One attempt's way back. Also the taker of its connection."""
 
     __slots__ = (
-        "_aligned",
         "_client",
         "_conn",
+        "_desk",
         "_framing",
         "_gaps",
         "_head",
@@ -85,12 +84,12 @@ class Relay:
         self._client = client
         self._now = now
         self._http10 = http10
+        self._desk = lease.desk
         self._gaps = lease.desk.gaps_ms
         self._conn: UnitConnection | None = None
         self._head: ReplyHead | None = None
         self._sse = False
         self._framing = Framing.CHUNKED
-        self._aligned = False
         self._tail = b""
         self._pool: Pool | None = None
         self._request: tuple[bytes, bytes, bool] = (b"", b"", False)
@@ -148,27 +147,34 @@ class Relay:
         if not lease.committed:
             self._held(data, pieces, conn)
             return
-        # What follows runs once per streamed token, so it is written out here rather than called.
-        body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        if self._sse and (body.startswith(b"data:") or carries_data(body)):
-            now = self._now()
-            gap_ms = int((now - lease.last_at) * 1000)
-            self._gaps[gap_ms if gap_ms < GAPS_MS else -1] += 1
-            lease.last_at = lease.desk.life_at = now
-            lease.events += len(pieces)
-        if (
-            self._aligned
-            and ((conn.clean and data.endswith(_EVENT_ENDS)) or conn.ended)
-            and not conn.trailers
-        ):
-            if b'{"error"' in body:
-                self._note_error(body)
-            self.sent += len(data)
-            self._client.send(data)
+        body = b"".join(pieces)
+        if self._sse and carries_data(body):
+            self._count(len(pieces))
+        if conn.raw is not None and self._ends_whole(data, conn) and not conn.trailers:
+            self._note_error(body)
+            self._send(data)
         else:
             self._reframe(data, body, conn)
         if conn.ended:
             self._finish()
+
+    def on_chunk(self, chunk: bytes, start: int) -> None:
+        """One whole chunk of a stream that stands between two chunks and two events: nearly every token comes
+        this way, so it calls as little as it can.
+        """
+        if chunk.startswith(b"data:", start):
+            now = self._now()
+            lease = self.lease
+            gap_ms = int((now - lease.last_at) * 1000)
+            self._gaps[gap_ms if gap_ms < GAPS_MS else -1] += 1
+            lease.last_at = self._desk.life_at = now
+            lease.events += 1
+        elif carries_data(chunk[start:]):
+            self._count(1)
+        if b'{"error"' in chunk:
+            self._note_error(chunk[start:])
+        self.sent += len(chunk)
+        self._client.send(chunk)
 
     def show_patience(self) -> bool:
         """Send the head of a held stream, or a comment after it, to keep the client's connection warm.
@@ -260,6 +266,17 @@ class Relay:
 
     # -- after it ------------------------------------------------------------------------------------------
 
+    def _count(self, events: int) -> None:
+        now = self._now()
+        gap_ms = int((now - self.lease.last_at) * 1000)
+        self._gaps[gap_ms if gap_ms < GAPS_MS else -1] += 1
+        self.lease.last_at = self._desk.life_at = now
+        self.lease.events += events
+
+    def _ends_whole(self, data: bytes, conn: UnitConnection) -> bool:
+        """Behind a chunk there may be the next one's size, or a part of it: then a read does not end so."""
+        return conn.ended or (conn.clean and data.endswith(EVENT_ENDS))
+
     def _note_error(self, events: bytes) -> None:
         """To be called with complete events: one that came in two reads shows only once it is whole."""
         if self._sse and is_error(events):
@@ -274,11 +291,9 @@ class Relay:
             body, self._tail = body[:end], body[end:]
         else:
             self._tail = b""
-        if b'{"error"' in body:
-            self._note_error(body)
-        # Behind a chunk there may be the next one's size, or a part of it: then the read does not end so.
-        at_boundary = conn.clean and data.endswith(_EVENT_ENDS) and not self._tail
-        self._aligned = at_boundary and self._sse and self._framing is Framing.CHUNKED
+        self._note_error(body)
+        at_boundary = not conn.ended and not self._tail and self._ends_whole(data, conn)
+        conn.raw = self if at_boundary and self._sse and self._framing is Framing.CHUNKED else None
         framed = self._frame(body) if body else b""
         if conn.ended and self._framing is Framing.CHUNKED:
             framed += _LAST_CHUNK

@@ -1,7 +1,8 @@
 """The unit's side: one connection to a unit, and what its bytes mean.
 
 Rules:
-1. The parser runs before anyone sees the bytes: nothing of a read that does not parse goes on.
+1. Bytes are parsed before anyone sees them: nothing of a read that does not parse goes on. The common read of
+   a stream, exactly one chunk, is recognised by its size line and need not trouble the parser.
 2. A reply ends where HTTP says, decided here and nowhere else: a HEAD reply at its head, 1xx never ends an
    exchange, EOF is complete only for a body delimited by close.
 3. A second message in the same read means that the unit misbehaves; the read is dropped with the connection.
@@ -22,7 +23,12 @@ if TYPE_CHECKING:
     from proxy.wire.pool import Pool
 
 HEAD_BYTES = 64 * 1024
+EVENT_ENDS = (b"\n\n\r\n", b"\r\n\r\n\r\n")
+"""How a chunk ends whose last event is complete."""
+
 _BODILESS = (204, 304)
+# Size lines as engines write them; any other spelling is left to the parser.
+_SIZES = {form % size: size for size in range(1, 8192) for form in (b"%x", b"%X")}
 
 
 class ReplyHead:
@@ -65,6 +71,13 @@ class Sink(Protocol):
         """The reply will not (go on to) come; the connection is gone."""
 
 
+class ChunkSink(Protocol):
+    """Who takes whole chunks of a stream as they are."""
+
+    def on_chunk(self, chunk: bytes, start: int) -> None:
+        """One whole chunk that ends an event; its content begins at `start`."""
+
+
 class _Nobody:
     """The sink of a reply nobody wants any more."""
 
@@ -82,6 +95,7 @@ _DISCARD_BYTES = 64 * 1024
 class UnitConnection(asyncio.Protocol):
     """One connection to a unit, carrying one request at a time.
 
+    `raw` is set while the stream stands between two chunks and two events, by whoever relays it.
     `clean` is True between two chunks of a chunked body: of the next one at most its size was read.
     """
 
@@ -101,6 +115,7 @@ class UnitConnection(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         self.sink: Sink | None = None
         self.head: ReplyHead | None = None
+        self.raw: ChunkSink | None = None
         self.clean = False
         self.ended = False
         self.reused = False
@@ -128,7 +143,7 @@ class UnitConnection(asyncio.Protocol):
 
     def drop(self) -> None:
         """Forget the reply and close the connection at once: the unit must see that nobody listens."""
-        self.sink = None
+        self.sink = self.raw = None
         if self.transport is not None:
             self.transport.abort()
 
@@ -163,6 +178,19 @@ class UnitConnection(asyncio.Protocol):
         self.transport = transport
 
     def data_received(self, data: bytes) -> None:
+        raw = self.raw
+        if raw is not None:
+            start = data.find(b"\r\n", 1, 6) + 2
+            if _SIZES.get(data[: start - 2]) == len(data) - start - 2 and data.endswith(EVENT_ENDS):
+                # The parser stands before this chunk, and stands as well behind it.
+                try:
+                    raw.on_chunk(data, start)
+                except Exception as error:
+                    self._crash(error)
+                return
+        self._parse(data)
+
+    def _parse(self, data: bytes) -> None:
         sink = self.sink
         if sink is None:
             # Nobody asked: whatever this is, the connection cannot be trusted with a request.
@@ -185,9 +213,7 @@ class UnitConnection(asyncio.Protocol):
         try:
             sink.on_read(data, pieces, self)
         except Exception as error:
-            # An exception that left this callback would close the transport without a word to the client.
-            self._pool.report(error)
-            self._fail(Kind.INTERNAL, f"the gate failed on its reply: {error!r}")
+            self._crash(error)
             return
         if self.ended:
             self._release()
@@ -203,7 +229,7 @@ class UnitConnection(asyncio.Protocol):
             return
         if exc is None and head is not None and head.length is None and not head.chunked:
             self.ended = True
-            sink, self.sink = self.sink, None
+            sink, self.sink, self.raw = self.sink, None, None
             self._keep_alive = False
             sink.on_read(b"", [], self)
             return
@@ -270,8 +296,13 @@ class UnitConnection(asyncio.Protocol):
     def _end(self) -> None:
         self.ended = True
 
+    def _crash(self, error: Exception) -> None:
+        # An exception that left the callback would close the transport without a word to the client.
+        self._pool.report(error)
+        self._fail(Kind.INTERNAL, f"the gate failed on its reply: {error!r}")
+
     def _release(self) -> None:
-        self.sink = None
+        self.sink = self.raw = None
         if self._to_head:
             # The parser still expects the body that a HEAD reply only announces.
             self._parser = httptools.HttpResponseParser(self)
@@ -281,7 +312,7 @@ class UnitConnection(asyncio.Protocol):
             self.transport.close()
 
     def _fail(self, kind: Kind, reason: str) -> None:
-        sink, self.sink = self.sink, None
+        sink, self.sink, self.raw = self.sink, None, None
         if self.transport is not None:
             self.transport.abort()
         if sink is not None:
