@@ -95,7 +95,7 @@ class Answer:
     def left(self) -> None:
         """The end: the client is gone."""
         self.status = self.status or 499
-        self._record(Outcome.CLIENT_LEFT, "client_left")
+        self.end(Outcome.CLIENT_LEFT, "client_left")
 
     def end(self, outcome: Outcome, code: str = "") -> None:
         """The end: all is written; the connection goes on to its next request, or closes."""
