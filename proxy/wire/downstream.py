@@ -189,8 +189,8 @@ class ClientConnection(asyncio.Protocol):
         request.body_size += len(body)
         if request.body_size > self._host.limits.body_bytes:
             self._reject(self._body_too_large())
-        elif request.body_size > request.reserved:
-            self._reserve(request, request.body_size - request.reserved)
+        elif (missing := request.body_size - request.reserved - self._starved) > 0:
+            self._reserve(request, missing)
 
     def on_message_complete(self) -> None:
         request = self._request
@@ -203,6 +203,11 @@ class ClientConnection(asyncio.Protocol):
         self._body.clear()
         self._queue.append(request)
         self.deadline = math.inf
+        if self._starved:
+            # The rest has come with the read that found no room: there is nothing left to hold back.
+            self._starved = 0
+            self._host.memory.forget(self._fed)
+            self._update_reading()
 
     # -- what an exchange may do ---------------------------------------------------------------------------
 
