@@ -28,6 +28,8 @@ TAIL_BYTES = 16 * 1024
 _HELD_BYTES = 64 * 1024
 _CHUNKED = b"transfer-encoding: chunked\r\n"
 _LAST_CHUNK = b"0\r\n\r\n"
+# How an OpenAI-style engine begins the event of a token; whatever begins otherwise is looked at more closely.
+_TOKEN = b'data: {"id":'
 _COMMENT = b": the unit is still working\n\n"
 
 
@@ -148,12 +150,12 @@ class Relay:
             self._held(data, pieces, conn)
             return
         body = b"".join(pieces)
-        if self._sse and carries_data(body):
-            self._count(len(pieces))
         if conn.raw is not None and self._ends_whole(data, conn) and not conn.trailers:
-            self._note_error(body)
+            self._look(len(pieces), body)
             self._send(data)
         else:
+            if self._sse and carries_data(body):
+                self._count(len(pieces))
             self._reframe(data, body, conn)
         if conn.ended:
             self._finish()
@@ -162,17 +164,15 @@ class Relay:
         """One whole chunk of a stream that stands between two chunks and two events: nearly every token comes
         this way, so it calls as little as it can.
         """
-        if chunk.startswith(b"data:", start):
+        if chunk.startswith(_TOKEN, start):
             now = self._now()
             lease = self.lease
             gap_ms = int((now - lease.last_at) * 1000)
             self._gaps[gap_ms if gap_ms < GAPS_MS else -1] += 1
             lease.last_at = self._desk.life_at = now
             lease.events += 1
-        elif carries_data(chunk[start:]):
-            self._count(1)
-        if b'{"error"' in chunk:
-            self._note_error(chunk[start:])
+        else:
+            self._look(1, chunk[start:])
         self.sent += len(chunk)
         self._client.send(chunk)
 
@@ -272,6 +272,12 @@ class Relay:
         self._gaps[gap_ms if gap_ms < GAPS_MS else -1] += 1
         self.lease.last_at = self._desk.life_at = now
         self.lease.events += events
+
+    def _look(self, pieces: int, events: bytes) -> None:
+        """Count complete events, and see whether one of them is an error."""
+        if carries_data(events):
+            self._count(pieces)
+        self._note_error(events)
 
     def _ends_whole(self, data: bytes, conn: UnitConnection) -> bool:
         """Behind a chunk there may be the next one's size, or a part of it: then a read does not end so."""

@@ -27,8 +27,9 @@ EVENT_ENDS = (b"\n\n\r\n", b"\r\n\r\n\r\n")
 """How a chunk ends whose last event is complete."""
 
 _BODILESS = (204, 304)
-# Size lines as engines write them; any other spelling is left to the parser.
-_SIZES = {form % size: size for size in range(1, 8192) for form in (b"%x", b"%X")}
+# The size line of a chunk by the length of the whole chunk, size line and last line end included. Any other
+# spelling of a size, and any longer chunk, is left to the parser.
+_SIZE_LINES = {len(b"%x\r\n\r\n" % size) + size: b"%x\r\n" % size for size in range(1, 8192)}
 
 
 class ReplyHead:
@@ -180,11 +181,11 @@ class UnitConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         raw = self.raw
         if raw is not None:
-            start = data.find(b"\r\n", 1, 6) + 2
-            if _SIZES.get(data[: start - 2]) == len(data) - start - 2 and data.endswith(EVENT_ENDS):
-                # The parser stands before this chunk, and stands as well behind it.
+            line = _SIZE_LINES.get(len(data))
+            if line is not None and data.startswith(line) and data.endswith(b"\n\n\r\n"):
+                # The parser stands before this chunk, and would stand as well behind it.
                 try:
-                    raw.on_chunk(data, start)
+                    raw.on_chunk(data, len(line))
                 except Exception as error:
                     self._crash(error)
                 return
