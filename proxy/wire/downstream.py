@@ -318,6 +318,12 @@ class ClientConnection(asyncio.Protocol):
         self._queue.append(failure)
         self._in_head = False
         self._starved = 0
+        self._host.memory.forget(self._fed)
+        # What was read of it is of no use any more, and the refused client may be long in leaving.
+        request, self._request = self._request, None
+        self._body.clear()
+        if request is not None:
+            self._release(request)
         if self._exchange is None:
             self._pump()
 
