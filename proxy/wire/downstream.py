@@ -6,7 +6,8 @@ Rules:
    request would begin can no longer be known.
 3. While a request is in flight its client is read on, up to 64 KiB of pipelined bytes, so that its leaving
    is seen.
-4. Whatever happens here, the exchange in flight is told once, and bodies give their memory back.
+4. No request is begun while the client has yet to read much of the answers before it.
+5. Whatever happens here, the exchange in flight is told once, and bodies give their memory back.
 """
 
 from __future__ import annotations
@@ -78,6 +79,8 @@ class ClientConnection(asyncio.Protocol):
         self._starved = 0
         self._owes_continue = False
         self._reading = True
+        self._stuffed = False
+        self._begun_at = 0.0
         self.peer = ""
         self.secure = False
         self.deadline = math.inf
@@ -108,7 +111,7 @@ class ClientConnection(asyncio.Protocol):
         else:
             if self._in_head and self._head_bytes > self._host.limits.head_bytes:
                 self._reject(self._head_too_large())
-        if self._exchange is not None:
+        if self._exchange is not None or self._stuffed:
             self._queued_bytes += len(data)
             self._update_reading()
         elif self._queue:
@@ -135,12 +138,16 @@ class ClientConnection(asyncio.Protocol):
         self._body.clear()
 
     def pause_writing(self) -> None:
+        self._stuffed = True
         if self._exchange is not None:
             self._exchange.client_paused(True)
 
     def resume_writing(self) -> None:
+        self._stuffed = False
         if self._exchange is not None:
             self._exchange.client_paused(False)
+        else:
+            self._pump()
 
     # -- the parser's callbacks ----------------------------------------------------------------------------
 
@@ -149,6 +156,7 @@ class ClientConnection(asyncio.Protocol):
             return
         now = self._host.now()
         self._request = Request(now)
+        self._begun_at = now
         self._in_head = True
         if self._exchange is None:
             self.deadline = now + self._host.limits.head_timeout_s
@@ -226,12 +234,13 @@ class ClientConnection(asyncio.Protocol):
         if not keep_alive or not request.keep_alive:
             self.close()
             return
-        self._queued_bytes = 0
-        self._update_reading()
-        if self._request is None and not self._queue:
-            self.deadline = self._host.now() + self._host.limits.idle_timeout_s
-        elif self._request is not None:
-            self.deadline = self._host.now() + self._host.limits.head_timeout_s
+        now = self._host.now()
+        if self._request is None:
+            self.deadline = now + self._host.limits.idle_timeout_s
+        else:
+            # Until now it may have been us who kept the client from sending.
+            self._begun_at = now
+            self.deadline = now + self._host.limits.head_timeout_s
             self._maybe_continue()
         self._pump()
 
@@ -300,15 +309,22 @@ class ClientConnection(asyncio.Protocol):
             return
         self._pumping = True
         try:
-            while self._queue and self._exchange is None and self._transport is not None:
+            while self._queue and self._exchange is None and not self._stuffed and self._is_open():
                 item = self._queue.popleft()
+                if not self._queue:
+                    self._queued_bytes = 0
                 if isinstance(item, Failure):
                     self._refuse(item)
                     return
+                self.deadline = math.inf
                 self._exchange = self._host.exchange(self, item)
                 self._exchange.start()
         finally:
             self._pumping = False
+        self._update_reading()
+
+    def _is_open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
 
     def _reject(self, failure: Failure) -> None:
         """Stop parsing; the failure is answered in its turn."""
@@ -373,7 +389,8 @@ class ClientConnection(asyncio.Protocol):
             self._host.memory.give(size)
 
     def _update_reading(self) -> None:
-        full = self._exchange is not None and self._queued_bytes > PIPELINED_BYTES
+        busy = self._exchange is not None or self._stuffed
+        full = busy and self._queued_bytes > PIPELINED_BYTES
         if full or self._starved:
             if self._reading and self._transport is not None and not self._transport.is_closing():
                 self._reading = False
@@ -388,7 +405,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _body_deadline(self, request: Request) -> float:
         allowed = self._host.limits.body_timeout_s + request.body_size / _BODY_RATE
-        return request.received_at + self._host.limits.head_timeout_s + allowed
+        return self._begun_at + self._host.limits.head_timeout_s + allowed
 
     def _head_too_large(self) -> Failure:
         limit = self._host.limits.head_bytes
