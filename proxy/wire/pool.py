@@ -76,8 +76,6 @@ class Pool:
         if self.closed_for_good or not conn.usable:
             conn.drop()
             return
-        # The last read of a reply may have been one too many for its client.
-        conn.resume()
         conn.idle_since = self._loop.time()
         self._idle.append(conn)
 
