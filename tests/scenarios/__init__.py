@@ -1,0 +1,1 @@
+"""Scenarios: the whole gate before simulated engines, held to the invariants after each."""

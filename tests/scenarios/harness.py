@@ -1,0 +1,263 @@
+"""The stage: one gate before simulated engines. A scenario is played on it, then the invariants are checked.
+
+stage = Stage(seed=1, units=2)
+stage.play(scenario(stage))
+
+What holds after every scenario (and not only in the tests of it): each lease is closed once and nothing is
+left; every client got one unit's bytes, whole or honestly cut, or a row of the failure table; no pick of a
+unit that is down, drained, full or tried; a unit that is dead or stuck gets nothing once `PROMISE_S` is over;
+buffers stay bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from itertools import count
+from random import Random
+from typing import Any
+
+from proxy.ask import read_ask
+from proxy.failure import Failure
+from proxy.report.access_log import AccessLog
+from proxy.report.events import EventLog
+from proxy.settings import Address, Limits, Settings, Timeouts
+from router.nouns import Ask, Cell, Fleet, Rules, Unit, Verdict
+from tests.scenarios.observed import ObservedGate, Pick
+from tests.scenarios.visit import Visit, chat, encode
+from tests.sim.client import ORDINARY, Client, Manner
+from tests.sim.conversation import End
+from tests.sim.engine import PORT, USUAL, Engine, Timing
+from tests.sim.network import GATE
+from tests.sim.tcp import WINDOW
+from tests.sim.transport import HIGH_WATER
+from tests.sim.world import World, run
+
+GATE_PORT = 80
+RULES = Rules()
+LATENCY_S = 0.2
+"""More than any packet takes here, hiccups included."""
+PROMISE_S = RULES.canary_idle_s * 1.1 + 3 * RULES.canary_timeout_s + LATENCY_S
+"""From a unit's end to its last pick: it must miss its life, then two canaries; a canary that was on its way
+when the unit failed may have been excused by the life it had until then."""
+BACK_S = RULES.warm_up_timeout_s + RULES.passes * RULES.canary_timeout_s + 5.0
+"""From a unit's recovery to UP: the canary on its way may have to run out of its time first."""
+BUFFER_BYTES = HIGH_WATER + WINDOW + 4096
+"""What the gate may hold for a client that does not read: one read above the high-water mark,
+and its framing."""
+SAMPLE_S = 0.05
+
+
+class Stage:
+    """`units` engines a, b, c… behind one gate. `visits` are all requests that clients have made."""
+
+    def __init__(
+        self,
+        seed: int = 1,
+        units: int = 2,
+        *,
+        timing: Timing = USUAL,
+        max_in_flight: int = 256,
+        policy: str = "least_load",
+        rules: Rules = RULES,
+        limits: Limits | None = None,
+        timeouts: Timeouts | None = None,
+    ) -> None:
+        self.world = World(seed)
+        self.rng = Random(seed + 2)
+        self.timing = timing
+        self.max_in_flight = max_in_flight
+        self.engines: dict[str, Engine] = {}
+        for name in "abcdefgh"[:units]:
+            self.add_engine(name)
+        settings = Settings(
+            self.fleet(*self.engines),
+            Address("gate", GATE_PORT),
+            policy=policy,
+            rules=rules,
+            limits=limits or Limits(),
+            timeouts=timeouts or Timeouts(),
+            access_log="off",
+        )
+        self.gate = ObservedGate(
+            settings,
+            self.world.loop,
+            Random(seed + 3),
+            events=EventLog(time.time, rules.passes, log=lambda level, line: None),
+            access_log=AccessLog("off", _NoSink(), time.time),
+            read_large=_read_large,
+        )
+        self.client = Client(self.world, f"gate:{GATE_PORT}")
+        self.visits: list[Visit] = []
+        self._numbers = count()
+        self._hurt_since: dict[str, float] = {}
+        self._is_over = False
+
+    # -- playing -------------------------------------------------------------------------------------------
+
+    def play(self, scenario: Coroutine[Any, Any, None], *, until_up: bool = True) -> None:
+        """Start the gate, wait until all units are UP, play, stop the gate; then check what must hold."""
+        run(self.world, self._life(scenario, until_up))
+
+    async def _life(self, scenario: Coroutine[Any, Any, None], until_up: bool) -> None:
+        await self.gate.start()
+        self._sample()
+        if until_up:
+            await self.until(self.all_up, BACK_S)
+        await scenario
+        self._is_over = True
+        await asyncio.sleep(LATENCY_S)
+        await self.gate.stop(delay_s=0.0, drain_s=1.0)
+        self._check()
+
+    def _check(self) -> None:
+        wrong = self.gate.violations + self.gate.leftovers()
+        for visit in self.visits:
+            if (sentence := visit.dishonesty()) is not None:
+                wrong.append(f"{visit.request_id} {visit.unit} {visit.reply.status}: {sentence}")
+        wrong += self._wrong_records()
+        assert not wrong, f"{len(wrong)} violations:\n" + "\n".join(wrong[:20])
+
+    def _wrong_records(self) -> list[str]:
+        """Each request that reached the gate has one record, which tells what the client saw."""
+        told: dict[str, list[int]] = {}
+        for record in self.gate.records:
+            told.setdefault(record.request_id, []).append(record.status)
+        wrong = []
+        for visit in self.visits:
+            statuses, status = told.get(visit.request_id, []), visit.reply.status
+            if len(statuses) > 1:
+                wrong.append(f"{visit.request_id} has {len(statuses)} records")
+            elif status is not None and statuses != [status]:
+                wrong.append(f"{visit.request_id} saw {status}, its record says {statuses}")
+        return wrong
+
+    # -- time ----------------------------------------------------------------------------------------------
+
+    @property
+    def now(self) -> float:
+        return self.world.loop.time()
+
+    async def until(self, is_so: Callable[[], bool], limit_s: float) -> None:
+        """Wait until something is so. Raises AssertionError when it has not come true in time."""
+        deadline = self.now + limit_s
+        while not is_so():
+            assert self.now < deadline, f"not so within {limit_s} s: {self.verdicts()}"
+            await asyncio.sleep(0.01)
+
+    def _sample(self) -> None:
+        """Look at what must hold at every moment."""
+        if self._is_over:
+            return
+        for name, engine in self.engines.items():
+            if self.is_lost(engine):
+                self._hurt_since.setdefault(name, self.now)
+            else:
+                self._hurt_since.pop(name, None)
+        for pick in self._new_picks():
+            since = self._hurt_since.get(pick.unit, pick.at)
+            if pick.at - since > PROMISE_S:
+                self.gate.violations.append(f"{pick} came {pick.at - since:.1f} s after the unit was lost")
+        for transport in self.world.net.transports:
+            size = transport.get_write_buffer_size()
+            if size > BUFFER_BYTES and transport.sock.local == (GATE, GATE_PORT):
+                self.gate.violations.append(f"{self.now:.3f}: {size} bytes are buffered by {transport}")
+        self.world.loop.outside(SAMPLE_S, self._sample)
+
+    def _new_picks(self) -> list[Pick]:
+        return [pick for pick in self.gate.router.picks[-1000:] if pick.at > self.now - SAMPLE_S]
+
+    # -- units ---------------------------------------------------------------------------------------------
+
+    def add_engine(self, name: str) -> Engine:
+        """One more engine; no unit of the gate yet."""
+        engine = self.engines[name] = Engine(self.world, name, self.timing)
+        return engine
+
+    def fleet(self, *names: str, **changed: Any) -> Fleet:
+        """Units with these names; `changed` are fields of all of them."""
+        fields = {"cell": "cell", "max_in_flight": self.max_in_flight} | changed
+        units = [Unit(**({"name": name, "url": self.engines[name].url} | fields)) for name in names]
+        return Fleet((Cell("cell"),), tuple(units))
+
+    def is_lost(self, engine: Engine) -> bool:
+        """Whether nothing can come from this engine: it is dead, stuck or cut off."""
+        is_cut = self.world.net.is_cut((GATE, 0), (engine.host, PORT))
+        return engine.is_dead or engine.behaviour.is_stuck or is_cut
+
+    def verdict(self, name: str) -> Verdict:
+        return self.gate.board.desks[name].case.verdict
+
+    def verdicts(self) -> dict[str, str]:
+        return {desk.unit.name: repr(desk.case) for desk in self.gate.board}
+
+    def all_up(self) -> bool:
+        return all(desk.case.verdict is Verdict.UP for desk in self.gate.board)
+
+    def flips(self, name: str) -> list[str]:
+        """The verdicts that a unit has come to, in order."""
+        return [event["after"] for event in self.gate.events.last() if event.get("unit") == name]
+
+    def picks(self, name: str, since: float = 0.0) -> list[float]:
+        """When the unit was picked."""
+        return [pick.at for pick in self.gate.router.picks if pick.unit == name and pick.at >= since]
+
+    # -- clients -------------------------------------------------------------------------------------------
+
+    async def ask(
+        self, *, manner: Manner = ORDINARY, path: str = "/v1/chat/completions", **fields: Any
+    ) -> Visit:
+        """One generation, on a connection of its own; `fields` go into the body."""
+        visit = self._visit(chat(f"prompt {len(self.visits)}", **fields))
+        assert visit.body is not None
+        headers = {"x-request-id": visit.request_id}
+        visit.reply = await self.client.request("POST", path, encode(visit.body), headers, manner)
+        return visit
+
+    async def send(self, method: str, path: str, body: bytes = b"", manner: Manner = ORDINARY) -> Visit:
+        """Any other request."""
+        visit = self._visit(None)
+        headers = {"x-request-id": visit.request_id}
+        visit.reply = await self.client.request(method, path, body, headers, manner)
+        return visit
+
+    async def pipeline(
+        self,
+        bodies: list[dict[str, Any]],
+        manner: Manner = ORDINARY,
+        rewrite: Callable[[bytes], bytes] = bytes,
+    ) -> list[Visit]:
+        """Generations sent back to back on one connection; `rewrite` may change the bytes of each."""
+        visits = [self._visit(body) for body in bodies]
+        raw = [
+            rewrite(
+                self.client.encode(
+                    "POST", "/v1/chat/completions", encode(body), {"x-request-id": v.request_id}
+                )
+            )
+            for v, body in zip(visits, bodies, strict=True)
+        ]
+        replies = await self.client.exchange(raw, manner, ["POST"] * len(raw))
+        for visit, reply in zip(visits, replies, strict=True):
+            visit.reply = reply
+        return visits
+
+    def crowd(self, size: int, **fields: Any) -> asyncio.Future[list[Visit]]:
+        """So many generations at once; to be awaited."""
+        return asyncio.gather(*(self.ask(**fields) for _ in range(size)))
+
+    def _visit(self, body: dict[str, Any] | None) -> Visit:
+        visit = Visit(f"visit-{next(self._numbers)}", body)
+        visit.reply.end = End.LEFT
+        self.visits.append(visit)
+        return visit
+
+
+class _NoSink:
+    def write(self, data: memoryview, /) -> int | None:
+        raise AssertionError("the access log is off")
+
+
+async def _read_large(body: bytes) -> Ask | Failure:
+    return read_ask(body)

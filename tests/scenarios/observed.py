@@ -1,0 +1,127 @@
+"""The gate with a diary: every pick, lease and finished request is noted, and what may not be is a violation.
+
+Nothing is raised inside the gate, which would change what it does; the stage asks for `violations` at the end.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from random import Random
+from typing import Any, NamedTuple
+
+from proxy.exchange import Exchange
+from proxy.failure import Failure, Kind
+from proxy.gate import Gate
+from proxy.report.record import Finished
+from proxy.wire.downstream import ClientConnection
+from proxy.wire.request import Request
+from router.board import Desk
+from router.lease import Lease
+from router.nouns import Ask, Outcome, Refusal, Verdict
+from router.router import Router
+
+
+class Pick(NamedTuple):
+    """A lease was given on `unit`."""
+
+    at: float
+    unit: str
+    evicted: bool
+    tried: tuple[str, ...]
+
+
+class ObservedRouter(Router):
+    """A router that notes what it picks."""
+
+    def __init__(self, inner: Router, rng: Random, violations: list[str]) -> None:
+        super().__init__(inner.board, inner.policy, rng, inner.waiting)
+        self.picks: list[Pick] = []
+        self.leases: list[Lease] = []
+        self._violations = violations
+
+    def pick(
+        self, ask: Ask, now: float, tried: Iterable[str] = (), *, evicted: bool = False, retry: bool = False
+    ) -> Lease | Refusal:
+        tried = tuple(tried)
+        room = [desk for desk in self.board if self._has_room(desk, ask, tried, evicted)]
+        answer = super().pick(ask, now, tried, evicted=evicted, retry=retry)
+        if isinstance(answer, Refusal):
+            if room:
+                self._violations.append(f"{now:.3f}: {answer} while {room} had room for {ask}")
+            return answer
+        self.picks.append(Pick(now, answer.unit, evicted, tried))
+        self.leases.append(answer)
+        self._examine(answer, room, now, tried)
+        return answer
+
+    def _has_room(self, desk: Desk, ask: Ask, tried: tuple[str, ...], evicted: bool) -> bool:
+        """Written from the design, not from the Board: usable, not tried, of the model, not full."""
+        over = 1.0 + (self.board.rules.evict_overcommit if evicted else 0.0)
+        return (
+            desk.case.verdict in (Verdict.UP, Verdict.SUSPECT)
+            and not (desk.drained or desk.retired)
+            and desk.unit.name not in tried
+            and (ask.unit is None or ask.unit == desk.unit.name)
+            and (ask.model is None or not desk.models or ask.model in desk.models)
+            and len(desk.leases) < desk.unit.max_in_flight * over
+        )
+
+    def _examine(self, lease: Lease, room: list[Desk], now: float, tried: tuple[str, ...]) -> None:
+        desk = lease.desk
+        if desk not in room:
+            self._violations.append(f"{now:.3f}: picked {desk} (drained={desk.drained}), tried {tried}")
+        elif desk.case.verdict is Verdict.SUSPECT and any(d.case.verdict is Verdict.UP for d in room):
+            self._violations.append(f"{now:.3f}: picked the suspect {desk} while one that is up had room")
+
+
+class ObservedExchange(Exchange):
+    """An exchange that notes why its attempts fail."""
+
+    def __init__(self, gate: ObservedGate, client: ClientConnection, request: Request) -> None:
+        super().__init__(gate, client, request)
+        self._failures = gate.failures
+
+    def failed(self, failure: Failure) -> None:
+        self._failures[failure.kind] += 1
+        super().failed(failure)
+
+
+class ObservedGate(Gate):
+    """A gate that notes what ends. `failures` are those of attempts, whatever became of their requests."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.violations: list[str] = []
+        self.router: ObservedRouter = ObservedRouter(self.router, self._rng, self.violations)
+        self.records: list[Finished] = []
+        self.outcomes: Counter[Outcome] = Counter()
+        self.failures: Counter[Kind] = Counter()
+
+    def exchange(self, client: ClientConnection, request: Request) -> Exchange:
+        return ObservedExchange(self, client, request)
+
+    def close(self, lease: Lease, outcome: Outcome) -> None:
+        self.outcomes[outcome] += 1
+        super().close(lease, outcome)
+
+    def finished(self, record: Finished) -> None:
+        self.records.append(record)
+        super().finished(record)
+
+    def leftovers(self) -> list[str]:
+        """What must be nothing once every client has gone."""
+        board = self.board
+        counts = {
+            "open leases": sum(not lease.closed for lease in self.router.leases),
+            "in flight at the gate": board.in_flight,
+            "retries in flight": board.retries_in_flight,
+            "desks that wait to leave": len(board.leaving),
+            "requests that wait": len(self.router.waiting),
+            "client connections": len(self.clients),
+            "bytes of body memory": self.memory.used,
+        }
+        counts |= {f"in flight at {desk.unit.name}": desk.in_flight for desk in board}
+        closed, given = self.outcomes.total(), len(self.router.leases)
+        counts["leases not closed exactly once"] = given - closed
+        return [f"{count} {what} are left" for what, count in counts.items() if count]

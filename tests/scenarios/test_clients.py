@@ -1,0 +1,278 @@
+"""What clients do: leave, err, read slowly or never, pipeline, speak HTTP/1.0. None of it harms a unit."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+
+import pytest
+
+from proxy.settings import Limits, Timeouts
+from router.nouns import Outcome
+from tests.scenarios.harness import LATENCY_S, Stage
+from tests.scenarios.visit import Visit, chat, encode
+from tests.sim.client import Manner
+from tests.sim.conversation import End
+from tests.sim.engine import Timing
+from tests.sim.sequence import Served
+
+NEVER_READS = Manner(read_every_s=math.inf, leave_after_s=60.0)
+
+
+def served(stage: Stage, visit: Visit) -> list[Served]:
+    """What became of a request at the units that got it."""
+    return [one for engine in stage.engines.values() for one in engine.served.get(visit.request_id, [])]
+
+
+# -- clients that leave ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("leave_after_s", [0.3, 1.5], ids=["before its first token", "in mid-stream"])
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_frees_its_unit_within_100_ms(leave_after_s: float, stream: bool) -> None:
+    stage = Stage(timing=Timing(prefill_s=1.0))
+
+    async def scenario() -> None:
+        visits = await stage.crowd(
+            8, max_tokens=200, stream=stream, manner=Manner(leave_after_s=leave_after_s)
+        )
+        assert {visit.reply.end for visit in visits} == {End.LEFT}
+        tried = [one for visit in visits for one in served(stage, visit)]
+        await stage.until(lambda: all(one.outcome for one in tried), 0.1)
+        assert [one.outcome for one in tried] == ["aborted"] * 8
+
+    stage.play(scenario())
+    assert stage.gate.outcomes == {Outcome.CLIENT_LEFT: 8}
+    assert stage.flips("a") == stage.flips("b") == ["up"]
+
+
+def test_a_client_that_leaves_while_its_request_waits_for_a_unit_is_forgotten() -> None:
+    stage = Stage(units=1, timing=Timing(prefill_s=1.0))
+
+    async def scenario() -> None:
+        crowd = stage.crowd(4, manner=Manner(leave_after_s=2.0))
+        await asyncio.sleep(0.5)
+        stage.add_engine("b")
+        # The only other unit is starting, so the requests that lost theirs wait for it.
+        stage.gate.configure(stage.fleet("a", "b"))
+        stage.engines["b"].behaviour.wedged = True
+        stage.engines["a"].die()
+        await stage.until(lambda: len(stage.gate.router.waiting) == 4, LATENCY_S)
+        await crowd
+        await stage.until(lambda: len(stage.gate.router.waiting) == 0, LATENCY_S)
+
+    stage.play(scenario())
+
+
+# -- requests that are wrong -------------------------------------------------------------------------------
+
+
+def test_a_storm_of_bad_requests_changes_no_verdict() -> None:
+    stage = Stage()
+
+    async def scenario() -> None:
+        for _ in range(60):
+            refused_by_unit = await stage.crowd(4, messages="no list")
+            assert all(visit.reply.status == 400 and visit.unit for visit in refused_by_unit)
+            no_json = await stage.send("POST", "/v1/chat/completions", b"{")
+            assert (no_json.reply.status, no_json.code) == (400, "bad_json")
+            await asyncio.sleep(0.25)
+
+    stage.play(scenario())
+    assert stage.flips("a") == stage.flips("b") == ["up"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/nothing", 404, "unknown_path"),
+        ("POST", "/sleep", 403, "denied"),
+        ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
+        ("GET", "/v1/responses/resp_1", 404, "unknown_path"),
+    ],
+)
+def test_what_the_gate_refuses_reaches_no_unit(method: str, path: str, status: int, code: str) -> None:
+    stage = Stage()
+
+    async def scenario() -> None:
+        visit = await stage.send(method, path)
+        assert (visit.reply.status, visit.code) == (status, code)
+
+    stage.play(scenario())
+    assert not stage.gate.router.leases
+
+
+def test_a_model_nobody_serves_is_404_and_one_whose_units_are_down_is_503() -> None:
+    stage = Stage()
+
+    async def scenario() -> None:
+        visit = await stage.ask(model="huge")
+        assert (visit.reply.status, visit.code) == (404, "unknown_model")
+        assert "tiny" in visit.reply.json["error"]["message"]
+        for engine in stage.engines.values():
+            engine.die()
+        await asyncio.sleep(5.0)
+        visit = await stage.ask(model="tiny")
+        assert (visit.reply.status, visit.code) == (503, "no_unit")
+        assert (await stage.ask(model="huge")).reply.status == 404
+
+    stage.play(scenario())
+
+
+def test_what_the_gate_answers_itself() -> None:
+    stage = Stage()
+
+    async def scenario() -> None:
+        models = await stage.send("GET", "/v1/models")
+        assert [model["id"] for model in models.reply.json["data"]] == ["tiny"]
+        assert (await stage.send("GET", "/health")).reply.status == 200
+        assert (await stage.send("HEAD", "/health")).reply.body == b""
+        assert (await stage.send("GET", "/healthz/unit/a")).reply.status == 200
+
+    stage.play(scenario())
+
+
+# -- clients that read slowly, or not at all ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_slow_readers_get_every_byte(stream: bool) -> None:
+    stage = Stage(units=1, timing=Timing(step_s=0.001))
+
+    async def scenario() -> None:
+        slow = Manner(read_every_s=0.5, timeout_s=600.0)
+        # Two thousand words are 18 kB, as a stream half a megabyte.
+        for visit in await stage.crowd(4, max_tokens=2000 if stream else 20_000, stream=stream, manner=slow):
+            assert visit.is_answered
+
+    stage.play(scenario())
+    assert stage.flips("a") == ["up"]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_clients_that_never_read_hold_a_bounded_buffer_and_nothing_once_they_have_left(stream: bool) -> None:
+    stage = Stage(units=1, timing=Timing(step_s=0.001))
+
+    async def scenario() -> None:
+        size = 5000 if stream else 60_000
+        visits = await stage.crowd(8, max_tokens=size, stream=stream, manner=NEVER_READS)
+        assert {visit.reply.end for visit in visits} == {End.LEFT}
+
+    stage.play(scenario())
+    assert stage.flips("a") == ["up"]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_pipelines_and_never_reads_holds_one_buffer_and_not_one_for_each_request(
+    stream: bool,
+) -> None:
+    stage = Stage(units=1, timing=Timing(step_s=0.0001))
+
+    async def scenario() -> None:
+        size = 600 if stream else 4500
+        await stage.pipeline([chat("again", stream=stream, max_tokens=size) for _ in range(20)], NEVER_READS)
+
+    stage.play(scenario())
+
+
+def test_a_connection_whose_last_read_met_a_slow_client_serves_the_next_request() -> None:
+    stage = Stage(units=1, timing=Timing(step_s=0.0001))
+
+    async def scenario() -> None:
+        for size in range(10_000, 26_000, 2000):
+            slow = Manner(read_every_s=0.2)
+            assert (await stage.ask(stream=False, max_tokens=size, manner=slow)).is_answered
+            visit = await stage.ask(stream=False)
+            assert visit.is_answered
+            assert visit.reply.ended_s - visit.reply.sent_s < 1.0
+
+    stage.play(scenario())
+
+
+# -- connections -------------------------------------------------------------------------------------------
+
+
+def test_pipelined_requests_are_answered_in_order_by_different_units() -> None:
+    stage = Stage(units=3, policy="round_robin")
+
+    async def scenario() -> None:
+        bodies = [chat(f"number {n}", max_tokens=30 - 5 * n, stream=n % 2 == 0) for n in range(6)]
+        visits = await stage.pipeline(bodies)
+        assert all(visit.is_answered for visit in visits)
+        assert {visit.unit for visit in visits} == {"a", "b", "c"}
+        ends = [visit.reply.ended_s for visit in visits]
+        assert ends == sorted(ends)
+
+    stage.play(scenario())
+
+
+def test_a_pipelined_body_that_the_gate_itself_keeps_waiting_is_not_too_late() -> None:
+    stage = Stage(units=1)
+
+    async def scenario() -> None:
+        long = chat("first", max_tokens=5000)
+        large = chat("second", padding="x" * 300_000)
+        visits = await stage.pipeline([long, large], Manner(timeout_s=300.0))
+        assert visits[0].reply.ended_s - visits[0].reply.sent_s > 90.0
+        assert [visit.reply.status for visit in visits] == [200, 200]
+
+    stage.play(scenario())
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_http_1_0_client_gets_an_unchunked_body_and_a_close(stream: bool) -> None:
+    stage = Stage()
+
+    async def scenario() -> None:
+        visit = await old_client(stage, stream=stream)
+        assert visit.is_answered
+        assert "transfer-encoding" not in visit.reply.headers
+        assert visit.reply.headers["connection"] == "close"
+
+    stage.play(scenario())
+
+
+async def old_client(stage: Stage, **fields: object) -> Visit:
+    """One generation for a client that speaks HTTP/1.0."""
+
+    def to_1_0(raw: bytes) -> bytes:
+        return raw.replace(b" HTTP/1.1\r\n", b" HTTP/1.0\r\n", 1)
+
+    (visit,) = await stage.pipeline([chat("old", **fields)], rewrite=to_1_0)
+    return visit
+
+
+# -- patience ----------------------------------------------------------------------------------------------
+
+
+def test_a_long_prefill_is_bridged_with_comments_and_can_still_move() -> None:
+    stage = Stage(timing=Timing(prefill_s=25.0))
+
+    async def scenario() -> None:
+        crowd = stage.crowd(8)
+        await asyncio.sleep(15.0)
+        assert all(client.peer for client in stage.gate.clients)
+        stage.engines["a"].die()
+        visits = await crowd
+        assert all(visit.is_answered for visit in visits)
+        assert all(visit.reply.comments >= 2 for visit in visits)
+        assert {visit.reply.headers["x-cellgate-unit"] for visit in visits} == {"a", "b"}
+
+    stage.play(scenario())
+
+
+def test_a_stream_that_was_promised_and_cannot_be_had_ends_in_an_error_event() -> None:
+    stage = Stage(units=1, timing=Timing(prefill_s=25.0))
+
+    async def scenario() -> None:
+        crowd = stage.crowd(4)
+        await asyncio.sleep(15.0)
+        stage.engines["a"].die()
+        for visit in await crowd:
+            assert visit.reply.status == 200
+            assert visit.reply.comments == 1
+            assert visit.code is not None
+            assert visit.reply.end is End.TRUNCATED
+
+    stage.play(scenario())

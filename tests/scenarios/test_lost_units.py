@@ -1,0 +1,215 @@
+"""Units that die, hang, start anew and heal: their requests move, their traffic stops, then comes back."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from router.nouns import Verdict
+from tests.scenarios.harness import BACK_S, LATENCY_S, PROMISE_S, Stage
+from tests.scenarios.visit import Visit
+from tests.sim.behaviour import Behaviour
+from tests.sim.conversation import End
+from tests.sim.engine import Timing
+
+SLOW_TO_START = Timing(prefill_s=1.0)
+"""So that half of a crowd waits for its first token when something happens to the unit."""
+
+
+def test_a_healthy_fleet_answers_everything_and_never_flips() -> None:
+    stage = Stage(units=3)
+
+    async def scenario() -> None:
+        for _ in range(10):
+            visits = await stage.crowd(60, max_tokens=20)
+            assert all(visit.is_answered for visit in visits)
+            assert {visit.unit for visit in visits} == {"a", "b", "c"}
+            await asyncio.sleep(stage.rng.uniform(0.0, 6.0))
+
+    stage.play(scenario())
+    assert [stage.flips(name) for name in "abc"] == [["up"]] * 3
+
+
+def test_a_saturated_fleet_is_busy_and_not_sick() -> None:
+    stage = Stage(timing=Timing(prefill_s=0.5, step_s=0.2, max_running=4))
+
+    async def scenario() -> None:
+        # 30 requests of 4 s behind each 4 places: canaries wait far longer than their timeout.
+        assert all(visit.is_answered for visit in await stage.crowd(60, max_tokens=20))
+
+    stage.play(scenario())
+    assert stage.flips("a") == stage.flips("b") == ["up"]
+
+
+def test_when_a_leader_dies_only_answers_that_had_begun_are_broken() -> None:
+    stage = Stage()
+
+    async def scenario() -> None:
+        early = stage.crowd(32, max_tokens=100)
+        await asyncio.sleep(0.5)
+        late = stage.crowd(32, max_tokens=100)
+        await asyncio.sleep(0.05)
+        stage.engines["a"].die()
+        died_at = stage.now
+        broken = [visit for visit in await early if visit.unit == "a"]
+        assert len(broken) == 16
+        assert all(is_broken_off(visit) for visit in broken)
+        assert all(visit.reply.ended_s < died_at + LATENCY_S for visit in broken)
+        unharmed = [visit for visit in await late if visit.is_answered]
+        assert len(unharmed) == 32
+        assert {visit.unit for visit in unharmed} == {"b"}
+
+    stage.play(scenario())
+    assert stage.flips("a")[-1] == "down"
+    assert stage.flips("b") == ["up"]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_leader_that_dies_at_any_moment_costs_no_request_that_had_shown_no_token(seed: int) -> None:
+    stage = Stage(seed)
+
+    async def scenario() -> None:
+        crowd = stage.crowd(64, max_tokens=30)
+        await asyncio.sleep(stage.rng.uniform(0.0, 0.3))
+        stage.engines["a"].die()
+        for visit in await crowd:
+            assert visit.is_answered or (visit.unit == "a" and is_broken_off(visit))
+
+    stage.play(scenario())
+
+
+def is_broken_off(visit: Visit) -> bool:
+    """Something was shown, then an error event, then an end that is none."""
+    return len(visit.reply.events) > 1 and visit.code is not None and visit.reply.end is End.TRUNCATED
+
+
+def test_a_restarted_unit_is_looked_at_anew_before_it_gets_users() -> None:
+    stage = Stage(timing=Timing(warm_up_s=5.0))
+
+    async def scenario() -> None:
+        crowd = stage.crowd(32, max_tokens=20)
+        await asyncio.sleep(0.1)
+        stage.engines["a"].restart()
+        await crowd
+        await stage.until(lambda: stage.flips("a")[-1] == "starting", 2.0)
+        assert all(visit.unit == "b" for visit in await stage.crowd(8))
+        await stage.until(stage.all_up, BACK_S)
+        assert any(visit.unit == "a" for visit in await stage.crowd(8))
+
+    stage.play(scenario())
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Behaviour(wedged=True),
+        Behaviour(wedged=True, keepalive_s=0.5),
+        Behaviour(spinning=True),
+        Behaviour(silent=True),
+    ],
+    ids=["wedged", "wedged under comments", "spinning", "silent"],
+)
+def test_a_unit_that_hangs_loses_its_traffic_and_gets_it_back_when_it_is_well(fault: Behaviour) -> None:
+    stage = Stage(timing=SLOW_TO_START)
+
+    async def scenario() -> None:
+        running = stage.crowd(16, max_tokens=400)
+        await asyncio.sleep(2.0)
+        waiting = stage.crowd(16, max_tokens=20)
+        await asyncio.sleep(0.5)
+        stage.engines["a"].behaviour = fault
+        hung_at = stage.now
+        await stage.until(lambda: stage.verdict("a") is Verdict.DOWN, PROMISE_S)
+        assert all(visit.is_answered for visit in await waiting)
+        broken = [visit for visit in await running if visit.unit == "a"]
+        assert len(broken) == 8
+        assert all(visit.code == "cut" and is_broken_off(visit) for visit in broken)
+        assert all(visit.reply.ended_s < hung_at + PROMISE_S + 2.0 for visit in broken)
+        assert {visit.unit for visit in await stage.crowd(8)} == {"b"}
+        stage.engines["a"].behaviour = Behaviour()
+        await stage.until(stage.all_up, BACK_S)
+        assert {visit.unit for visit in await stage.crowd(8)} == {"a", "b"}
+
+    stage.play(scenario())
+    assert stage.flips("a") == ["up", "suspect", "down", "probation", "up"]
+    assert stage.flips("b") == ["up"]
+
+
+def test_a_lost_follower_breaks_running_streams_and_moves_the_rest() -> None:
+    stage = Stage(timing=SLOW_TO_START)
+
+    async def scenario() -> None:
+        running = stage.crowd(16, max_tokens=200)
+        await asyncio.sleep(1.5)
+        waiting = stage.crowd(16, max_tokens=20)
+        await asyncio.sleep(0.5)
+        stage.engines["a"].behaviour.follower_lost = True
+        assert all(visit.is_answered for visit in await waiting)
+        broken = [visit for visit in await running if not visit.is_answered]
+        assert {visit.unit for visit in broken} == {"a"}
+        assert all(visit.reply.error for visit in broken)
+
+    stage.play(scenario())
+    assert stage.flips("a")[-1] == "down"
+
+
+def test_when_all_units_are_down_the_answer_names_them_and_says_why() -> None:
+    stage = Stage()
+
+    async def scenario() -> None:
+        for engine in stage.engines.values():
+            engine.die()
+        await stage.until(lambda: not any(desk.is_usable() for desk in stage.gate.board), PROMISE_S)
+        visit = await stage.ask()
+        assert (visit.reply.status, visit.code) == (503, "no_unit")
+        message = visit.reply.json["error"]["message"]
+        assert "a is down (" in message
+        assert "b is down (" in message
+        assert "refused" in message
+
+    stage.play(scenario())
+
+
+def test_a_lone_unit_that_dies_and_returns_is_used_again() -> None:
+    stage = Stage(units=1)
+
+    async def scenario() -> None:
+        crowd = stage.crowd(8, max_tokens=50)
+        await asyncio.sleep(0.5)
+        stage.engines["a"].die()
+        assert all(is_broken_off(visit) for visit in await crowd)
+        await asyncio.sleep(20.0)
+        stage.engines["a"].restart()
+        await stage.until(stage.all_up, BACK_S)
+        assert (await stage.ask()).is_answered
+
+    stage.play(scenario())
+
+
+def test_a_request_that_lost_the_last_unit_waits_for_the_next_to_come_up() -> None:
+    stage = Stage(timing=SLOW_TO_START)
+
+    async def scenario() -> None:
+        stage.engines["b"].die()
+        await stage.until(lambda: stage.verdict("b") is Verdict.DOWN, PROMISE_S)
+        crowd = stage.crowd(8)
+        await asyncio.sleep(0.5)
+        stage.engines["b"].restart()
+        stage.engines["a"].die()
+        assert all(visit.is_answered and visit.unit == "b" for visit in await crowd)
+
+    stage.play(scenario())
+
+
+def test_a_dead_unit_that_nobody_asks_is_found_by_a_probe() -> None:
+    stage = Stage()
+
+    async def scenario() -> None:
+        await asyncio.sleep(10.0)
+        stage.engines["a"].die()
+        await stage.until(lambda: stage.verdict("a") is Verdict.DOWN, 1.1 + LATENCY_S)
+        assert all(visit.is_answered for visit in await stage.crowd(16))
+        assert not stage.picks("a")
+
+    stage.play(scenario())

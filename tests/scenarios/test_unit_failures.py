@@ -1,0 +1,295 @@
+"""What units can do wrong short of being lost: errors, broken streams, garbage, connections that fail."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+
+import pytest
+
+from proxy.failure import Kind
+from proxy.settings import Timeouts
+from router.nouns import Outcome, Verdict
+from tests.scenarios.harness import BACK_S, PROMISE_S, Stage
+from tests.sim.behaviour import Behaviour, Break
+from tests.sim.conversation import End
+from tests.sim.engine import PORT, Timing
+from tests.sim.tcp import Link
+
+# -- streams that break ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("breaks", [Break.ERROR, Break.TRUNCATE])
+def test_a_stream_that_breaks_before_its_first_token_is_tried_elsewhere(breaks: Break) -> None:
+    stage = Stage()
+
+    async def scenario() -> None:
+        stage.engines["a"].behaviour = Behaviour(breaks=breaks, breaks_after_events=0)
+        for _ in range(10):
+            assert all(visit.is_answered for visit in await stage.crowd(4))
+            await asyncio.sleep(1.0)
+
+    stage.play(scenario())
+    assert stage.gate.metrics.tallies["a"].retries > 0
+
+
+@pytest.mark.parametrize("breaks", [Break.ERROR, Break.TRUNCATE])
+@pytest.mark.parametrize("torn", [False, True])
+def test_a_stream_that_breaks_later_ends_honestly_and_is_held_against_the_unit(
+    breaks: Break, torn: bool
+) -> None:
+    stage = Stage(units=1)
+
+    async def scenario() -> None:
+        stage.engines["a"].behaviour = Behaviour(breaks=breaks, breaks_after_events=3, torn=torn)
+        for _ in range(40):
+            visit = await stage.ask()
+            assert len(visit.reply.events) >= 4
+            assert visit.reply.error is not None
+            # The unit's own error event ends its stream well-formed; a cut is the gate's to report.
+            whole = breaks is Break.ERROR
+            assert visit.reply.end is (End.COMPLETE if whole else End.TRUNCATED)
+            assert visit.code == ("500" if whole else "truncated")
+            await asyncio.sleep(1.0)
+
+    stage.play(scenario())
+    broken = Outcome.STREAM_ERROR if breaks is Break.ERROR else Outcome.TRUNCATED
+    assert stage.gate.outcomes == {broken: 40}
+    assert "suspect" in stage.flips("a")
+
+
+def test_a_stream_that_stalls_while_others_go_on_ends_at_the_last_resort() -> None:
+    stage = Stage(units=1, timeouts=Timeouts(answer_s=20.0))
+
+    async def scenario() -> None:
+        stage.engines["a"].behaviour = Behaviour(breaks=Break.STALL, breaks_after_events=3)
+        stalled = stage.crowd(4)
+        await asyncio.sleep(0.5)
+        for visit in await stalled:
+            assert visit.code == "truncated"
+            assert visit.reply.end is End.TRUNCATED
+            assert 20.0 < visit.reply.ended_s - visit.reply.event_times_s[-2] < 21.0
+
+    stage.play(scenario())
+    assert "down" not in stage.flips("a")
+
+
+@pytest.mark.parametrize("fault", [Behaviour(torn=True), Behaviour(close_delimited=True)])
+def test_odd_framing_reaches_the_client_as_good_streams(fault: Behaviour) -> None:
+    stage = Stage(units=1)
+
+    async def scenario() -> None:
+        stage.engines["a"].behaviour = fault
+        assert all(visit.is_answered for visit in await stage.crowd(40, max_tokens=40))
+
+    stage.play(scenario())
+    assert stage.flips("a") == ["up"]
+
+
+# -- replies that fail -------------------------------------------------------------------------------------
+
+
+def test_a_unit_that_answers_500_goes_down_and_costs_no_request() -> None:
+    stage = Stage()
+
+    async def scenario() -> None:
+        stage.engines["a"].behaviour = Behaviour(error_rate=1.0)
+        for _ in range(20):
+            assert all(visit.is_answered for visit in await stage.crowd(4))
+            await asyncio.sleep(0.5)
+        assert stage.verdict("a") is Verdict.DOWN
+        stage.engines["a"].behaviour = Behaviour()
+        await stage.until(stage.all_up, BACK_S)
+
+    stage.play(scenario())
+    assert stage.flips("b") == ["up"]
+
+
+def test_a_unit_that_answers_500_to_every_other_request_costs_no_request() -> None:
+    stage = Stage()
+
+    async def scenario() -> None:
+        stage.engines["a"].behaviour = Behaviour(error_rate=0.5)
+        for _ in range(100):
+            assert all(visit.is_answered for visit in await stage.crowd(2))
+            await asyncio.sleep(0.2)
+
+    stage.play(scenario())
+    assert stage.flips("b") == ["up"]
+
+
+def test_when_every_unit_answers_500_the_client_gets_a_unit_s_own_words_and_retries_stay_bounded() -> None:
+    stage = Stage(units=4)
+
+    async def scenario() -> None:
+        for engine in stage.engines.values():
+            engine.behaviour = Behaviour(error_rate=1.0)
+        visits = await stage.crowd(100)
+        own = [visit for visit in visits if visit.reply.status == 500]
+        assert all(visit.reply.error == {"message": "simulated"} | visit.reply.error for visit in own)
+        assert own
+        assert {visit.reply.status for visit in visits} <= {500, 502, 503}
+
+    stage.play(scenario())
+    assert max(record.attempts for record in stage.gate.records) <= 4
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_busy_unit_is_passed_over_and_a_busy_fleet_says_so_without_any_change_of_verdict(
+    status: int,
+) -> None:
+    stage = Stage()
+
+    async def scenario() -> None:
+        stage.engines["a"].behaviour = Behaviour(busy_status=status)
+        for _ in range(10):
+            assert all(visit.is_answered for visit in await stage.crowd(4))
+            await asyncio.sleep(0.5)
+        stage.engines["b"].behaviour = Behaviour(busy_status=status)
+        for _ in range(50):
+            assert all(visit.reply.status == status and visit.unit for visit in await stage.crowd(4))
+            await asyncio.sleep(0.5)
+
+    stage.play(scenario())
+    assert stage.flips("a") == stage.flips("b") == ["up"]
+
+
+def test_garbage_is_tried_elsewhere_and_never_reaches_a_client() -> None:
+    stage = Stage()
+
+    async def scenario() -> None:
+        stage.engines["a"].behaviour = Behaviour(garbage=True)
+        for _ in range(10):
+            assert all(visit.is_answered for visit in await stage.crowd(4))
+            await asyncio.sleep(0.5)
+
+    stage.play(scenario())
+    assert "down" in stage.flips("a")
+
+
+def test_garbage_from_the_only_unit_is_a_502() -> None:
+    stage = Stage(units=1)
+
+    async def scenario() -> None:
+        stage.engines["a"].behaviour = Behaviour(garbage=True)
+        visit = await stage.ask()
+        assert (visit.reply.status, visit.code) == (502, "garbage")
+
+    stage.play(scenario())
+
+
+# -- connections that fail ---------------------------------------------------------------------------------
+
+
+def test_a_refused_connection_moves_the_request_and_takes_the_unit_out() -> None:
+    stage = Stage()
+
+    async def scenario() -> None:
+        stage.world.net.refuse(stage.engines["a"].address)
+        assert all(visit.is_answered for visit in await stage.crowd(16))
+        assert stage.verdict("a") is Verdict.DOWN
+        await asyncio.sleep(30.0)
+        stage.world.net.heal()
+        await stage.until(stage.all_up, BACK_S)
+
+    stage.play(scenario())
+    assert stage.gate.failures[Kind.REFUSED] > 0
+    assert stage.flips("a").count("up") == 2
+
+
+def test_connects_that_are_never_answered_move_on_after_their_timeout() -> None:
+    stage = Stage()
+
+    async def scenario() -> None:
+        stage.world.net.blackhole(stage.engines["a"].address)
+        for _ in range(5):
+            visits = await stage.crowd(20)
+            assert all(visit.is_answered for visit in visits)
+            assert all(visit.reply.ttft_s < stage.gate.settings.timeouts.connect_s + 1.0 for visit in visits)
+            await asyncio.sleep(3.0)
+        assert stage.verdict("a") is Verdict.DOWN
+        assert all(visit.reply.ttft_s < 1.0 for visit in visits)
+        stage.world.net.heal()
+        await stage.until(stage.all_up, BACK_S)
+
+    stage.play(scenario())
+    assert stage.gate.failures[Kind.CONNECT_TIMEOUT] > 0
+    assert stage.flips("a") == ["up", "suspect", "down", "probation", "up"]
+
+
+def test_a_partition_is_found_out_and_ends_when_it_heals() -> None:
+    stage = Stage(timing=Timing(prefill_s=1.0))
+
+    async def scenario() -> None:
+        crowd = stage.crowd(16)
+        await asyncio.sleep(0.5)
+        stage.world.net.partition(stage.engines["a"].address)
+        assert all(visit.is_answered for visit in await crowd)
+        await stage.until(lambda: stage.verdict("a") is Verdict.DOWN, PROMISE_S)
+        await asyncio.sleep(30.0)
+        stage.world.net.heal()
+        await stage.until(stage.all_up, BACK_S)
+
+    stage.play(scenario())
+    assert stage.flips("b") == ["up"]
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.EADDRNOTAVAIL])
+def test_what_the_gate_itself_runs_out_of_is_not_held_against_units(code: int) -> None:
+    stage = Stage()
+    net = stage.world.net
+
+    async def scenario() -> None:
+        if code == errno.EMFILE:
+            net.exhaust_files("gate")
+        else:
+            net.fail_connects("a", code)
+            net.fail_connects("b", code)
+        visits = await stage.crowd(20)
+        refused = [visit for visit in visits if not visit.is_answered]
+        assert refused
+        assert all((visit.reply.status, visit.code) == (503, "no_resources") for visit in refused)
+        await asyncio.sleep(20.0)
+        net.heal()
+        assert all(visit.is_answered for visit in await stage.crowd(20))
+
+    stage.play(scenario())
+    assert stage.flips("a") == stage.flips("b") == ["up"]
+
+
+def test_a_resolver_that_fails_is_not_held_against_the_unit() -> None:
+    stage = Stage()
+
+    async def scenario() -> None:
+        stage.world.net.fail_resolver("a")
+        for _ in range(10):
+            assert all(visit.is_answered for visit in await stage.crowd(20))
+            await asyncio.sleep(3.0)
+        stage.world.net.fail_resolver("b")
+        await asyncio.sleep(10.0)
+        refused = [visit for visit in await stage.crowd(20) if not visit.is_answered]
+        assert refused
+        assert all((visit.reply.status, visit.code) == (503, "no_resources") for visit in refused)
+
+    stage.play(scenario())
+    assert stage.flips("a") == stage.flips("b") == ["up"]
+
+
+def test_a_kept_connection_that_closes_under_a_request_is_tried_once_more_for_free() -> None:
+    stage = Stage(units=1)
+    net, engine = stage.world.net, stage.engines["a"]
+
+    async def scenario() -> None:
+        await stage.crowd(8)
+        # The end of the connections travels for 50 ms; the requests are on their way before it arrives.
+        net.set_link(engine.address, Link((0.05, 0.05), split=0.0, hiccup=0.0))
+        for transport in list(net.transports):
+            if transport.sock.local == (engine.host, PORT):
+                transport.close()
+        assert all(visit.is_answered for visit in await stage.crowd(8))
+
+    stage.play(scenario())
+    assert stage.gate.failures == {Kind.STALE_CONNECTION: 8}
+    assert stage.gate.outcomes == {Outcome.OK: 16}
+    assert {record.attempts for record in stage.gate.records} == {1}
+    assert stage.flips("a") == ["up"]
