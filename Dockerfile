@@ -1,0 +1,36 @@
+# The gate in an image of its own: Python, the packages of requirements.lock, and the gate's wheel.
+#
+#   docker build -t cellgate .
+#   docker run -p 8000:8000 -p 9901:9901 -v ./cellgate.yaml:/etc/cellgate/cellgate.yaml:ro cellgate
+#
+# Give it the time its streams need: `docker stop --time 310`, or terminationGracePeriodSeconds in Kubernetes.
+
+FROM python:3.11-slim-bookworm AS build
+WORKDIR /src
+# Without pip and setuptools: what runs needs neither.
+RUN python -m venv --without-pip /opt/cellgate
+COPY requirements-build.lock requirements.lock ./
+RUN pip install --no-cache-dir --require-hashes -r requirements-build.lock \
+ && pip --python /opt/cellgate/bin/python install --no-cache-dir --require-hashes -r requirements.lock
+COPY pyproject.toml README.md LICENSE ./
+COPY proxy proxy
+COPY router router
+COPY policies policies
+COPY probes probes
+RUN pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . \
+ && pip --python /opt/cellgate/bin/python install --no-cache-dir --no-deps --no-index /wheels/cellgate-*.whl
+
+FROM python:3.11-slim-bookworm
+RUN useradd --uid 10001 --no-create-home --shell /usr/sbin/nologin cellgate
+COPY --from=build /opt/cellgate /opt/cellgate
+ENV PATH=/opt/cellgate/bin:$PATH
+# By number, so that Kubernetes can see that it is not root.
+USER 10001
+EXPOSE 8000 9901
+# Liveness, not readiness: a gate whose units are all down is not ready, but to restart it would cure nothing
+# and cut what it still carries. Load balancers ask /readyz. Not by urllib, which would obey http_proxy.
+HEALTHCHECK --interval=10s --timeout=3s --start-period=10s CMD ["python", "-c", \
+  "from http.client import HTTPConnection as C; c = C('127.0.0.1', 9901, timeout=2); c.request('GET', '/livez'); raise SystemExit(c.getresponse().status != 200)"]
+ENTRYPOINT ["cellgate"]
+# These addresses win over the file's: inside a container nothing else is reachable.
+CMD ["serve", "-c", "/etc/cellgate/cellgate.yaml", "--listen", "0.0.0.0:8000", "--admin", "0.0.0.0:9901"]
