@@ -1,7 +1,8 @@
 """The benchmark's load generator: one process, raw protocols, every answer compared byte for byte.
 
 It opens its connections, sends a warm-up that is thrown away, prints `ready`, waits for a line on standard
-input, sends the load, and prints one JSON object. Its driver reads the proxy's CPU between those two lines.
+input, sends the load, prints one JSON object, and stays until its input ends. Its driver reads the CPU of all
+processes between those two lines.
 """
 
 import argparse
@@ -48,6 +49,8 @@ class Connection(asyncio.Protocol):
 
     async def exchange(self, request: bytes) -> str | None:
         """Send `request` and wait for its answer, whose body then is `self.body`. Returns what went wrong."""
+        if self._transport.is_closing():
+            return "the connection was closed between two requests"
         self.body = []
         self.reads = 0
         self._answered = asyncio.get_running_loop().create_future()
@@ -166,6 +169,7 @@ async def main(args: argparse.Namespace) -> None:
     tally = await load.run(args.kind, args.count, args.tokens, args.spread_s)
     tally.errors[:0] = warm_up.errors
     print(json.dumps(asdict(tally)), flush=True)
+    await loop.run_in_executor(None, sys.stdin.read)
 
 
 def _arguments() -> argparse.Namespace:

@@ -33,6 +33,14 @@ def _children(pid: int) -> list[int]:
     return [int(child) for task in tasks for child in task.read_text().split()]
 
 
+def machine_cpu_s() -> float:
+    """CPU time for which all processors together were busy since boot, in seconds, to a clock tick."""
+    user, nice, system, _idle, _iowait, irq, softirq, steal = map(
+        int, Path("/proc/stat").read_text().split(maxsplit=9)[1:9]
+    )
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+
+
 def free_port() -> int:
     """A port of 127.0.0.1 that nothing listens on at this moment."""
     with socket.socket() as probe:
