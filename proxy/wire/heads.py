@@ -71,6 +71,11 @@ def crossing(lines: list[bytes], fields: Fields) -> list[bytes]:
     return lines
 
 
+def head_size(lines: list[bytes], fields: Fields) -> int:
+    """The bytes of a head without its first line."""
+    return sum(map(len, lines)) + sum(len(name) + len(value) + 4 for name, value in fields)
+
+
 def is_request_id(value: bytes) -> bool:
     """True when a client's request id may be kept: short, and harmless in a log."""
     return 0 < len(value) <= _ID_MAX and _ID_BYTES.issuperset(value)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 import httptools
 
 from proxy.failure import Failure, Kind
-from proxy.wire.heads import REPLY_FIELDS, Fields
+from proxy.wire.heads import REPLY_FIELDS, Fields, head_size
 
 if TYPE_CHECKING:
     from proxy.wire.pool import Pool
@@ -27,6 +27,7 @@ EVENT_ENDS = (b"\n\n\r\n", b"\r\n\r\n\r\n")
 """How a chunk ends whose last event is complete."""
 
 _BODILESS = (204, 304)
+_TOO_LARGE = f"the head of its reply is larger than {HEAD_BYTES} bytes"
 # The size line of a chunk by the length of the whole chunk, size line and last line end included. Any other
 # spelling of a size, and any longer chunk, is left to the parser.
 _SIZE_LINES = {len(b"%x\r\n\r\n" % size) + size: b"%x\r\n" % size for size in range(1, 8192)}
@@ -35,16 +36,16 @@ _SIZE_LINES = {len(b"%x\r\n\r\n" % size) + size: b"%x\r\n" % size for size in ra
 class ReplyHead:
     """The head of a unit's reply, in `lines` and `fields` (see heads.py).
 
-    `length` (as sent) and `chunked` tell how the body is delimited; neither: by close.
+    `length` (as sent) and `coding` (of the transfer) tell how the body is delimited; neither: by close.
     """
 
-    __slots__ = ("bodiless", "chunked", "content_type", "encoded", "fields", "length", "lines", "status")
+    __slots__ = ("bodiless", "coding", "content_type", "encoded", "fields", "length", "lines", "status")
 
     def __init__(self, status: int, lines: list[bytes], fields: Fields, *, to_head: bool) -> None:
         self.status = status
         self.lines = lines
         self.fields = fields
-        self.chunked = False
+        self.coding = b""
         self.encoded = False
         self.length: bytes | None = None
         self.content_type = b""
@@ -54,7 +55,7 @@ class ReplyHead:
             elif name == b"content-type":
                 self.content_type = value
             elif name == b"transfer-encoding":
-                self.chunked = True
+                self.coding = value.strip().lower()
             elif name == b"content-encoding":
                 self.encoded = value != b"identity"
         self.bodiless = to_head or status in _BODILESS
@@ -198,16 +199,16 @@ class UnitConnection(asyncio.Protocol):
             self.drop()
             return
         self._begun = True
+        if self.head is None:
+            self._head_bytes += len(data)
         pieces: list[bytes] = []
         self._pieces = pieces
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._misbehaved = f"its reply does not parse: {error}"
-        if self.head is None:
-            self._head_bytes += len(data)
-            if self._head_bytes > HEAD_BYTES:
-                self._misbehaved = f"the head of its reply is larger than {HEAD_BYTES} bytes"
+        if self.head is None and self._head_bytes > HEAD_BYTES:
+            self._misbehaved = _TOO_LARGE
         if self._misbehaved:
             self._fail(Kind.GARBAGE, self._misbehaved)
             return
@@ -228,7 +229,7 @@ class UnitConnection(asyncio.Protocol):
         head = self.head
         if self.sink is None or self.ended:
             return
-        if exc is None and head is not None and head.length is None and not head.chunked:
+        if exc is None and head is not None and head.length is None and not head.coding:
             self.ended = True
             sink, self.sink, self.raw = self.sink, None, None
             self._keep_alive = False
@@ -273,9 +274,13 @@ class UnitConnection(asyncio.Protocol):
             if status == 101:
                 self._misbehaved = "it switched protocols unasked"
             return
+        if self._head_bytes > HEAD_BYTES and head_size(self._lines, self._fields) > HEAD_BYTES:
+            self._misbehaved = _TOO_LARGE
         self._head_bytes = 0
         self._keep_alive = self._parser.should_keep_alive()
-        self.head = ReplyHead(status, self._lines, self._fields, to_head=self._to_head)
+        self.head = head = ReplyHead(status, self._lines, self._fields, to_head=self._to_head)
+        if head.coding not in (b"", b"chunked"):
+            self._misbehaved = "it encodes its transfer in a way that nobody asked for"
         if self._to_head:
             self._end()
 
@@ -308,8 +313,6 @@ class UnitConnection(asyncio.Protocol):
             # The parser still expects the body that a HEAD reply only announces.
             self._parser = httptools.HttpResponseParser(self)
         if self._keep_alive and self.usable:
-            # The last read may have filled its client's buffer; the next client has nothing to do with that.
-            self.resume()
             self._pool.give_back(self)
         elif self.transport is not None:
             self.transport.close()
