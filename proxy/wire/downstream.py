@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+import socket
+import struct
 from collections import deque
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 PIPELINED_BYTES = 64 * 1024
 CLOSE_S = 5.0
 _BODY_RATE = 64 * 1024
+_NO_LINGER = struct.pack("ii", 1, 0)
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _REASONS = {
     httptools.HttpParserInvalidMethodError: (Kind.METHOD_NOT_SUPPORTED, "the method is not known"),
@@ -262,8 +265,13 @@ class ClientConnection(asyncio.Protocol):
     def cut(self) -> None:
         """End the connection so that the client cannot take what it got for a whole answer."""
         self._ended = True
-        if self._transport is not None:
-            self._transport.abort()
+        if self._transport is None:
+            return
+        sock = self._transport.get_extra_info("socket")
+        if sock is not None:
+            # A reset: a mere end would be a whole answer to a client whose body is delimited by close.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+        self._transport.abort()
 
     def close_if_idle(self) -> None:
         """Close a connection that has nothing in flight: the gate is stopping."""
