@@ -314,7 +314,7 @@ class Exchange:
 
     def _blame(self, lease: Lease, failure: Failure) -> None:
         if self._route.kind is not RouteKind.UNLISTED:
-            self._gate.blame(lease.unit, failure)
+            self._gate.blame(lease, failure)
 
     def _let_go(self, lease: Lease, outcome: Outcome) -> None:
         """End the attempt in flight: its connection, then its lease."""

@@ -208,15 +208,15 @@ class Gate:
         desk, now = lease.desk, self.now()
         desk.life_at = now
         if not nothing_to_learn(desk.case):
-            self._observe(lease.unit, Sign.GOOD, Strength.STRONG, "it finished a generation")
+            self._observe(desk, Sign.GOOD, Strength.STRONG, "it finished a generation")
 
-    def blame(self, unit: str, failure: Failure) -> None:
+    def blame(self, lease: Lease, failure: Failure) -> None:
         """A request failed: evidence, where the failure is the unit's fault."""
-        if failure.kind.row.by_response:
-            self.board.cool(unit, self.now() + COOL_S)
+        if failure.kind.row.by_response and not lease.desk.retired:
+            self.board.cool(lease.unit, self.now() + COOL_S)
         strength = failure.kind.row.strength
         if strength is not None:
-            self._observe(unit, Sign.BAD, strength, failure.message)
+            self._observe(lease.desk, Sign.BAD, strength, failure.message)
 
     def explain(self, refusal: Refusal, ask: Ask) -> Failure:
         """Why no unit could be given to `ask`, for the one who asked."""
@@ -249,8 +249,10 @@ class Gate:
 
     # -- inside --------------------------------------------------------------------------------------------
 
-    def _observe(self, unit: str, sign: Sign, strength: Strength, reason: str) -> None:
-        self.watch.observe(Evidence(unit, sign, strength, "request", reason, self.now()))
+    def _observe(self, desk: Desk, sign: Sign, strength: Strength, reason: str) -> None:
+        # A unit that took over the name of another is not answerable for that one's requests.
+        if not desk.retired:
+            self.watch.observe(Evidence(desk.unit.name, sign, strength, "request", reason, self.now()))
 
     def _flipped(self, consequence: Consequence) -> None:
         flip = consequence.flip
