@@ -185,7 +185,8 @@ class Exchange:
         lines = crossing(request.lines, request.fields)
         head = unit_head(request.method, request.target, lines, own=own, length=len(request.body))
         relay.carry(head, request.body, pool, to_head=request.method == b"HEAD")
-        pool.take(relay, fresh=fresh)
+        # A kept connection may turn out to be stale and need a second try, which not every path may have.
+        pool.take(relay, fresh=fresh or self._route.kind is RouteKind.UNLISTED)
 
     def _evicted(self) -> None:
         """The unit went DOWN. What was shown cannot be taken back (see `tick`); anything else moves now."""
@@ -194,6 +195,9 @@ class Exchange:
             return
         self._let_go(lease, Outcome.EVICTED)
         failure = Failure(Kind.EVICTED, f"unit {lease.unit} went down before it answered, and no other could")
+        if self._route.kind is RouteKind.UNLISTED:
+            self._refuse(failure)
+            return
         self._moves(lease, Step(True), failure)
         self._dispatch()
 
