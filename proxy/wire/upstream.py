@@ -313,6 +313,8 @@ class UnitConnection(asyncio.Protocol):
             # The parser still expects the body that a HEAD reply only announces.
             self._parser = httptools.HttpResponseParser(self)
         if self._keep_alive and self.usable:
+            # The last read may have filled its client's buffer; the next client has nothing to do with that.
+            self.resume()
             self._pool.give_back(self)
         elif self.transport is not None:
             self.transport.close()
