@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from itertools import count
 from random import Random
 from typing import Any
@@ -35,6 +36,7 @@ from tests.sim.transport import HIGH_WATER
 from tests.sim.world import World, run
 
 GATE_PORT = 80
+CHAT = "/v1/chat/completions"
 RULES = Rules()
 LATENCY_S = 0.2
 """More than any packet takes here, hiccups included."""
@@ -63,6 +65,7 @@ class Stage:
         rules: Rules = RULES,
         limits: Limits | None = None,
         timeouts: Timeouts | None = None,
+        pass_unlisted: bool = False,
     ) -> None:
         self.world = World(seed)
         self.rng = Random(seed + 2)
@@ -79,6 +82,7 @@ class Stage:
             limits=limits or Limits(),
             timeouts=timeouts or Timeouts(),
             access_log="off",
+            pass_unlisted=pass_unlisted,
         )
         self.gate = ObservedGate(
             settings,
@@ -177,9 +181,9 @@ class Stage:
 
     def fleet(self, *names: str, **changed: Any) -> Fleet:
         """Units with these names; `changed` are fields of all of them."""
-        fields = {"cell": "cell", "max_in_flight": self.max_in_flight} | changed
-        units = [Unit(**({"name": name, "url": self.engines[name].url} | fields)) for name in names]
-        return Fleet((Cell("cell"),), tuple(units))
+        bound = self.max_in_flight
+        units = (Unit(name, "cell", self.engines[name].url, max_in_flight=bound) for name in names)
+        return Fleet((Cell("cell"),), tuple(replace(unit, **changed) for unit in units))
 
     def is_lost(self, engine: Engine) -> bool:
         """Whether nothing can come from this engine: it is dead, stuck or cut off."""
@@ -205,19 +209,17 @@ class Stage:
 
     # -- clients -------------------------------------------------------------------------------------------
 
-    async def ask(
-        self, *, manner: Manner = ORDINARY, path: str = "/v1/chat/completions", **fields: Any
-    ) -> Visit:
+    async def ask(self, *, manner: Manner = ORDINARY, path: str = CHAT, **fields: Any) -> Visit:
         """One generation, on a connection of its own; `fields` go into the body."""
-        visit = self._visit(chat(f"prompt {len(self.visits)}", **fields))
-        assert visit.body is not None
+        body = chat(f"prompt {len(self.visits)}", **fields)
+        visit = self._visit(path, body)
         headers = {"x-request-id": visit.request_id}
-        visit.reply = await self.client.request("POST", path, encode(visit.body), headers, manner)
+        visit.reply = await self.client.request("POST", path, encode(body), headers, manner)
         return visit
 
     async def send(self, method: str, path: str, body: bytes = b"", manner: Manner = ORDINARY) -> Visit:
         """Any other request."""
-        visit = self._visit(None)
+        visit = self._visit(path, None)
         headers = {"x-request-id": visit.request_id}
         visit.reply = await self.client.request(method, path, body, headers, manner)
         return visit
@@ -229,13 +231,9 @@ class Stage:
         rewrite: Callable[[bytes], bytes] = bytes,
     ) -> list[Visit]:
         """Generations sent back to back on one connection; `rewrite` may change the bytes of each."""
-        visits = [self._visit(body) for body in bodies]
+        visits = [self._visit(CHAT, body) for body in bodies]
         raw = [
-            rewrite(
-                self.client.encode(
-                    "POST", "/v1/chat/completions", encode(body), {"x-request-id": v.request_id}
-                )
-            )
+            rewrite(self.client.encode("POST", CHAT, encode(body), {"x-request-id": v.request_id}))
             for v, body in zip(visits, bodies, strict=True)
         ]
         replies = await self.client.exchange(raw, manner, ["POST"] * len(raw))
@@ -247,8 +245,8 @@ class Stage:
         """So many generations at once; to be awaited."""
         return asyncio.gather(*(self.ask(**fields) for _ in range(size)))
 
-    def _visit(self, body: dict[str, Any] | None) -> Visit:
-        visit = Visit(f"visit-{next(self._numbers)}", body)
+    def _visit(self, path: str, body: dict[str, Any] | None) -> Visit:
+        visit = Visit(f"visit-{next(self._numbers)}", path, body)
         visit.reply.end = End.LEFT
         self.visits.append(visit)
         return visit

@@ -1,6 +1,6 @@
-"""The gate with a diary: every pick, lease and finished request is noted, and what may not be is a violation.
+"""The gate with a diary: every pick, lease and finished request is noted; what may not be is a violation.
 
-Nothing is raised inside the gate, which would change what it does; the stage asks for `violations` at the end.
+Nothing is raised inside the gate, for that would change what it does; the stage reads `violations` later.
 """
 
 from __future__ import annotations

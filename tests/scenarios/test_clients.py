@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from proxy.settings import Limits, Timeouts
 from router.nouns import Outcome
 from tests.scenarios.harness import LATENCY_S, Stage
-from tests.scenarios.visit import Visit, chat, encode
+from tests.scenarios.visit import Visit, chat
 from tests.sim.client import Manner
 from tests.sim.conversation import End
 from tests.sim.engine import Timing
@@ -233,7 +232,7 @@ def test_an_http_1_0_client_gets_an_unchunked_body_and_a_close(stream: bool) -> 
     stage.play(scenario())
 
 
-async def old_client(stage: Stage, **fields: object) -> Visit:
+async def old_client(stage: Stage, **fields: Any) -> Visit:
     """One generation for a client that speaks HTTP/1.0."""
 
     def to_1_0(raw: bytes) -> bytes:

@@ -13,6 +13,7 @@ from typing import Any, cast
 import orjson
 
 from proxy.failure import Kind
+from proxy.routes import RouteKind, find_route
 from tests.sim.behaviour import Behaviour
 from tests.sim.conversation import End, Reply
 from tests.sim.http_server import Exchange
@@ -28,9 +29,10 @@ _NEVER_BEGAN = (End.CLOSED, End.RESET, End.LEFT, End.TIMEOUT)
 
 @dataclass(slots=True)
 class Visit:
-    """What was asked and what came. `reply` is set when it is over; `body` None: no generation was asked for."""
+    """What was asked and what came. `body` is None unless a generation was asked for."""
 
     request_id: str
+    path: str
     body: dict[str, Any] | None = None
     reply: Reply = field(default_factory=lambda: Reply(0.0))
     may_time_out: bool = False
@@ -70,7 +72,7 @@ class Visit:
 
     def _dishonesty_of_the_gate(self) -> str | None:
         reply = self.reply
-        if self.body is None and reply.status == 200:
+        if find_route(self.path.encode()).kind is RouteKind.OWN:
             return None
         kind = _KINDS.get(self.code or "")
         if kind is None or kind.row.status != reply.status:
