@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 
 PIPELINED_BYTES = 64 * 1024
 CLOSE_S = 5.0
+UNSENT_BYTES = 64 * 1024
+"""The kernel takes no more than this of what it cannot send yet. By itself it takes up to 4 MB a connection:
+more than any stream of tokens, so that a client that never reads would never hold back its unit.
+"""
 _BODY_RATE = 64 * 1024
 _NO_LINGER = struct.pack("ii", 1, 0)
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -97,6 +101,9 @@ class ClientConnection(asyncio.Protocol):
         peername = transport.get_extra_info("peername")
         self.peer = str(peername[0]) if peername else ""
         self.secure = transport.get_extra_info("sslcontext") is not None
+        sock = transport.get_extra_info("socket")
+        if sock is not None:  # In a simulated network there is none.
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
         self._host.clients[self] = None
         self.deadline = self._host.now() + self._host.limits.idle_timeout_s
 
