@@ -1,0 +1,197 @@
+"""A gate before scripted units, without the probes, and what must be true when it is left.
+
+@live
+async def test_something() -> None:
+    async with stage(STREAM) as here, here.client() as client:
+        reply = await client.ask(chat())
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import random
+import ssl
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, ParamSpec
+
+import uvloop
+
+from proxy.app import client_context, unit_context
+from proxy.ask import read_ask
+from proxy.failure import Failure
+from proxy.gate import Gate
+from proxy.report.access_log import AccessLog
+from proxy.report.events import EventLog
+from proxy.report.record import Finished
+from proxy.settings import Address, Settings, Tls
+from router.nouns import Ask, Evidence, Fleet, Sign, Strength, Unit
+from tests.sim import world
+from tests.wire.client import Client, connected
+from tests.wire.unit import Script, ScriptedUnit, listening
+
+P = ParamSpec("P")
+Test = Callable[P, Coroutine[Any, Any, None]]
+
+TEST_S = 20.0
+PATIENCE_S = 5.0
+NO_TLS = Tls()
+
+
+def live(test: Test[P]) -> Callable[P, None]:
+    """Run an async test on real sockets and the loop that the gate uses, for at most TEST_S."""
+
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        async def bounded() -> None:
+            async with asyncio.timeout(TEST_S):
+                await test(*args, **kwargs)
+
+        uvloop.run(bounded())
+
+    return run
+
+
+def simulated(test: Test[P]) -> Callable[P, None]:
+    """Run an async test in virtual time, on the simulated network. Nothing may be left at its end."""
+
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        world.run(world.World(seed=1), test(*args, **kwargs))
+
+    return run
+
+
+class Records(AccessLog):
+    """An access log that keeps the records."""
+
+    def __init__(self) -> None:
+        super().__init__("off", _Nowhere(), lambda: 0.0)
+        self.kept: list[Finished] = []
+
+    def write(self, record: Finished) -> None:
+        self.kept.append(record)
+
+
+class _Nowhere:
+    def write(self, data: memoryview, /) -> int | None:
+        return len(data)
+
+
+def make_gate(settings: Settings, loop: asyncio.AbstractEventLoop, records: Records) -> Gate:
+    """A gate that parses large bodies at once and logs nowhere."""
+
+    async def read_large(body: bytes) -> Ask | Failure:
+        return read_ask(body)
+
+    return Gate(
+        settings,
+        loop,
+        random.Random(1),
+        events=EventLog(lambda: 0.0, settings.rules.passes, lambda *_: None),
+        access_log=records,
+        read_large=read_large,
+        unit_tls=unit_context(settings.tls) if settings.tls.ca else None,
+    )
+
+
+async def start_unwatched(gate: Gate) -> None:
+    """Start a gate that sends no probe and believes every unit to be UP."""
+    await gate.start(client_context(gate.settings.tls))
+    for desk in gate.board:
+        name = desk.unit.name
+        gate.watch.stop(name)
+        gate.board.observe(
+            Evidence(name, Sign.GOOD, Strength.STRONG, "canary", "the test says so", gate.now())
+        )
+
+
+@dataclass
+class Stage:
+    """What a test plays on."""
+
+    gate: Gate
+    units: list[ScriptedUnit]
+    records: Records
+
+    @property
+    def unit(self) -> ScriptedUnit:
+        """The only unit."""
+        (unit,) = self.units
+        return unit
+
+    @property
+    def received(self) -> int:
+        """How many requests have reached any unit."""
+        return sum(len(unit.requests) for unit in self.units)
+
+    @property
+    def outcomes(self) -> list[str]:
+        """How the requests that are over have ended."""
+        return [record.outcome.value for record in self.records.kept]
+
+    def client(self, tls: ssl.SSLContext | None = None) -> AbstractAsyncContextManager[Client]:
+        """A new connection to the gate."""
+        return connected(self.gate.port, tls)
+
+    def buffered(self) -> int:
+        """Bytes that the gate holds for its clients."""
+        transports = [client._transport for client in self.gate.clients]
+        return sum(transport.get_write_buffer_size() for transport in transports if transport is not None)
+
+    async def until(self, is_so: Callable[[], object]) -> None:
+        """Wait for what must come to be."""
+        async with asyncio.timeout(PATIENCE_S):
+            while not is_so():  # noqa: ASYNC110 - nobody tells the test, so it has to look.
+                await asyncio.sleep(0.001)
+
+    async def until_quiet(self) -> None:
+        """Wait until no client is connected and nothing is in flight; every account must then be even."""
+        await self.until(lambda: not self.gate.clients and not self.gate.board.in_flight)
+        assert self.gate.memory.used == 0
+        assert self.gate.board.retries_in_flight == 0
+        assert all(not desk.leases for desk in self.gate.board)
+
+
+@asynccontextmanager
+async def stage(
+    *scripts: Script,
+    tls: Tls = NO_TLS,
+    unit_tls: ssl.SSLContext | None = None,
+    **options: Any,
+) -> AsyncIterator[Stage]:
+    """A unit for each script, the gate before them (it takes them in turn), and the books when it is over.
+
+    `options` are fields of Settings. `unit_tls` lets the units speak TLS.
+    """
+    loop = asyncio.get_running_loop()
+    problems: list[dict[str, Any]] = []
+    loop.set_exception_handler(lambda _, context: problems.append(context))
+    async with AsyncExitStack() as stack:
+        units = [await stack.enter_async_context(listening(ScriptedUnit(s), unit_tls)) for s in scripts]
+        origin = "http://127.0.0.1" if unit_tls is None else "https://localhost"
+        fleet = Fleet(units=tuple(_unit(number, f"{origin}:{u.port}") for number, u in enumerate(units)))
+        settings = Settings(
+            fleet,
+            listen=Address("127.0.0.1", 0),
+            policy="round_robin",
+            access_log="off",
+            tls=tls,
+            **options,
+        )
+        records = Records()
+        gate = make_gate(settings, loop, records)
+        await start_unwatched(gate)
+        here = Stage(gate, units, records)
+        try:
+            yield here
+            await here.until_quiet()
+        finally:
+            await gate.stop(delay_s=0.0, drain_s=0.0)
+    assert not problems, problems
+
+
+def _unit(number: int, url: str) -> Unit:
+    return Unit(f"u{number}", "c", url, models=("tiny",))
