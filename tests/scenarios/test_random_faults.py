@@ -1,0 +1,106 @@
+"""Faults and clients at random, by seed: whatever happens, the invariants of the stage hold."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import pytest
+
+from proxy.gate import COOL_S
+from proxy.settings import Timeouts
+from tests.scenarios.harness import BACK_S, CHAT, Stage
+from tests.scenarios.visit import Visit, chat
+from tests.sim.chaos import STRIKES, Chaos, Strike
+from tests.sim.client import Manner
+from tests.sim.engine import Engine, Timing
+from tests.sim.loop import START_S
+from tests.sim.world import World
+
+UNITS = 3
+LASTING_S = 60.0
+RATE_PER_S = 4.0
+TIMEOUTS = Timeouts(head_hold_s=2.0, answer_s=40.0)
+
+
+class Play:
+    """A minute of faults that strike at most `at_most` units at a time, and of clients of all manners.
+
+    `patient` are those that only wanted an answer, `struck` the units that a fault has struck.
+    """
+
+    def __init__(self, seed: int, at_most: int) -> None:
+        self.stage = Stage(
+            seed, UNITS, timing=Timing(prefill_s=0.2), timeouts=TIMEOUTS, max_in_flight=32, pass_unlisted=True
+        )
+        self.patient: list[Visit] = []
+        self.struck: set[str] = set()
+        self._at_most = at_most
+        self.stage.play(self._scenario())
+
+    async def _scenario(self) -> None:
+        stage = self.stage
+        strikes = {name: self._noting(strike) for name, strike in STRIKES.items()}
+        engines = list(stage.engines.values())
+        chaos = Chaos(stage.world, engines, self._at_most, strikes, pause_s=(1.0, 10.0))
+        visits = []
+        while stage.now < START_S + LASTING_S:
+            visits.append(asyncio.ensure_future(self._visit()))
+            await asyncio.sleep(stage.rng.expovariate(RATE_PER_S))
+        chaos.stop()
+        await asyncio.gather(*visits)
+        await stage.until(stage.all_up, BACK_S)
+        await asyncio.sleep(COOL_S)
+        after = await stage.crowd(4 * UNITS)
+        assert all(visit.is_answered for visit in after)
+        assert {visit.unit for visit in after} == set(stage.engines)
+
+    def _noting(self, strike: Strike) -> Strike:
+        def noted(world: World, engine: Engine) -> None:
+            self.struck.add(engine.name)
+            strike(world, engine)
+
+        return noted
+
+    async def _visit(self) -> None:
+        stage, rng = self.stage, self.stage.rng
+        size = rng.randrange(1, 40)
+        match rng.randrange(12):
+            case 0:
+                await stage.ask(max_tokens=size, manner=Manner(leave_after_s=rng.uniform(0.0, 2.0)))
+            case 1:
+                await stage.ask(max_tokens=size, manner=Manner(leave_after_events=size))
+            case 2:
+                never = Manner(read_every_s=math.inf, leave_after_s=5.0)
+                await stage.ask(max_tokens=size, manner=never)
+            case 3:
+                await stage.ask(max_tokens=size, manner=Manner(read_every_s=0.1))
+            case 4:
+                await stage.send("POST", CHAT, b"[]")
+            case 5:
+                await stage.send("GET", "/version")
+            case 6:
+                await stage.pipeline([chat("one", max_tokens=size), chat("two", stream=False)])
+            case 7:
+                await stage.send("POST", "/unlisted", b"{}")
+            case kind:
+                self.patient.append(await stage.ask(max_tokens=size, stream=kind < 10))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_with_one_unit_hurt_at_a_time_nobody_is_refused_and_no_other_unit_is_suspected(seed: int) -> None:
+    play = Play(seed, at_most=1)
+    assert {visit.reply.status for visit in play.patient} == {200}
+    for name in play.stage.engines.keys() - play.struck:
+        assert play.stage.flips(name) == ["up"]
+
+
+@pytest.mark.parametrize("seed", range(100, 112))
+def test_with_any_unit_hurt_at_any_time_what_cannot_be_answered_is_refused_honestly(seed: int) -> None:
+    play = Play(seed, at_most=UNITS)
+    assert any(visit.is_answered for visit in play.patient)
+
+
+def test_the_seed_decides_it_all() -> None:
+    digests = [Play(seed, at_most=2).stage.world.trace.digest for seed in (200, 200, 201)]
+    assert digests[0] == digests[1] != digests[2]
