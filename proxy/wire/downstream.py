@@ -69,6 +69,30 @@ class Host(Protocol):
 class ClientConnection(asyncio.Protocol):
     """One client connection. `deadline` is when the present phase must end; the gate's tick looks at it."""
 
+    __slots__ = (
+        "_begun_at",
+        "_body",
+        "_ended",
+        "_exchange",
+        "_head_bytes",
+        "_host",
+        "_in_head",
+        "_owes_continue",
+        "_parser",
+        "_pumping",
+        "_queue",
+        "_queued_bytes",
+        "_reading",
+        "_rejected",
+        "_request",
+        "_starved",
+        "_stuffed",
+        "_transport",
+        "deadline",
+        "peer",
+        "secure",
+    )
+
     def __init__(self, host: Host) -> None:
         self._host = host
         self._parser = httptools.HttpRequestParser(self)
@@ -132,6 +156,8 @@ class ClientConnection(asyncio.Protocol):
         return False
 
     def connection_lost(self, _exc: Exception | None) -> None:
+        # The parser holds our methods and we hold it: left to the collector, closed connections would pile up.
+        del self._parser
         self._ended = True
         self._transport = None
         self.deadline = math.inf

@@ -101,6 +101,30 @@ class UnitConnection(asyncio.Protocol):
     `clean` is True between two chunks of a chunked body: of the next one at most its size was read.
     """
 
+    __slots__ = (
+        "_begun",
+        "_fields",
+        "_head_bytes",
+        "_in_head",
+        "_interim",
+        "_keep_alive",
+        "_lines",
+        "_misbehaved",
+        "_parser",
+        "_pieces",
+        "_pool",
+        "_to_head",
+        "clean",
+        "ended",
+        "head",
+        "idle_since",
+        "raw",
+        "reused",
+        "sink",
+        "trailers",
+        "transport",
+    )
+
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._parser = httptools.HttpResponseParser(self)
@@ -225,6 +249,8 @@ class UnitConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.transport = None
+        # The parser holds our methods and we hold it: left to the collector, closed connections would pile up.
+        del self._parser
         self._pool.closed(self)
         head = self.head
         if self.sink is None or self.ended:
