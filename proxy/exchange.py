@@ -118,9 +118,13 @@ class Exchange:
     def tick(self, now: float) -> None:
         """The clocks of this request; called a few times a second."""
         lease, relay, timeouts = self._lease, self._relay, self._gate.settings.timeouts
-        if lease is None or relay is None or relay.paused:
+        if lease is None or relay is None:
             return
-        if lease.committed:
+        if relay.paused:
+            if now - lease.last_at > timeouts.answer_s:
+                # It has read nothing for so long, and would hold its unit's place for ever.
+                self._client.cut()
+        elif lease.committed:
             silent_s = now - lease.last_at
             if lease.evicted and silent_s > _SILENT_S:
                 self.failed(Failure(Kind.CUT, f"unit {lease.unit} went down in the middle of its answer"))

@@ -133,12 +133,12 @@ class Relay:
     def pause(self, *, paused: bool) -> None:
         """Mirror the client's backpressure; the clock for gaps stops meanwhile."""
         self.paused = paused
+        self.lease.last_at = self._now()
         if self._conn is None:
             return
         if paused:
             self._conn.pause()
         else:
-            self.lease.last_at = self._now()
             self._conn.resume()
 
     # -- from the unit -------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from proxy.settings import Timeouts
 from router.nouns import Outcome
 from tests.scenarios.harness import LATENCY_S, Stage
 from tests.scenarios.visit import Visit, chat
@@ -159,6 +160,21 @@ def test_clients_that_never_read_hold_a_bounded_buffer_and_nothing_once_they_hav
         assert {visit.reply.end for visit in visits} == {End.LEFT}
 
     stage.play(scenario())
+    assert stage.flips("a") == ["up"]
+
+
+def test_a_client_that_never_reads_is_cut_off_in_the_end() -> None:
+    stage = Stage(units=1, timing=Timing(step_s=0.001), timeouts=Timeouts(answer_s=20.0))
+
+    async def scenario() -> None:
+        crowd = stage.crowd(4, max_tokens=5000, manner=NEVER_READS)
+        await asyncio.sleep(20.0)
+        assert stage.gate.board.in_flight == 4
+        await stage.until(lambda: stage.gate.board.in_flight == 0, 20.0)
+        await crowd
+
+    stage.play(scenario())
+    assert stage.gate.outcomes == {Outcome.CLIENT_LEFT: 4}
     assert stage.flips("a") == ["up"]
 
 
