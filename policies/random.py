@@ -10,8 +10,11 @@ from router.nouns import Ask, Candidate
 
 
 def shuffled(candidates: Sequence[Candidate], rng: random.Random) -> list[Candidate]:
-    """A weighted random order: keys u^(1/w), largest first (Efraimidis and Spirakis, 2006)."""
-    return sorted(candidates, key=lambda c: rng.random() ** (1.0 / c.weight), reverse=True)
+    """A weighted random order: keys u^(1/w), largest first (Efraimidis and Spirakis, 2006).
+
+    Their logarithms, -ln(u)/w, smallest first: the powers themselves run into 0 or 1 for weights far from 1.
+    """
+    return sorted(candidates, key=lambda c: rng.expovariate(c.weight))
 
 
 @dataclass(frozen=True, slots=True)
