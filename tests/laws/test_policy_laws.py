@@ -1,0 +1,123 @@
+"""Laws for every policy in the registry.
+
+1. It ranks: the result holds each candidate once, and nothing else.
+2. It is pure but for its cursor and the generator it is handed, and leaves its input alone.
+3. Of two units that differ only in load, a policy that looks at load never prefers the busier one.
+4. Left to itself, it gives each unit its share by weight.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies import POLICIES
+from router.nouns import Ask, Candidate, Policy
+
+ASK = Ask("m")
+every_policy = pytest.mark.parametrize("name", POLICIES)
+law = settings(derandomize=True, deadline=None, max_examples=100)
+
+weights = st.sampled_from([1.0, 2.0, 0.5]) | st.floats(1e-6, 1e6)
+loads = st.integers(0, 1000).map(float) | st.floats(0.0, 1e308)
+
+
+@st.composite
+def candidate_lists(draw: st.DrawFn, min_size: int = 1) -> list[Candidate]:
+    rows = draw(st.lists(st.tuples(st.integers(0, 1000), loads, weights), min_size=min_size, max_size=12))
+    return [Candidate(f"u{n}", in_flight, load, weight) for n, (in_flight, load, weight) in enumerate(rows)]
+
+
+def rank(name: str, candidates: Sequence[Candidate], seed: int = 1) -> list[Candidate]:
+    return list(POLICIES[name]().rank(ASK, candidates, random.Random(seed)))
+
+
+def shares(name: str, weights: Sequence[float], picks: int) -> list[float]:
+    """Which share of the picks each of these idle units leads."""
+    policy: Policy = POLICIES[name]()
+    rng = random.Random(1)
+    candidates = [Candidate(f"u{n}", 0, 0.0, weight) for n, weight in enumerate(weights)]
+    leads = Counter(policy.rank(ASK, candidates, rng)[0].unit for _ in range(picks))
+    return [leads[candidate.unit] / picks for candidate in candidates]
+
+
+@every_policy
+@law
+@given(candidates=candidate_lists(), seed=st.integers(0, 2**32))
+def test_a_ranking_holds_each_candidate_once(name: str, candidates: list[Candidate], seed: int) -> None:
+    assert sorted(rank(name, candidates, seed)) == sorted(candidates)
+
+
+@every_policy
+@law
+@given(candidates=candidate_lists(), seed=st.integers(0, 2**32))
+def test_the_generator_decides_and_the_input_stays_as_it_was(
+    name: str, candidates: list[Candidate], seed: int
+) -> None:
+    before = list(candidates)
+    assert rank(name, candidates, seed) == rank(name, tuple(candidates), seed)
+    assert candidates == before
+
+
+@law
+@given(candidates=candidate_lists(), twins=st.tuples(loads, loads), weight=weights, seed=st.integers(0, 99))
+def test_least_load_never_ranks_the_busier_of_two_equal_units_first(
+    candidates: list[Candidate], twins: tuple[float, float], weight: float, seed: int
+) -> None:
+    lazy, busy = Candidate("lazy", 0, min(twins), weight), Candidate("busy", 0, max(twins), weight)
+    ranked = rank("least_load", [busy, *candidates, lazy], seed)
+    # One request more must be more than nothing even at loads beyond what a float can tell apart.
+    if (lazy.load + 1.0) / weight < (busy.load + 1.0) / weight:
+        assert ranked.index(lazy) < ranked.index(busy)
+
+
+@law
+@given(candidates=candidate_lists(min_size=2), seed=st.integers(0, 2**32))
+def test_p2c_leads_with_the_less_loaded_of_the_two_it_drew(candidates: list[Candidate], seed: int) -> None:
+    first, second = rank("p2c", candidates, seed)[:2]
+    assert first.load / first.weight <= second.load / second.weight
+
+
+@every_policy
+def test_one_unit_and_a_thousand(name: str) -> None:
+    crowd = [Candidate(f"u{n}", 0, float(n % 7), 1.0 + n % 3) for n in range(1000)]
+    assert rank(name, crowd[:1]) == crowd[:1]
+    assert sorted(rank(name, crowd)) == sorted(crowd)
+
+
+@pytest.mark.parametrize("name", ["random", "round_robin"])
+@pytest.mark.parametrize(
+    "weights",
+    [(1, 1), (1, 2, 3), (1, 1, 1, 5), (1e-4, 1e-4), (1e-6, 2e-6), (1e9, 1e9), (1e17, 3e17), (1, 1000)],
+    ids=str,
+)
+def test_shares_are_in_proportion_to_weight(name: str, weights: tuple[float, ...]) -> None:
+    picks = 6000
+    for share, weight in zip(shares(name, weights, picks), weights, strict=True):
+        due = weight / sum(weights)
+        # Four standard deviations of a fair draw.
+        assert abs(share - due) <= 4 * math.sqrt(due * (1 - due) / picks) + 1 / picks
+
+
+@pytest.mark.parametrize("name", ["least_load", "p2c"])
+def test_equal_idle_units_share_alike(name: str) -> None:
+    for share in shares(name, (1.0,) * 4, 4000):
+        assert abs(share - 0.25) < 0.03
+
+
+def test_round_robin_takes_strict_turns_among_equals() -> None:
+    policy = POLICIES["round_robin"]()
+    candidates = [Candidate(unit, 0, 0.0, 2.0) for unit in "abc"]
+    leads = [policy.rank(ASK, candidates, random.Random(1))[0].unit for _ in range(9)]
+    assert leads == list("abcabcabc")
+
+
+def test_the_heavier_of_two_idle_units_leads_least_load() -> None:
+    light, heavy = Candidate("light", 0, 0.0, 1.0), Candidate("heavy", 0, 0.0, 2.0)
+    assert rank("least_load", [light, heavy])[0] == heavy
