@@ -52,6 +52,8 @@ def check_head(request: Request, version: str) -> Failure | None:
     request.http10 = version == "1.0"
     if not request.http10 and version != "1.1":
         return Failure(Kind.BAD_REQUEST, f"HTTP/{version} is not spoken here; use HTTP/1.1")
+    if request.method == b"CONNECT":
+        return Failure(Kind.METHOD_NOT_SUPPORTED, "CONNECT is not supported; send plain requests to the API")
     hosts = 0
     for name, value in request.fields:
         if name == b"host":
@@ -59,13 +61,15 @@ def check_head(request: Request, version: str) -> Failure | None:
         elif name == b"content-length":
             request.length = int(value)
         elif name == b"x-request-id":
-            request.given_id = value
+            request.given_id = value.strip()
         elif name == b"expect":
             if value.strip().lower() != b"100-continue":
                 return Failure(Kind.BAD_EXPECTATION, "the only expectation understood is 100-continue")
             request.expects_continue = not request.http10
         elif name == b"transfer-encoding" and request.http10:
             return Failure(Kind.BAD_REQUEST, "an HTTP/1.0 request cannot carry Transfer-Encoding")
+        elif name == b"transfer-encoding" and value.strip().lower() != b"chunked":
+            return Failure(Kind.BAD_REQUEST, "the only transfer coding understood is chunked")
         elif name == b"upgrade" and b"upgrade" in connection_tokens(request.fields):
             return Failure(Kind.METHOD_NOT_SUPPORTED, "protocol upgrades are not supported; use HTTP/1.1")
     if hosts > 1 or (hosts == 0 and not request.http10):
@@ -76,10 +80,6 @@ def check_head(request: Request, version: str) -> Failure | None:
 def _check_target(request: Request) -> Failure | None:
     target = request.target
     if not target.startswith(b"/"):
-        if request.method == b"CONNECT":
-            return Failure(
-                Kind.METHOD_NOT_SUPPORTED, "CONNECT is not supported; send plain requests to the API"
-            )
         scheme, found, rest = target.partition(b"://")
         if not found or scheme.lower() not in (b"http", b"https"):
             return Failure(Kind.BAD_REQUEST, "the request target must be a path such as /v1/chat/completions")
