@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import Enum, auto
+from urllib.parse import unquote_to_bytes
 
 
 class RouteKind(Enum):
@@ -78,8 +79,10 @@ _DENIED = re.compile(
 
 _TRITON_MODEL = rb"/v2/models/[^/]+(?:/versions/\d+)?"
 
+_ADMINISTRATION = Route(RouteKind.DENIED, "denied")
+
 _PATTERNS: tuple[tuple[re.Pattern[bytes], Route], ...] = (
-    (_DENIED, Route(RouteKind.DENIED, "denied")),
+    (_DENIED, _ADMINISTRATION),
     (re.compile(rb"/v1/responses/[^/]+(?:/cancel|/input_items)?$"), Route(RouteKind.STICKY, "responses")),
     (re.compile(rb"/healthz/unit/[^/]+$"), Route(RouteKind.OWN, "unit_health", _GET)),
     (re.compile(rb"/v1/models/.+$"), Route(RouteKind.READ, "model", _GET)),
@@ -99,4 +102,5 @@ def find_route(path: bytes) -> Route:
     for pattern, row in _PATTERNS:
         if pattern.match(path):
             return row
-    return _UNLISTED
+    # Engines decode a path before they look at it.
+    return _ADMINISTRATION if b"%" in path and _DENIED.match(unquote_to_bytes(path)) else _UNLISTED
