@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import socket
 import struct
 from collections import deque
@@ -38,10 +39,7 @@ more than any stream of tokens, so that a client that never reads would never ho
 _BODY_RATE = 64 * 1024
 _NO_LINGER = struct.pack("ii", 1, 0)
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-_REASONS = {
-    httptools.HttpParserInvalidMethodError: (Kind.METHOD_NOT_SUPPORTED, "the method is not known"),
-    httptools.HttpParserInvalidURLError: (Kind.BAD_REQUEST, "the request target is malformed"),
-}
+_METHOD = re.compile(rb"[A-Za-z]+ ")
 
 
 class Exchanging(Protocol):
@@ -140,10 +138,10 @@ class ClientConnection(asyncio.Protocol):
         except httptools.HttpParserUpgrade:
             self._reject(Failure(Kind.METHOD_NOT_SUPPORTED, "CONNECT and upgrades are not supported"))
         except httptools.HttpParserError as error:
-            kind, reason = _REASONS.get(type(error), (Kind.BAD_REQUEST, f"malformed request: {error}"))
-            self._reject(Failure(kind, reason))
+            self._reject(_malformed(error, data))
         else:
-            if self._in_head and self._head_bytes > self._host.limits.head_bytes:
+            # Trailers and chunk extensions count as well, or they could go on for ever.
+            if self._request is not None and self._head_bytes > self._host.limits.head_bytes:
                 self._reject(self._head_too_large())
         if self._exchange is not None or self._stuffed:
             self._queued_bytes += len(data)
@@ -229,6 +227,7 @@ class ClientConnection(asyncio.Protocol):
         if request is None or self._ended:
             return
         self._owes_continue = False
+        self._head_bytes = 0
         self._body.append(body)
         request.body_size += len(body)
         if request.body_size > self._host.limits.body_bytes:
@@ -386,7 +385,9 @@ class ClientConnection(asyncio.Protocol):
 
     def _refuse(self, failure: Failure) -> None:
         self._host.refused(self, failure)
-        self.send(own_response(failure.kind.row.status, error_body(failure), close=True))
+        row = failure.kind.row
+        own = b"" if row.retry_after_s is None else b"retry-after: %d\r\n" % row.retry_after_s
+        self.send(own_response(row.status, error_body(failure), own=own, close=True))
         self.close()
 
     def _admit_body(self, request: Request) -> Failure | None:
@@ -455,6 +456,16 @@ class ClientConnection(asyncio.Protocol):
     def _body_too_large(self) -> Failure:
         limit = self._host.limits.body_bytes
         return Failure(Kind.BODY_TOO_LARGE, f"the request's body is larger than {limit} bytes")
+
+
+def _malformed(error: httptools.HttpParserError, data: bytes) -> Failure:
+    match error:
+        case httptools.HttpParserInvalidMethodError() if _METHOD.match(data):
+            return Failure(Kind.METHOD_NOT_SUPPORTED, "the method is not known")
+        case httptools.HttpParserInvalidURLError():
+            return Failure(Kind.BAD_REQUEST, "the request target is malformed")
+        case _:
+            return Failure(Kind.BAD_REQUEST, f"malformed request: {error}")
 
 
 def _size(request: Request) -> int:
