@@ -80,20 +80,6 @@ class ChunkSink(Protocol):
         """One whole chunk that ends an event; its content begins at `start`."""
 
 
-class _Nobody:
-    """The sink of a reply nobody wants any more."""
-
-    def on_read(self, data: bytes, pieces: list[bytes], conn: UnitConnection) -> None:
-        """Forget it."""
-
-    def on_failed(self, failure: Failure) -> None:
-        """Nobody minds."""
-
-
-_NOBODY = _Nobody()
-_DISCARD_BYTES = 64 * 1024
-
-
 class UnitConnection(asyncio.Protocol):
     """One connection to a unit, carrying one request at a time.
 
@@ -174,11 +160,8 @@ class UnitConnection(asyncio.Protocol):
             self.transport.abort()
 
     def discard(self) -> None:
-        """Forget the reply but keep the connection, if the rest of the reply is short."""
-        length = None if self.head is None else self.head.length
-        if self.ended or (length is not None and int(length) <= _DISCARD_BYTES):
-            self.sink = _NOBODY
-        else:
+        """Forget the reply, and keep the connection if it has come whole: nobody would wait for the rest."""
+        if not self.ended:
             self.drop()
 
     def pause(self) -> None:
