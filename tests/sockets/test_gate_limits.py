@@ -1,0 +1,249 @@
+"""What takes too long or too much, over real sockets: 408, 503, and reading that pauses."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from proxy.settings import Limits
+from tests.wire.client import Client, chat, get, post
+from tests.wire.stage import Stage, live, stage
+from tests.wire.unit import LAST_CHUNK, STREAM, TOKENS, Received, chunk, whole
+
+SHORT_S = 0.05
+LONG_S = 3600.0
+SLOW_HEAD = Limits(head_timeout_s=SHORT_S, body_timeout_s=LONG_S, idle_timeout_s=LONG_S)
+SLOW_BODY = Limits(head_timeout_s=0.0, body_timeout_s=SHORT_S, idle_timeout_s=LONG_S)
+CHUNKED = b"POST /v1/chat/completions HTTP/1.1\r\nHost: gate\r\nTransfer-Encoding: chunked\r\n\r\n"
+DECLARED = post(b"x" * 800)[:-800]
+
+
+@pytest.fixture(autouse=True)
+def _quick_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.gate.TICK_S", 0.01)
+
+
+async def refused(client: Client, status: int) -> dict[str, object]:
+    """The error that ends the connection."""
+    reply = await client.reply()
+    assert (reply.status, reply.whole, reply.get("connection")) == (status, True, "close"), reply
+    assert await client.rest() == b""
+    return reply.error
+
+
+@pytest.mark.parametrize("begun", [b"P", b"POST /v1/chat/completions HTTP/1.1\r\nHo", DECLARED[:-2]])
+@live
+async def test_a_head_that_does_not_come_to_its_end_gets_408(begun: bytes) -> None:
+    async with stage(STREAM, limits=SLOW_HEAD) as here, here.client() as client:
+        client.send(begun)
+        assert (await refused(client, 408))["code"] == "head_timeout"
+        assert here.received == 0
+
+
+@live
+async def test_a_head_that_dribbles_gets_408_all_the_same() -> None:
+    async with stage(STREAM, limits=SLOW_HEAD) as here, here.client() as client:
+        refusal = asyncio.create_task(refused(client, 408))
+        client.send(b"GET /v1/models HTTP/1.1\r\n")
+        while not refusal.done():
+            client.send(b"X-A: b\r\n")
+            await asyncio.sleep(SHORT_S / 10)
+        assert (await refusal)["code"] == "head_timeout"
+
+
+@pytest.mark.parametrize(
+    "begun", [DECLARED, DECLARED + b"x" * 799, CHUNKED, CHUNKED + chunk(b"x") + b"0\r\n"]
+)
+@live
+async def test_a_body_that_does_not_come_to_its_end_gets_408(begun: bytes) -> None:
+    async with stage(STREAM, limits=SLOW_BODY) as here, here.client() as client:
+        client.send(begun)
+        assert (await refused(client, 408))["code"] == "body_timeout"
+        assert here.received == 0
+
+
+@live
+async def test_the_time_for_a_body_grows_with_it() -> None:
+    async with stage(STREAM, limits=SLOW_BODY) as here, here.client() as client:
+        large = post(b'{"prompt": "' + b"x" * (1 << 20) + b'"}')
+        client.send(large[:-2])
+        await asyncio.sleep(3 * SHORT_S)
+        assert (await client.ask(large[-2:])).status == 200
+
+
+@live
+async def test_an_idle_connection_is_closed_without_a_word() -> None:
+    async with stage(STREAM, limits=Limits(idle_timeout_s=SHORT_S)) as here:
+        async with here.client() as client:
+            assert await client.rest() == b""
+        async with here.client() as client:
+            assert (await client.ask(chat())).status == 200
+            assert await client.rest() == b""
+
+
+@live
+async def test_a_request_in_flight_has_no_timeout_of_its_clients() -> None:
+    async def slow(request: Received) -> None:
+        await asyncio.sleep(4 * SHORT_S)
+        request.write(whole())
+
+    limits = Limits(head_timeout_s=SHORT_S, body_timeout_s=SHORT_S, idle_timeout_s=SHORT_S)
+    async with stage(slow, limits=limits) as here, here.client() as client:
+        assert (await client.ask(chat(stream=False))).status == 200
+
+
+@live
+async def test_a_second_request_that_stays_incomplete_gets_408_after_the_answer_to_the_first() -> None:
+    limits = Limits(head_timeout_s=SHORT_S, body_timeout_s=SHORT_S, idle_timeout_s=LONG_S)
+    async with stage(STREAM, limits=limits) as here, here.client() as client:
+        client.send(chat() + DECLARED[:40])
+        assert (await client.reply()).body == b"".join(TOKENS)
+        assert (await refused(client, 408))["code"] == "head_timeout"
+
+
+@live
+async def test_a_refused_client_that_does_not_leave_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.wire.downstream.CLOSE_S", SHORT_S)
+    async with stage(STREAM) as here, here.client() as client:
+        client.send(b"GET /\r\n\r\n")
+        assert (await client.reply()).status == 400
+        await here.until(lambda: not here.gate.clients)
+
+
+@live
+async def test_nothing_is_begun_behind_an_answer_that_closes() -> None:
+    async with stage(STREAM) as here, here.client() as client:
+        here.gate._stopping = True
+        reply = await client.ask(get("/v1/models") + chat())
+        assert (reply.status, reply.get("connection")) == (200, "close")
+        assert await client.rest() == b""
+        assert [record.route for record in here.records.kept] == ["models"]
+
+
+# Memory for bodies
+
+FEW = Limits(bodies_bytes=1000, body_bytes=1000, body_timeout_s=LONG_S)
+
+
+async def take_memory(here: Stage, client: Client, size: int = 800) -> None:
+    """Let a client take most of the memory there is."""
+    client.send(post(b"x" * size)[:-size])
+    await here.until(lambda: here.gate.memory.used == size)
+
+
+@live
+async def test_a_body_without_memory_waits_until_some_comes_back() -> None:
+    body = b'{"pad": "%b"}' % (b"x" * 789)
+    async with stage(STREAM, limits=FEW) as here, here.client() as first, here.client() as second:
+        await take_memory(here, first, len(body))
+        second.send(post(body, "Expect: 100-continue\r\n")[: -len(body)])
+        await here.until(lambda: len(here.gate.memory._waiters) == 1)
+        assert here.gate.memory.used == len(body)
+        assert (await first.ask(body)).status == 200
+        # Only now is the second told to go on.
+        reply = await second.ask(body)
+        assert (reply.status, reply.interim) == (200, [100])
+
+
+@live
+async def test_a_body_that_waits_too_long_for_memory_gets_503() -> None:
+    limits = Limits(bodies_bytes=1000, body_bytes=1000, head_timeout_s=LONG_S, body_timeout_s=SHORT_S)
+    async with stage(STREAM, limits=limits) as here, here.client() as first, here.client() as second:
+        await take_memory(here, first)
+        reply = await second.ask(DECLARED)
+        assert (reply.status, reply.error["code"], reply.get("retry-after")) == (503, "no_memory", "1")
+        assert await second.rest() == b""
+
+
+@live
+async def test_a_body_that_is_there_already_needs_no_memory() -> None:
+    async with stage(STREAM, limits=FEW) as here, here.client() as first, here.client() as second:
+        await take_memory(here, first)
+        for data in (chat(pad="x" * 300), CHUNKED + chunk(b"{") + chunk(b"}" + b" " * 500) + LAST_CHUNK):
+            for _ in range(2):
+                assert (await second.ask(data)).status == 200
+        assert here.gate.memory.used == 800
+
+
+@live
+async def test_a_chunked_body_waits_for_what_it_lacks_and_no_more() -> None:
+    async with stage(STREAM, limits=FEW) as here, here.client() as first, here.client() as second:
+        await take_memory(here, first)
+        second.send(CHUNKED + chunk(b"{") + chunk(b" " * 300) + chunk(b" " * 300))
+        await here.until(lambda: len(here.gate.memory._waiters) == 1)
+        first.abort()
+        await here.until(lambda: here.gate.memory.used == 601)
+        assert (await second.ask(chunk(b"}") + LAST_CHUNK)).status == 200
+
+
+@live
+async def test_a_client_that_leaves_gives_its_memory_back_and_waits_no_more() -> None:
+    async with stage(STREAM, limits=FEW) as here, here.client() as first, here.client() as second:
+        await take_memory(here, first)
+        second.send(DECLARED + b"x")
+        await here.until(lambda: len(here.gate.memory._waiters) == 1)
+        second.abort()
+        first.abort()
+        await here.until(lambda: not here.gate.clients)
+        assert (here.gate.memory.used, len(here.gate.memory._waiters)) == (0, 0)
+
+
+@live
+async def test_a_refused_body_gives_its_memory_back_at_once() -> None:
+    async with stage(STREAM, limits=FEW) as here, here.client() as client:
+        client.send(CHUNKED + chunk(b"x" * 600))
+        await here.until(lambda: here.gate.memory.used == 600)
+        client.send(b"zz\r\n")
+        assert (await client.reply()).status == 400
+        assert here.gate.memory.used == 0
+
+
+# Readers slower than their units
+
+LARGE = 24 << 20
+
+
+async def pour(request: Received) -> None:
+    """A plain body that no buffer holds."""
+    request.write(whole(b"x" * LARGE)[:-LARGE])
+    for _ in range(LARGE >> 18):
+        request.write(b"x" * (1 << 18))
+        await request.connection.writer.drain()
+
+
+async def until_still(here: Stage) -> None:
+    """Wait until the gate takes nothing more from its units."""
+    before = -1
+    while (now := here.buffered()) != before or not now:
+        before = now
+        await asyncio.sleep(SHORT_S)
+
+
+@live
+async def test_a_slow_reader_is_not_buffered_for_and_harms_nobody() -> None:
+    async with stage(pour) as here:
+        async with here.client() as slow:
+            slow.stop_reading()
+            slow.send(chat(stream=False))
+            await until_still(here)
+            assert here.buffered() < 1 << 20
+            slow.read_on()
+            reply = await slow.reply()
+            assert (len(reply.body), reply.whole) == (LARGE, True)
+        # The unit's connection, paused more than once, is as good as new.
+        async with here.client() as client:
+            assert (await client.ask(chat(stream=False))).whole
+        assert len(here.unit.connections) == 1
+
+
+@live
+async def test_pipelined_requests_of_a_client_that_does_not_read_are_not_buffered_for() -> None:
+    async with stage(pour) as here, here.client() as slow:
+        slow.stop_reading()
+        slow.send(chat(stream=False) * 2)
+        await until_still(here)
+        assert here.buffered() < 1 << 20
+        slow.read_on()
+        replies = [await slow.reply() for _ in range(2)]
+        assert [(len(reply.body), reply.whole) for reply in replies] == [(LARGE, True)] * 2
