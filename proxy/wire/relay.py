@@ -235,7 +235,7 @@ class Relay:
             return False
         self._head = head
         is_events = head.content_type[:17].lower() == b"text/event-stream"
-        self._sse = is_events and head.status == 200 and not head.encoded
+        self._sse = is_events and head.status == 200 and not head.encoded and not head.bodiless
         if self.head_sent and not self._sse:
             # The client was promised a stream, so this answer cannot be shown to it.
             assert self._conn is not None
