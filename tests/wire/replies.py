@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import orjson
 
@@ -79,6 +81,36 @@ async def read_reply(reader: asyncio.StreamReader, method: str = "GET") -> Reply
     except (asyncio.IncompleteReadError, ConnectionError) as error:
         reply.body += getattr(error, "partial", b"")
     return reply
+
+
+def replies(data: bytes, methods: Iterable[str]) -> list[Reply]:
+    """The replies in all that a connection has brought, to requests of these methods: as many as began.
+
+    Raises MalformedError, also when something follows the last of them.
+    """
+
+    async def read() -> list[Reply]:
+        found = []
+        with suppress(EOFError):
+            for method in methods:
+                found.append(await read_reply(reader, method))
+            raise MalformedError(f"more than was asked for: {await reader.readexactly(1)!r}")
+        return found
+
+    # What has come is all there is, so nothing here ever waits, and no loop is needed.
+    reader = asyncio.StreamReader(HEAD_LIMIT, cast(asyncio.AbstractEventLoop, _NoLoop()))
+    reader.feed_data(data)
+    reader.feed_eof()
+    try:
+        read().send(None)
+    except StopIteration as end:
+        return cast(list[Reply], end.value)
+    raise AssertionError("a reader at its end has waited")
+
+
+class _NoLoop:
+    def get_debug(self) -> bool:
+        return False
 
 
 async def _head(reader: asyncio.StreamReader) -> tuple[int, list[tuple[str, str]]]:

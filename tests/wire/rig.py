@@ -1,0 +1,140 @@
+"""A unit's connection, a relay and a client without sockets: bytes in on one side, bytes out on the other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any, cast
+
+from proxy.failure import Failure
+from proxy.wire.downstream import ClientConnection
+from proxy.wire.pool import Pool
+from proxy.wire.relay import Relay
+from proxy.wire.upstream import ReplyHead, UnitConnection
+from router.board import Desk
+from router.judge import open_case
+from router.lease import Lease
+from router.nouns import Ask, Unit
+from tests.wire.replies import Reply, replies
+
+
+class Wire:
+    """A transport that keeps what is written."""
+
+    def __init__(self) -> None:
+        self.written = b""
+        self.closed = False
+        self.reading = True
+
+    def write(self, data: bytes) -> None:
+        assert not self.closed, "written to after the close"
+        self.written += data
+
+    def writelines(self, pieces: Iterable[bytes]) -> None:
+        self.write(b"".join(pieces))
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def close(self) -> None:
+        self.closed = True
+
+    abort = close
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+
+class Rig:
+    """One request on one connection, from the moment it is sent.
+
+    Plays the pool, the client and the owner of the relay. `ends` says how the relay ended, `kept` which
+    connections were given back for another request, `bugs` which exceptions were reported.
+    """
+
+    def __init__(self, *, http10: bool = False, to_head: bool = False) -> None:
+        self.shown = b""
+        self.ends: list[str] = []
+        self.failures: list[Failure] = []
+        self.kept: list[UnitConnection] = []
+        self.bugs: list[Exception] = []
+        self.wire = Wire()
+        self.conn = UnitConnection(cast(Pool, self))
+        self.conn.connection_made(cast(asyncio.Transport, self.wire))
+        self.method = "HEAD" if to_head else "POST"
+        self._http10 = http10
+        self._to_head = to_head
+        self._send_request()
+
+    def _send_request(self) -> None:
+        self.lease = Lease(Desk(Unit("u", "c", "http://u"), 1.0, open_case(0.0)), Ask(), 0.0, retry=False)
+        self.relay = Relay(self, cast(ClientConnection, self), self.lease, self._now, http10=self._http10)
+        self.relay.carry(b"HEAD OF THE REQUEST", b"", cast(Pool, self), to_head=self._to_head)
+        self.relay.on_connected(self.conn)
+
+    def again(self) -> None:
+        """The next request on the same connection, which must have been given back."""
+        assert self.kept == [self.conn]
+        self.kept.clear()
+        self.shown = b""
+        self.ends.clear()
+        self._send_request()
+
+    def feed(self, reads: Iterable[bytes], *, close: bool = False) -> None:
+        """Let the unit's bytes arrive, one read after the other, and `close`, unless the gate has closed."""
+        for data in reads:
+            if data and not self.wire.closed:
+                self.conn.data_received(data)
+        if close or self.wire.closed:
+            self.conn.connection_lost(None)
+
+    def reply(self) -> Reply:
+        """The reply as the client reads it, up to the end that it was told of."""
+        (reply,) = replies(self.shown, [self.method])
+        return reply
+
+    def _now(self) -> float:
+        return 0.0
+
+    # The pool
+
+    def closed(self, conn: UnitConnection) -> None:
+        """Nothing to forget."""
+
+    def give_back(self, conn: UnitConnection) -> None:
+        self.kept.append(conn)
+
+    def report(self, error: Exception) -> None:
+        self.bugs.append(error)
+
+    def cancel(self, taker: Any) -> None:
+        """Nothing is being opened."""
+
+    # The client
+
+    def send(self, data: bytes) -> None:
+        self.shown += data
+
+    # The owner of the relay
+
+    def accepts(self, head: ReplyHead) -> bool:
+        return True
+
+    def extra_lines(self) -> bytes:
+        return b"x-request-id: 1\r\n"
+
+    def closes_client(self) -> bool:
+        return self._http10
+
+    def committed(self, body: bytes) -> None:
+        self.ends.append("committed")
+
+    def done(self) -> None:
+        self.ends.append("done")
+
+    def failed(self, failure: Failure) -> None:
+        self.ends.append("failed")
+        self.failures.append(failure)
