@@ -10,7 +10,7 @@ import re
 
 _DATA = re.compile(rb"(?:^|\n)data:")
 # Engines report a failure under status 200 as an event whose object begins with a non-null "error".
-_ERROR = re.compile(rb'(?:^|\n)data:\s*\{\s*"error"\s*:\s*(?!null\b)|(?:^|\n)event:\s*error\b')
+_ERROR = re.compile(rb'(?:^|\n)data:\s*\{\s*"error"\s*:(?!\s*null\b)|(?:^|\n)event:\s*error\b')
 _EVENT_END = re.compile(rb"\r?\n\r?\n")
 
 
