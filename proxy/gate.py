@@ -35,6 +35,10 @@ from router.router import Router
 from router.waiting import Waiting
 
 TICK_S = 0.25
+BACKLOG = 4096
+"""Connections that may wait to be accepted; who finds no room tries again after 1 s, then 2 s. Usually the
+kernel's own limit is as high (net.core.somaxconn).
+"""
 COOL_S = 1.0
 
 ReadLarge = Callable[[bytes], Awaitable[Ask | Failure]]
@@ -86,7 +90,9 @@ class Gate:
     async def start(self, tls: ssl.SSLContext | None = None) -> None:
         """Listen and begin to watch the units. Raises OSError when the address cannot be had."""
         host, port = self.settings.listen.host, self.settings.listen.port
-        self._server = await self._loop.create_server(lambda: ClientConnection(self), host, port, ssl=tls)
+        self._server = await self._loop.create_server(
+            lambda: ClientConnection(self), host, port, ssl=tls, backlog=BACKLOG
+        )
         self.configure(self.settings.fleet)
         self._schedule_tick()
 
