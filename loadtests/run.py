@@ -129,7 +129,8 @@ def _explain(options: argparse.Namespace, units: Sequence[SimUnit], model: str) 
     if not model:
         print(f"\nno unit is up yet; see why:  curl -s http://{options.admin}/units", flush=True)
         return
-    body = f'{{"model": "{model}", "stream": true, "messages": [{{"role": "user", "content": "Hello"}}]}}'
+    messages = '[{"role": "user", "content": "Why is the sky blue?"}]'
+    body = f'{{"model": "{model}", "stream": true, "messages": {messages}}}'
     print(f"\ncellgate is up: http://{options.listen}  (admin: http://{options.admin})")
     print("\nstream a completion:\n")
     print(f"  curl -N http://{options.listen}/v1/chat/completions \\")

@@ -9,6 +9,7 @@ from concurrent.futures.process import BrokenProcessPool
 
 from proxy.ask import read_ask
 from proxy.failure import Failure
+from proxy.report.log import log_line
 from router.nouns import Ask
 
 
@@ -19,14 +20,15 @@ class LargeBodies:
         self._pool: ProcessPoolExecutor | None = None
 
     async def read(self, body: bytes) -> Ask | Failure:
-        """`read_ask(body)`, off the loop. A worker that died costs a parse on the loop, not the request."""
-        if self._pool is None:
-            # Not a fork: this process has threads and sockets that a copy must not hold.
-            context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(max_workers=1, mp_context=context)
+        """`read_ask(body)`, off the loop. Without a worker it costs a parse on the loop, not the request."""
         try:
+            if self._pool is None:
+                # Not a fork: this process has threads and sockets that a copy must not hold.
+                context = multiprocessing.get_context("spawn")
+                self._pool = ProcessPoolExecutor(max_workers=1, mp_context=context)
             return await asyncio.get_running_loop().run_in_executor(self._pool, read_ask, body)
-        except BrokenProcessPool:
+        except (BrokenProcessPool, OSError) as error:
+            log_line("warning", f"no process to parse a large body in ({error!r}): parsed on the loop")
             self.close()
             return read_ask(body)
 

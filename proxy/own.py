@@ -9,7 +9,7 @@ from urllib.parse import unquote_to_bytes
 import orjson
 
 from proxy.failure import Failure, Kind
-from proxy.report.ready import readiness, unit_health, why
+from proxy.report.ready import readiness, unit_health
 from router.board import Board
 from router.nouns import Ask, Refusal
 
@@ -33,9 +33,11 @@ class OwnAnswers:
             return 200, b'{"alive":true}'
         if path.startswith(_UNIT_HEALTH):
             name = unquote_to_bytes(path[len(_UNIT_HEALTH) :]).decode("utf-8", "replace")
-            status, reason = unit_health(self._board, name)
-            return status, orjson.dumps({"unit": name, "reason": reason})
+            status, _ = unit_health(self._board, name)
+            return status, orjson.dumps({"unit": name, "usable": status == 200})
         ready, detail = readiness(self._board, stopping)
+        # Which unit is how, and why, is told on the admin port: clients of the API are not to know addresses.
+        del detail["units"]
         return (200 if ready else 503), orjson.dumps(detail)
 
     def explain(self, refusal: Refusal, ask: Ask) -> Failure:
@@ -46,9 +48,10 @@ class OwnAnswers:
             return Failure(Kind.UNKNOWN_MODEL, message, param="model")
         if refusal is Refusal.FULL:
             return Failure(Kind.FULL, "every usable unit is at its max_in_flight; retry after the time given")
-        states = [f"{d.unit.name} is {d.case.verdict.value} ({why(d)})" for d in self._board]
+        states = [f"{d.unit.name} is {'drained' if d.drained else d.case.verdict.value}" for d in self._board]
         more = f" and {len(states) - 5} more" if len(states) > 5 else ""
-        return Failure(Kind.NO_UNIT, f"no unit can take this request: {'; '.join(states[:5])}{more}")
+        reason = f"no unit can take this request: {', '.join(states[:5])}{more}; the gate's /units says why"
+        return Failure(Kind.NO_UNIT, reason)
 
     def remember_response(self, body: bytes, unit: str) -> None:
         """Note who made the response whose beginning is `body`."""

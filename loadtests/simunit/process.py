@@ -67,7 +67,12 @@ class SimUnit:
             "--until-stdin-ends",
             *flags,
         ]
-        return cls(name, subprocess.Popen(command, cwd=_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True))
+        return cls(
+            name,
+            subprocess.Popen(
+                command, cwd=_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+            ),
+        )
 
     def wait_ready(self) -> Self:
         """Wait for the line that says where the unit listens."""

@@ -11,6 +11,7 @@ import re
 _DATA = re.compile(rb"(?:^|\n)data:")
 # Engines report a failure under status 200 as an event whose object begins with a non-null "error".
 _ERROR = re.compile(rb'(?:^|\n)data:\s*\{\s*"error"\s*:(?!\s*null\b)|(?:^|\n)event:\s*error\b')
+_CLIENTS = re.compile(rb'"code"\s*:\s*"?4(?!29)\d\d\b')
 _EVENT_END = re.compile(rb"\r?\n\r?\n")
 
 
@@ -26,8 +27,14 @@ def carries_data(data: bytes) -> bool:
 
 
 def is_error(data: bytes) -> bool:
-    """True when an event in `data` reports an engine's failure."""
-    return b"error" in data and _ERROR.search(data) is not None
+    """True when an event in `data` reports an engine's failure.
+
+    False for an error whose `code` is 4xx: that one says that the request is at fault.
+    """
+    if b"error" not in data:
+        return False
+    match = _ERROR.search(data)
+    return match is not None and _CLIENTS.search(data, match.start()) is None
 
 
 def without_comments(data: bytes) -> bytes:

@@ -154,7 +154,7 @@ class ClientConnection(asyncio.Protocol):
         return False
 
     def connection_lost(self, _exc: Exception | None) -> None:
-        # The parser holds our methods and we hold it: left to the collector, closed connections would pile up.
+        # The parser holds our methods and we hold it: left to the collector, closed ones would pile up.
         del self._parser
         self._ended = True
         self._transport = None

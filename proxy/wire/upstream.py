@@ -232,7 +232,7 @@ class UnitConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.transport = None
-        # The parser holds our methods and we hold it: left to the collector, closed connections would pile up.
+        # The parser holds our methods and we hold it: left to the collector, closed ones would pile up.
         del self._parser
         self._pool.closed(self)
         head = self.head
