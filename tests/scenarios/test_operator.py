@@ -85,7 +85,7 @@ def test_with_every_unit_drained_there_is_no_unit() -> None:
             stage.gate.set_drain(name, drained=True)
         visit = await stage.ask()
         assert (visit.reply.status, visit.code) == (503, "no_unit")
-        assert "a is up (drained by an operator)" in visit.reply.json["error"]["message"]
+        assert "a is drained, b is drained" in visit.reply.json["error"]["message"]
         assert (await stage.send("GET", "/readyz")).reply.status == 503
 
     stage.play(scenario())
