@@ -209,7 +209,10 @@ class Exchange:
 
     def accepts(self, head: ReplyHead) -> bool:
         """Whether a unit's reply goes on to the client. Busy and broken units are tried elsewhere first."""
-        self._answer.status = status = head.status
+        status = head.status
+        if self._shown is None:
+            # Otherwise the client has been shown a head before, of a unit that came to nothing.
+            self._answer.status = status
         lease = self._lease
         assert lease is not None
         if status == 404 and head.length == _NO_SUCH_PATH and self._route.kind is RouteKind.GENERATE:
