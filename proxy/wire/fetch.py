@@ -10,7 +10,7 @@ import asyncio
 
 from probes.base import FetchError, Reply, Trouble
 from proxy.failure import Failure, Kind
-from proxy.wire.pool import Pool
+from proxy.wire.pool import LATE_S, Pool
 from proxy.wire.upstream import ReplyHead, UnitConnection
 
 _TROUBLES = {
@@ -43,11 +43,14 @@ class UnitFetch:
         """The whole reply; see `probes.base.Fetch`."""
         head = self._head(method, target, len(body), request_id)
         call = _Call(head, body, max_bytes, self._loop)
+        deadline = self._loop.time() + timeout_s
         self._pool.take(call, fresh=True)
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout_at(deadline):
                 return await call.done
         except TimeoutError:
+            if self._loop.time() > deadline + LATE_S:
+                raise FetchError(Trouble.OWN, f"the gate itself stood still ({call.phase})") from None
             raise FetchError(Trouble.TIMEOUT, f"no answer in time ({call.phase})") from None
         finally:
             call.abandon(self._pool)

@@ -18,6 +18,9 @@ from proxy.failure import Failure, Kind
 from proxy.wire.upstream import UnitConnection
 
 IDLE_S = 4.0
+LATE_S = 0.1
+"""A timeout that ends so much too late shows that the gate itself stood still: what came meanwhile has yet to be
+read, and nothing is proven against the unit."""
 _OWN_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 
 
@@ -26,6 +29,10 @@ class Taker(Protocol):
 
     def on_connected(self, conn: UnitConnection) -> None: ...
     def on_failed(self, failure: Failure) -> None: ...
+
+
+class StoodStillError(Exception):
+    """The gate did not run while it should have connected."""
 
 
 class Pool:
@@ -103,10 +110,16 @@ class Pool:
         self._loop.call_exception_handler({"message": f"reply of {where} mishandled", "exception": error})
 
     async def _connect(self) -> UnitConnection:
-        async with asyncio.timeout(self._connect_timeout_s):
-            _, conn = await self._loop.create_connection(
-                lambda: UnitConnection(self), self.host, self.port, ssl=self._tls
-            )
+        deadline = self._loop.time() + self._connect_timeout_s
+        try:
+            async with asyncio.timeout_at(deadline):
+                _, conn = await self._loop.create_connection(
+                    lambda: UnitConnection(self), self.host, self.port, ssl=self._tls
+                )
+        except TimeoutError:
+            if self._loop.time() > deadline + LATE_S:
+                raise StoodStillError from None
+            raise
         # Counted only now: a connection whose making is cancelled never says that it was lost.
         if conn.usable:
             self.connections[conn] = None
@@ -138,6 +151,8 @@ def _explain(error: BaseException | None, pool: Pool) -> Failure | None:
             return Failure(Kind.REFUSED, f"connection refused by {where}")
         case TimeoutError():
             return Failure(Kind.CONNECT_TIMEOUT, f"no connection to {where} in time")
+        case StoodStillError():
+            return Failure(Kind.NO_RESOURCES, f"the gate itself stood still while it connected to {where}")
         case socket.gaierror():
             return Failure(Kind.NO_RESOURCES, f"the name {pool.host} cannot be resolved: {error.strerror}")
         case ssl.SSLError():
