@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+from dataclasses import replace
 
 import pytest
 
@@ -176,6 +177,42 @@ def test_garbage_from_the_only_unit_is_a_502() -> None:
     stage.play(scenario())
 
 
+class HalfAnswers(asyncio.Protocol):
+    """In the place of an engine: well to every probe, but what users get is the beginning of a 500."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        if b"cellgate-canary" in data:
+            self._transport.write(b'HTTP/1.1 200 OK\r\ncontent-length: 18\r\n\r\n{"choices":[true]}')
+        elif data.startswith(b"GET "):
+            self._transport.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+        else:
+            self._transport.write(b"HTTP/1.1 500 Oops\r\ncontent-length: 100\r\n\r\nthe beginning")
+
+
+def test_an_error_that_never_ends_does_not_keep_its_connection() -> None:
+    stage = Stage(units=1)
+    net = stage.world.net
+    net.listen(HalfAnswers, net.add_host("half"), 8000, is_outside=True)
+
+    async def scenario() -> None:
+        half = replace(stage.gate.settings.fleet.units[0], name="half", url="http://half:8000")
+        fleet = stage.fleet("a")
+        stage.gate.configure(replace(fleet, units=(*fleet.units, half)))
+        await stage.until(stage.all_up, BACK_S)
+        assert all(visit.is_answered for visit in await stage.crowd(8))
+        assert stage.gate.metrics.tallies["half"].retries > 0
+        await asyncio.sleep(10.0)
+        kept = [transport for transport in net.transports if transport.sock.remote[0] == net.names["half"][0]]
+        # A probe's every second, and each stays for a few.
+        assert len(kept) <= 20
+
+    stage.play(scenario())
+
+
 # -- connections that fail ---------------------------------------------------------------------------------
 
 
@@ -291,3 +328,21 @@ def test_a_kept_connection_that_closes_under_a_request_is_tried_once_more_for_fr
     assert stage.gate.outcomes == {Outcome.OK: 16}
     assert {record.attempts for record in stage.gate.records} == {1}
     assert stage.flips("a") == ["up"]
+
+
+# -- the gate's own faults ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_gate_that_stood_still_does_not_hold_it_against_its_units(busy: bool) -> None:
+    stage = Stage(timing=Timing(prefill_s=0.5))
+
+    async def scenario() -> None:
+        for _ in range(20):
+            crowd = stage.crowd(8 if busy else 0, max_tokens=4)
+            await asyncio.sleep(stage.rng.uniform(0.0, 3.0))
+            stage.world.loop.block(5.0)
+            assert all(visit.is_answered for visit in await crowd)
+
+    stage.play(scenario())
+    assert stage.flips("a") == stage.flips("b") == ["up"]
