@@ -84,17 +84,18 @@ class Answer:
 
     def break_off(self, relay: Relay, failure: Failure) -> None:
         """The end of an answer that was begun: an error event where there are events, never a clean end."""
-        event = error_event(failure)
-        detectable = relay.break_off(event)
-        self.sent += len(event)
+        before = relay.sent
+        if not relay.break_off(error_event(failure)):
+            # Now and not behind a close: that would say goodbye first, where there is TLS.
+            self._client.cut()
+        self.sent += relay.sent - before
         self.closes = True
         self.end(failure.kind.row.outcome, failure.kind.value)
-        if not detectable:
-            self._client.cut()
 
     def left(self) -> None:
         """The end: the client is gone."""
-        self.status = self.status or 499
+        if not self.sent:
+            self.status = 499
         self.end(Outcome.CLIENT_LEFT, "client_left")
 
     def end(self, outcome: Outcome, code: str = "") -> None:

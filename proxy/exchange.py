@@ -104,10 +104,8 @@ class Exchange:
             return
         if self._ticket is not None:
             self._gate.router.waiting.remove(self._ticket)
-        lease, relay = self._lease, self._relay
-        if lease is not None and relay is not None:
-            self._answer.relayed(relay, lease)
-            self._let_go(lease, Outcome.CLIENT_LEFT)
+        if self._lease is not None:
+            self._let_go(self._lease, Outcome.CLIENT_LEFT)
         self._answer.left()
 
     def client_paused(self, paused: bool) -> None:
@@ -284,7 +282,6 @@ class Exchange:
         self._let_go(lease, failure.kind.row.outcome)
         self._blame(lease, failure)
         if lease.committed:
-            self._answer.relayed(relay, lease)
             self._answer.break_off(relay, failure)
             return
         step = self._next_step(lease, failure)
@@ -331,6 +328,7 @@ class Exchange:
         """End the attempt in flight: its connection, then its lease."""
         relay, self._relay, self._lease = self._relay, None, None
         if relay is not None:
+            self._answer.relayed(relay, lease)
             relay.abandon()
         self._gate.close(lease, outcome)
 
