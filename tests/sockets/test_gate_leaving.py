@@ -1,0 +1,167 @@
+"""Clients that leave, over real sockets: their unit must stop working for them at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import cast
+
+import pytest
+
+from proxy.failure import Failure
+from proxy.settings import Timeouts
+from router.nouns import Ask
+from tests.sim.loop import SimLoop
+from tests.wire.client import Client, chat, post
+from tests.wire.stage import live, simulated, stage
+from tests.wire.unit import PAUSE_S, SSE_HEAD, STREAM, TOKENS, Received, Script, chunk, whole
+
+SOON_S = 0.1
+PLAIN_BEGUN = whole(b"x" * 99)[:-90]
+
+
+def then_silent(data: bytes) -> Script:
+    """Write, and nothing more for as long as anyone would wait."""
+
+    async def play(request: Received) -> None:
+        request.write(data)
+        await asyncio.sleep(60.0)
+
+    return play
+
+
+MOMENTS: dict[str, tuple[bytes, bytes]] = {
+    "before the head": (b"", b""),
+    "after the head of a stream": (SSE_HEAD, b""),
+    "in the first event": (SSE_HEAD + chunk(TOKENS[0][:9]), b""),
+    "in the middle of a stream": (SSE_HEAD + chunk(TOKENS[0]), TOKENS[0]),
+    "in the middle of a plain body": (PLAIN_BEGUN, b"x" * 9),
+}
+WAYS: dict[str, Callable[[Client], None]] = {
+    "aborts": lambda client: client.abort(),
+    "closes": lambda client: client.writer.close(),
+    "shuts down": lambda client: client.writer.write_eof(),
+}
+
+
+@pytest.mark.parametrize(("sent", "seen"), MOMENTS.values(), ids=MOMENTS)
+@pytest.mark.parametrize("leave", WAYS.values(), ids=WAYS)
+@live
+async def test_a_client_that_leaves_closes_its_units_connection(
+    sent: bytes, seen: bytes, leave: Callable[[Client], None]
+) -> None:
+    async with stage(then_silent(sent), STREAM) as here, here.client() as client:
+        client.send(chat())
+        request = await here.units[0].received()
+        if seen:
+            await client.reader.readuntil(seen)
+        else:
+            await asyncio.sleep(PAUSE_S)
+        left_at = asyncio.get_running_loop().time()
+        leave(client)
+        await request.connection.until_gone()
+        assert asyncio.get_running_loop().time() - left_at < SOON_S
+        await here.until(lambda: here.outcomes)
+        assert (here.outcomes, here.gate.board.in_flight) == (["client_left"], 0)
+        assert here.records.kept[0].status == (200 if seen else 499)
+        # It was nobody's fault: the unit is as good as before, and nobody else was asked.
+        assert [desk.case.verdict.value for desk in here.gate.board] == ["up", "up"]
+        assert len(here.units[1].requests) == 0
+
+
+@live
+async def test_a_client_that_leaves_behind_pipelined_requests_leaves_them_undone() -> None:
+    async with stage(then_silent(SSE_HEAD)) as here, here.client() as client:
+        client.send(chat() * 5)
+        await here.unit.received()
+        client.abort()
+        await here.until_quiet()
+        assert here.received == 1
+        assert here.outcomes == ["client_left"]
+
+
+@live
+async def test_a_client_may_leave_while_its_body_is_parsed_elsewhere() -> None:
+    asked, go_on = asyncio.Event(), asyncio.Event()
+
+    async def read_large(body: bytes) -> Ask | Failure:
+        asked.set()
+        await go_on.wait()
+        return Ask()
+
+    async with stage(STREAM) as here, here.client() as client:
+        here.gate._read_large = read_large
+        client.send(post(b'{"prompt": "' + b"x" * (1 << 20) + b'"}'))
+        await asked.wait()
+        client.abort()
+        await here.until(lambda: not here.gate.clients)
+        assert here.gate.memory.used == 0
+        go_on.set()
+        await here.until(lambda: not here.gate._tasks)
+        assert (here.received, here.outcomes) == (0, ["client_left"])
+
+
+@simulated
+async def test_a_client_may_leave_before_there_is_a_connection() -> None:
+    network = cast(SimLoop, asyncio.get_running_loop()).network
+    async with stage(STREAM) as here, here.client() as client:
+        network.blackhole(f"127.0.0.1:{here.unit.port}")
+        client.send(chat())
+        await asyncio.sleep(1.0)
+        assert here.gate.board.in_flight == 1
+        client.abort()
+        await here.until_quiet()
+        assert here.outcomes == ["client_left"]
+        network.heal()
+        async with here.client() as other:
+            assert (await other.ask(chat())).status == 200
+
+
+@live
+async def test_many_come_and_go_and_nothing_is_left() -> None:
+    async def play(request: Received) -> None:
+        number = len(here.unit.requests)
+        request.write(SSE_HEAD + chunk(TOKENS[0]))
+        await asyncio.sleep(0.001 * (number % 5))
+        request.write(STREAM.removeprefix(SSE_HEAD))
+
+    async def visit(number: int) -> None:
+        async with here.client() as client:
+            client.send(chat())
+            if number % 2:
+                await client.event()
+            else:
+                assert (await client.reply()).whole
+
+    async with stage(play) as here:
+        connections = here.gate.pool(here.gate.board.desks["u0"]).connections
+        for _ in range(3):
+            await asyncio.gather(*map(visit, range(60)))
+            await here.until_quiet()
+            assert len(here.gate.clients) == 0
+            assert len(connections) <= 60
+            assert not here.gate._tasks
+        assert set(here.outcomes) == {"ok", "client_left"}
+
+
+@live
+async def test_a_client_that_was_kept_warm_has_been_answered_when_it_leaves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("proxy.gate.TICK_S", 0.01)
+
+    async def play(request: Received) -> None:
+        request.write(SSE_HEAD)
+        await asyncio.sleep(3 * PAUSE_S)
+        request.connection.close()
+
+    warm = Timeouts(head_hold_s=PAUSE_S)
+    async with stage(play, then_silent(b""), timeouts=warm) as here, here.client() as client:
+        client.send(chat())
+        shown = await client.event()
+        await here.units[1].received()
+        client.abort()
+        await here.until(lambda: here.outcomes)
+        (record,) = here.records.kept
+        assert (record.status, record.outcome.value, record.attempts) == (200, "client_left", 2)
+        assert record.bytes_out >= len(shown)

@@ -1,0 +1,303 @@
+"""Replies through the gate over real sockets: statuses, heads, framing, and the commit."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from proxy.settings import Timeouts
+from tests.wire.client import chat, get
+from tests.wire.stage import live, stage
+from tests.wire.unit import (
+    LAST_CHUNK,
+    PAUSE_S,
+    SSE_HEAD,
+    STREAM,
+    TOKENS,
+    Received,
+    Script,
+    chunk,
+    in_turn,
+    then_close,
+    whole,
+)
+
+EVENTS = b"".join(TOKENS)
+SSE = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
+
+
+@pytest.mark.parametrize("status", [200, 201, 204, 206, 301, 304, 400, 404, 418, 422, 299, 599])
+@live
+async def test_a_units_status_is_the_clients(status: int) -> None:
+    body = b"" if status in (204, 304) else b'{"a": 1}'
+    async with stage(whole(body, f"{status} Whatever")) as here, here.client() as client:
+        for _ in range(2):
+            reply = await client.ask(chat(stream=False))
+            assert (reply.status, reply.body, reply.whole) == (status, body, True)
+        assert len(here.unit.connections) == 1
+
+
+@live
+async def test_the_head_of_a_reply_crosses_but_for_the_connections_own() -> None:
+    lines = (
+        "Server: uvicorn\r\nX-A: 1\r\nSet-Cookie: a=1\r\nSet-Cookie: b=2\r\nX-Request-Id: the-units\r\n"
+        "Connection: keep-alive, X-Hop\r\nKeep-Alive: timeout=5\r\nX-Hop: 1\r\n"
+        "Trailer: X-T\r\nUpgrade: h2\r\nProxy-Authenticate: Basic\r\n"
+    )
+    async with stage(whole(b"{}", head=lines)) as here, here.client() as client:
+        reply = await client.ask(chat(stream=False, head="X-Request-Id: mine\r\n"))
+        assert (reply.get("server"), reply.get("x-a")) == ("uvicorn", "1")
+        assert reply.all("set-cookie") == ["a=1", "b=2"]
+        assert (reply.get("x-request-id"), reply.get("x-cellgate-unit")) == ("mine", "u0")
+        assert (reply.get("content-type"), reply.get("content-length")) == ("application/json", "2")
+        for name in ("connection", "keep-alive", "x-hop", "trailer", "upgrade", "proxy-authenticate"):
+            assert reply.get(name) is None
+
+
+@live
+async def test_interim_heads_of_a_unit_end_nothing() -> None:
+    hints = b"HTTP/1.1 103 Early Hints\r\nLink: </a>; rel=preload\r\n\r\n"
+    script = in_turn(b"HTTP/1.1 100 Continue\r\n\r\n", hints + SSE_HEAD, chunk(EVENTS) + LAST_CHUNK)
+    async with stage(script) as here, here.client() as client:
+        reply = await client.ask(chat())
+        assert (reply.status, reply.body, reply.whole) == (200, EVENTS, True)
+
+
+@live
+async def test_head_is_answered_by_a_head() -> None:
+    async def play(request: Received) -> None:
+        assert request.method == "HEAD"
+        request.write(whole(b"x" * 99)[:-99])
+
+    async with stage(play) as here, here.client() as client:
+        for _ in range(2):
+            reply = await client.ask(get("/version", method="HEAD"), "HEAD")
+            assert (reply.status, reply.get("content-length"), reply.body) == (200, "99", b"")
+        for path, status in {"/v1/models": 200, "/nowhere": 404, "/readyz": 200}.items():
+            reply = await client.ask(get(path, method="HEAD"), "HEAD")
+            assert reply.status == status
+            assert int(reply.get("content-length") or 0) > 0
+        assert [connection.requests for connection in here.unit.connections] == [2]
+
+
+@live
+async def test_a_stream_of_events_as_chunks_is_relayed_byte_for_byte() -> None:
+    async with stage(in_turn(SSE_HEAD, *map(chunk, TOKENS), LAST_CHUNK)) as here, here.client() as client:
+        client.send(chat())
+        seen = await client.reader.readuntil(LAST_CHUNK)
+        assert seen.partition(b"\r\n\r\n")[2] == b"".join(map(chunk, TOKENS)) + LAST_CHUNK
+
+
+@live
+async def test_each_event_is_shown_as_soon_as_it_is_there() -> None:
+    go_on = asyncio.Event()
+
+    async def play(request: Received) -> None:
+        request.write(SSE_HEAD)
+        for token in TOKENS:
+            request.write(chunk(token))
+            await go_on.wait()
+            go_on.clear()
+        request.write(LAST_CHUNK)
+
+    async with stage(play) as here, here.client() as client:
+        client.send(chat())
+        for token in TOKENS:
+            assert (await client.event()).endswith(token)
+            go_on.set()
+        assert (await client.reader.readexactly(7)) == b"\r\n" + LAST_CHUNK
+
+
+@live
+async def test_an_event_in_two_chunks_is_shown_whole() -> None:
+    first, second = TOKENS[1][:9], TOKENS[1][9:]
+    script = in_turn(SSE_HEAD + chunk(TOKENS[0]), chunk(first), chunk(second), LAST_CHUNK)
+    async with stage(script) as here, here.client() as client:
+        reply = await client.ask(chat())
+        assert (reply.body, reply.chunks, reply.whole) == (TOKENS[0] + TOKENS[1], [20, 20], True)
+
+
+@live
+async def test_trailers_are_dropped_and_the_connection_is_kept() -> None:
+    async with stage(STREAM[:-2] + b"X-Checksum: 1\r\n\r\n") as here, here.client() as client:
+        for _ in range(2):
+            reply = await client.ask(chat())
+            assert (reply.body, reply.trailers, reply.whole) == (EVENTS, [], True)
+        assert len(here.unit.connections) == 1
+
+
+@live
+async def test_bodies_that_end_with_their_connection_are_framed_for_the_client() -> None:
+    plain = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n{}"
+    for data, body in ((SSE + b"\r\n" + EVENTS, EVENTS), (plain, b"{}")):
+        async with stage(then_close(data)) as here, here.client() as client:
+            for _ in range(2):
+                reply = await client.ask(chat())
+                assert (reply.body, reply.whole, reply.get("transfer-encoding")) == (body, True, "chunked")
+            assert len(here.unit.connections) == 2
+
+
+@live
+async def test_a_unit_that_says_close_gets_a_new_connection_for_the_next_request() -> None:
+    async with stage(whole(head="Connection: close\r\n")) as here, here.client() as client:
+        for _ in range(3):
+            reply = await client.ask(chat(stream=False))
+            assert (reply.status, reply.get("connection")) == (200, None)
+        assert [connection.requests for connection in here.unit.connections] == [1, 1, 1]
+
+
+@live
+async def test_a_unit_of_http_1_0_serves_clients_of_http_1_1() -> None:
+    data = whole(b"{}").replace(b"HTTP/1.1", b"HTTP/1.0")
+    async with stage(then_close(data)) as here, here.client() as client:
+        for _ in range(2):
+            assert (await client.ask(chat(stream=False))).body == b"{}"
+
+
+@pytest.mark.parametrize("framing", ["length", "chunks", "close"])
+@live
+async def test_large_plain_bodies_come_through_whole(framing: str) -> None:
+    body = bytes(n % 251 for n in range(3 << 20))
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\n"
+    scripts: dict[str, Script] = {
+        "length": head + b"Content-Length: %d\r\n\r\n" % len(body) + body,
+        "chunks": head + b"Transfer-Encoding: chunked\r\n\r\n" + chunk(body) + LAST_CHUNK,
+        "close": then_close(head + b"\r\n" + body),
+    }
+    async with stage(scripts[framing]) as here, here.client() as client:
+        reply = await client.ask(chat(stream=False))
+        assert reply.whole
+        assert reply.body == body
+
+
+@live
+async def test_an_event_far_over_16_kib_comes_through() -> None:
+    large = b'data: {"token": "' + b"x" * 300_000 + b'"}\n\n'
+    events = [TOKENS[0], large, TOKENS[1]]
+    script = SSE_HEAD + b"".join(map(chunk, events)) + LAST_CHUNK
+    async with stage(script) as here, here.client() as client:
+        reply = await client.ask(chat())
+        assert (reply.body, reply.whole) == (b"".join(events), True)
+
+
+# Connections to units that grow stale
+
+
+@live
+async def test_a_kept_connection_that_the_unit_closes_on_the_next_request_gets_a_free_try() -> None:
+    async def play(request: Received) -> None:
+        if request.connection.requests == 2:
+            request.connection.abort()
+        else:
+            request.write(STREAM)
+
+    async with stage(play) as here, here.client() as client:
+        for _ in range(4):
+            reply = await client.ask(chat())
+            assert (reply.status, reply.body) == (200, EVENTS)
+        assert here.outcomes == ["ok"] * 4
+        assert len(here.unit.connections) == 4
+        (desk,) = here.gate.board
+        assert desk.case.verdict.value == "up"
+
+
+@live
+async def test_a_free_try_is_not_given_once_the_unit_has_begun_to_answer() -> None:
+    async def play(request: Received) -> None:
+        request.write(STREAM if request.connection.requests == 1 else b"HTTP/1.1 200")
+        if request.connection.requests == 2:
+            request.connection.close()
+
+    async with stage(play) as here, here.client() as client:
+        assert (await client.ask(chat())).status == 200
+        assert (await client.ask(chat())).status == 502
+        assert len(here.unit.requests) == 2
+
+
+@live
+async def test_a_connection_that_the_unit_closed_while_idle_is_not_used() -> None:
+    async with stage(STREAM) as here, here.client() as client:
+        pool = here.gate.pool(here.gate.board.desks["u0"])
+        for count in range(1, 4):
+            assert (await client.ask(chat())).body == EVENTS
+            here.unit.connections[-1].abort()
+            await here.until(lambda: not pool.connections)
+            assert len(here.unit.connections) == count
+
+
+# Patience
+
+
+@live
+async def test_a_stream_that_begins_late_is_kept_warm_with_comments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.gate.TICK_S", 0.01)
+    begin = asyncio.Event()
+
+    async def play(request: Received) -> None:
+        request.write(SSE_HEAD)
+        await begin.wait()
+        request.write(b"".join(map(chunk, TOKENS)) + LAST_CHUNK)
+
+    async with stage(play, timeouts=Timeouts(head_hold_s=PAUSE_S)) as here, here.client() as client:
+        client.send(chat())
+        head = await client.reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+        for _ in range(2):
+            assert b"\n\n" in await client.event()
+        begin.set()
+        rest = await client.reader.readuntil(LAST_CHUNK)
+        assert rest.endswith(b"".join(TOKENS) + b"\r\n" + LAST_CHUNK)
+
+
+@live
+async def test_a_stream_kept_warm_can_still_move_to_another_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.gate.TICK_S", 0.01)
+
+    async def play(request: Received) -> None:
+        request.write(SSE_HEAD)
+        await asyncio.sleep(3 * PAUSE_S)
+        request.connection.close()
+
+    for version in (b"1.1", b"1.0"):
+        async with (
+            stage(play, STREAM, timeouts=Timeouts(head_hold_s=PAUSE_S)) as here,
+            here.client() as client,
+        ):
+            reply = await client.ask(chat().replace(b"HTTP/1.1", b"HTTP/" + version))
+            comments, found, events = reply.body.partition(TOKENS[0])
+            assert (found + events, reply.whole) == (EVENTS, True)
+            assert set(comments.split(b"\n\n")) == {b": the unit is still working", b""}
+            assert [len(unit.requests) for unit in here.units] == [1, 1]
+
+
+@live
+async def test_a_stream_kept_warm_ends_in_an_error_event_when_no_unit_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("proxy.gate.TICK_S", 0.01)
+
+    async def play(request: Received) -> None:
+        request.write(SSE_HEAD)
+        await asyncio.sleep(3 * PAUSE_S)
+        request.connection.close()
+
+    async with stage(play, timeouts=Timeouts(head_hold_s=PAUSE_S)) as here, here.client() as client:
+        reply = await client.ask(chat())
+        assert (reply.status, reply.whole) == (200, False)
+        last = reply.body.split(b"\n\n")[-2]
+        assert last.startswith(b'data: {"error":{')
+
+
+@live
+async def test_a_unit_that_shows_nothing_is_given_up_at_the_last_resort(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("proxy.gate.TICK_S", 0.01)
+
+    async def silent(request: Received) -> None:
+        await asyncio.sleep(60.0)
+
+    async with stage(silent, STREAM, timeouts=Timeouts(answer_s=PAUSE_S)) as here, here.client() as client:
+        assert (await client.ask(chat())).body == EVENTS
+        await here.units[0].connections[0].until_gone()

@@ -1,0 +1,133 @@
+"""TLS on both sides of the gate, with a certificate for localhost that is good for nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from pathlib import Path
+
+import pytest
+
+from proxy.settings import Tls
+from tests.wire.client import chat, get
+from tests.wire.stage import live, stage
+from tests.wire.unit import SSE_HEAD, STREAM, TOKENS, Received, chunk, then_close, whole
+
+PEM = str(Path(__file__).parents[1] / "wire" / "localhost.pem")
+EVENTS = b"".join(TOKENS)
+TO_CLIENTS = Tls(cert=PEM, key=PEM)
+TO_UNITS = Tls(ca=PEM)
+BOTH = Tls(cert=PEM, key=PEM, ca=PEM)
+
+
+def trusting(*protocols: str) -> ssl.SSLContext:
+    """A client's context that trusts the certificate."""
+    context = ssl.create_default_context(cafile=PEM)
+    if protocols:
+        context.set_alpn_protocols(protocols)
+    return context
+
+
+def serving() -> ssl.SSLContext:
+    """A unit's context."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(PEM)
+    return context
+
+
+@live
+async def test_clients_are_served_over_tls() -> None:
+    async with stage(STREAM, tls=TO_CLIENTS) as here, here.client(trusting()) as client:
+        for _ in range(3):
+            reply = await client.ask(chat())
+            assert (reply.status, reply.body, reply.whole) == (200, EVENTS, True)
+        assert here.unit.requests[0].get("x-forwarded-proto") == "https"
+        assert len(here.unit.connections) == 1
+
+
+@live
+async def test_http_1_1_is_what_is_agreed_on() -> None:
+    async with stage(STREAM, tls=TO_CLIENTS) as here, here.client(trusting("h2", "http/1.1")) as client:
+        chosen = client.writer.get_extra_info("ssl_object").selected_alpn_protocol()
+        assert chosen == "http/1.1"
+        assert (await client.ask(get("/v1/models"))).status == 200
+
+
+@live
+async def test_units_are_asked_over_tls() -> None:
+    async with stage(STREAM, tls=TO_UNITS, unit_tls=serving()) as here, here.client() as client:
+        for _ in range(3):
+            reply = await client.ask(chat())
+            assert (reply.status, reply.body, reply.whole) == (200, EVENTS, True)
+        assert here.unit.requests[0].get("host") == f"localhost:{here.unit.port}"
+        assert len(here.unit.connections) == 1
+
+
+@live
+async def test_a_unit_that_cannot_prove_its_name_is_not_asked() -> None:
+    stranger = ssl.create_default_context()
+    async with stage(STREAM, tls=TO_UNITS, unit_tls=serving()) as here, here.client() as client:
+        here.gate.pool(here.gate.board.desks["u0"])._tls = stranger
+        asyncio.get_running_loop().set_exception_handler(None)
+        reply = await client.ask(chat())
+        assert (reply.status, reply.error["code"]) == (503, "unreachable")
+        assert "TLS with localhost:" in reply.error["message"]
+        assert here.received == 0
+
+
+@live
+async def test_large_bodies_and_slow_readers_over_tls() -> None:
+    body = b"x" * (4 << 20)
+    script = whole(body)
+    async with stage(script, tls=BOTH, unit_tls=serving()) as here, here.client(trusting()) as client:
+        client.stop_reading()
+        client.send(chat(stream=False, pad="x" * (2 << 20)))
+        await here.unit.received()
+        await asyncio.sleep(0.1)
+        client.read_on()
+        reply = await client.reply()
+        assert reply.whole
+        assert reply.body == body
+
+
+@live
+async def test_a_client_that_leaves_is_noticed_over_tls() -> None:
+    async def play(request: Received) -> None:
+        request.write(SSE_HEAD + chunk(TOKENS[0]))
+        await asyncio.sleep(60.0)
+
+    async with stage(play, tls=BOTH, unit_tls=serving()) as here, here.client(trusting()) as client:
+        client.send(chat())
+        await client.event()
+        client.abort()
+        await here.unit.connections[0].until_gone()
+        await here.until(lambda: here.outcomes == ["client_left"])
+
+
+@pytest.mark.parametrize("version", [b"1.1", b"1.0"])
+@live
+async def test_a_cut_can_be_told_from_an_end_over_tls(version: bytes) -> None:
+    script = then_close(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk(b"{"))
+    async with stage(script, tls=BOTH, unit_tls=serving()) as here, here.client(trusting()) as client:
+        try:
+            reply = await client.ask(chat(stream=False).replace(b"HTTP/1.1", b"HTTP/" + version))
+            assert not reply.whole
+        except ssl.SSLError:
+            pass
+        assert here.outcomes == ["truncated"]
+
+
+@live
+async def test_refusals_are_read_over_tls() -> None:
+    async with stage(STREAM, tls=TO_CLIENTS) as here, here.client(trusting()) as client:
+        reply = await client.ask(b"GET / HTTP/1.1\r\n\r\n")
+        assert (reply.status, reply.get("connection")) == (400, "close")
+        assert await client.rest() == b""
+
+
+@live
+async def test_plain_http_to_a_tls_port_is_nobodys_request() -> None:
+    async with stage(STREAM, tls=TO_CLIENTS) as here, here.client() as client:
+        client.send(chat())
+        assert b"HTTP" not in await client.rest()
+        assert (here.received, here.records.kept) == (0, [])
