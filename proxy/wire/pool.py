@@ -19,8 +19,8 @@ from proxy.wire.upstream import UnitConnection
 
 IDLE_S = 4.0
 LATE_S = 0.1
-"""A timeout that ends so much too late shows that the gate itself stood still: what came meanwhile is not read
-yet, and nothing is proven against the unit."""
+"""A timeout that ends so much late shows that the gate itself stood still. What came meanwhile is yet to be
+read, and nothing is proven against the unit."""
 _OWN_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 
 
