@@ -49,6 +49,8 @@ BUFFER_BYTES = HIGH_WATER + WINDOW + 4096
 """What the gate may hold for a client that does not read: one read above the high-water mark,
 and its framing."""
 SAMPLE_S = 0.05
+PARSING_S = 0.05
+"""How long a body over 1 MiB is being parsed elsewhere."""
 
 
 class Stage:
@@ -95,7 +97,7 @@ class Stage:
         self.client = Client(self.world, f"gate:{GATE_PORT}")
         self.visits: list[Visit] = []
         self._numbers = count()
-        self._hurt_since: dict[str, float] = {}
+        self._lost_since: dict[str, float] = {}
         self._is_over = False
 
     # -- playing -------------------------------------------------------------------------------------------
@@ -154,13 +156,13 @@ class Stage:
         """Look at what must hold at every moment."""
         if self._is_over:
             return
-        for name, engine in self.engines.items():
+        for engine in self.engines.values():
             if self.is_lost(engine):
-                self._hurt_since.setdefault(name, self.now)
+                self._lost_since.setdefault(engine.url, self.now)
             else:
-                self._hurt_since.pop(name, None)
+                self._lost_since.pop(engine.url, None)
         for pick in self._new_picks():
-            since = self._hurt_since.get(pick.unit, pick.at)
+            since = self._lost_since.get(pick.url, pick.at)
             if pick.at - since > PROMISE_S:
                 self.gate.violations.append(f"{pick} came {pick.at - since:.1f} s after the unit was lost")
         for transport in self.world.net.transports:
@@ -172,12 +174,21 @@ class Stage:
     def _new_picks(self) -> list[Pick]:
         return [pick for pick in self.gate.router.picks[-1000:] if pick.at > self.now - SAMPLE_S]
 
+    def stand_still(self, seconds: float) -> None:
+        """Keep the gate from running, as work that hogs its loop does. What was promised is promised anew."""
+        self.world.loop.block(seconds)
+        self._lost_since = dict.fromkeys(self._lost_since, self.now)
+
     # -- units ---------------------------------------------------------------------------------------------
 
     def add_engine(self, name: str) -> Engine:
         """One more engine; no unit of the gate yet."""
         engine = self.engines[name] = Engine(self.world, name, self.timing)
         return engine
+
+    def reload(self, fleet: Fleet) -> None:
+        """As SIGHUP does."""
+        self.gate.reload(replace(self.gate.settings, fleet=fleet))
 
     def fleet(self, *names: str, **changed: Any) -> Fleet:
         """Units with these names; `changed` are fields of all of them."""
@@ -258,4 +269,5 @@ class _NoSink:
 
 
 async def _read_large(body: bytes) -> Ask | Failure:
+    await asyncio.sleep(PARSING_S)
     return read_ask(body)

@@ -23,10 +23,11 @@ from router.router import Router
 
 
 class Pick(NamedTuple):
-    """A lease was given on `unit`."""
+    """A lease was given on `unit`, which is at `url`."""
 
     at: float
     unit: str
+    url: str
     evicted: bool
     tried: tuple[str, ...]
 
@@ -50,7 +51,7 @@ class ObservedRouter(Router):
             if room:
                 self._violations.append(f"{now:.3f}: {answer} while {room} had room for {ask}")
             return answer
-        self.picks.append(Pick(now, answer.unit, evicted, tried))
+        self.picks.append(Pick(now, answer.unit, answer.desk.unit.url, evicted, tried))
         self.leases.append(answer)
         self._examine(answer, room, now, tried)
         return answer

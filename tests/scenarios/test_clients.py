@@ -258,6 +258,24 @@ async def old_client(stage: Stage, **fields: Any) -> Visit:
     return visit
 
 
+# -- large bodies ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_body_that_is_parsed_elsewhere(leaves: bool) -> None:
+    stage = Stage()
+
+    async def scenario() -> None:
+        # It takes some 30 ms to get here, so that the one who leaves does while it is being parsed.
+        manner = Manner(leave_after_s=0.06) if leaves else Manner()
+        visits = await stage.crowd(4, padding="x" * (1 << 20), manner=manner)
+        assert all(visit.is_answered for visit in visits) is not leaves
+        await asyncio.sleep(1.0)
+
+    stage.play(scenario())
+    assert len(stage.gate.router.leases) == (0 if leaves else 4)
+
+
 # -- patience ----------------------------------------------------------------------------------------------
 
 
@@ -277,12 +295,17 @@ def test_a_long_prefill_is_bridged_with_comments_and_can_still_move() -> None:
     stage.play(scenario())
 
 
-def test_a_stream_that_was_promised_and_cannot_be_had_ends_in_an_error_event() -> None:
-    stage = Stage(units=1, timing=Timing(prefill_s=25.0))
+@pytest.mark.parametrize("units", [1, 2])
+def test_a_stream_that_was_promised_and_cannot_be_had_ends_in_an_error_event(units: int) -> None:
+    stage = Stage(units=units, timing=Timing(prefill_s=25.0))
 
     async def scenario() -> None:
+        stage.gate.set_drain("b", drained=True)
         crowd = stage.crowd(4)
         await asyncio.sleep(15.0)
+        stage.gate.set_drain("b", drained=False)
+        for engine in stage.engines.values():
+            engine.behaviour.busy_status = 503
         stage.engines["a"].die()
         for visit in await crowd:
             assert visit.reply.status == 200

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 from router.nouns import Fleet, Verdict
 from tests.scenarios.harness import BACK_S, LATENCY_S, Stage
@@ -12,11 +11,6 @@ from tests.sim.conversation import End
 from tests.sim.engine import Timing
 
 SLOW_TO_START = Timing(prefill_s=1.0)
-
-
-def reload(stage: Stage, fleet: Fleet) -> None:
-    """As SIGHUP does."""
-    stage.gate.reload(replace(stage.gate.settings, fleet=fleet))
 
 
 # -- room --------------------------------------------------------------------------------------------------
@@ -101,7 +95,7 @@ def test_a_reload_that_exchanges_units_drops_no_request() -> None:
     async def scenario() -> None:
         crowds = []
         for fleet in (("a", "b"), ("b", "c"), ("c",), ("a", "c"), ("a", "b", "c")):
-            reload(stage, stage.fleet(*fleet))
+            stage.reload(stage.fleet(*fleet))
             crowds += [stage.crowd(8, max_tokens=60)]
             await asyncio.sleep(0.3)
             crowds += [stage.crowd(8, max_tokens=5)]
@@ -120,7 +114,7 @@ def test_a_unit_removed_while_connections_to_it_are_made_gives_its_requests_back
         stage.world.net.blackhole("a")
         crowd = stage.crowd(20)
         await asyncio.sleep(0.5)
-        reload(stage, stage.fleet("b"))
+        stage.reload(stage.fleet("b"))
         visits = await crowd
         assert all(visit.is_answered for visit in visits)
         assert all(visit.reply.ttft_s < 1.0 for visit in visits)
@@ -138,7 +132,7 @@ def test_what_happens_at_a_unit_s_old_address_is_not_held_against_its_new_one() 
         waiting = stage.crowd(8)
         await asyncio.sleep(0.5)
         moved, other = stage.fleet("a", url=stage.engines["c"].url), stage.fleet("b")
-        reload(stage, Fleet(moved.cells, moved.units + other.units))
+        stage.reload(Fleet(moved.cells, moved.units + other.units))
         await stage.until(stage.all_up, BACK_S)
         stage.engines["a"].die()
         await asyncio.sleep(LATENCY_S)
@@ -156,7 +150,7 @@ def test_changed_limits_and_models_hold_from_the_next_request_on() -> None:
     async def scenario() -> None:
         crowd = stage.crowd(8, max_tokens=50)
         await asyncio.sleep(0.3)
-        reload(stage, stage.fleet("a", "b", max_in_flight=2, models=("tiny", "also")))
+        stage.reload(stage.fleet("a", "b", max_in_flight=2, models=("tiny", "also")))
         assert (await stage.ask()).code == "full"
         assert all(visit.is_answered for visit in await crowd)
         visit = await stage.ask(model="also")

@@ -341,7 +341,7 @@ def test_a_gate_that_stood_still_does_not_hold_it_against_its_units(busy: bool) 
         for _ in range(20):
             crowd = stage.crowd(8 if busy else 0, max_tokens=4)
             await asyncio.sleep(stage.rng.uniform(0.0, 3.0))
-            stage.world.loop.block(5.0)
+            stage.stand_still(5.0)
             assert all(visit.is_answered for visit in await crowd)
 
     stage.play(scenario())
