@@ -277,7 +277,7 @@ class Exchange:
             # The unit had closed the connection before it saw the request: once more, on a fresh one.
             self._attempt(lease, fresh=True)
             return
-        if lease.committed and failure.kind is not Kind.CUT:
+        if lease.committed and failure.kind not in (Kind.CUT, Kind.INTERNAL):
             failure = Failure(Kind.TRUNCATED, failure.message)
         self._let_go(lease, failure.kind.row.outcome)
         self._blame(lease, failure)
