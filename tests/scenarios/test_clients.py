@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 
 from proxy.settings import Timeouts
+from proxy.wire.downstream import PIPELINED_BYTES
 from router.nouns import Outcome
-from tests.scenarios.harness import LATENCY_S, Stage
-from tests.scenarios.visit import Visit, chat
+from tests.scenarios.harness import CHAT, LATENCY_S, Stage
+from tests.scenarios.visit import Visit, chat, encode
 from tests.sim.client import Manner
 from tests.sim.conversation import End
 from tests.sim.engine import Timing
 from tests.sim.sequence import Served
+from tests.sim.tcp import READ_SIZE, WINDOW
 
 NEVER_READS = Manner(read_every_s=math.inf, leave_after_s=60.0)
 
@@ -187,6 +189,26 @@ def test_a_client_that_pipelines_and_never_reads_holds_one_buffer_and_not_one_fo
     async def scenario() -> None:
         size = 600 if stream else 4500
         await stage.pipeline([chat("again", stream=stream, max_tokens=size) for _ in range(20)], NEVER_READS)
+
+    stage.play(scenario())
+
+
+def test_a_client_that_pipelines_faster_than_it_is_served_is_held_back() -> None:
+    stage = Stage(units=1, timing=Timing(prefill_s=1.0))
+    requests = [stage.client.encode("POST", CHAT, encode(chat("again")))] * 5000
+
+    async def scenario() -> None:
+        conversation = await stage.client.connect()
+        for _ in requests:
+            conversation.expect("POST")
+        conversation.transport.write(b"".join(requests))
+        await asyncio.sleep(20.0)
+        assert 10 < len(stage.gate.records) < 20
+        unsent = conversation.transport.get_write_buffer_size()
+        # What waits in the gate, one read above it, and what the network holds.
+        assert sum(map(len, requests)) - unsent < PIPELINED_BYTES + READ_SIZE + 2 * WINDOW
+        conversation.transport.abort()
+        await asyncio.sleep(LATENCY_S)
 
     stage.play(scenario())
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import errno
 from dataclasses import replace
+from itertools import count
 
 import pytest
 
 from proxy.failure import Kind
 from proxy.settings import Timeouts
+from proxy.wire.downstream import ClientConnection
 from router.nouns import Outcome, Verdict
 from tests.scenarios.harness import BACK_S, PROMISE_S, Stage
 from tests.sim.behaviour import Behaviour, Break
@@ -331,6 +333,30 @@ def test_a_kept_connection_that_closes_under_a_request_is_tried_once_more_for_fr
 
 
 # -- the gate's own faults ---------------------------------------------------------------------------------
+
+
+def test_a_defect_of_the_gate_s_own_is_loud_and_not_held_against_the_unit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stage = Stage(units=1)
+    send, calls = ClientConnection.send, count(1)
+
+    def defective(client: ClientConnection, data: bytes) -> None:
+        if next(calls) == 3:
+            raise LookupError("a defect")
+        send(client, data)
+
+    async def scenario() -> None:
+        monkeypatch.setattr(ClientConnection, "send", defective)
+        visit = await stage.ask()
+        assert visit.code == "internal"
+        (problem,) = stage.world.loop.problems
+        assert isinstance(problem["exception"], LookupError)
+        stage.world.loop.forgive()
+        assert (await stage.ask()).is_answered
+
+    stage.play(scenario())
+    assert stage.flips("a") == ["up"]
 
 
 @pytest.mark.parametrize("busy", [False, True])
