@@ -1,0 +1,135 @@
+"""A streaming user of the API: asks one question and checks every byte of the answer.
+
+What must stay true: the client takes the gate's word for nothing. HTTP is parsed by aiohttp, which tells a
+cut body from a whole one, and the text must be the one that the simulated unit computes from the prompt.
+"""
+
+import random
+import time
+from dataclasses import dataclass, field
+from enum import Enum
+
+import aiohttp
+import orjson
+
+from loadtests.simunit.text import WORDS, Context, Message, render_chat
+
+HANG_S = 10.5
+"""A client that gets no byte for so long counts as hung: the gate says something after 10 s of prefill
+(`head_hold_s`) and at most 0.25 s, which is how often it looks at its clocks.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One streamed chat request."""
+
+    prompt: str
+    max_tokens: int
+
+    @classmethod
+    def draw(cls, rng: random.Random, *, prompt_tokens: int, max_tokens: int) -> "Question":
+        """A prompt that was never asked before: no prefix cache shortens its prefill."""
+        return cls("".join(rng.choices(WORDS, k=prompt_tokens)), max_tokens)
+
+    def body(self) -> bytes:
+        """The JSON of the request."""
+        message = {"role": "user", "content": self.prompt}
+        return orjson.dumps({"messages": [message], "stream": True, "max_tokens": self.max_tokens})
+
+    def expected(self) -> str:
+        """The text that every simulated unit generates for it."""
+        turn = Message("user", self.prompt)
+        context = Context(render_chat([turn], add_generation_prompt=True, continue_final=False))
+        return "".join(context.extend() for _ in range(self.max_tokens))
+
+
+class End(Enum):
+    """How a request ended for its client."""
+
+    WHOLE = "answered whole"
+    BROKEN = "broken after a token and honest about it"
+    DISHONEST = "broken without a word"
+    UNANSWERED = "without a token and not answered"
+    HUNG = "hung"
+    WRONG = "with a wrong text"
+
+
+@dataclass(slots=True)
+class Answer:
+    """What has come of one question so far. Times are of `time.monotonic`; `cut`: how HTTP itself broke."""
+
+    question: Question
+    sent_at: float = field(default_factory=time.monotonic)
+    status: int = 0
+    text: str = ""
+    first_at: float | None = None
+    ended_at: float = 0.0
+    error: str = ""
+    done: bool = False
+    cut: str = ""
+    hung: bool = False
+
+    def take(self, line: bytes) -> None:
+        """Read one line of the stream; comments and blank ones say nothing."""
+        if not line.startswith(b"data: "):
+            return
+        data = line[6:].strip()
+        if data == b"[DONE]":
+            self.done = True
+            return
+        event = orjson.loads(data)
+        if "error" in event:
+            self.error = event["error"]["message"]
+            return
+        token = event["choices"][0]["delta"].get("content", "")
+        if token and self.first_at is None:
+            self.first_at = time.monotonic()
+        self.text += token
+
+    def end(self) -> End:
+        """Judge it. A broken stream is honest if an error event says so, and behind it comes the cut of the
+        connection or, where the unit itself has reported the error, its `[DONE]`.
+        """
+        expected = self.question.expected()
+        if self.hung:
+            return End.HUNG
+        if not expected.startswith(self.text):
+            return End.WRONG
+        if self.text == expected and self.done and not self.error and not self.cut:
+            return End.WHOLE
+        if self.first_at is None:
+            return End.UNANSWERED
+        return End.BROKEN if self.error and (self.cut or self.done) else End.DISHONEST
+
+    def why(self) -> str:
+        """One line about an answer that is not whole."""
+        shown = f"status {self.status}, {len(self.text.split())} of {self.question.max_tokens} tokens"
+        after = f"{self.ended_at - self.sent_at:.2f} s after it was sent"
+        return f"{self.end().value}: {shown}, {after}; error: {self.error!r}; cut: {self.cut!r}"
+
+
+def session(*, keep_connections: bool = True) -> aiohttp.ClientSession:
+    """A session for any number of users, who keep their connections or close them after each answer."""
+    timeout = aiohttp.ClientTimeout(sock_connect=HANG_S, sock_read=HANG_S)
+    connector = aiohttp.TCPConnector(limit=0, force_close=not keep_connections)
+    return aiohttp.ClientSession(timeout=timeout, connector=connector)
+
+
+async def ask(http: aiohttp.ClientSession, url: str, answer: Answer) -> None:
+    """Send the question of `answer`, read on to whatever end it comes. Nothing that goes wrong is raised."""
+    head = {"Content-Type": "application/json"}
+    try:
+        body = answer.question.body()
+        async with http.post(f"{url}/v1/chat/completions", data=body, headers=head) as response:
+            answer.status = response.status
+            if response.status == 200:
+                async for line in response.content:
+                    answer.take(line)
+            else:
+                answer.error = (await response.text())[:200]
+    except TimeoutError:
+        answer.hung = True
+    except aiohttp.ClientError as error:
+        answer.cut = repr(error)
+    answer.ended_at = time.monotonic()
