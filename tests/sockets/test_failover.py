@@ -7,7 +7,7 @@ from loadtests.failover import Drill, run
 
 
 def test_a_killed_leader_costs_no_request_that_had_shown_no_token() -> None:
-    outcome = asyncio.run(run(Drill(streams=24, before_s=1.5, after_s=1.5)))
+    outcome = asyncio.run(run(Drill(streams=24, before_s=1.2, after_s=1.0)))
 
     assert outcome.problems() == []
     assert set(outcome.ends()) <= {End.WHOLE, End.BROKEN}
