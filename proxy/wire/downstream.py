@@ -14,17 +14,15 @@ from __future__ import annotations
 
 import asyncio
 import math
-import re
 import socket
 import struct
 from collections import deque
 from typing import TYPE_CHECKING, Protocol, cast
 
-import httptools
-
 from proxy.failure import Failure, Kind, error_body
-from proxy.wire.heads import REQUEST_FIELDS, own_response
-from proxy.wire.request import Request, check_head
+from proxy.wire.heads import own_response
+from proxy.wire.reader import RequestReader
+from proxy.wire.request import Request
 
 if TYPE_CHECKING:
     from proxy.settings import Limits
@@ -39,7 +37,6 @@ more than any stream of tokens, so that a client that never reads would never ho
 _BODY_RATE = 64 * 1024
 _NO_LINGER = struct.pack("ii", 1, 0)
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-_METHOD = re.compile(rb"[A-Za-z]+ ")
 
 
 class Exchanging(Protocol):
@@ -61,7 +58,6 @@ class Host(Protocol):
     def now(self) -> float: ...
     def exchange(self, client: ClientConnection, request: Request) -> Exchanging: ...
     def refused(self, client: ClientConnection, failure: Failure) -> None: ...
-    def is_stopping(self) -> bool: ...
 
 
 class ClientConnection(asyncio.Protocol):
@@ -69,20 +65,16 @@ class ClientConnection(asyncio.Protocol):
 
     __slots__ = (
         "_begun_at",
-        "_body",
         "_ended",
         "_exchange",
-        "_head_bytes",
         "_host",
-        "_in_head",
         "_owes_continue",
-        "_parser",
         "_pumping",
         "_queue",
         "_queued_bytes",
+        "_reader",
         "_reading",
         "_rejected",
-        "_request",
         "_starved",
         "_stuffed",
         "_transport",
@@ -93,12 +85,8 @@ class ClientConnection(asyncio.Protocol):
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        self._parser = httptools.HttpRequestParser(self)
+        self._reader = RequestReader(self, host.limits, host.now)
         self._transport: asyncio.Transport | None = None
-        self._request: Request | None = None
-        self._body: list[bytes] = []
-        self._in_head = False
-        self._head_bytes = 0
         self._queue: deque[Request | Failure] = deque()
         self._queued_bytes = 0
         self._exchange: Exchanging | None = None
@@ -132,17 +120,9 @@ class ClientConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._ended:
             return
-        self._head_bytes += len(data)
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._reject(Failure(Kind.METHOD_NOT_SUPPORTED, "CONNECT and upgrades are not supported"))
-        except httptools.HttpParserError as error:
-            self._reject(_malformed(error, data))
-        else:
-            # Trailers and chunk extensions count as well, or they could go on for ever.
-            if self._request is not None and self._head_bytes > self._host.limits.head_bytes:
-                self._reject(self._head_too_large())
+        failure = self._reader.feed(data)
+        if failure is not None:
+            self._reject(failure)
         if self._exchange is not None or self._stuffed:
             self._queued_bytes += len(data)
             self._update_reading()
@@ -154,8 +134,6 @@ class ClientConnection(asyncio.Protocol):
         return False
 
     def connection_lost(self, _exc: Exception | None) -> None:
-        # The parser holds our methods and we hold it: left to the collector, closed ones would pile up.
-        del self._parser
         self._ended = True
         self._transport = None
         self.deadline = math.inf
@@ -163,13 +141,12 @@ class ClientConnection(asyncio.Protocol):
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
             exchange.client_left()
-        for item in (self._request, *self._queue):
+        for item in (self._reader.forget(), *self._queue):
             if isinstance(item, Request):
                 self._release(item)
+        self._reader.close()
         self._host.memory.forget(self._fed)
-        self._request = None
         self._queue.clear()
-        self._body.clear()
 
     def pause_writing(self) -> None:
         self._stuffed = True
@@ -183,67 +160,33 @@ class ClientConnection(asyncio.Protocol):
         else:
             self._pump()
 
-    # -- the parser's callbacks ----------------------------------------------------------------------------
+    # -- what the reader tells -----------------------------------------------------------------------------
 
-    def on_message_begin(self) -> None:
-        if self._ended:
-            return
-        now = self._host.now()
-        self._request = Request(now)
-        self._begun_at = now
-        self._in_head = True
+    def begun(self) -> None:
+        """The first byte of a request has come."""
+        self._begun_at = self._host.now()
         if self._exchange is None:
-            self.deadline = now + self._host.limits.head_timeout_s
+            self.deadline = self._begun_at + self._host.limits.head_timeout_s
 
-    def on_url(self, url: bytes) -> None:
-        if self._request is not None:
-            self._request.target += url
+    def head_read(self, request: Request) -> None:
+        """A head is complete: memory for a body of known length is reserved before it is sent."""
+        self._owes_continue = request.expects_continue
+        if self._exchange is None:
+            self.deadline = self._host.now() + self._host.limits.body_timeout_s
+        if request.length:
+            self._reserve(request, request.length)
+        if self._owes_continue:
+            self._maybe_continue()
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        # After the head these are trailers, which nobody asked for.
-        if self._request is not None and self._in_head:
-            name = name.lower()
-            if name in REQUEST_FIELDS:
-                self._request.fields.append((name, value))
-            else:
-                self._request.lines.append(b"%b: %b\r\n" % (name, value))
-
-    def on_headers_complete(self) -> None:
-        request = self._request
-        if request is None:
-            return
-        self._in_head = False
-        if self._head_bytes > self._host.limits.head_bytes and _size(request) > self._host.limits.head_bytes:
-            self._reject(self._head_too_large())
-            return
-        request.method = self._parser.get_method()
-        request.keep_alive = self._parser.should_keep_alive()
-        failure = check_head(request, self._parser.get_http_version()) or self._admit_body(request)
-        if failure is not None:
-            self._reject(failure)
-
-    def on_body(self, body: bytes) -> None:
-        request = self._request
-        if request is None or self._ended:
-            return
+    def body_read(self, request: Request) -> None:
+        """A part of a body has come; one without a declared length reserves as it grows."""
         self._owes_continue = False
-        self._head_bytes = 0
-        self._body.append(body)
-        request.body_size += len(body)
-        if request.body_size > self._host.limits.body_bytes:
-            self._reject(self._body_too_large())
-        elif (missing := request.body_size - request.reserved - self._starved) > 0:
+        if (missing := request.body_size - request.reserved - self._starved) > 0:
             self._reserve(request, missing)
 
-    def on_message_complete(self) -> None:
-        request = self._request
-        if request is None or self._ended:
-            return
-        self._request = None
+    def whole(self, request: Request) -> None:
+        """A request is complete, and answered in its turn."""
         self._owes_continue = False
-        self._head_bytes = 0
-        request.body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-        self._body.clear()
         self._queue.append(request)
         self.deadline = math.inf
         if self._starved:
@@ -270,7 +213,7 @@ class ClientConnection(asyncio.Protocol):
             self.close()
             return
         now = self._host.now()
-        if self._request is None:
+        if self._reader.request is None:
             self.deadline = now + self._host.limits.idle_timeout_s
         else:
             # Until now it may have been us who kept the client from sending.
@@ -307,7 +250,7 @@ class ClientConnection(asyncio.Protocol):
 
     def close_if_idle(self) -> None:
         """Close a connection that has nothing in flight: the gate is stopping."""
-        if self._exchange is None and self._request is None and not self._queue:
+        if self._exchange is None and self._reader.request is None and not self._queue:
             self.close()
 
     def tick(self, now: float) -> None:
@@ -320,26 +263,21 @@ class ClientConnection(asyncio.Protocol):
     def _expire(self) -> None:
         """The deadline has passed: for a connection without a request that is the end, else a 408."""
         self.deadline = math.inf
+        request = self._reader.request
         if self._ended:
             self.cut()
         elif self._starved:
-            self._reject(
-                Failure(Kind.NO_MEMORY, "the gate has no memory left for request bodies; retry later")
-            )
-        elif self._request is None:
+            reason = "the gate has no memory left for request bodies; retry later"
+            self._reject(Failure(Kind.NO_MEMORY, reason))
+        elif request is None:
             self.close()
-        elif self._in_head:
+        elif self._reader.in_head:
             self._reject(Failure(Kind.HEAD_TIMEOUT, "the request's head did not arrive in time"))
-        elif (allowed := self._body_deadline(self._request)) > self._host.now():
+        elif (allowed := self._body_deadline(request)) > self._host.now():
             self.deadline = allowed
         else:
             self._reject(Failure(Kind.BODY_TIMEOUT, "the request's body did not arrive in time"))
         self._pump()
-
-    @property
-    def closes_after(self) -> bool:
-        """True when the answer in flight must say that the connection ends with it."""
-        return self._host.is_stopping()
 
     # -- inside --------------------------------------------------------------------------------------------
 
@@ -372,12 +310,10 @@ class ClientConnection(asyncio.Protocol):
             return
         self._ended = self._rejected = True
         self._queue.append(failure)
-        self._in_head = False
         self._starved = 0
         self._host.memory.forget(self._fed)
         # What was read of it is of no use any more, and the refused client may be long in leaving.
-        request, self._request = self._request, None
-        self._body.clear()
+        request = self._reader.forget()
         if request is not None:
             self._release(request)
         if self._exchange is None:
@@ -389,18 +325,6 @@ class ClientConnection(asyncio.Protocol):
         own = b"" if row.retry_after_s is None else b"retry-after: %d\r\n" % row.retry_after_s
         self.send(own_response(row.status, error_body(failure), own=own, close=True))
         self.close()
-
-    def _admit_body(self, request: Request) -> Failure | None:
-        if request.length > self._host.limits.body_bytes:
-            return self._body_too_large()
-        self._owes_continue = request.expects_continue
-        if self._exchange is None:
-            self.deadline = self._host.now() + self._host.limits.body_timeout_s
-        if request.length:
-            self._reserve(request, request.length)
-        if self._owes_continue:
-            self._maybe_continue()
-        return None
 
     def _maybe_continue(self) -> None:
         if self._owes_continue and self._exchange is None and not self._queue and not self._starved:
@@ -417,7 +341,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _fed(self) -> None:
         """Body memory came back: ask again for what was missing."""
-        request, size = self._request, self._starved
+        request, size = self._reader.request, self._starved
         if request is None or not size:
             return
         self._starved = 0
@@ -448,26 +372,3 @@ class ClientConnection(asyncio.Protocol):
     def _body_deadline(self, request: Request) -> float:
         allowed = self._host.limits.body_timeout_s + request.body_size / _BODY_RATE
         return self._begun_at + self._host.limits.head_timeout_s + allowed
-
-    def _head_too_large(self) -> Failure:
-        limit = self._host.limits.head_bytes
-        return Failure(Kind.HEAD_TOO_LARGE, f"the request's head is larger than {limit} bytes")
-
-    def _body_too_large(self) -> Failure:
-        limit = self._host.limits.body_bytes
-        return Failure(Kind.BODY_TOO_LARGE, f"the request's body is larger than {limit} bytes")
-
-
-def _malformed(error: httptools.HttpParserError, data: bytes) -> Failure:
-    match error:
-        case httptools.HttpParserInvalidMethodError() if _METHOD.match(data):
-            return Failure(Kind.METHOD_NOT_SUPPORTED, "the method is not known")
-        case httptools.HttpParserInvalidURLError():
-            return Failure(Kind.BAD_REQUEST, "the request target is malformed")
-        case _:
-            return Failure(Kind.BAD_REQUEST, f"malformed request: {error}")
-
-
-def _size(request: Request) -> int:
-    fields = sum(len(name) + len(value) + 4 for name, value in request.fields)
-    return len(request.target) + fields + sum(map(len, request.lines))

@@ -46,6 +46,11 @@ class Request:
         self.body_size = 0
         self.reserved = 0
 
+    def head_size(self) -> int:
+        """About how many bytes the head took."""
+        fields = sum(len(name) + len(value) + 4 for name, value in self.fields)
+        return len(self.target) + fields + sum(map(len, self.lines))
+
 
 def check_head(request: Request, version: str) -> Failure | None:
     """What is wrong with a head that parsed, if anything; fills in what is read from it."""
