@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 # Two commands in two terminals must not set up at the same time.
 READY := @flock Makefile $(MAKE) -s --no-print-directory
 
-.PHONY: help run test check format vllm-units bench lock clean apt
+.PHONY: help run test check format vllm-units bench failover soak lock clean apt
 
 help:           ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile
@@ -44,6 +44,14 @@ vllm-units:     ## N real vLLM leader/follower units on this machine's CPU
 bench:          ## CPU of the gate beside HAProxy, interleaved
 	$(READY) .venv/run.ready
 	@$(BIN)/python -m loadtests.bench
+
+failover:       ## kill a leader under 64 streams, five times, and account for every request
+	$(READY) .venv/run.ready
+	@$(BIN)/python -m loadtests.failover
+
+soak:           ## thousands of clients come, leave and never read; all returns to where it was
+	$(READY) .venv/run.ready
+	@$(BIN)/python -m loadtests.soak
 
 lock:           ## resolve the dependencies anew
 	$(READY) .venv/run.ready

@@ -281,15 +281,16 @@ class Exchange:
             failure = Failure(Kind.TRUNCATED, failure.message)
         self._let_go(lease, failure.kind.row.outcome)
         self._blame(lease, failure)
+        told = _as_told(lease, failure)
         if lease.committed:
-            self._answer.break_off(relay, failure)
+            self._answer.break_off(relay, told)
             return
         step = self._next_step(lease, failure)
-        self._moves(lease, step, failure)
+        self._moves(lease, step, told)
         if step.again:
             self._dispatch(draws=step.draws)
         else:
-            self._refuse(failure)
+            self._refuse(told)
 
     def extra_lines(self) -> bytes:
         """The gate's own lines in the head of the answer."""
@@ -337,6 +338,15 @@ class Exchange:
             self._answer.refuse(failure)
         else:
             self._answer.break_off(self._shown, failure)
+
+
+def _as_told(lease: Lease, failure: Failure) -> Failure:
+    """A failure as its client is told: which unit, in which phase, who knows more; not where the unit is."""
+    phase = "in the middle of its answer" if lease.committed else "before it showed anything"
+    message = (
+        f"unit {lease.unit} failed {phase} ({failure.kind.value}); the gate's /units and /events say why"
+    )
+    return Failure(failure.kind, message)
 
 
 def _outcome_of(status: int) -> Outcome:

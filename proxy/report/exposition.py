@@ -6,6 +6,7 @@ that is born with its first event.
 
 from __future__ import annotations
 
+import asyncio
 import platform
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -125,6 +126,12 @@ class Exposition(Collector):
         )
         yield _histogram(
             "loop_lag_seconds", "How late timers of the event loop fire.", (), [((), *_rendered(m.lag))]
+        )
+        yield _gauge(
+            "tasks",
+            "Asyncio tasks alive: probes, and what the admin port does.",
+            (),
+            [((), len(asyncio.all_tasks()))],
         )
         yield _gauge("waiting", "Requests waiting for a unit with room.", (), [((), self._waiting())])
         yield _gauge(

@@ -71,7 +71,9 @@ async def test_a_unit_that_cannot_prove_its_name_is_not_asked() -> None:
         asyncio.get_running_loop().set_exception_handler(None)
         reply = await client.ask(chat())
         assert (reply.status, reply.error["code"]) == (503, "unreachable")
-        assert "TLS with localhost:" in reply.error["message"]
+        because = here.gate.board.desks["u0"].case.because
+        assert because is not None
+        assert because.reason.startswith("TLS with localhost:")
         assert here.received == 0
 
 
