@@ -141,12 +141,11 @@ class ClientConnection(asyncio.Protocol):
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
             exchange.client_left()
-        for item in (self._reader.forget(), *self._queue):
-            if isinstance(item, Request):
-                self._release(item)
+        self._forget_queue()
+        if (request := self._reader.forget()) is not None:
+            self._release(request)
         self._reader.close()
         self._host.memory.forget(self._fed)
-        self._queue.clear()
 
     def pause_writing(self) -> None:
         self._stuffed = True
@@ -225,6 +224,7 @@ class ClientConnection(asyncio.Protocol):
     def close(self) -> None:
         """Flush and close; what the client still sends is read and forgotten until it has seen the answer."""
         self._ended = True
+        self._forget_queue()
         self.deadline = self._host.now() + CLOSE_S
         transport = self._transport
         if transport is None or transport.is_closing():
@@ -353,6 +353,13 @@ class ClientConnection(asyncio.Protocol):
         size, request.reserved = request.reserved, 0
         if size:
             self._host.memory.give(size)
+
+    def _forget_queue(self) -> None:
+        """What waits is not served any more: the answer before it was the last."""
+        queue, self._queue = self._queue, deque()
+        for item in queue:
+            if isinstance(item, Request):
+                self._release(item)
 
     def _update_reading(self) -> None:
         busy = self._exchange is not None or self._stuffed

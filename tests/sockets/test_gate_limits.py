@@ -121,6 +121,15 @@ async def test_nothing_is_begun_behind_an_answer_that_closes() -> None:
         assert [record.route for record in here.records.kept] == ["models"]
 
 
+@live
+async def test_a_failure_behind_an_answer_that_closes_is_not_told() -> None:
+    async with stage(STREAM) as here, here.client() as client:
+        reply = await client.ask(get("/v1/models", "Connection: close\r\n") + b"x")
+        assert (reply.status, reply.get("connection")) == (200, "close")
+        assert await client.rest() == b""
+        assert [record.route for record in here.records.kept] == ["models"]
+
+
 # Memory for bodies
 
 FEW = Limits(bodies_bytes=1000, body_bytes=1000, body_timeout_s=LONG_S)
