@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import math
 from dataclasses import replace
+from random import Random
 
 import pytest
 
+from policies import POLICIES
 from proxy.gate import COOL_S
 from proxy.settings import Timeouts
 from tests.scenarios.harness import BACK_S, CHAT, Stage
@@ -16,6 +18,7 @@ from tests.sim.chaos import STRIKES, Chaos, Strike
 from tests.sim.client import Manner
 from tests.sim.engine import Engine, Timing
 from tests.sim.loop import START_S
+from tests.sim.tcp import Link
 from tests.sim.world import World
 
 UNITS = 3
@@ -23,6 +26,7 @@ LASTING_S = 45.0
 RATE_PER_S = 4.0
 LOOKED_AT_S = 2.0
 TIMEOUTS = Timeouts(head_hold_s=2.0, answer_s=40.0)
+LINKS = (Link(), Link(split=0.9), Link(hiccup=0.5), Link((0.02, 0.05)))
 
 
 class Play:
@@ -33,9 +37,17 @@ class Play:
     """
 
     def __init__(self, seed: int, at_most: int, *, meddling: bool = False) -> None:
+        rng = Random(seed)
         self.stage = Stage(
-            seed, UNITS, timing=Timing(prefill_s=0.2), timeouts=TIMEOUTS, max_in_flight=32, pass_unlisted=True
+            seed,
+            UNITS,
+            timing=Timing(rng.choice((0.05, 0.5)), max_running=rng.choice((4, 256))),
+            timeouts=TIMEOUTS,
+            max_in_flight=32,
+            policy=rng.choice(sorted(POLICIES)),
+            pass_unlisted=True,
         )
+        self.stage.world.net.default_link = rng.choice(LINKS)
         self.patient: list[Visit] = []
         self.struck: set[str] = set()
         self._at_most = at_most
