@@ -55,7 +55,8 @@ class ReplyHead:
             elif name == b"content-type":
                 self.content_type = value
             elif name == b"transfer-encoding":
-                self.coding = value.strip().lower()
+                # Of several fields each is a coding of its own, and together they are none that is known.
+                self.coding += value.strip().lower()
             elif name == b"content-encoding":
                 self.encoded = value != b"identity"
         self.bodiless = to_head or status in _BODILESS

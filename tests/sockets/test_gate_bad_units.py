@@ -47,6 +47,9 @@ BEFORE_COMMIT: dict[str, Script] = {
     "length beyond 64 bits": headed("Content-Length: 18446744073709551618"),
     "length and coding": headed("Content-Length: 2", "Transfer-Encoding: chunked"),
     "coding before chunked": headed("Transfer-Encoding: gzip, chunked", body=chunk(b"{}") + LAST_CHUNK),
+    "coding in a field before": headed(
+        "Transfer-Encoding: gzip", "Transfer-Encoding: chunked", body=chunk(b"{}") + LAST_CHUNK
+    ),
     "coding not chunked": then_close(headed("Transfer-Encoding: gzip")),
     "folded line": headed("X-A: b", " c", "Content-Length: 2"),
     "NUL in a value": headed("X-A: b\0c", "Content-Length: 2"),
