@@ -280,8 +280,10 @@ class Relay:
         self._note_error(events)
 
     def _ends_whole(self, data: bytes, conn: UnitConnection) -> bool:
-        """Behind a chunk there may be the next one's size, or a part of it: then a read does not end so."""
-        return conn.ended or (conn.clean and data.endswith(EVENT_ENDS))
+        """Behind a chunk there may be a part of the next one's size, behind the last one empty lines that the
+        parser forgives: then a read does not end so.
+        """
+        return data.endswith(_LAST_CHUNK) if conn.ended else conn.clean and data.endswith(EVENT_ENDS)
 
     def _note_error(self, events: bytes) -> None:
         """To be called with complete events: one that came in two reads shows only once it is whole."""
