@@ -74,7 +74,7 @@ class Play:
         await asyncio.sleep(LOOKED_AT_S)
         await stage.until(stage.all_up, BACK_S)
         await asyncio.sleep(COOL_S)
-        after = await stage.crowd(4 * UNITS)
+        after = await stage.crowd(12 * UNITS)
         assert all(visit.is_answered for visit in after)
         assert {visit.unit for visit in after} == set(stage.engines)
 
