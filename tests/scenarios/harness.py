@@ -25,7 +25,7 @@ from proxy.report.access_log import AccessLog
 from proxy.report.events import EventLog
 from proxy.settings import Address, Limits, Settings, Timeouts
 from router.nouns import Ask, Cell, Fleet, Rules, Unit, Verdict
-from tests.scenarios.observed import ObservedGate, Pick
+from tests.scenarios.observed import ObservedGate
 from tests.scenarios.visit import Visit, chat, encode
 from tests.sim.client import ORDINARY, Client, Manner
 from tests.sim.conversation import End
@@ -48,7 +48,7 @@ BACK_S = RULES.warm_up_timeout_s + RULES.passes * RULES.canary_timeout_s + 5.0
 BUFFER_BYTES = HIGH_WATER + WINDOW + 4096
 """What the gate may hold for a client that does not read: one read above the high-water mark,
 and its framing."""
-SAMPLE_S = 0.05
+SAMPLE_S = 0.1
 PARSING_S = 0.05
 """How long a body over 1 MiB is being parsed elsewhere."""
 
@@ -98,6 +98,7 @@ class Stage:
         self.visits: list[Visit] = []
         self._numbers = count()
         self._lost_since: dict[str, float] = {}
+        self._picks_seen = 0
         self._is_over = False
 
     # -- playing -------------------------------------------------------------------------------------------
@@ -161,18 +162,17 @@ class Stage:
                 self._lost_since.setdefault(engine.url, self.now)
             else:
                 self._lost_since.pop(engine.url, None)
-        for pick in self._new_picks():
+        picks = self.gate.router.picks
+        for pick in picks[self._picks_seen :]:
             since = self._lost_since.get(pick.url, pick.at)
             if pick.at - since > PROMISE_S:
                 self.gate.violations.append(f"{pick} came {pick.at - since:.1f} s after the unit was lost")
+        self._picks_seen = len(picks)
         for transport in self.world.net.transports:
             size = transport.get_write_buffer_size()
             if size > BUFFER_BYTES and transport.sock.local == (GATE, GATE_PORT):
                 self.gate.violations.append(f"{self.now:.3f}: {size} bytes are buffered by {transport}")
         self.world.loop.outside(SAMPLE_S, self._sample)
-
-    def _new_picks(self) -> list[Pick]:
-        return [pick for pick in self.gate.router.picks[-1000:] if pick.at > self.now - SAMPLE_S]
 
     def stand_still(self, seconds: float) -> None:
         """Keep the gate from running, as work that hogs its loop does. What was promised is promised anew."""

@@ -74,7 +74,7 @@ class Play:
         await asyncio.sleep(LOOKED_AT_S)
         await stage.until(stage.all_up, BACK_S)
         await asyncio.sleep(COOL_S)
-        after = await stage.crowd(12 * UNITS)
+        after = await stage.crowd(12 * UNITS, max_tokens=1)
         assert all(visit.is_answered for visit in after)
         assert {visit.unit for visit in after} == set(stage.engines)
 
@@ -128,7 +128,7 @@ class Play:
                 self.patient.append(await stage.ask(max_tokens=size, stream=kind < 10))
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(16))
 def test_with_one_unit_hurt_at_a_time_nobody_is_refused_and_no_other_unit_is_suspected(seed: int) -> None:
     play = Play(seed, at_most=1)
     assert {visit.reply.status for visit in play.patient} == {200}
@@ -136,7 +136,7 @@ def test_with_one_unit_hurt_at_a_time_nobody_is_refused_and_no_other_unit_is_sus
         assert play.stage.flips(name) == ["up"]
 
 
-@pytest.mark.parametrize("seed", range(100, 112))
+@pytest.mark.parametrize("seed", range(100, 110))
 def test_with_any_unit_hurt_at_any_time_what_cannot_be_answered_is_refused_honestly(seed: int) -> None:
     play = Play(seed, at_most=UNITS, meddling=seed % 2 == 0)
     assert any(visit.is_answered for visit in play.patient)
