@@ -284,6 +284,8 @@ class UnitConnection(asyncio.Protocol):
             if status == 101:
                 self._misbehaved = "it switched protocols unasked"
             return
+        if not 200 <= status <= 599:
+            self._misbehaved = f"there is no status {status}"
         if self._head_bytes > HEAD_BYTES and head_size(self._lines, self._fields) > HEAD_BYTES:
             self._misbehaved = _TOO_LARGE
         self._head_bytes = 0

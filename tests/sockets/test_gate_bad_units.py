@@ -38,6 +38,8 @@ BEFORE_COMMIT: dict[str, Script] = {
     # Garbage
     "not HTTP": b"SSH-2.0-OpenSSH_9.6\r\n",
     "no status": b"HTTP/1.1 OK\r\n\r\n",
+    "status zero": whole(status="000 OK"),
+    "status beyond all": whole(status="600 OK"),
     "two lengths": headed("Content-Length: 2", "Content-Length: 3"),
     "the same length twice": headed("Content-Length: 2", "Content-Length: 2"),
     "lengths in a list": headed("Content-Length: 2, 2"),
