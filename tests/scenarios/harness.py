@@ -123,22 +123,8 @@ class Stage:
         for visit in self.visits:
             if (sentence := visit.dishonesty()) is not None:
                 wrong.append(f"{visit.request_id} {visit.unit} {visit.reply.status}: {sentence}")
-        wrong += self._wrong_records()
+        wrong += self.gate.wrong_records(self.visits)
         assert not wrong, f"{len(wrong)} violations:\n" + "\n".join(wrong[:20])
-
-    def _wrong_records(self) -> list[str]:
-        """Each request that reached the gate has one record, which tells what the client saw."""
-        told: dict[str, list[int]] = {}
-        for record in self.gate.records:
-            told.setdefault(record.request_id, []).append(record.status)
-        wrong = []
-        for visit in self.visits:
-            statuses, status = told.get(visit.request_id, []), visit.reply.status
-            if len(statuses) > 1:
-                wrong.append(f"{visit.request_id} has {len(statuses)} records")
-            elif status is not None and statuses != [status]:
-                wrong.append(f"{visit.request_id} saw {status}, its record says {statuses}")
-        return wrong
 
     # -- time ----------------------------------------------------------------------------------------------
 

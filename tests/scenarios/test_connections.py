@@ -1,0 +1,174 @@
+"""Connections to units that fail, and what is the gate's own fault and no unit's."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from itertools import count
+
+import pytest
+
+from proxy.failure import Kind
+from proxy.wire.downstream import ClientConnection
+from router.nouns import Outcome, Verdict
+from tests.scenarios.harness import BACK_S, PROMISE_S, Stage
+from tests.sim.engine import PORT, Timing
+from tests.sim.tcp import Link
+
+# -- connections that fail ---------------------------------------------------------------------------------
+
+
+def test_a_refused_connection_moves_the_request_and_takes_the_unit_out() -> None:
+    stage = Stage()
+
+    async def scenario() -> None:
+        stage.world.net.refuse(stage.engines["a"].address)
+        assert all(visit.is_answered for visit in await stage.crowd(16))
+        assert stage.verdict("a") is Verdict.DOWN
+        await asyncio.sleep(30.0)
+        stage.world.net.heal()
+        await stage.until(stage.all_up, BACK_S)
+
+    stage.play(scenario())
+    assert stage.gate.failures[Kind.REFUSED] > 0
+    assert stage.flips("a").count("up") == 2
+
+
+def test_connects_that_are_never_answered_move_on_after_their_timeout() -> None:
+    stage = Stage()
+
+    async def scenario() -> None:
+        stage.world.net.blackhole(stage.engines["a"].address)
+        for _ in range(5):
+            visits = await stage.crowd(20)
+            assert all(visit.is_answered for visit in visits)
+            assert all(visit.reply.ttft_s < stage.gate.settings.timeouts.connect_s + 1.0 for visit in visits)
+            await asyncio.sleep(3.0)
+        assert stage.verdict("a") is Verdict.DOWN
+        assert all(visit.reply.ttft_s < 1.0 for visit in visits)
+        stage.world.net.heal()
+        await stage.until(stage.all_up, BACK_S)
+
+    stage.play(scenario())
+    assert stage.gate.failures[Kind.CONNECT_TIMEOUT] > 0
+    assert stage.flips("a") == ["up", "suspect", "down", "probation", "up"]
+
+
+def test_a_partition_is_found_out_and_ends_when_it_heals() -> None:
+    stage = Stage(timing=Timing(prefill_s=1.0))
+
+    async def scenario() -> None:
+        crowd = stage.crowd(16)
+        await asyncio.sleep(0.5)
+        stage.world.net.partition(stage.engines["a"].address)
+        assert all(visit.is_answered for visit in await crowd)
+        await stage.until(lambda: stage.verdict("a") is Verdict.DOWN, PROMISE_S)
+        await asyncio.sleep(30.0)
+        stage.world.net.heal()
+        await stage.until(stage.all_up, BACK_S)
+
+    stage.play(scenario())
+    assert stage.flips("b") == ["up"]
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.EADDRNOTAVAIL])
+def test_what_the_gate_itself_runs_out_of_is_not_held_against_units(code: int) -> None:
+    stage = Stage()
+    net = stage.world.net
+
+    async def scenario() -> None:
+        if code == errno.EMFILE:
+            net.exhaust_files("gate")
+        else:
+            net.fail_connects("a", code)
+            net.fail_connects("b", code)
+        visits = await stage.crowd(20)
+        refused = [visit for visit in visits if not visit.is_answered]
+        assert refused
+        assert all((visit.reply.status, visit.code) == (503, "no_resources") for visit in refused)
+        await asyncio.sleep(20.0)
+        net.heal()
+        assert all(visit.is_answered for visit in await stage.crowd(20))
+
+    stage.play(scenario())
+    assert stage.flips("a") == stage.flips("b") == ["up"]
+
+
+def test_a_resolver_that_fails_is_not_held_against_the_unit() -> None:
+    stage = Stage()
+
+    async def scenario() -> None:
+        stage.world.net.fail_resolver("a")
+        for _ in range(10):
+            assert all(visit.is_answered for visit in await stage.crowd(20))
+            await asyncio.sleep(3.0)
+        stage.world.net.fail_resolver("b")
+        await asyncio.sleep(10.0)
+        refused = [visit for visit in await stage.crowd(20) if not visit.is_answered]
+        assert refused
+        assert all((visit.reply.status, visit.code) == (503, "no_resources") for visit in refused)
+
+    stage.play(scenario())
+    assert stage.flips("a") == stage.flips("b") == ["up"]
+
+
+def test_a_kept_connection_that_closes_under_a_request_is_tried_once_more_for_free() -> None:
+    stage = Stage(units=1)
+    net, engine = stage.world.net, stage.engines["a"]
+
+    async def scenario() -> None:
+        await stage.crowd(8)
+        # The end of the connections travels for 50 ms; the requests are on their way before it arrives.
+        net.set_link(engine.address, Link((0.05, 0.05), split=0.0, hiccup=0.0))
+        for transport in list(net.transports):
+            if transport.sock.local == (engine.host, PORT):
+                transport.close()
+        assert all(visit.is_answered for visit in await stage.crowd(8))
+
+    stage.play(scenario())
+    assert stage.gate.failures == {Kind.STALE_CONNECTION: 8}
+    assert stage.gate.outcomes == {Outcome.OK: 16}
+    assert {record.attempts for record in stage.gate.records} == {1}
+    assert stage.flips("a") == ["up"]
+
+
+# -- the gate's own faults ---------------------------------------------------------------------------------
+
+
+def test_a_defect_of_the_gate_s_own_is_loud_and_not_held_against_the_unit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stage = Stage(units=1)
+    send, calls = ClientConnection.send, count(1)
+
+    def defective(client: ClientConnection, data: bytes) -> None:
+        if next(calls) == 3:
+            raise LookupError("a defect")
+        send(client, data)
+
+    async def scenario() -> None:
+        monkeypatch.setattr(ClientConnection, "send", defective)
+        visit = await stage.ask()
+        assert visit.code == "internal"
+        (problem,) = stage.world.loop.problems
+        assert isinstance(problem["exception"], LookupError)
+        stage.world.loop.forgive()
+        assert (await stage.ask()).is_answered
+
+    stage.play(scenario())
+    assert stage.flips("a") == ["up"]
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_gate_that_stood_still_does_not_hold_it_against_its_units(busy: bool) -> None:
+    stage = Stage(timing=Timing(prefill_s=0.5))
+
+    async def scenario() -> None:
+        for _ in range(20):
+            crowd = stage.crowd(8 if busy else 0, max_tokens=4)
+            await asyncio.sleep(stage.rng.uniform(0.0, 3.0))
+            stage.stand_still(5.0)
+            assert all(visit.is_answered for visit in await crowd)
+
+    stage.play(scenario())
+    assert stage.flips("a") == stage.flips("b") == ["up"]
