@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from proxy.wire.downstream import ClientConnection
     from proxy.wire.relay import Relay
     from proxy.wire.request import Request
-    from router.lease import Lease
 
 
 class Answer:
@@ -63,10 +62,10 @@ class Answer:
         self.closes = self.closes or self._gate.is_stopping()
         return self.closes
 
-    def relayed(self, relay: Relay, lease: Lease) -> None:
+    def relayed(self, relay: Relay) -> None:
         """Count what a relay that is over has shown."""
         self.sent += relay.sent
-        self.events += lease.events
+        self.events += relay.events
 
     def own(self, status: int, body: bytes) -> None:
         """The end: an answer of the gate's own."""

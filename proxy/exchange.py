@@ -119,11 +119,11 @@ class Exchange:
         if lease is None or relay is None:
             return
         if relay.paused:
-            if now - lease.last_at > timeouts.answer_s:
+            if now - relay.last_at > timeouts.answer_s:
                 # It has read nothing for so long, and would hold its unit's place for ever.
                 self._client.cut()
         elif lease.committed:
-            silent_s = now - lease.last_at
+            silent_s = now - relay.last_at
             if lease.evicted and silent_s > _SILENT_S:
                 self.failed(Failure(Kind.CUT, f"unit {lease.unit} went down in the middle of its answer"))
             elif silent_s > timeouts.answer_s:
@@ -254,7 +254,7 @@ class Exchange:
         assert relay is not None
         assert lease is not None
         self._relay = self._lease = None
-        self._answer.relayed(relay, lease)
+        self._answer.relayed(relay)
         if relay.stream_error:
             reason = f"unit {lease.unit} failed in its stream: {relay.stream_error}"
             failure = Failure(Kind.STREAM_ERROR, reason)
@@ -329,7 +329,7 @@ class Exchange:
         """End the attempt in flight: its connection, then its lease."""
         relay, self._relay, self._lease = self._relay, None, None
         if relay is not None:
-            self._answer.relayed(relay, lease)
+            self._answer.relayed(relay)
             relay.abandon()
         self._gate.close(lease, outcome)
 

@@ -19,7 +19,7 @@ from proxy.own import OwnAnswers
 from proxy.report.access_log import AccessLog
 from proxy.report.events import Action, EventLog
 from proxy.report.metrics import Metrics
-from proxy.report.record import Attempt, Finished
+from proxy.report.record import Finished
 from proxy.settings import Settings
 from proxy.watch import Watch
 from proxy.wire.downstream import ClientConnection
@@ -204,9 +204,7 @@ class Gate:
     def close(self, lease: Lease, outcome: Outcome) -> None:
         """Close a lease and count the attempt."""
         self.board.close(lease)
-        ttft_s = lease.first_at - lease.opened_at if lease.committed else None
-        duration_s = self.now() - lease.opened_at
-        self.metrics.attempt(Attempt(lease.unit, outcome, ttft_s, duration_s, lease.events))
+        self.metrics.attempt(lease.unit, outcome)
         self.room()
 
     def worked(self, lease: Lease) -> None:

@@ -1,7 +1,4 @@
-"""A lease: the right to spend one attempt on one unit. It closes exactly once, when the stream ends.
-
-While it is open the relay counts on it with plain ints; nothing else is touched per chunk.
-"""
+"""A lease: the right to spend one attempt on one unit. It closes exactly once, when the stream ends."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ class Lease:
     """One attempt on one unit, held from the pick until the stream has ended.
 
     `evicted` is set when the unit went DOWN; `on_evict` is called once at that moment.
-    `events` counts SSE pieces relayed, `first_at` / `last_at` when the first and latest came.
+    `first_at` is when something was first shown to the client.
     """
 
     __slots__ = (
@@ -26,10 +23,8 @@ class Lease:
         "closed",
         "committed",
         "desk",
-        "events",
         "evicted",
         "first_at",
-        "last_at",
         "on_evict",
         "opened_at",
         "retry",
@@ -43,9 +38,7 @@ class Lease:
         self.committed = False
         self.evicted = False
         self.closed = False
-        self.events = 0
         self.first_at = 0.0
-        self.last_at = 0.0
         self.on_evict: Callable[[], None] | None = None
 
     @property
@@ -56,8 +49,8 @@ class Lease:
     def commit(self, now: float) -> None:
         """The unit has shown its first token (or the head of a plain body)."""
         self.committed = True
-        self.first_at = self.last_at = now
+        self.first_at = now
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else "evicted" if self.evicted else "open"
-        return f"<Lease {self.unit} {state} committed={self.committed} events={self.events}>"
+        return f"<Lease {self.unit} {state} committed={self.committed}>"

@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 
 from proxy.report.exposition import Exposition
 from proxy.report.histogram import DURATION_BOUNDS_S, LOOP_LAG_BOUNDS_S, TTFT_BOUNDS_S, Histogram
-from proxy.report.record import Attempt, Finished
+from proxy.report.record import Finished
 from router.board import Board
 from router.nouns import Flip, Outcome, Refusal, Verdict
 
@@ -81,10 +81,10 @@ class Metrics:
         if record.ttft_s is not None:
             tally.ttft.observe(record.ttft_s)
 
-    def attempt(self, attempt: Attempt) -> None:
+    def attempt(self, unit: str, outcome: Outcome) -> None:
         """An attempt on a unit has ended."""
-        tally = self.tallies.get(attempt.unit) or self.tally(attempt.unit)
-        tally.outcomes[attempt.outcome] += 1
+        tally = self.tallies.get(unit) or self.tally(unit)
+        tally.outcomes[outcome] += 1
 
     def flip(self, flip: Flip) -> None:
         """A verdict has changed."""

@@ -7,16 +7,6 @@ from typing import NamedTuple
 from router.nouns import Outcome
 
 
-class Attempt(NamedTuple):
-    """One attempt on one unit. `ttft_s` is None when nothing was shown to the client."""
-
-    unit: str
-    outcome: Outcome
-    ttft_s: float | None
-    duration_s: float
-    events: int
-
-
 class Finished(NamedTuple):
     """One request, from its first byte to the last of its answer.
 

@@ -17,6 +17,7 @@ import math
 import socket
 import struct
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, cast
 
 from proxy.failure import Failure, Kind, error_body
@@ -201,6 +202,10 @@ class ClientConnection(asyncio.Protocol):
         transport = self._transport
         if transport is not None and not transport.is_closing():
             transport.write(data)
+
+    def writer(self) -> Callable[[bytes], None]:
+        """What writes to the client as `send` does, but unchecked: not to be used once it has left."""
+        return self._transport.write if self._transport is not None else self.send
 
     def finish(self, request: Request, *, keep_alive: bool) -> None:
         """The answer to `request` is complete; the next one may begin, or the connection ends."""

@@ -28,9 +28,9 @@ EVENT_ENDS = (b"\n\n\r\n", b"\r\n\r\n\r\n")
 
 _BODILESS = (204, 304)
 _TOO_LARGE = f"the head of its reply is larger than {HEAD_BYTES} bytes"
-# The size line of a chunk by the length of the whole chunk, size line and last line end included. Any other
-# spelling of a size, and any longer chunk, is left to the parser.
-_SIZE_LINES = {len(b"%x\r\n\r\n" % size) + size: b"%x\r\n" % size for size in range(1, 8192)}
+# How the chunk of a token begins, by the length of the whole chunk: its size line, and the event as an
+# OpenAI-style engine writes it. Any other spelling, and any longer chunk, is left to the parser.
+_TOKEN_STARTS = {len(b"%x\r\n\r\n" % size) + size: b'%x\r\ndata: {"id":' % size for size in range(1, 8192)}
 
 
 class ReplyHead:
@@ -74,11 +74,11 @@ class Sink(Protocol):
         """The reply will not (go on to) come; the connection is gone."""
 
 
-class ChunkSink(Protocol):
-    """Who takes whole chunks of a stream as they are."""
+class TokenSink(Protocol):
+    """Who takes the chunks of a stream as they are."""
 
-    def on_chunk(self, chunk: bytes, start: int) -> None:
-        """One whole chunk that ends an event; its content begins at `start`."""
+    def on_token(self, chunk: bytes) -> None:
+        """One whole chunk that holds the event of a token and ends it."""
 
 
 class UnitConnection(asyncio.Protocol):
@@ -128,7 +128,7 @@ class UnitConnection(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         self.sink: Sink | None = None
         self.head: ReplyHead | None = None
-        self.raw: ChunkSink | None = None
+        self.raw: TokenSink | None = None
         self.clean = False
         self.ended = False
         self.reused = False
@@ -190,11 +190,11 @@ class UnitConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         raw = self.raw
         if raw is not None:
-            line = _SIZE_LINES.get(len(data))
-            if line is not None and data.startswith(line) and data.endswith(b"\n\n\r\n"):
+            start = _TOKEN_STARTS.get(len(data))
+            if start is not None and data.startswith(start) and data.endswith(b"\n\n\r\n"):
                 # The parser stands before this chunk, and would stand as well behind it.
                 try:
-                    raw.on_chunk(data, len(line))
+                    raw.on_token(data)
                 except Exception as error:
                     self._crash(error)
                 return

@@ -9,7 +9,7 @@ from itertools import count
 import pytest
 
 from proxy.failure import Kind
-from proxy.wire.downstream import ClientConnection
+from proxy.wire.relay import Relay
 from router.nouns import Outcome, Verdict
 from tests.scenarios.harness import BACK_S, PROMISE_S, Stage
 from tests.sim.engine import PORT, Timing
@@ -139,15 +139,15 @@ def test_a_defect_of_the_gate_s_own_is_loud_and_not_held_against_the_unit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stage = Stage(units=1)
-    send, calls = ClientConnection.send, count(1)
+    on_token, calls = Relay.on_token, count(1)
 
-    def defective(client: ClientConnection, data: bytes) -> None:
+    def defective(relay: Relay, chunk: bytes) -> None:
         if next(calls) == 3:
             raise LookupError("a defect")
-        send(client, data)
+        on_token(relay, chunk)
 
     async def scenario() -> None:
-        monkeypatch.setattr(ClientConnection, "send", defective)
+        monkeypatch.setattr(Relay, "on_token", defective)
         visit = await stage.ask()
         assert visit.code == "internal"
         (problem,) = stage.world.loop.problems

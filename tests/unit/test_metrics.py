@@ -9,7 +9,7 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from proxy.report.metrics import Metrics
-from proxy.report.record import Attempt, Finished
+from proxy.report.record import Finished
 from router.board import Board
 from router.nouns import (
     Ask,
@@ -82,8 +82,8 @@ def test_a_request_is_counted_by_route_and_status_with_its_bytes() -> None:
 
 def test_an_attempt_is_counted_by_unit_and_outcome() -> None:
     metrics, _ = make(A1, A2)
-    metrics.attempt(Attempt("a1", Outcome.EVICTED, None, 0.3, 0))
-    metrics.attempt(Attempt("a2", Outcome.OK, 0.1, 0.9, 8))
+    metrics.attempt("a1", Outcome.EVICTED)
+    metrics.attempt("a2", Outcome.OK)
     shown = scrape(metrics)
     assert shown["cellgate_requests_total{outcome=evicted,unit=a1}"] == 1
     assert shown["cellgate_requests_total{outcome=ok,unit=a2}"] == 1
@@ -183,7 +183,7 @@ def test_injected_values_and_the_process_are_shown() -> None:
 
 def test_a_removed_unit_vanishes_when_its_last_stream_has_ended() -> None:
     metrics, board = make(A1, A2)
-    metrics.attempt(Attempt("a1", Outcome.OK, 0.1, 0.9, 8))
+    metrics.attempt("a1", Outcome.OK)
     lease = board.open("a1", Ask(), 1.0, retry=False)
     board.configure(Fleet(units=(A2,)), 2.0)
     assert scrape(metrics)["cellgate_in_flight{unit=a1}"] == 1

@@ -138,7 +138,7 @@ def test_events_that_are_chunks_go_on_as_they_are() -> None:
     rig = Rig()
     rig.feed([SSE_HEAD, *map(chunk, TOKENS), LAST_CHUNK])
     assert rig.shown.endswith(b"\r\n\r\n" + b"".join(map(chunk, TOKENS)) + LAST_CHUNK)
-    assert rig.lease.events == len(TOKENS)
+    assert rig.relay.events == len(TOKENS)
 
 
 @pytest.mark.parametrize("size", [7, 20, 33, 40])

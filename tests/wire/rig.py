@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 from proxy.failure import Failure
@@ -117,6 +117,9 @@ class Rig:
 
     def send(self, data: bytes) -> None:
         self.shown += data
+
+    def writer(self) -> Callable[[bytes], None]:
+        return self.send
 
     # The owner of the relay
 
