@@ -48,7 +48,11 @@ CASES = {
         b"".join(event + COMMENT for event in TOKENS),
     ),
     "comments before": Case(SSE_HEAD + chunk(COMMENT) * 3 + chunk(EVENTS) + LAST_CHUNK, EVENTS),
-    "trailers": Case(STREAM[:-2] + b"X-A: b\r\nX-C: d\r\n\r\n", EVENTS),
+    "an empty line between events in a chunk": Case(
+        SSE_HEAD + chunk(TOKENS[0]) + chunk(TOKENS[1] + b"\r\n" + TOKENS[2]) + LAST_CHUNK,
+        TOKENS[0] + TOKENS[1] + b"\r\n" + TOKENS[2],
+    ),
+    "trailers": Case(STREAM[:-2] + b"X-A: b\r\nX-C: 0\r\n\r\n", EVENTS),
     "chunk extensions": Case(STREAM.replace(b"\r\n14\r\n", b"\r\n14;a=b\r\n"), EVENTS),
     "sizes spelt oddly": Case(STREAM.replace(b"\r\n14\r\n", b"\r\n0014\r\n"), EVENTS),
     "sizes in capitals": Case(SSE_HEAD + (b"1B\r\n" + LONGER + b"\r\n") * 3 + LAST_CHUNK, LONGER * 3),
@@ -121,6 +125,15 @@ def test_the_body_is_the_same_wherever_the_reply_is_cut_in_three(size: int, end:
     for one in range(len(sent)):
         for two in range(one + 1, len(sent)):
             relayed(case, [SSE_HEAD, sent[:one], sent[one:two], sent[two:]], http10=False)
+
+
+def test_what_looks_like_the_end_of_a_chunk_inside_of_one_is_not_taken_for_it() -> None:
+    second = chunk(TOKENS[1] + b"\r\n" + TOKENS[2])
+    at = second.index(b"\n\n\r\n") + 4
+    case = Case(SSE_HEAD, TOKENS[0] + TOKENS[1] + b"\r\n" + TOKENS[2])
+    for more in range(at + 1, len(second)):
+        reads = [SSE_HEAD + chunk(TOKENS[0]), second[:at], second[at:more], second[more:], LAST_CHUNK]
+        relayed(case, reads, http10=False)
 
 
 def test_a_connection_serves_one_reply_after_the_other() -> None:
@@ -227,6 +240,13 @@ def test_of_a_read_with_a_second_reply_nothing_goes_on(extra: bytes) -> None:
     before = rig.shown
     rig.feed([chunk(TOKENS[1]) + LAST_CHUNK + extra])
     assert (rig.shown, rig.ends, rig.wire.closed) == (before, ["committed", "failed"], True)
+
+
+@pytest.mark.parametrize("extra", [b"\n", b"\r\n", b"\r\n\r\n", b"\r"])
+def test_empty_lines_behind_a_reply_stay_behind(extra: bytes) -> None:
+    rig = Rig()
+    rig.feed([SSE_HEAD, chunk(TOKENS[0]), chunk(TOKENS[1]) + LAST_CHUNK + extra])
+    assert (rig.reply().body, rig.reply().whole) == (TOKENS[0] + TOKENS[1], True)
 
 
 def test_bytes_on_an_idle_connection_close_it() -> None:

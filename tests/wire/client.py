@@ -47,7 +47,9 @@ class Client:
     async def reply(self, method: str = "GET") -> Reply:
         """The next reply."""
         async with asyncio.timeout(PATIENCE_S):
-            return await read_reply(self.reader, method)
+            reply = await read_reply(self.reader, method)
+        assert reply.version == "1.1"
+        return reply
 
     async def ask(self, data: bytes, method: str = "GET") -> Reply:
         """Send bytes and take the reply."""

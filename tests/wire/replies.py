@@ -15,8 +15,8 @@ from typing import Any, cast
 import orjson
 
 HEAD_LIMIT = 1 << 20
-_STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) [\x20-\x7e]*")
-_FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+): ?([^\x00-\x08\x0a-\x1f\x7f]*)")
+_STATUS = re.compile(rb"HTTP/(1\.[01]) (\d{3})(?: [^\r\n]*)?")
+_FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([^\x00-\x08\x0a-\x1f\x7f]*)")
 _SIZE = re.compile(rb"([0-9a-fA-F]{1,16})(?:;[^\x00-\x1f]*)?")
 
 
@@ -31,6 +31,7 @@ class Reply:
     `chunks` are the sizes of the chunks it came in, None where it was not chunked.
     """
 
+    version: str = ""
     status: int = 0
     fields: list[tuple[str, str]] = field(default_factory=list)
     body: bytes = b""
@@ -64,17 +65,16 @@ class Reply:
         return error
 
 
-async def read_reply(reader: asyncio.StreamReader, method: str = "GET") -> Reply:
+async def read_reply(reader: asyncio.StreamReader, method: str = "GET", *, of_unit: bool = False) -> Reply:
     """The next reply. Raises EOFError when the connection ends before it, MalformedError for bad HTTP."""
     reply = Reply()
     while True:
-        status, fields = await _head(reader)
-        if status >= 200:
+        reply.version, reply.status, reply.fields = await _head(reader, of_unit)
+        if reply.status >= 200:
             break
-        if status == 101 or fields:
-            raise MalformedError(f"interim {status} with {fields}")
-        reply.interim.append(status)
-    reply.status, reply.fields = status, fields
+        if reply.status == 101:
+            raise MalformedError("it switches protocols")
+        reply.interim.append(reply.status)
     try:
         await _body(reader, reply, method)
         reply.whole = True
@@ -83,18 +83,20 @@ async def read_reply(reader: asyncio.StreamReader, method: str = "GET") -> Reply
     return reply
 
 
-def replies(data: bytes, methods: Iterable[str]) -> list[Reply]:
+def replies(data: bytes, methods: Iterable[str], *, of_unit: bool = False) -> list[Reply]:
     """The replies in all that a connection has brought, to requests of these methods: as many as began.
 
-    Raises MalformedError, also when something follows the last of them.
+    Raises MalformedError, also when something follows the last of them. With `of_unit`, what the gate
+    forgives a unit is forgiven: that something follows, and empty lines before a head.
     """
 
     async def read() -> list[Reply]:
         found = []
         with suppress(EOFError):
             for method in methods:
-                found.append(await read_reply(reader, method))
-            raise MalformedError(f"more than was asked for: {await reader.readexactly(1)!r}")
+                found.append(await read_reply(reader, method, of_unit=of_unit))
+            if not of_unit:
+                raise MalformedError(f"more than was asked for: {await reader.readexactly(1)!r}")
         return found
 
     # What has come is all there is, so nothing here ever waits, and no loop is needed.
@@ -113,9 +115,11 @@ class _NoLoop:
         return False
 
 
-async def _head(reader: asyncio.StreamReader) -> tuple[int, list[tuple[str, str]]]:
+async def _head(reader: asyncio.StreamReader, of_unit: bool) -> tuple[str, int, list[tuple[str, str]]]:
     try:
         head = await reader.readuntil(b"\r\n\r\n")
+        while of_unit and not (head := head.lstrip(b"\r\n")):
+            head = await reader.readuntil(b"\r\n\r\n")
     except asyncio.IncompleteReadError as error:
         if error.partial:
             raise MalformedError(f"the head ends early: {error.partial!r}") from None
@@ -126,7 +130,7 @@ async def _head(reader: asyncio.StreamReader) -> tuple[int, list[tuple[str, str]
     match = _STATUS.fullmatch(first)
     if match is None:
         raise MalformedError(f"status line {first!r}")
-    return int(match[1]), _fields(lines)
+    return match[1].decode(), int(match[2]), _fields(lines)
 
 
 def _fields(lines: list[bytes]) -> list[tuple[str, str]]:
@@ -135,7 +139,7 @@ def _fields(lines: list[bytes]) -> list[tuple[str, str]]:
         match = _FIELD.fullmatch(line)
         if match is None:
             raise MalformedError(f"header line {line!r}")
-        fields.append((match[1].decode("latin-1"), match[2].decode("latin-1")))
+        fields.append((match[1].decode("latin-1"), match[2].strip(b" \t").decode("latin-1")))
     return fields
 
 

@@ -54,8 +54,9 @@ class Received:
         return values[0] if values else None
 
     def write(self, data: bytes) -> None:
-        """Write bytes of the reply."""
-        self.connection.writer.write(data)
+        """Write bytes of the reply, unless the gate is gone."""
+        if not self.connection.writer.is_closing():
+            self.connection.writer.write(data)
 
 
 class Connection:
