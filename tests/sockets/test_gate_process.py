@@ -1,0 +1,168 @@
+"""The gate as a process: how it stops, and how it reads its configuration anew, with streams in flight."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from loadtests.simunit.process import SimUnit
+from tests.wire.process import GateProcess, eventually
+
+STEP_MS = 4
+LONG = 200
+"""Tokens of a stream that goes on for most of a second."""
+
+DELAY_S = 0.5
+
+
+@pytest.fixture(scope="module")
+def long_lived() -> Iterator[dict[str, SimUnit]]:
+    started = SimUnit.start_all(["a", "b"], followers=0, step_ms=STEP_MS)
+    yield {unit.name: unit for unit in started}
+    for unit in started:
+        unit.stop()
+
+
+@pytest.fixture
+def units(long_lived: dict[str, SimUnit]) -> Iterator[dict[str, SimUnit]]:
+    """Units that are well before each test."""
+    yield long_lived
+    for unit in long_lived.values():
+        unit.fault("heal")
+
+
+class Stream:
+    """A streamed completion, begun."""
+
+    def __init__(self, gate: GateProcess, tokens: int = LONG) -> None:
+        self._connection = gate.connect()
+        body = json.dumps({"model": "sim", "prompt": "Once", "max_tokens": tokens, "stream": True})
+        self._connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+        self.reply = self._connection.getresponse()
+        self.unit = self.reply.headers["x-cellgate-unit"]
+        self.lines = [self.reply.readline()]
+
+    def rest(self) -> bool:
+        """Read on to the end; whether the stream is whole."""
+        try:
+            self.lines += self.reply.readlines()
+        except (http.client.IncompleteRead, ConnectionError):
+            return False
+        finally:
+            self.reply.close()
+            self._connection.close()
+        events = [line for line in self.lines if line.startswith(b"data: ")]
+        return events[-1] == b"data: [DONE]\n" and not any(b'"error"' in event for event in events)
+
+
+def models(gate: GateProcess) -> http.client.HTTPResponse:
+    """The answer to a short request on a connection of its own. Raises ConnectionRefusedError."""
+    connection = gate.connect()
+    try:
+        connection.request("GET", "/v1/models")
+        reply = connection.getresponse()
+        reply.read()
+        return reply
+    finally:
+        connection.close()
+
+
+def is_refusing(gate: GateProcess) -> bool:
+    """Whether it takes no connection any more."""
+    try:
+        models(gate)
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
+def test_sigterm_lets_streams_finish_and_says_not_ready_meanwhile(
+    units: dict[str, SimUnit], tmp_path: Path
+) -> None:
+    timeouts = {"drain_delay_s": DELAY_S, "drain_s": 10}
+    with GateProcess(tmp_path, {"a": units["a"].url}, timeouts=timeouts) as gate:
+        gate.until_up("a")
+        assert gate.admin("GET", "/readyz")[0] == 200
+        units["a"].fault("slow", factor=100)
+        stream = Stream(gate, tokens=20)
+        idle = gate.connect()
+        idle.connect()
+        begun_at = time.monotonic()
+        gate.signal(signal.SIGTERM)
+        assert eventually(lambda: gate.admin("GET", "/readyz")[0] == 503)
+        # For a while whoever has not noticed yet is still served, and told to go elsewhere.
+        reply = models(gate)
+        assert (reply.status, reply.headers["connection"]) == (200, "close")
+        assert eventually(lambda: is_refusing(gate))
+        assert time.monotonic() - begun_at > DELAY_S
+        assert gate.process.poll() is None
+        assert gate.admin("GET", "/readyz")[0] == 503
+        units["a"].fault("heal")
+        assert stream.rest()
+        assert gate.exit_code() == 0
+        assert "Traceback" not in gate.log
+        idle.close()
+
+
+def test_a_stream_that_does_not_finish_in_time_is_cut(units: dict[str, SimUnit], tmp_path: Path) -> None:
+    timeouts = {"drain_delay_s": 0, "drain_s": 0.1}
+    with GateProcess(tmp_path, {"a": units["a"].url}, timeouts=timeouts) as gate:
+        gate.until_up("a")
+        stream = Stream(gate, tokens=4000)
+        gate.signal(signal.SIGTERM)
+        assert not stream.rest()
+        assert gate.exit_code() == 0
+        assert "Traceback" not in gate.log
+    assert eventually(lambda: units["a"].state()["running"] == 0)
+
+
+@pytest.mark.parametrize(
+    "signals", [[signal.SIGINT], [signal.SIGTERM, signal.SIGTERM]], ids=["INT", "TERM twice"]
+)
+def test_who_is_in_a_hurry_is_not_kept(
+    units: dict[str, SimUnit], tmp_path: Path, signals: list[signal.Signals]
+) -> None:
+    with GateProcess(tmp_path, {"a": units["a"].url}) as gate:
+        gate.until_up("a")
+        stream = Stream(gate, tokens=4000)
+        for number, at in enumerate(signals):
+            gate.signal(at)
+            assert number or eventually(lambda: "stopping" in gate.log)
+        assert not stream.rest()
+        assert gate.exit_code() == 0
+        assert "Traceback" not in gate.log
+
+
+def test_sighup_takes_units_in_and_out_without_dropping_a_stream(
+    units: dict[str, SimUnit], tmp_path: Path
+) -> None:
+    with GateProcess(tmp_path, {"a": units["a"].url}) as gate:
+        gate.until_up("a")
+        streams = [Stream(gate) for _ in range(4)]
+        gate.configure({"b": units["b"].url})
+        gate.signal(signal.SIGHUP)
+        gate.until_up("b")
+        after = Stream(gate, tokens=2)
+        assert (after.unit, after.rest()) == ("b", True)
+        assert {stream.unit for stream in streams} == {"a"}
+        assert all(stream.rest() for stream in streams)
+        assert "+b, -a" in gate.log
+
+
+def test_sighup_with_a_configuration_that_is_wrong_changes_nothing(
+    units: dict[str, SimUnit], tmp_path: Path
+) -> None:
+    with GateProcess(tmp_path, {"a": units["a"].url}) as gate:
+        gate.until_up("a")
+        gate.configure({"a": "nonsense", "b": units["b"].url})
+        gate.signal(signal.SIGHUP)
+        assert eventually(lambda: "reload refused" in gate.log)
+        stream = Stream(gate, tokens=2)
+        assert (stream.unit, stream.rest()) == ("a", True)
+        assert list(gate.units()) == ["a"]
