@@ -23,7 +23,7 @@ from proxy.stream.sse import is_error, without_comments
 from router.nouns import Outcome
 from tests.sim import world
 from tests.wire.client import Client, chat, get, post
-from tests.wire.noise import CUTS, DAMAGES, WORDS, Cut, Damage, damaged, in_pieces
+from tests.wire.noise import CUTS, DAMAGES, WORDS, Cuts, Damage, damaged
 from tests.wire.replies import Reply, replies
 from tests.wire.rig import Rig
 from tests.wire.stage import Stage, stage
@@ -87,19 +87,19 @@ def streams(draw: st.DrawFn) -> Stream:
         sent = head + b"\r\n" + body
     else:
         end = LAST_CHUNK if framing == "chunks" else b"0\r\nX-A: 0\r\n\r\n"
-        sent = SSE_HEAD + b"".join(map(chunk, in_pieces(body, draw(CUTS)))) + end
+        sent = SSE_HEAD + b"".join(map(chunk, draw(CUTS).pieces(body))) + end
     unfinished = b"data: unfin" if body.endswith(b"unfin") else b""
     shown = b"".join(events) + unfinished if events else b""
     return Stream(sent, shown, framing == "close")
 
 
-@fuzz(1000)
+@fuzz(800)
 @given(streams(), CUTS, st.booleans())
 def test_any_stream_in_any_chunks_and_reads_is_shown_byte_for_byte(
-    stream: Stream, cuts: list[Cut], http10: bool
+    stream: Stream, cuts: Cuts, http10: bool
 ) -> None:
     rig = Rig(http10=http10)
-    rig.feed(in_pieces(stream.sent, cuts), close=stream.close)
+    rig.feed(cuts.pieces(stream.sent), close=stream.close)
     assert not rig.bugs
     if "failed" in rig.ends:
         # Nothing may have been shown, and there must be a reason: an error, or no event at all.
@@ -122,14 +122,14 @@ REPLIES = [
 ]
 
 
-@fuzz(2500)
+@fuzz(1800)
 @given(st.sampled_from(REPLIES), DAMAGES, st.sampled_from([b"", *WORDS, *REPLIES]), CUTS, st.booleans())
 def test_a_damaged_reply_is_shown_for_what_it_is_or_not_at_all(
-    reply: bytes, damages: list[Damage], more: bytes, cuts: list[Cut], http10: bool
+    reply: bytes, damages: list[Damage], more: bytes, cuts: Cuts, http10: bool
 ) -> None:
     rig = Rig(http10=http10)
     sent = damaged(reply, damages) + more
-    rig.feed(in_pieces(sent, cuts), close=True)
+    rig.feed(cuts.pieces(sent), close=True)
     assert not rig.bugs
     assert rig.ends in (["failed"], ["committed", "failed"], ["committed", "done"])
     if "committed" not in rig.ends:
@@ -186,7 +186,7 @@ class Manner(NamedTuple):
     template: str
     damages: list[Damage]
     share: float
-    cuts: list[Cut]
+    cuts: Cuts
     pause_s: float
     then: str
 
@@ -227,7 +227,7 @@ class Play:
         self.seen.append(request)
         data = damaged(answer(request, manner.template), manner.damages)
         data = data[: int(len(data) * manner.share)]
-        for piece in in_pieces(data, manner.cuts):
+        for piece in manner.cuts.pieces(data):
             request.write(piece)
             await asyncio.sleep(manner.pause_s)
         if manner.then == "silence":
@@ -266,7 +266,7 @@ class Visit(NamedTuple):
 
     requests: list[bytes]
     damages: list[Damage]
-    cuts: list[Cut]
+    cuts: Cuts
     pause_s: float
     leaves_after_s: float
 
@@ -293,7 +293,7 @@ async def pay(client: Client, visit: Visit) -> tuple[bytes, bool]:
 
     async with asyncio.TaskGroup() as tasks:
         reading = tasks.create_task(read())
-        for piece in in_pieces(data, visit.cuts):
+        for piece in visit.cuts.pieces(data):
             if not client.writer.is_closing():
                 client.send(piece)
                 await asyncio.sleep(visit.pause_s)
@@ -303,7 +303,7 @@ async def pay(client: Client, visit: Visit) -> tuple[bytes, bool]:
     return bytes(got), closed
 
 
-@fuzz(500)
+@fuzz(350)
 @given(
     st.lists(VISITS, min_size=1, max_size=3),
     st.lists(MANNERS, min_size=1, max_size=4),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -78,7 +79,29 @@ class Cut(NamedTuple):
         return max(0, (data.find(b"\n", at) + 1 or len(data)) - self.before_end)
 
 
-CUTS = st.lists(st.builds(Cut, place=st.floats(0, 1), before_end=st.none() | st.integers(0, 2)), max_size=8)
+class Cuts(NamedTuple):
+    """Where bytes are cut. `at_events`: also behind each event, and behind the chunk that ends with it."""
+
+    places: list[Cut]
+    at_events: bool
+
+    def pieces(self, data: bytes) -> list[bytes]:
+        """`data` in pieces, none of which is empty."""
+        at = {cut.in_(data) for cut in self.places} | {0, len(data)}
+        if self.at_events:
+            at |= {match.end() for match in _EVENT_END.finditer(data)}
+        return [data[start:end] for start, end in pairwise(sorted(at))]
+
+
+_EVENT_END = re.compile(rb"\n\n(?:\r\n)?")
+
+CUTS = st.builds(
+    Cuts,
+    places=st.lists(
+        st.builds(Cut, place=st.floats(0, 1), before_end=st.none() | st.integers(0, 2)), max_size=8
+    ),
+    at_events=st.booleans(),
+)
 
 
 def damaged(data: bytes, damages: list[Damage]) -> bytes:
@@ -86,9 +109,3 @@ def damaged(data: bytes, damages: list[Damage]) -> bytes:
     for damage in damages:
         data = damage.done_to(data)
     return data
-
-
-def in_pieces(data: bytes, cuts: list[Cut]) -> list[bytes]:
-    """`data` in pieces, none of which is empty."""
-    at = sorted({cut.in_(data) for cut in cuts} | {0, len(data)})
-    return [data[start:end] for start, end in pairwise(at)]
