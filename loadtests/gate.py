@@ -33,6 +33,7 @@ class Vitals:
     waiting: int
     descriptors: int
     threads: int
+    tasks: int
     rss_mb: float
 
 
@@ -87,6 +88,7 @@ class GateProcess:
             waiting=int(metric_sum(page, "cellgate_waiting")),
             descriptors=len(list((proc / "fd").iterdir())),
             threads=int(status["Threads"]),
+            tasks=int(metric_sum(page, "cellgate_tasks")),
             rss_mb=int(status["VmRSS"].split()[0]) / 1024,
         )
 

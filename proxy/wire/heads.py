@@ -48,14 +48,6 @@ _ID_MAX = 128
 _ID_BYTES = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:=+/@")
 
 
-def find(fields: Fields, name: bytes) -> bytes | None:
-    """The first value of a field, or None."""
-    for key, value in fields:
-        if key == name:
-            return value
-    return None
-
-
 def connection_tokens(fields: Fields) -> set[bytes]:
     """The lower-case tokens of all `Connection` fields."""
     values = [value for key, value in fields if key == b"connection"]

@@ -12,7 +12,6 @@ from proxy.wire.heads import (
     client_head,
     connection_tokens,
     crossing,
-    find,
     forwarded_lines,
     head_size,
     is_request_id,
@@ -53,11 +52,6 @@ def test_tokens_of_all_connection_fields_count() -> None:
     fields = [(b"connection", b"Close, X-A"), (b"host", b"x"), (b"connection", b" upgrade ")]
     assert connection_tokens(fields) == {b"close", b"x-a", b"upgrade"}
     assert connection_tokens([]) == set()
-
-
-def test_find_gives_the_first_value() -> None:
-    assert find([(b"a", b"1"), (b"b", b"2"), (b"b", b"3")], b"b") == b"2"
-    assert find([(b"a", b"1")], b"b") is None
 
 
 @pytest.mark.parametrize("value", [b"a", b"req-1_2.3:4=5+6/7@8", b"x" * 128])
