@@ -49,7 +49,8 @@ def fuzz(examples: int) -> settings:
 EVENTS = st.sampled_from(
     [
         b"data: a\n\n",
-        b'data: {"choices": []}\n\n',
+        b'data: {"id":"1","choices":[]}\n\n',
+        b'data: {"id":"2"}\r\n\r\n',
         b"data: a\ndata: b\n\n",
         b"event: x\ndata: c\n\n",
         b": ping\n\n",
@@ -114,6 +115,7 @@ def test_any_stream_in_any_chunks_and_reads_is_shown_byte_for_byte(
 REPLIES = [
     whole(b'{"a": 1}'),
     SSE_HEAD + chunk(b"data: a\n\n") + chunk(b"data: b\n\n") + LAST_CHUNK,
+    SSE_HEAD + b"".join(chunk(b'data: {"id":%d}\n\n' % n) for n in range(4)) + LAST_CHUNK,
     SSE_HEAD + chunk(b": ping\n\ndata: a\n\ndat") + chunk(b"a: b\n\n") + b"0\r\nX-A: b\r\n\r\n",
     b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk(b"{}") * 3 + LAST_CHUNK,
     b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\ndata: a\n\n",

@@ -249,11 +249,28 @@ def test_empty_lines_behind_a_reply_stay_behind(extra: bytes) -> None:
     assert (rig.reply().body, rig.reply().whole) == (TOKENS[0] + TOKENS[1], True)
 
 
-def test_bytes_on_an_idle_connection_close_it() -> None:
+@pytest.mark.parametrize("extra", [b"HTTP/1.1 200 OK\r\n", chunk(TOKENS[3]), b"x", STREAM])
+def test_bytes_on_an_idle_connection_close_it_and_go_nowhere(extra: bytes) -> None:
     rig = Rig()
-    rig.feed([whole()])
-    rig.feed([b"HTTP/1.1 200 OK\r\n"])
-    assert rig.wire.closed
+    rig.feed([SSE_HEAD, *map(chunk, TOKENS[:2]), LAST_CHUNK])
+    shown = rig.shown
+    rig.feed([extra])
+    assert (rig.shown, rig.wire.closed) == (shown, True)
+
+
+def test_a_chunk_that_only_looks_like_a_tokens_is_not_taken_for_one() -> None:
+    good = chunk(TOKENS[2])
+    for bad in (
+        good[:-2] + b"xx",
+        good[:-1] + b"x",
+        good.replace(b"14", b"13"),
+        good.replace(b"\n\n", b"\nx"),
+    ):
+        rig = Rig()
+        rig.feed([SSE_HEAD, *map(chunk, TOKENS[:2])])
+        shown = rig.shown
+        rig.feed([bad])
+        assert rig.shown == shown
 
 
 @pytest.mark.parametrize("keep", [b"Connection: close\r\n", b"Connection: Close, x\r\n"])
@@ -276,11 +293,12 @@ def test_a_client_that_has_left_closes_the_units_connection_at_once() -> None:
         assert (rig.shown, rig.failures) == (shown, [])
 
 
-def test_a_defect_of_the_gate_is_reported_and_ends_the_exchange() -> None:
+@pytest.mark.parametrize("data", [chunk(TOKENS[1]), chunk(TOKENS[1]) * 2])
+def test_a_defect_of_the_gate_is_reported_and_ends_the_exchange(data: bytes) -> None:
     rig = Rig()
     rig.feed([SSE_HEAD, chunk(TOKENS[0])])
-    rig.send = None  # type: ignore[method-assign, assignment]
-    rig.feed([chunk(TOKENS[1])])
+    rig.relay._write = rig.send = None  # type: ignore[method-assign, assignment]
+    rig.feed([data])
     assert [type(bug) for bug in rig.bugs] == [TypeError]
     assert [failure.kind for failure in rig.failures] == [Kind.INTERNAL]
     assert rig.wire.closed

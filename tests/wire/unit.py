@@ -28,7 +28,7 @@ def chunk(data: bytes) -> bytes:
 
 SSE_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 LAST_CHUNK = b"0\r\n\r\n"
-TOKENS = [b'data: {"token": %d}\n\n' % number for number in range(4)]
+TOKENS = [b'data: {"id":"t-%d"}\n\n' % number for number in range(4)]
 STREAM = SSE_HEAD + b"".join(map(chunk, TOKENS)) + LAST_CHUNK
 """A whole stream as engines write it: each event a chunk."""
 
