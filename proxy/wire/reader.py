@@ -47,9 +47,11 @@ class RequestReader:
     __slots__ = (
         "_body",
         "_head_bytes",
+        "_is_first",
         "_limits",
         "_now",
         "_parser",
+        "_read_bytes",
         "_tell",
         "failure",
         "in_head",
@@ -63,19 +65,27 @@ class RequestReader:
         self._parser = httptools.HttpRequestParser(self)
         self._body: list[bytes] = []
         self._head_bytes = 0
+        self._read_bytes = 0
+        self._is_first = True
         self.in_head = False
         self.request: Request | None = None
         self.failure: Failure | None = None
 
     def feed(self, data: bytes) -> Failure | None:
         """Read on; the failure that ends the reading, if there is one. Not to be called after that."""
-        self._head_bytes += len(data)
+        self._read_bytes = len(data)
+        self._head_bytes += self._read_bytes
+        self._is_first = self.request is None
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             self._fail(Failure(Kind.METHOD_NOT_SUPPORTED, "CONNECT and upgrades are not supported"))
+        except httptools.HttpParserCallbackError:
+            # A defect of our own, not of the request: it ends the connection, and the loop tells of it.
+            raise
         except httptools.HttpParserError as error:
-            self._fail(_malformed(error, data))
+            # Where in a read a later request begins cannot be known, and so not how it begins.
+            self._fail(_malformed(error, data if self._is_first else b""))
         else:
             # Trailers and chunk extensions count as well, or they could go on for ever.
             if self.request is not None and self._head_bytes > self._limits.head_bytes:
@@ -119,7 +129,9 @@ class RequestReader:
             return
         self.in_head = False
         limit = self._limits.head_bytes
-        if self._head_bytes > limit and request.head_size() > limit:
+        # Behind another request `_head_bytes` begins with the next read only.
+        may_be_large = self._head_bytes > limit or self._read_bytes > limit
+        if may_be_large and request.head_size() > limit:
             self._fail(self._head_too_large())
             return
         request.method = self._parser.get_method()
@@ -149,6 +161,7 @@ class RequestReader:
         if request is None or self.failure is not None:
             return
         self.request = None
+        self._is_first = False
         self._head_bytes = 0
         request.body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
         self._body.clear()

@@ -213,6 +213,10 @@ class UnitConnection(asyncio.Protocol):
         self._pieces = pieces
         try:
             self._parser.feed_data(data)
+        except httptools.HttpParserCallbackError as error:
+            # It is one of our own callbacks that failed: nothing is wrong with the reply.
+            self._crash(error)
+            return
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._misbehaved = f"its reply does not parse: {error}"
         if self.head is None and self._head_bytes > HEAD_BYTES:
