@@ -8,6 +8,7 @@ import pytest
 
 from proxy.failure import Kind
 from proxy.wire.relay import TAIL_BYTES
+from proxy.wire.upstream import UnitConnection
 from tests.wire.rig import Rig
 from tests.wire.unit import LAST_CHUNK, SSE_HEAD, STREAM, TOKENS, chunk, whole
 
@@ -291,6 +292,17 @@ def test_a_client_that_has_left_closes_the_units_connection_at_once() -> None:
         rig.conn.data_received(chunk(TOKENS[1]))
         rig.conn.connection_lost(None)
         assert (rig.shown, rig.failures) == (shown, [])
+
+
+def test_a_defect_while_a_reply_is_parsed_is_not_held_against_the_unit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(UnitConnection, "on_body", lambda *_: 1 / 0)
+    rig = Rig()
+    rig.feed([whole()])
+    assert len(rig.bugs) == 1
+    assert [failure.kind for failure in rig.failures] == [Kind.INTERNAL]
+    assert rig.wire.closed
 
 
 @pytest.mark.parametrize("data", [chunk(TOKENS[1]), chunk(TOKENS[1]) * 2])
