@@ -39,6 +39,17 @@ async def test_a_units_status_is_the_clients(status: int) -> None:
 
 
 @live
+async def test_an_engine_without_the_path_is_told_as_such_in_openais_shape() -> None:
+    """FastAPI's engines answer {"detail":"Not Found"}, which the OpenAI SDK turns into a wordless error."""
+    async with stage(whole(b'{"detail":"Not Found"}', "404 Not Found")) as here, here.client() as client:
+        for _ in range(2):
+            reply = await client.ask(chat())
+            assert (reply.status, reply.error["code"]) == (404, "not_served")
+            assert reply.error["message"] == "the engine of unit u0 does not serve /v1/chat/completions"
+        assert here.gate.board.in_flight == 0
+
+
+@live
 async def test_the_head_of_a_reply_crosses_but_for_the_connections_own() -> None:
     lines = (
         "Server: uvicorn\r\nX-A: 1\r\nSet-Cookie: a=1\r\nSet-Cookie: b=2\r\nX-Request-Id: the-units\r\n"
