@@ -79,6 +79,9 @@ def is_refusing(gate: GateProcess) -> bool:
         models(gate)
     except ConnectionRefusedError:
         return True
+    except ConnectionError:
+        # It was in the queue of the listener at the moment in which that was closed.
+        return False
     return False
 
 
