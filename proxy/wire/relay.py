@@ -154,12 +154,12 @@ class Relay:
             self._held(data, pieces, conn)
             return
         body = b"".join(pieces)
+        if self._sse and carries_data(body):
+            self._count(len(pieces))
         if conn.raw is not None and self._ends_whole(data, conn) and not conn.trailers:
-            self._look(len(pieces), body)
+            self._note_error(body)
             self._send(data)
         else:
-            if self._sse and carries_data(body):
-                self._count(len(pieces))
             self._reframe(data, body, conn)
         if conn.ended:
             self._finish()
@@ -275,12 +275,6 @@ class Relay:
         self._gaps[gap_ms if gap_ms < GAPS_MS else -1] += 1
         self.last_at = self._desk.life_at = now
         self.events += events
-
-    def _look(self, pieces: int, events: bytes) -> None:
-        """Count complete events, and see whether one of them is an error."""
-        if carries_data(events):
-            self._count(pieces)
-        self._note_error(events)
 
     def _ends_whole(self, data: bytes, conn: UnitConnection) -> bool:
         """Behind a chunk there may be a part of the next one's size, behind the last one empty lines that the

@@ -298,7 +298,7 @@ class UnitConnection(asyncio.Protocol):
         if head.coding not in (b"", b"chunked"):
             self._misbehaved = "it encodes its transfer in a way that nobody asked for"
         if self._to_head:
-            self._end()
+            self.ended = True
 
     def on_body(self, body: bytes) -> None:
         self.clean = False
@@ -311,12 +311,9 @@ class UnitConnection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         if not self._interim and not self._to_head:
-            self._end()
+            self.ended = True
 
     # -- inside --------------------------------------------------------------------------------------------
-
-    def _end(self) -> None:
-        self.ended = True
 
     def _crash(self, error: Exception) -> None:
         # An exception that left the callback would close the transport without a word to the client.
