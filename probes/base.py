@@ -7,12 +7,15 @@ that looks never overlap belong to the runner, hysteresis to the judge.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
-from router.nouns import Finding, Rules, Unit, Verdict
+from router.nouns import Finding, Node, Rules, Unit, Verdict
+
+P = TypeVar("P", bound=asyncio.BaseProtocol)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +64,30 @@ class Fetch(Protocol):
         ...
 
 
+class Net(Protocol):
+    """The way to addresses other than the unit's own: nodes, exporters, agents."""
+
+    def fetch(self, url: str) -> Fetch:
+        """A `Fetch` to another server, `http(s)://HOST:PORT` (a path in it is ignored)."""
+        ...
+
+    async def connect(
+        self, address: str, factory: Callable[[], P], *, timeout_s: float
+    ) -> tuple[asyncio.Transport, P]:
+        """A connection to HOST:PORT, by TCP. Raises FetchError, nothing else."""
+        ...
+
+
 class Patient(Protocol):
     """What a probe sees of its unit, always current."""
 
     @property
     def unit(self) -> Unit: ...
+    @property
+    def node(self) -> Node | None:
+        """The node looked at; None for a probe of the unit as a whole."""
+        ...
+
     @property
     def verdict(self) -> Verdict: ...
     @property
@@ -79,6 +101,8 @@ class Patient(Protocol):
     def models(self) -> frozenset[str]: ...
     @property
     def fetch(self) -> Fetch: ...
+    @property
+    def net(self) -> Net: ...
     @property
     def rules(self) -> Rules: ...
     @property
@@ -94,12 +118,20 @@ class Patient(Protocol):
         """A short unique id, for request ids and uncachable prompts."""
         ...
 
+    def heard(self) -> None:
+        """Note that something of the unit answered, whatever it said. Replies to fetches are noted already."""
+        ...
+
 
 class Probe(Protocol):
-    """Looks at a unit once per call."""
+    """Looks at a unit, or at one of its nodes, once per call."""
 
     @property
     def name(self) -> str: ...
+
+    def limit_s(self, patient: Patient, /) -> float:
+        """How long one look may take at most, its timeouts included; inf for one that holds a stream."""
+        ...
 
     def due_at(self, patient: Patient, last_at: float, /) -> float:
         """When to look again, after a look that began at `last_at` (-inf: never looked). Only reads."""

@@ -37,6 +37,10 @@ class Canary:
     name: ClassVar[str] = "canary"
     period_s: float = 1.0
 
+    def limit_s(self, patient: Patient) -> float:
+        """The longest timeout there is; the models may be asked for first."""
+        return 2 * patient.rules.warm_up_timeout_s
+
     def due_at(self, patient: Patient, last_at: float) -> float:
         """The next period, but for an UP unit not before `canary_idle_s` after its last sign of life."""
         due = last_at + self.period_s

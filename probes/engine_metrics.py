@@ -45,6 +45,10 @@ class EngineMetrics:
     absent_s: float = 30.0
     timeout_s: float = 2.0
 
+    def limit_s(self, _patient: Patient) -> float:
+        """One fetch."""
+        return self.timeout_s
+
     def due_at(self, patient: Patient, last_at: float) -> float:
         """Late for a unit that has no metrics."""
         return last_at + (self.absent_s if patient.notes.get(_ABSENT) else self.period_s)

@@ -21,6 +21,10 @@ class ModelList:
     eager_s: float = 1.0
     timeout_s: float = 2.0
 
+    def limit_s(self, _patient: Patient) -> float:
+        """One fetch."""
+        return self.timeout_s
+
     def due_at(self, patient: Patient, last_at: float) -> float:
         """Soon while the unit's models are unknown."""
         return last_at + (self.period_s if patient.models else self.eager_s)

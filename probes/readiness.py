@@ -43,6 +43,10 @@ class Readiness:
     period_s: float = 1.0
     timeout_s: float = 3.0
 
+    def limit_s(self, _patient: Patient) -> float:
+        """One fetch."""
+        return self.timeout_s
+
     def due_at(self, _patient: Patient, last_at: float) -> float:
         """One period after the last look."""
         return last_at + self.period_s

@@ -22,7 +22,7 @@ JITTER = 0.1
 GAP_S = 0.05
 """Nudged looks begin at least so far apart: a unit that answers at once must not be asked without end."""
 GRACE_S = 1.0
-"""Every fetch has a timeout; a look that takes this much longer than the longest of them is ended here."""
+"""Every fetch has a timeout; a look that takes this much longer than its limit is ended here."""
 
 _log = logging.getLogger("cellgate.probes")
 
@@ -69,8 +69,11 @@ class Runner:
 
     async def _look(self) -> None:
         try:
-            limit_s = self._patient.rules.warm_up_timeout_s + GRACE_S
-            async with asyncio.timeout(limit_s), aclosing(self._probe.look(self._patient)) as findings:
+            limit_s = self._probe.limit_s(self._patient) + GRACE_S
+            async with (
+                asyncio.timeout(limit_s if limit_s < math.inf else None),
+                aclosing(self._probe.look(self._patient)) as findings,
+            ):
                 async for finding in findings:
                     self._take(finding)
         except Exception as error:

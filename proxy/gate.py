@@ -21,16 +21,17 @@ from proxy.report.events import Action, EventLog
 from proxy.report.metrics import Metrics
 from proxy.report.record import Finished
 from proxy.settings import Settings
-from proxy.watch import Watch
+from proxy.watch import Watch, Ways
 from proxy.wire.downstream import ClientConnection
 from proxy.wire.fetch import UnitFetch
 from proxy.wire.memory import BodyMemory
+from proxy.wire.net import UnitNet
 from proxy.wire.pool import Pool
 from proxy.wire.request import Request
 from router.board import Board, Consequence, Desk
 from router.judge import nothing_to_learn
 from router.lease import Lease
-from router.nouns import Ask, Evidence, Fleet, Outcome, Refusal, Sign, Strength, Unit, Verdict
+from router.nouns import Ask, Evidence, Fleet, Outcome, Refusal, Sign, Strength, Verdict
 from router.router import Router
 from router.waiting import Waiting
 
@@ -68,7 +69,7 @@ class Gate:
         self.metrics = Metrics(
             self.board, loop.time, waiting=lambda: len(self.router.waiting), connections=self._connections
         )
-        self.watch = Watch(self.board, self._fetch_for, rng, self._flipped)
+        self.watch = Watch(self.board, self._ways_to, rng, self._flipped)
         self.own_answers = OwnAnswers(self.board)
         self.now = loop.time
         self._loop = loop
@@ -77,6 +78,7 @@ class Gate:
         self._read_large = read_large
         self._unit_tls = unit_tls
         self._pools: dict[Desk, Pool] = {}
+        self._nets: dict[Desk, UnitNet] = {}
         self._server: asyncio.Server | None = None
         self._tick_handle: asyncio.TimerHandle | None = None
         self._due = 0.0
@@ -109,6 +111,8 @@ class Gate:
         added, removed = self.board.configure(fleet, self.now())
         for unit in removed:
             self.watch.stop(unit.name)
+            if (net := self._nets.pop(old[unit.name], None)) is not None:
+                net.close()
             if (pool := self._pools.get(old[unit.name])) is not None:
                 pool.close()
         for unit in added:
@@ -138,6 +142,8 @@ class Gate:
         await self.watch.close()
         for pool in self._pools.values():
             pool.close()
+        for net in self._nets.values():
+            net.close()
         # One turn for the connections that were aborted to say goodbye.
         await asyncio.sleep(0)
         self._access_log.close()
@@ -290,6 +296,8 @@ class Gate:
             pool.purge(now)
             if desk.retired and not desk.leases:
                 del self._pools[desk]
+        for net in self._nets.values():
+            net.purge(now)
         if len(self.router.waiting):
             self.router.serve_waiting(now)
         if self._stopping and not self.clients:
@@ -297,8 +305,16 @@ class Gate:
         self._access_log.flush()
         self._schedule_tick()
 
-    def _fetch_for(self, unit: Unit) -> UnitFetch:
-        return UnitFetch(self.pool(self.board.desks[unit.name]), self._loop)
+    def _ways_to(self, desk: Desk) -> Ways:
+        def heard() -> None:
+            desk.heard_at = self.now()
+
+        net = self._nets.get(desk)
+        if net is None:
+            timeout_s = self.settings.timeouts.connect_s
+            net = UnitNet(self._loop, heard, connect_timeout_s=timeout_s, tls=self._unit_tls)
+            self._nets[desk] = net
+        return Ways(UnitFetch(self.pool(desk), self._loop, heard, desk.unit.api_key), net)
 
     def _connections(self) -> dict[str, int]:
         units = sum(len(pool.connections) for pool in self._pools.values())

@@ -11,23 +11,33 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from probes import PROBES
-from probes.base import Fetch
+from probes.base import Fetch, Net, Probe
 from probes.canary import Canary
 from probes.runner import Runner
 from router.board import Board, Consequence, Desk
-from router.nouns import Evidence, Finding, Load, Models, Rules, Sign, Strength, Unit, Verdict
+from router.nouns import Evidence, Finding, Load, Models, Node, Rules, Sign, Strength, Unit, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """How the probes of a unit reach it: its own address, and any other."""
+
+    fetch: Fetch
+    net: Net
 
 
 @dataclass(frozen=True, slots=True)
 class _DeskPatient:
-    """One probe's view of a desk."""
+    """One probe's view of a desk, or of a node of it."""
 
     desk: Desk
+    node: Node | None
     rules: Rules
     fetch: Fetch
+    net: Net
     loop: asyncio.AbstractEventLoop
     rng: random.Random
     notes: dict[str, Any] = field(default_factory=dict)
@@ -58,6 +68,9 @@ class _DeskPatient:
     def new_id(self) -> str:
         return f"{self.rng.getrandbits(40):010x}"
 
+    def heard(self) -> None:
+        self.desk.heard_at = self.loop.time()
+
 
 class Watch:
     """Probes all units of a board. `on_consequence` is called for each flip, once the board has it."""
@@ -65,12 +78,12 @@ class Watch:
     def __init__(
         self,
         board: Board,
-        fetch_for: Callable[[Unit], Fetch],
+        ways_to: Callable[[Desk], Ways],
         rng: random.Random,
         on_consequence: Callable[[Consequence], None],
     ) -> None:
         self._board = board
-        self._fetch_for = fetch_for
+        self._ways_to = ways_to
         self._rng = rng
         self._on_consequence = on_consequence
         self._probes = [kind() for kind in PROBES.values()]
@@ -81,15 +94,25 @@ class Watch:
     def start(self, unit: Unit) -> None:
         """Watch a unit that is on the board; one watched already is watched anew. Needs a running loop."""
         self.stop(unit.name)
-        desk, fetch = self._board.desks[unit.name], self._fetch_for(unit)
-        loop = asyncio.get_running_loop()
-        tasks = self._tasks[unit.name] = []
-        for probe in self._probes:
-            patient = _DeskPatient(desk, self._board.rules, fetch, loop, self._rng)
-            runner = Runner(probe, patient, partial(self._take, desk), self._rng)
+        desk, tasks = self._board.desks[unit.name], []
+        ways = self._ways_to(desk)
+        for node, probe in self._looks_at(unit):
+            runner = self._runner(desk, node, probe, ways)
             if probe.name == Canary.name:
                 self._canaries[unit.name] = runner
-            tasks.append(loop.create_task(runner.run(), name=f"{probe.name} of {unit.name}"))
+            of = f"{unit.name} {node.name}" if node is not None else unit.name
+            tasks.append(asyncio.create_task(runner.run(), name=f"{probe.name} of {of}"))
+        self._tasks[unit.name] = tasks
+
+    def _looks_at(self, unit: Unit) -> list[tuple[Node | None, Probe]]:
+        """Every probe of a unit, with the node that it looks at, if it is at one."""
+        of_nodes = [(node, cast("Probe", probe)) for node in unit.nodes for probe in node.probes]
+        return [*((None, probe) for probe in self._probes), *of_nodes]
+
+    def _runner(self, desk: Desk, node: Node | None, probe: Probe, ways: Ways) -> Runner:
+        loop, rules = asyncio.get_running_loop(), self._board.rules
+        patient = _DeskPatient(desk, node, rules, ways.fetch, ways.net, loop, self._rng)
+        return Runner(probe, patient, partial(self._take, desk), self._rng)
 
     def stop(self, name: str) -> None:
         """Stop watching a unit; nothing happens when it is not watched."""

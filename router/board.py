@@ -36,7 +36,11 @@ _USABLE = (Verdict.UP, Verdict.SUSPECT)
 
 
 class Desk:
-    """What the Board keeps of one unit. `life_at` is when the unit last proved by work that it lives."""
+    """What the Board keeps of one unit.
+
+    `life_at` is when the unit last proved by work that it lives, `heard_at` when anything of it last
+    answered, whatever it said.
+    """
 
     __slots__ = (
         "case",
@@ -44,6 +48,7 @@ class Desk:
         "drained",
         "foreign",
         "gaps_ms",
+        "heard_at",
         "leases",
         "life_at",
         "load",
@@ -64,6 +69,7 @@ class Desk:
         self.drained = False
         self.retired = False
         self.life_at = 0.0
+        self.heard_at = 0.0
         # A dict for its order: evictions happen in the order the leases were opened.
         self.leases: dict[Lease, None] = {}
         self.gaps_ms = [0] * GAPS_MS

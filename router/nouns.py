@@ -24,10 +24,16 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One machine (process group) of a unit."""
+    """One machine (process group) of a unit, and how it is looked at.
+
+    `agent` is the HOST:PORT of its `cellgate agent`; empty: it has none. `probes` are node probes (see
+    probes/), which routing does not look into.
+    """
 
     name: str
     role: Role
+    agent: str = ""
+    probes: tuple[object, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +50,9 @@ class Unit:
 
     `url` is the leader's API without a trailing slash. `models` empty means: ask the unit.
     `weight` scales the share of load, `max_in_flight` bounds the leases held on it at once.
+    `engine` and `canary` (which API a canary goes through) empty means: found out by the probes.
+    `metrics_url` is where the engine shows its numbers, when that is not the engine's usual place.
+    `api_key` is what probes send.
     """
 
     name: str
@@ -53,6 +62,10 @@ class Unit:
     weight: float = 1.0
     max_in_flight: int = 256
     nodes: tuple[Node, ...] = ()
+    engine: str = ""
+    canary: str = ""
+    metrics_url: str = ""
+    api_key: str = field(default="", repr=False)
 
 
 class Ask(NamedTuple):

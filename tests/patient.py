@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, NamedTuple
 
-from probes.base import Fetch, FetchError, Probe, Reply, Trouble
-from router.nouns import Finding, Rules, Unit, Verdict
+from probes.base import Fetch, FetchError, Net, P, Probe, Reply, Trouble
+from router.nouns import Finding, Node, Rules, Unit, Verdict
 
 Answer = Reply | Trouble
 
@@ -33,10 +34,14 @@ def reply(status: int, body: bytes = b"") -> Reply:
 
 @dataclass
 class FakePatient:
-    """`answer` is called with each target. A trouble is raised, a timeout after it has taken its time."""
+    """`answer` is called with each target. A trouble is raised, a timeout after it has taken its time.
+
+    What goes to another server than the unit is asked for with the whole URL.
+    """
 
     answer: Callable[[str], Answer]
     unit: Unit = _UNIT
+    node: Node | None = None
     verdict: Verdict = Verdict.UP
     in_flight: int = 0
     life_at: float = 0.0
@@ -45,6 +50,7 @@ class FakePatient:
     now_s: float = 100.0
     notes: dict[str, Any] = field(default_factory=dict)
     asked: list[Asked] = field(default_factory=list)
+    heard_count: int = 0
     _ids: count[int] = field(default_factory=count)
 
     def now(self) -> float:
@@ -53,9 +59,16 @@ class FakePatient:
     def new_id(self) -> str:
         return f"id{next(self._ids)}"
 
+    def heard(self) -> None:
+        self.heard_count += 1
+
     @property
     def fetch(self) -> Fetch:
         return self._fetch
+
+    @property
+    def net(self) -> Net:
+        return _FakeNet(self)
 
     async def _fetch(
         self,
@@ -76,6 +89,24 @@ class FakePatient:
         if len(answer.body) > max_bytes:
             raise FetchError(Trouble.BROKEN, f"more than {max_bytes} bytes")
         return answer
+
+
+class _FakeNet:
+    """The fetch of its patient under other addresses; there is nothing to connect to."""
+
+    def __init__(self, patient: FakePatient) -> None:
+        self._patient = patient
+
+    def fetch(self, url: str) -> Fetch:
+        async def fetch(method: str, target: str, **rest: Any) -> Reply:
+            return await self._patient.fetch(method, url + target, **rest)
+
+        return fetch
+
+    async def connect(
+        self, address: str, factory: Callable[[], P], *, timeout_s: float
+    ) -> tuple[asyncio.Transport, P]:
+        raise FetchError(Trouble.REFUSED, f"connection refused by {address}")
 
 
 def look(probe: Probe, patient: FakePatient) -> list[Finding]:

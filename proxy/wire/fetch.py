@@ -7,13 +7,14 @@ well as long as one old connection to it lives.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from probes.base import FetchError, Reply, Trouble
 from proxy.failure import Failure, Kind
 from proxy.wire.pool import LATE_S, Pool
 from proxy.wire.upstream import ReplyHead, UnitConnection
 
-_TROUBLES = {
+TROUBLES = {
     Kind.REFUSED: Trouble.REFUSED,
     Kind.UNREACHABLE: Trouble.UNREACHABLE,
     Kind.CONNECT_TIMEOUT: Trouble.TIMEOUT,
@@ -24,11 +25,17 @@ _TROUBLES = {
 
 
 class UnitFetch:
-    """The `Fetch` of one unit (see probes/base.py)."""
+    """The `Fetch` of one server (see probes/base.py). `heard` is called with each reply, whatever it says;
+    that somebody refuses is one too.
+    """
 
-    def __init__(self, pool: Pool, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, pool: Pool, loop: asyncio.AbstractEventLoop, heard: Callable[[], None], api_key: str = ""
+    ) -> None:
         self._pool = pool
         self._loop = loop
+        self._heard = heard
+        self._api_key = api_key
 
     async def __call__(
         self,
@@ -47,13 +54,19 @@ class UnitFetch:
         self._pool.take(call, fresh=True)
         try:
             async with asyncio.timeout_at(deadline):
-                return await call.done
+                reply = await call.done
+        except FetchError as error:
+            if error.trouble is Trouble.REFUSED:
+                self._heard()
+            raise
         except TimeoutError:
             if self._loop.time() > deadline + LATE_S:
                 raise FetchError(Trouble.OWN, f"the gate itself stood still ({call.phase})") from None
             raise FetchError(Trouble.TIMEOUT, f"no answer in time ({call.phase})") from None
         finally:
             call.abandon(self._pool)
+        self._heard()
+        return reply
 
     def _head(self, method: str, target: str, length: int, request_id: str) -> bytes:
         lines = [
@@ -61,6 +74,8 @@ class UnitFetch:
             f"host: {self._pool.authority.decode()}",
             "user-agent: cellgate",
         ]
+        if self._api_key:
+            lines.append(f"authorization: Bearer {self._api_key}")
         if request_id:
             lines.append(f"x-request-id: {request_id}")
         if length:
@@ -101,7 +116,7 @@ class _Call:
 
     def on_failed(self, failure: Failure) -> None:
         self._conn = None
-        self._settle(FetchError(_TROUBLES.get(failure.kind, Trouble.BROKEN), failure.message))
+        self._settle(FetchError(TROUBLES.get(failure.kind, Trouble.BROKEN), failure.message))
 
     def abandon(self, pool: Pool) -> None:
         """Leave nothing behind: neither a wish for a connection nor one that waits for a reply."""

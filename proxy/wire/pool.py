@@ -130,7 +130,7 @@ class Pool:
         if task.cancelled():
             failure: Failure | None = Failure(Kind.EVICTED, "the unit was taken out of the configuration")
         else:
-            failure = _explain(task.exception(), self)
+            failure = explain(task.exception(), f"{self.host}:{self.port}")
         if failure is not None:
             if taker is not None:
                 taker.on_failed(failure)
@@ -141,9 +141,8 @@ class Pool:
             taker.on_connected(task.result())
 
 
-def _explain(error: BaseException | None, pool: Pool) -> Failure | None:
-    """Whose fault it is that no connection was made."""
-    where = f"{pool.host}:{pool.port}"
+def explain(error: BaseException | None, where: str) -> Failure | None:
+    """Whose fault it is that no connection to `where` (HOST:PORT) was made."""
     match error:
         case None:
             return None
@@ -154,7 +153,7 @@ def _explain(error: BaseException | None, pool: Pool) -> Failure | None:
         case StoodStillError():
             return Failure(Kind.NO_RESOURCES, f"the gate itself stood still while it connected to {where}")
         case socket.gaierror():
-            return Failure(Kind.NO_RESOURCES, f"the name {pool.host} cannot be resolved: {error.strerror}")
+            return Failure(Kind.NO_RESOURCES, f"the name in {where} cannot be resolved: {error.strerror}")
         case ssl.SSLError():
             return Failure(Kind.UNREACHABLE, f"TLS with {where} failed: {error}")
         case OSError() if error.errno in _OWN_ERRNOS:

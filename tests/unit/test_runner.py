@@ -28,6 +28,9 @@ class Glance:
     began: list[float] = field(default_factory=list)
     looking: int = 0
 
+    def limit_s(self, _patient: Patient) -> float:
+        return 60.0
+
     def due_at(self, _patient: Patient, last_at: float) -> float:
         return last_at + self.period_s
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from probes.base import Fetch, FetchError, Reply, Trouble
+from probes.base import FetchError, Net, Reply, Trouble
 from probes.runner import GAP_S, JITTER
-from proxy.watch import Watch
-from router.board import Board, Consequence
+from proxy.watch import Watch, Ways
+from router.board import Board, Consequence, Desk
 from router.nouns import Ask, Cell, Evidence, Fleet, Rules, Sign, Strength, Unit, Verdict
 from tests.sim.world import World, run
 
@@ -86,10 +86,10 @@ class Scene:
         self.board = Board(RULES)
         self.engines = {"a": Engine(), "b": Engine()}
         self.consequences: list[Consequence] = []
-        self.watch = Watch(self.board, self._fetch_for, random.Random(seed), self.consequences.append)
+        self.watch = Watch(self.board, self._ways_to, random.Random(seed), self.consequences.append)
 
-    def _fetch_for(self, unit: Unit) -> Fetch:
-        return self.engines[unit.url.removeprefix("http://")]
+    def _ways_to(self, desk: Desk) -> Ways:
+        return Ways(self.engines[desk.unit.url.removeprefix("http://")], cast("Net", None))
 
     def play(self, scenario: Coroutine[Any, Any, None]) -> None:
         """Run a scenario with both units started; nothing may be left of it."""

@@ -20,7 +20,7 @@ PLAIN_CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 def fetch_of(here: Stage) -> UnitFetch:
     """The fetch of the only unit."""
-    return UnitFetch(here.gate.pool(here.gate.board.desks["u0"]), asyncio.get_running_loop())
+    return UnitFetch(here.gate.pool(here.gate.board.desks["u0"]), asyncio.get_running_loop(), lambda: None)
 
 
 @simulated

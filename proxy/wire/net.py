@@ -1,0 +1,67 @@
+"""The way of one unit's probes to addresses other than the unit's own: nodes, exporters, agents."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable
+
+from probes.base import FetchError, P, Trouble
+from proxy.failure import Kind
+from proxy.wire.fetch import TROUBLES, UnitFetch
+from proxy.wire.pool import LATE_S, Pool, StoodStillError, explain
+
+
+class UnitNet:
+    """The `Net` of one unit (see probes/base.py). `heard` is called when anything answers."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        heard: Callable[[], None],
+        *,
+        connect_timeout_s: float,
+        tls: ssl.SSLContext | None,
+    ) -> None:
+        self._loop = loop
+        self._heard = heard
+        self._connect_timeout_s = connect_timeout_s
+        self._tls = tls
+        self._pools: dict[str, Pool] = {}
+
+    def fetch(self, url: str) -> UnitFetch:
+        """A `Fetch` to the server of `url`."""
+        pool = self._pools.get(url)
+        if pool is None:
+            pool = Pool(url, self._loop, connect_timeout_s=self._connect_timeout_s, tls=self._tls)
+            self._pools[url] = pool
+        return UnitFetch(pool, self._loop, self._heard)
+
+    async def connect(
+        self, address: str, factory: Callable[[], P], *, timeout_s: float
+    ) -> tuple[asyncio.Transport, P]:
+        """A connection to HOST:PORT. Raises FetchError."""
+        host, _, port = address.rpartition(":")
+        deadline = self._loop.time() + timeout_s
+        try:
+            async with asyncio.timeout_at(deadline):
+                transport, protocol = await self._loop.create_connection(factory, host.strip("[]"), int(port))
+        except Exception as error:
+            late = isinstance(error, TimeoutError) and self._loop.time() > deadline + LATE_S
+            failure = explain(StoodStillError() if late else error, address)
+            assert failure is not None
+            if failure.kind is Kind.REFUSED:
+                self._heard()
+            raise FetchError(TROUBLES.get(failure.kind, Trouble.BROKEN), failure.message) from None
+        self._heard()
+        return transport, protocol
+
+    def purge(self, now: float) -> None:
+        """Close what has been idle for too long."""
+        for pool in self._pools.values():
+            pool.purge(now)
+
+    def close(self) -> None:
+        """Close what is open and idle; looks in flight are cancelled by who runs them."""
+        for pool in self._pools.values():
+            pool.close()
