@@ -119,7 +119,7 @@ class Patient(Protocol):
         ...
 
     def heard(self) -> None:
-        """Note that something of the unit answered, whatever it said. Replies to fetches are noted already."""
+        """Note that something of the unit answered. Whoever fetches need not say so."""
         ...
 
 
