@@ -161,7 +161,7 @@ class Load:
 
     `running` and `waiting` are the engine's own gauges, `own_in_flight` what this gate had there when
     they were read, so that only the rest is counted as other people's work. `progress` is the sum of
-    the engine's step and token counters: when it grows, the engine lives.
+    the engine's step and token counters: when it grows, the engine lives; None: it shows none.
     """
 
     unit: str
@@ -170,7 +170,7 @@ class Load:
     waiting: int = 0
     kv_use: float = 0.0
     own_in_flight: int = 0
-    progress: float = 0.0
+    progress: float | None = None
     epoch: str | None = None
 
     @property
@@ -188,7 +188,16 @@ class Models:
     at: float
 
 
-Finding = Evidence | Load | Models
+@dataclass(frozen=True, slots=True)
+class Served:
+    """The engine that a unit turns out to run: a name in probes/engines.py."""
+
+    unit: str
+    engine: str
+    at: float
+
+
+Finding = Evidence | Load | Models | Served
 """What a probe may bring home."""
 
 
