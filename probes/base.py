@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol, TypeVar
 
-from router.nouns import Finding, Node, Rules, Unit, Verdict
+from router.nouns import Finding, Load, Node, Rules, Unit, Verdict
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 
@@ -98,6 +98,26 @@ class Patient(Protocol):
         ...
 
     @property
+    def load(self) -> Load | None:
+        """What the engine last told of itself; None while it has told nothing."""
+        ...
+
+    @property
+    def silent_limit_s(self) -> float:
+        """How long the unit may at most show no life while it works, by what it has to do now."""
+        ...
+
+    @property
+    def held_down(self) -> bool:
+        """True while the unit is DOWN for a fault of a node that stands: no canary can bring it back."""
+        ...
+
+    @property
+    def engine(self) -> str:
+        """A name in probes/engines.py, configured or found out; empty while nobody knows."""
+        ...
+
+    @property
     def models(self) -> frozenset[str]: ...
     @property
     def fetch(self) -> Fetch: ...
@@ -112,6 +132,10 @@ class Patient(Protocol):
 
     def now(self) -> float:
         """The loop's time."""
+        ...
+
+    async def pause(self, pause_s: float) -> None:
+        """Wait, on the loop's time."""
         ...
 
     def new_id(self) -> str:

@@ -9,7 +9,7 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from probes.base import Fetch, FetchError, Net, P, Probe, Reply, Trouble
-from router.nouns import Finding, Node, Rules, Unit, Verdict
+from router.nouns import Finding, Load, Node, Rules, Unit, Verdict
 
 Answer = Reply | Trouble
 
@@ -45,6 +45,10 @@ class FakePatient:
     verdict: Verdict = Verdict.UP
     in_flight: int = 0
     life_at: float = 0.0
+    load: Load | None = None
+    silent_limit_s: float = 1.0
+    held_down: bool = False
+    engine: str = ""
     models: frozenset[str] = frozenset({"m"})
     rules: Rules = _RULES
     now_s: float = 100.0
@@ -55,6 +59,9 @@ class FakePatient:
 
     def now(self) -> float:
         return self.now_s
+
+    async def pause(self, pause_s: float) -> None:
+        self.now_s += pause_s
 
     def new_id(self) -> str:
         return f"id{next(self._ids)}"
