@@ -44,6 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     leader.add_argument("--followers", type=int, default=1, help="follower processes")
     leader.add_argument("--warm-up-s", type=float, default=0.0, help="extra time of the first step")
     leader.add_argument("--until-stdin-ends", action="store_true", help="exit when standard input is closed")
+    leader.add_argument("--await-port", action="store_true", help="listen when the port becomes free")
     for field in dataclasses.fields(Timing):
         kind = float if field.type is float else int
         leader.add_argument(

@@ -21,6 +21,8 @@ from loadtests.simunit.sequence import Listener, Sequence
 from loadtests.simunit.text import Context, detokenize, tokenize
 from loadtests.simunit.unit import Unit
 
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
 VERSION = "0.1.0"
 COMMENT_PERIOD_S = 1.0
 _SSE_HEAD = {"Content-Type": "text/event-stream; charset=utf-8"}
@@ -40,13 +42,13 @@ class Api:
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/v1/completions", self._completions)
         app.router.add_post("/v1/embeddings", self._embeddings)
-        app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/v1/models", self._late(self._models))
         app.router.add_post("/tokenize", self._tokenize)
         app.router.add_post("/detokenize", self._detokenize)
-        app.router.add_get("/health", self._health)
-        app.router.add_get("/ping", self._health)
+        app.router.add_get("/health", self._late(self._health))
+        app.router.add_get("/ping", self._late(self._health))
         app.router.add_get("/version", self._version)
-        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/metrics", self._late(self._metrics))
         app.cleanup_ctx.append(self._commenting)
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
@@ -60,14 +62,20 @@ class Api:
         return await self._generate(request, requests.completion_generation(body))
 
     async def _generate(self, request: web.Request, generation: Generation) -> web.StreamResponse:
+        self._check_room()
         context = Context(generation.prompt)
         self._check_length(context, generation.max_tokens or 1)
         prefix = "chatcmpl" if generation.chat else "cmpl"
         request_id = request.headers.get("X-Request-Id") or uuid.uuid4().hex
+        self._unit.note("began", request_id)
         reply = Reply(generation.chat, f"{prefix}-{request_id}", int(time.time()), self._unit.model)
+        response: web.StreamResponse
         if generation.stream:
-            return await self._stream(request, generation, context, reply)
-        return await self._whole(generation, context, reply)
+            response = await self._stream(request, generation, context, reply)
+        else:
+            response = await self._whole(generation, context, reply)
+        self._unit.note("ended", request_id)
+        return response
 
     async def _whole(self, generation: Generation, context: Context, reply: Reply) -> web.Response:
         listener = Whole()
@@ -182,6 +190,12 @@ class Api:
             raise ApiError(500, self._unit.death)
         self._check_model(model)
 
+    def _check_room(self) -> None:
+        faults = self._unit.faults
+        waiting = len(self._unit.engine.waiting)
+        if faults.max_waiting is not None and waiting >= faults.max_waiting:
+            raise ApiError(faults.full_status, f"{waiting} requests are waiting, as many as may")
+
     def _check_model(self, model: str | None) -> None:
         if model not in (None, self._unit.model):
             raise ApiError(
@@ -195,6 +209,15 @@ class Api:
         if context.tokens + max_tokens > limit:
             asked = f"{context.tokens} prompt tokens and {max_tokens} to generate"
             raise ApiError(400, f"the maximum context length is {limit} tokens; this request has {asked}")
+
+    def _late(self, handler: Handler) -> Handler:
+        """Answer late while a fault says so: what probes ask, and nothing else."""
+
+        async def answer(request: web.Request) -> web.StreamResponse:
+            await asyncio.sleep(self._unit.faults.late_probes_s)
+            return await handler(request)
+
+        return answer
 
     async def _commenting(self, _: web.Application) -> AsyncIterator[None]:
         task = asyncio.create_task(self._comment())
@@ -211,9 +234,7 @@ class Api:
 
 
 @web.middleware
-async def tell_errors(
-    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-) -> web.StreamResponse:
+async def tell_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Turn an ApiError into OpenAI's error body."""
     try:
         return await handler(request)

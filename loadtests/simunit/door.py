@@ -1,8 +1,11 @@
 """The unit's public port, which a fault can shut: it refuses new connections, open streams go on."""
 
 import asyncio
+import errno
 
 from aiohttp import web
+
+_PORT_LOOK_S = 0.005
 
 
 class Door:
@@ -22,6 +25,16 @@ class Door:
             assert server is not None, "the runner must be set up first"
             self._listener = await loop.create_server(server, self._host, self.port, backlog=1024)
             self.port = self._listener.sockets[0].getsockname()[1]
+
+    async def open_when_free(self) -> None:
+        """Start to listen as soon as whoever has the port is gone. Raises OSError for any other reason."""
+        while True:
+            try:
+                return await self.open()
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+            await asyncio.sleep(_PORT_LOOK_S)
 
     def shut(self) -> None:
         """Refuse new connections, end the idle ones now and the busy ones after their answer."""

@@ -23,6 +23,9 @@ class Faults:
     stall_after_tokens: int | None = None
     in_stream_error_after_tokens: int | None = None
     refusing: bool = False
+    max_waiting: int | None = None
+    full_status: int = 503
+    late_probes_s: float = 0.0
     warm_up_s: float = 0.0
 
 
@@ -66,6 +69,13 @@ COMMANDS: Mapping[str, Command] = {
         parameters={"after_tokens": Parameter("in_stream_error_after_tokens", 4, least=1)}
     ),
     "refuse": Command(switches=("refusing",)),
+    "full_queue": Command(
+        parameters={
+            "waiting": Parameter("max_waiting", 8),
+            "status": Parameter("full_status", 503, least=400, most=599),
+        }
+    ),
+    "late_probes": Command(parameters={"seconds": Parameter("late_probes_s", 5.0)}),
     "warm_up": Command(parameters={"seconds": Parameter("warm_up_s", 5.0)}),
 }
 """Every fault by the name that `POST /sim/fault` knows it by; `heal` is the way back."""

@@ -26,7 +26,9 @@ BODY_LIMIT_BYTES = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class LeaderOptions:
-    """What the command line says. `until_stdin_ends`: exit when whoever started the leader is gone."""
+    """What the command line says. `until_stdin_ends`: exit when whoever started the leader is gone.
+    `await_port`: the port is another's; say on stdout that all else is ready, and listen once it is free.
+    """
 
     name: str
     model: str
@@ -35,6 +37,7 @@ class LeaderOptions:
     followers: int
     warm_up_s: float
     until_stdin_ends: bool
+    await_port: bool
 
 
 async def run_leader(options: LeaderOptions, timing: Timing) -> int:
@@ -66,7 +69,11 @@ async def _open_ports(unit: Unit, options: LeaderOptions) -> None:
     Api(unit).add_to(app)
     Control(unit, door).add_to(app)
     await runner.setup()
-    await door.open()
+    if options.await_port:
+        print(json.dumps({"awaits": options.port}), flush=True)
+        await door.open_when_free()
+    else:
+        await door.open()
     await control_door.open()
     ready = {"name": unit.name, "port": door.port, "control_port": control_door.port, "pid": os.getpid()}
     print(json.dumps(ready | {"followers": unit.collective.pids()}), flush=True)

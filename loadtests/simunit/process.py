@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -26,13 +26,15 @@ class SimUnitError(Exception):
 class SimUnit:
     """One running unit. Also a context manager that stops it."""
 
-    def __init__(self, name: str, process: "subprocess.Popen[bytes]") -> None:
+    def __init__(self, name: str, process: "subprocess.Popen[bytes]", options: Mapping[str, object]) -> None:
         self.name = name
         self.pid = process.pid
+        self.host = str(options.get("host", "127.0.0.1"))
         self.port = 0
         self.follower_pids: list[int] = []
         self._control_port = 0
         self._process = process
+        self._options = dict(options)
 
     @classmethod
     def start(cls, name: str = "sim", **options: object) -> Self:
@@ -56,32 +58,14 @@ class SimUnit:
     @classmethod
     def launch(cls, name: str, **options: object) -> Self:
         """Start the leader process and return at once; `wait_ready` must follow."""
-        flags = [f"--{key.replace('_', '-')}={value}" for key, value in options.items()]
-        command = [
-            sys.executable,
-            "-m",
-            "loadtests.simunit",
-            "leader",
-            "--name",
-            name,
-            "--until-stdin-ends",
-            *flags,
-        ]
-        return cls(
-            name,
-            subprocess.Popen(
-                command, cwd=_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
-            ),
-        )
+        return cls(name, _start_leader(name, options), options)
 
     def wait_ready(self) -> Self:
         """Wait for the line that says where the unit listens."""
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
+        ready = _read_line(self._process)
+        if ready is None:
             self.stop()
             raise SimUnitError(f"unit {self.name} did not start, exit status {self._process.returncode}")
-        ready = json.loads(line)
         self.port, self._control_port = ready["port"], ready["control_port"]
         self.follower_pids = [follower["pid"] for follower in ready["followers"]]
         return self
@@ -89,7 +73,7 @@ class SimUnit:
     @property
     def url(self) -> str:
         """Where the unit's API is."""
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.host}:{self.port}"
 
     def fault(self, fault: str, **parameters: float) -> dict[str, Any]:
         """Command a fault, such as fault("slow", factor=2) or fault("heal"); return the state after it."""
@@ -103,10 +87,27 @@ class SimUnit:
         """Send a signal to a follower: SIGSTOP wedges the unit, SIGCONT heals it, SIGKILL breaks it."""
         os.kill(self.follower_pids[rank - 1], number)
 
+    def signal_leader(self, number: signal.Signals) -> None:
+        """Send a signal to the leader's process alone."""
+        self._process.send_signal(number)
+
     def kill(self) -> None:
         """Kill the leader as a lost machine does; the followers die with it."""
         self._process.kill()
         self._process.wait()
+
+    def restart(self) -> None:
+        """New processes take the place of the old ones, dead or alive, on the same port: the leader is killed
+        only once its successor waits for the port, so nobody listens for a few milliseconds alone.
+        """
+        successor = _start_leader(self.name, self._options | {"port": self.port}, "--await-port")
+        if _read_line(successor) is None:
+            raise SimUnitError(f"the successor of {self.name} ended, exit status {successor.wait()}")
+        if self._process.poll() is None:
+            self.kill()
+        self._close_pipes()
+        self._process, self.pid = successor, successor.pid
+        self.wait_ready()
 
     def wait(self, timeout_s: float) -> int:
         """Wait for the leader to end by itself; return its exit status. Raises TimeoutError."""
@@ -124,9 +125,7 @@ class SimUnit:
             self._process.wait(_STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self.kill()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                pipe.close()
+        self._close_pipes()
         deadline_s = time.monotonic() + _STOP_TIMEOUT_S
         while any(is_running(pid) for pid in self.follower_pids):
             if time.monotonic() > deadline_s:
@@ -141,6 +140,11 @@ class SimUnit:
     ) -> None:
         self.stop()
 
+    def _close_pipes(self) -> None:
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+
     def _control(self, method: str, path: str, body: object) -> dict[str, Any]:
         connection = http.client.HTTPConnection("127.0.0.1", self._control_port, timeout=5)
         try:
@@ -152,6 +156,20 @@ class SimUnit:
         if response.status != 200:
             raise SimUnitError(f"unit {self.name} refused {body}: {answer['error']['message']}")
         return answer
+
+
+def _start_leader(name: str, options: Mapping[str, object], *switches: str) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-m", "loadtests.simunit", "leader", "--name", name, "--until-stdin-ends"]
+    command += [*switches, *(f"--{key.replace('_', '-')}={value}" for key, value in options.items())]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=_ROOT, stdin=pipe, stdout=pipe, start_new_session=True)
+
+
+def _read_line(process: "subprocess.Popen[bytes]") -> dict[str, Any] | None:
+    """The next line of JSON that a leader prints; None when it ends instead."""
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    return json.loads(line) if line else None
 
 
 def is_running(pid: int) -> bool:

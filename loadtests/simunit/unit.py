@@ -13,6 +13,8 @@ from loadtests.simunit.faults import Faults
 from loadtests.simunit.metrics import Metrics
 from loadtests.simunit.sequence import Batch, Output, Sequence, Timing
 
+JOURNAL_LINES = 64
+
 
 class Unit:
     """One unit as its leader sees it: engine, followers, faults."""
@@ -25,6 +27,7 @@ class Unit:
         self.faults = faults
         self.metrics = Metrics(self.engine, model)
         self.death: str | None = None
+        self.journal: list[str] = []
         self._step_due_s = 0.0
         self._wake = asyncio.Event()
 
@@ -37,6 +40,11 @@ class Unit:
             self.death = f"engine dead: {error}"
         for sequence in self.engine.clear():
             sequence.listener.fail(self.death)
+
+    def note(self, what: str, request_id: str) -> None:
+        """Remember what befell the first generations: the order in which they reached this process."""
+        if len(self.journal) < JOURNAL_LINES:
+            self.journal.append(f"{what} {request_id}")
 
     def submit(self, sequence: Sequence) -> None:
         """Queue a sequence; it fails at once when the engine is known to be dead."""

@@ -8,8 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -128,6 +130,11 @@ def eventually(holds: Callable[[], bool], within_s: float = 2.0) -> bool:
             return False
         time.sleep(0.005)
     return True
+
+
+def accepts(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def metric(unit: SimUnit, name: str) -> float:
@@ -383,6 +390,67 @@ def test_requests_that_cannot_be_served_are_refused_by_name(
     answered, error = call(unit, path, body)
     assert answered == status
     assert says in error["error"]["message"]
+
+
+def test_a_full_queue_refuses_as_commanded_and_only_then(unit: SimUnit) -> None:
+    unit.fault("full_queue", waiting=0, status=429)
+    assert chat(unit)[0] == 429
+    unit.fault("full_queue", waiting=1)
+    assert chat(unit)[0] == 200
+    unit.fault("freeze_engine")
+    waiting = OpenStream(unit)
+    assert eventually(lambda: unit.state()["waiting"] == 1)
+    assert chat(unit)[0] == 503
+    waiting.close()
+
+
+def test_late_probes_are_late_and_answers_are_not(unit: SimUnit) -> None:
+    unit.fault("late_probes", seconds=SILENCE_S)
+
+    def seconds(path: str, body: object = None) -> float:
+        start_s = time.monotonic()
+        assert call(unit, path, body)[0] == 200
+        return time.monotonic() - start_s
+
+    assert all(seconds(path) >= SILENCE_S for path in ("/health", "/metrics", "/v1/models"))
+    assert seconds("/v1/completions", {"prompt": "Once", "max_tokens": 1}) < SILENCE_S
+
+
+def test_a_unit_restarts_on_its_port_within_milliseconds_and_tells_who_came_first(doomed: SimUnit) -> None:
+    before, port = (doomed.pid, *doomed.follower_pids), doomed.port
+    refused_at: list[float] = []
+    over = threading.Event()
+
+    def knock() -> None:
+        while not over.wait(0.002):
+            if not accepts(port):
+                refused_at.append(time.monotonic())
+
+    with ThreadPoolExecutor(1) as pool:
+        knocking = pool.submit(knock)
+        doomed.restart()
+        over.set()
+        knocking.result()
+    assert max(refused_at, default=0) - min(refused_at, default=0) < 0.3
+    assert doomed.port == port
+    assert not {doomed.pid, *doomed.follower_pids} & {*before}
+    assert eventually(lambda: not any(map(is_running, before)))
+    assert chat(doomed)[0] == 200
+    began, ended = doomed.state()["journal"]
+    assert began.replace("began", "ended") == ended
+
+
+def test_between_the_chunks_of_a_prompt_of_100k_tokens_others_get_tokens() -> None:
+    size = {"max_model_len": 131072, "num_gpu_blocks": 16384, "prefill_tokens_per_s": 400_000}
+    with SimUnit.start("t7", step_ms=STEP_MS, followers=0, **size) as unit:
+        other = OpenStream(unit, max_tokens=5000).read_until(b'" ')
+        before = unit.state()["counts"]
+        prompt = {"prompt": " bada" * 100_000, "max_tokens": 1}
+        assert call(unit, "/v1/completions", prompt)[1]["usage"]["prompt_tokens"] == 100_000
+        after = unit.state()["counts"]
+        assert after["steps"] - before["steps"] > 100_000 / 2048
+        assert after["generation_tokens"] - before["generation_tokens"] > 100_000 / 2048
+        other.close()
 
 
 def test_a_unit_that_cannot_start_says_so() -> None:
