@@ -54,7 +54,7 @@ class Runner:
 
     async def _until_due(self) -> None:
         # What is due is asked again after each pause: the unit may have shown life meanwhile.
-        while (pause_s := self._due_at() - self._patient.now()) > 0.0:
+        while (pause_s := self.due_at() - self._patient.now()) > 0.0:
             if self._nudged.is_set():
                 await asyncio.sleep(pause_s)
                 continue
@@ -62,7 +62,8 @@ class Runner:
                 async with asyncio.timeout(pause_s * (1.0 + JITTER * self._rng.random())):
                     await self._nudged.wait()
 
-    def _due_at(self) -> float:
+    def due_at(self) -> float:
+        """When the next look begins, on the loop's time, as things stand."""
         if self._nudged.is_set():
             return self._last_at + GAP_S
         return self._probe.due_at(self._patient, self._last_at)

@@ -162,8 +162,9 @@ class Exchange:
         if isinstance(answer, Lease):
             self._attempt(answer)
             return
-        if self._moved and not queued and gate.board.could_serve(self._ask, self._history.tried):
-            # It has lost its unit through no fault of its own, so it may wait for another one.
+        may_wait = self._moved or answer is Refusal.UNSURE
+        if may_wait and not queued and gate.board.could_serve(self._ask, self._history.tried):
+            # It has lost its unit through no fault of its own, or the one there is answers in a moment.
             tried = frozenset(self._history.tried)
             self._ticket = gate.router.wait(self._ask, gate.now(), tried, self._settle)
         if self._ticket is None:
@@ -274,8 +275,7 @@ class Exchange:
         assert lease is not None
         assert relay is not None
         if failure.kind is Kind.STALE_CONNECTION and not lease.committed:
-            # The unit had closed the connection before it saw the request: once more, on a fresh one.
-            self._attempt(lease, fresh=True)
+            self._again(lease)
             return
         if lease.committed and failure.kind not in (Kind.CUT, Kind.INTERNAL):
             failure = Failure(Kind.TRUNCATED, failure.message)
@@ -291,6 +291,16 @@ class Exchange:
             self._dispatch(draws=step.draws)
         else:
             self._refuse(told)
+
+    def _again(self, lease: Lease) -> None:
+        """The unit had closed the connection before it saw the request: once more, on a fresh one."""
+        if not lease.desk.is_doubted() or self._route.kind is RouteKind.UNLISTED:
+            self._attempt(lease, fresh=True)
+            return
+        # It may have started anew: until it has shown life, nothing goes there.
+        self._let_go(lease, Outcome.EVICTED)
+        self._moved = True
+        self._dispatch()
 
     def extra_lines(self) -> bytes:
         """The gate's own lines in the head of the answer."""

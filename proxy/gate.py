@@ -13,14 +13,17 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from policies import POLICIES
+from probes.canary import Canary
+from probes.engine_metrics import EngineMetrics
 from proxy.exchange import Exchange
-from proxy.failure import Failure
+from proxy.failure import Failure, Kind
 from proxy.own import OwnAnswers
 from proxy.report.access_log import AccessLog
 from proxy.report.events import Action, EventLog
 from proxy.report.metrics import Metrics
 from proxy.report.record import Finished
 from proxy.settings import Settings
+from proxy.vigil import Vigil
 from proxy.watch import Watch, Ways
 from proxy.wire.downstream import ClientConnection
 from proxy.wire.fetch import UnitFetch
@@ -70,6 +73,7 @@ class Gate:
             self.board, loop.time, waiting=lambda: len(self.router.waiting), connections=self._connections
         )
         self.watch = Watch(self.board, self._ways_to, rng, self._flipped)
+        self._vigil = Vigil(self.board, self.watch, events)
         self.own_answers = OwnAnswers(self.board)
         self.now = loop.time
         self._loop = loop
@@ -193,7 +197,13 @@ class Gate:
         pool = self._pools.get(desk)
         if pool is None:
             timeout_s = self.settings.timeouts.connect_s
-            pool = Pool(desk.unit.url, self._loop, connect_timeout_s=timeout_s, tls=self._unit_tls)
+            pool = Pool(
+                desk.unit.url,
+                self._loop,
+                connect_timeout_s=timeout_s,
+                tls=self._unit_tls,
+                on_broken=lambda: self._doubt(desk),
+            )
             self._pools[desk] = pool
         return pool
 
@@ -225,6 +235,8 @@ class Gate:
         if failure.kind.row.by_response and not lease.desk.retired:
             self.board.cool(lease.unit, self.now() + COOL_S)
         strength = failure.kind.row.strength
+        if failure.kind is Kind.BUSY and lease.desk.is_known_idle(self.now()):
+            strength = Strength.STRONG
         if strength is not None:
             self._observe(lease.desk, Sign.BAD, strength, failure.message)
 
@@ -264,6 +276,11 @@ class Gate:
         if not desk.retired:
             self.watch.observe(Evidence(desk.unit.name, sign, strength, "request", reason, self.now()))
 
+    def _doubt(self, desk: Desk) -> None:
+        """A unit that has ended a connection out of turn may have started anew: ask before it gets more."""
+        if not desk.retired and self.board.doubt(desk.unit.name, self.now()):
+            self.watch.look_now(desk.unit.name, Canary.name, EngineMetrics.name)
+
     def _flipped(self, consequence: Consequence) -> None:
         flip = consequence.flip
         assert flip is not None
@@ -289,7 +306,9 @@ class Gate:
     def _tick(self) -> None:
         """The one timer: looks at every deadline there is."""
         now = self.now()
-        self.metrics.loop_lag(max(0.0, now - self._due))
+        lag_s = max(0.0, now - self._due)
+        self.metrics.loop_lag(lag_s)
+        self._vigil.tick(now, lag_s)
         for client in list(self.clients):
             client.tick(now)
         for desk, pool in list(self._pools.items()):

@@ -7,18 +7,20 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, cast
 
 from probes import PROBES
 from probes.base import Fetch, Net, Probe
 from probes.canary import Canary
+from probes.engine_metrics import EngineMetrics
 from probes.runner import Runner
 from router.board import Board, Consequence, Desk
-from router.nouns import Evidence, Finding, Load, Models, Node, Rules, Sign, Strength, Unit, Verdict
+from router.nouns import Evidence, Finding, Load, Models, Node, Rules, Served, Sign, Strength, Unit, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +61,30 @@ class _DeskPatient:
         return self.desk.life_at
 
     @property
+    def load(self) -> Load | None:
+        return self.desk.load
+
+    @property
+    def silent_limit_s(self) -> float:
+        return self.desk.silent_limit_s(self.rules)
+
+    @property
+    def held_down(self) -> bool:
+        return bool(self.desk.case.faults)
+
+    @property
+    def engine(self) -> str:
+        return self.desk.engine
+
+    @property
     def models(self) -> frozenset[str]:
         return self.desk.models
 
     def now(self) -> float:
         return self.loop.time()
+
+    async def pause(self, pause_s: float) -> None:
+        await asyncio.sleep(pause_s)
 
     def new_id(self) -> str:
         return f"{self.rng.getrandbits(40):010x}"
@@ -87,7 +108,10 @@ class Watch:
         self._rng = rng
         self._on_consequence = on_consequence
         self._probes = [kind() for kind in PROBES.values()]
-        self._canaries: dict[str, Runner] = {}
+        self._runners: dict[str, dict[str, Runner]] = {}
+        self._trust_from = -math.inf
+        self.distrusted = 0
+        """How much evidence was not counted because the gate itself lagged."""
         self._tasks: dict[str, list[asyncio.Task[None]]] = {}
         self._ending: set[asyncio.Task[None]] = set()
 
@@ -95,11 +119,12 @@ class Watch:
         """Watch a unit that is on the board; one watched already is watched anew. Needs a running loop."""
         self.stop(unit.name)
         desk, tasks = self._board.desks[unit.name], []
+        runners = self._runners[unit.name] = {}
         ways = self._ways_to(desk)
         for node, probe in self._looks_at(unit):
             runner = self._runner(desk, node, probe, ways)
-            if probe.name == Canary.name:
-                self._canaries[unit.name] = runner
+            if node is None:
+                runners[probe.name] = runner
             of = f"{unit.name} {node.name}" if node is not None else unit.name
             tasks.append(asyncio.create_task(runner.run(), name=f"{probe.name} of {of}"))
         self._tasks[unit.name] = tasks
@@ -116,7 +141,7 @@ class Watch:
 
     def stop(self, name: str) -> None:
         """Stop watching a unit; nothing happens when it is not watched."""
-        self._canaries.pop(name, None)
+        self._runners.pop(name, None)
         for task in self._tasks.pop(name, ()):
             task.cancel()
             self._ending.add(task)
@@ -130,12 +155,38 @@ class Watch:
 
     def observe(self, evidence: Evidence) -> Consequence:
         """Fold evidence into the board, and see to what follows from it."""
+        if evidence.at < self._trust_from and evidence.sign is Sign.BAD:
+            evidence = self._distrusted(evidence)
         consequence = self._board.observe(evidence)
-        if consequence.wants_canary and evidence.unit in self._canaries:
-            self._canaries[evidence.unit].nudge()
+        if consequence.wants_canary:
+            self.look_now(evidence.unit, Canary.name)
         if consequence.flip is not None:
             self._on_consequence(consequence)
         return consequence
+
+    def look_now(self, unit: str, *probes: str) -> None:
+        """Let these probes look at a unit now."""
+        runners = self._runners.get(unit, {})
+        for name in probes:
+            if name in runners:
+                runners[name].nudge()
+
+    def due_s(self, unit: str, probe: str, now: float) -> float | None:
+        """In how many seconds a probe looks again, as things stand; None when there is no such probe."""
+        runner = self._runners.get(unit, {}).get(probe)
+        return max(0.0, runner.due_at() - now) if runner is not None else None
+
+    def trust_from(self, at: float) -> None:
+        """Count no bad news that rests on waiting before `at`: the gate itself has lagged."""
+        self._trust_from = at
+
+    def _distrusted(self, evidence: Evidence) -> Evidence:
+        # A refused connection or the word of an agent is a fact however late it is read.
+        if evidence.strength is Strength.FATAL:
+            return evidence
+        self.distrusted += 1
+        reason = f"{evidence.reason}; not counted, because the gate itself lagged"
+        return replace(evidence, sign=Sign.NEUTRAL, reason=reason)
 
     def _take(self, desk: Desk, finding: Finding) -> None:
         if self._board.desks.get(desk.unit.name) is not desk:
@@ -147,12 +198,23 @@ class Watch:
                 self._take_load(desk, finding)
             case Models():
                 self._board.serve(finding)
+            case Served():
+                self._board.runs(finding)
 
     def _take_load(self, desk: Desk, load: Load) -> None:
-        if load.epoch is not None and load.epoch != desk.case.epoch:
-            reason = f"its process started at {load.epoch}, before: {desk.case.epoch}"
-            source = "engine_metrics"
+        known = dict(desk.case.epochs).get(EngineMetrics.name)
+        if load.epoch is not None and _is_news(load.epoch, known):
+            reason = f"its process started at {load.epoch}, before: {known}"
+            source = EngineMetrics.name
             self.observe(
                 Evidence(load.unit, Sign.NEUTRAL, Strength.WEAK, source, reason, load.at, epoch=load.epoch)
             )
         self._board.report(load)
+
+
+def _is_news(born: str, known: str | None) -> bool:
+    """Whether a process that started at `born` tells of a restart since `known`.
+
+    One that started earlier is another process behind the same port: an engine may have several front ends.
+    """
+    return known is None or float(born) > float(known)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from router import panic
 from router.judge import judge, open_case
 from router.lease import Lease
 from router.nouns import (
@@ -22,15 +23,24 @@ from router.nouns import (
     Flip,
     Load,
     Models,
+    Refusal,
     Rules,
+    Served,
     Sign,
     Strength,
     Unit,
     Verdict,
 )
+from router.pace import Pace
+from router.silence import silent_limit_s
+from router.slowness import Slowness, Speed, compare
 
-GAPS_MS = 4096
-"""Inter-token gaps are counted per millisecond up to this; the last place takes all that are longer."""
+DOUBT_S = 5.0
+"""A doubt that nothing has settled for so long ends: most likely only connections were lost."""
+
+SLOW_START_LEAST = 0.1
+BATCH_SHARE = 0.1
+"""How much one tick moves the mean of a unit's requests: the mean is of the last few seconds."""
 
 _USABLE = (Verdict.UP, Verdict.SUSPECT)
 
@@ -39,13 +49,20 @@ class Desk:
     """What the Board keeps of one unit.
 
     `life_at` is when the unit last proved by work that it lives, `heard_at` when anything of it last
-    answered, whatever it said.
+    answered, `work_at` since when it has had requests without a break, `counters_at` when its engine's
+    counters were last read (0: never), `doubted_at` when it last showed a sign of having started anew,
+    `risen_at` when it last came up from below; `told_at` when its silence was last held
+    against it; `news` is the last word of each (node, source).
     """
 
     __slots__ = (
+        "batch",
         "case",
         "cool_until",
+        "counters_at",
+        "doubted_at",
         "drained",
+        "engine",
         "foreign",
         "gaps_ms",
         "heard_at",
@@ -53,9 +70,15 @@ class Desk:
         "life_at",
         "load",
         "models",
+        "news",
+        "pace",
         "retired",
+        "risen_at",
+        "slowness",
+        "told_at",
         "unit",
         "weight",
+        "work_at",
     )
 
     def __init__(self, unit: Unit, cell_weight: float, case: Case) -> None:
@@ -63,6 +86,7 @@ class Desk:
         self.weight = unit.weight * cell_weight
         self.case = case
         self.models = frozenset(unit.models)
+        self.engine = unit.engine
         self.load: Load | None = None
         self.foreign = 0
         self.cool_until = 0.0
@@ -70,9 +94,19 @@ class Desk:
         self.retired = False
         self.life_at = 0.0
         self.heard_at = 0.0
+        self.work_at = 0.0
+        self.counters_at = 0.0
+        self.doubted_at = -1.0
+        self.risen_at = 0.0
+        self.told_at = 0.0
+        self.batch = 0.0
+        self.slowness = Slowness()
         # A dict for its order: evictions happen in the order the leases were opened.
         self.leases: dict[Lease, None] = {}
-        self.gaps_ms = [0] * GAPS_MS
+        self.pace = Pace()
+        # The same list, a step nearer for the byte path.
+        self.gaps_ms = self.pace.gaps_ms
+        self.news: dict[tuple[str | None, str], Evidence] = {}
 
     @property
     def in_flight(self) -> int:
@@ -82,6 +116,39 @@ class Desk:
     def is_usable(self) -> bool:
         """True when the unit may get new requests: believed to work, not drained, not on its way out."""
         return self.case.verdict in _USABLE and not self.drained and not self.retired
+
+    def is_doubted(self) -> bool:
+        """True when the unit may have started anew, and has shown no life since."""
+        return self.doubted_at >= self.life_at
+
+    def is_known_idle(self, now: float) -> bool:
+        """True when its engine has just said that it has nothing to do, nor has it had anything from here."""
+        load = self.load
+        fresh = load is not None and now - load.at < 2.0
+        return fresh and load is not None and load.running + load.waiting == 0 and len(self.leases) <= 1
+
+    def is_mute(self, now: float) -> bool:
+        """True when nothing of the unit answers any more, neither its leader nor any other node."""
+        return panic.is_mute(max(self.heard_at, self.life_at), now)
+
+    def share(self, now: float, rules: Rules) -> float:
+        """The unit's weight now: less while it is degraded or has only just come up (slow start)."""
+        weight = self.weight * (1.0 - self.slowness.degraded)
+        risen_s = now - self.risen_at
+        if risen_s < rules.slow_start_s:
+            weight *= max(SLOW_START_LEAST, risen_s / rules.slow_start_s)
+        return weight
+
+    def silent_limit_s(self, rules: Rules) -> float:
+        """How long nothing may move on the unit with the work it has now."""
+        return silent_limit_s(self, rules)
+
+    def speed(self) -> Speed | None:
+        """How fast it is, for a comparison; None when too few tokens came of late."""
+        gap_s = self.pace.gap_s(0.5)
+        if gap_s is None or not self.is_usable():
+            return None
+        return Speed(gap_s, self.batch, self.load.kv_use if self.load is not None else 0.0, self.weight)
 
     def __repr__(self) -> str:
         return f"<Desk {self.unit.name} {self.case.verdict.value} in_flight={self.in_flight}>"
@@ -108,6 +175,8 @@ class Board:
         """Desks of units no longer configured (or replaced) that still have open leases."""
         self.retries_in_flight = 0
         self.in_flight = 0
+        self.panic_at: float | None = None
+        """Since when units are held in rotation although nothing of them answers."""
 
     def __iter__(self) -> Iterator[Desk]:
         return iter(self.desks.values())
@@ -138,16 +207,25 @@ class Board:
         desk = self.desks.get(evidence.unit)
         if desk is None:
             return _NOTHING
+        desk.news[evidence.node, evidence.source] = evidence
         # Weak good news (an answer to /health) is no proof of life: only work is.
         if evidence.sign is Sign.GOOD and evidence.strength is not Strength.WEAK:
             desk.life_at = max(desk.life_at, evidence.at)
         before = desk.case
-        desk.case, wants_canary = judge(before, evidence, self.rules)
-        reborn = before.epoch is not None and desk.case.epoch != before.epoch
-        if desk.case.verdict is before.verdict and not reborn:
+        after, wants_canary = judge(before, evidence, self.rules)
+        falls = after.verdict is Verdict.DOWN and evidence.strength is not Strength.FATAL
+        if falls and desk.is_usable() and self._panics(desk, evidence.at):
+            return Consequence(wants_canary=True)
+        desk.case = after
+        reborn = _is_reborn(before, after)
+        if after.verdict is before.verdict and not reborn:
             return Consequence(wants_canary=wants_canary) if wants_canary else _NOTHING
-        flip = Flip(desk.unit.name, desk.unit.cell, before.verdict, desk.case.verdict, evidence.at, evidence)
-        evicted = self._evict(desk) if reborn or desk.case.verdict is Verdict.DOWN else ()
+        if reborn:
+            self._forget(desk)
+        if after.verdict is Verdict.UP and before.verdict is not Verdict.SUSPECT:
+            desk.risen_at = evidence.at
+        flip = Flip(desk.unit.name, desk.unit.cell, before.verdict, after.verdict, evidence.at, evidence)
+        evicted = self._evict(desk) if reborn or after.verdict is Verdict.DOWN else ()
         return Consequence(flip, evicted, wants_canary)
 
     def report(self, load: Load) -> None:
@@ -155,16 +233,67 @@ class Board:
         desk = self.desks.get(load.unit)
         if desk is None:
             return
-        if desk.load is not None and load.progress > desk.load.progress:
-            desk.life_at = max(desk.life_at, load.at)
+        before = desk.load
+        if load.progress is not None:
+            desk.counters_at = load.at
+            grew = before is not None and before.progress is not None and load.progress > before.progress
+            # Tokens of ours that came since the last report explain the growth, and tell better when it was.
+            if grew and before is not None and desk.life_at <= before.at:
+                desk.life_at = load.at
         desk.load = load
         desk.foreign = load.foreign
+
+    def doubt(self, name: str, now: float) -> bool:
+        """Note a sign that the unit has started anew. True when it was not in doubt: it should be asked."""
+        desk = self.desks.get(name)
+        if desk is None:
+            return False
+        was_doubted = desk.is_doubted()
+        desk.doubted_at = now
+        return not was_doubted
+
+    def tick(self, now: float) -> None:
+        """What only time changes; called a few times a second."""
+        mute = rotation = 0
+        for desk in self.desks.values():
+            if desk.leases:
+                desk.pace.mark(now)
+            if desk.leases or desk.batch > 0.01:
+                desk.batch += BATCH_SHARE * (len(desk.leases) + desk.foreign - desk.batch)
+            if 0.0 <= desk.doubted_at < now - DOUBT_S:
+                desk.doubted_at = -1.0
+            if desk.is_usable():
+                rotation += 1
+                mute += desk.is_mute(now)
+        if self.panic_at is not None and not panic.hold(mute, rotation, 0.0, self.rules):
+            self.panic_at = None
+
+    def compare_speeds(self) -> list[Desk]:
+        """Compare the units of each cell with each other; returns those whose `degraded` came or went."""
+        cells: dict[str, list[tuple[Desk, Speed]]] = {}
+        for desk in self.desks.values():
+            if (speed := desk.speed()) is not None:
+                cells.setdefault(desk.unit.cell, []).append((desk, speed))
+        changed = []
+        for rows in cells.values():
+            for desk, speed in rows if len(rows) > 1 else ():
+                others = [other for known, other in rows if known is not desk]
+                before, desk.slowness = desk.slowness, compare(desk.slowness, speed, others, self.rules)
+                if bool(before.degraded) is not bool(desk.slowness.degraded):
+                    changed.append(desk)
+        return changed
 
     def serve(self, models: Models) -> None:
         """Take over the list of models of a unit that has none configured."""
         desk = self.desks.get(models.unit)
         if desk is not None and not desk.unit.models:
             desk.models = frozenset(models.names)
+
+    def runs(self, served: Served) -> None:
+        """Take over which engine a unit turned out to run."""
+        desk = self.desks.get(served.unit)
+        if desk is not None and not desk.unit.engine:
+            desk.engine = served.engine
 
     def knows_model(self, model: str) -> bool | None:
         """Whether any unit serves `model`; None while some unit has not told its models yet."""
@@ -187,35 +316,41 @@ class Board:
 
     def candidates(
         self, ask: Ask, now: float, tried: Iterable[str], overcommit: float
-    ) -> tuple[list[Candidate], bool]:
-        """The rows for a policy, and whether a usable unit was left out because it is full.
+    ) -> tuple[list[Candidate], Refusal]:
+        """The rows for a policy, and what to say when there is none.
 
         Units that are SUSPECT or cool down are offered only when no other has room, SUSPECT ones last.
         """
         up: list[Candidate] = []
         cooling: list[Candidate] = []
         suspect: list[Candidate] = []
-        full = False
+        unsure = full = False
         for name, desk in self.desks.items():
             if not desk.is_usable() or name in tried or not _serves(desk, ask):
+                continue
+            if desk.doubted_at >= desk.life_at:
+                unsure = True
                 continue
             in_flight = len(desk.leases)
             if in_flight >= desk.unit.max_in_flight * (1.0 + overcommit):
                 full = True
                 continue
-            row = Candidate(name, in_flight, in_flight + desk.foreign, desk.weight)
+            row = Candidate(name, in_flight, in_flight + desk.foreign, desk.share(now, self.rules))
             if desk.case.verdict is not Verdict.UP:
                 suspect.append(row)
             elif desk.cool_until > now:
                 cooling.append(row)
             else:
                 up.append(row)
-        return up or cooling or suspect, full
+        refusal = Refusal.UNSURE if unsure else Refusal.FULL if full else Refusal.NO_UNIT
+        return up or cooling or suspect, refusal
 
     def open(self, name: str, ask: Ask, now: float, *, retry: bool) -> Lease:
         """Open a lease on a unit."""
         desk = self.desks[name]
         lease = Lease(desk, ask, now, retry=retry)
+        if not desk.leases:
+            desk.work_at = now
         desk.leases[lease] = None
         self.in_flight += 1
         self.retries_in_flight += retry
@@ -242,11 +377,34 @@ class Board:
         desk.drained = drained
         return True
 
+    def _panics(self, desk: Desk, now: float) -> bool:
+        """Whether this unit is kept in rotation although it is about to go DOWN."""
+        if not desk.is_mute(now):
+            return False
+        rotation = [d for d in self if d.is_usable()]
+        mute = sum(d.is_mute(now) for d in rotation)
+        held_s = now - self.panic_at if self.panic_at is not None else 0.0
+        if not panic.hold(mute, len(rotation), held_s, self.rules):
+            return False
+        self.panic_at = self.panic_at if self.panic_at is not None else now
+        return True
+
+    def _forget(self, desk: Desk) -> None:
+        """What was learnt of the incarnation before does not hold for this one."""
+        desk.load, desk.foreign, desk.counters_at = None, 0, 0.0
+        desk.slowness = Slowness()
+        desk.engine = desk.unit.engine
+
     def _evict(self, desk: Desk) -> tuple[Lease, ...]:
         leases = tuple(lease for lease in desk.leases if not lease.evicted)
         for lease in leases:
             lease.evicted = True
         return leases
+
+
+def _is_reborn(before: Case, after: Case) -> bool:
+    """Whether a reader of the epoch has read another one; a first reading is only added."""
+    return after.epochs[: len(before.epochs)] != before.epochs
 
 
 def _serves(desk: Desk, ask: Ask) -> bool:

@@ -3,7 +3,8 @@
 Pure: no clock, no I/O. Rules:
 1. The first reading of an epoch is only noted; a changed one means another incarnation: STARTING again.
 2. Neutral evidence never counts. Weak evidence counts as a rate in a window, never as a streak.
-3. What follows from a signal is in TRANSITIONS and nowhere else; a pair that is not there changes nothing.
+3. One bad node is a bad unit: while a node's fatal word stands, no canary brings its unit back.
+4. What follows from a signal is in TRANSITIONS and nowhere else; a pair that is not there changes nothing.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class Signal(Enum):
     STRONG = "strong"
     WEAK = "weak rate"
     READY = "ready"
+    NODES_BACK = "every node is back"
 
 
 class Judgement(NamedTuple):
@@ -42,6 +44,7 @@ _DOWN, _PROBATION = Verdict.DOWN, Verdict.PROBATION
 # (verdict, signal) -> (next verdict, wants a canary now)
 TRANSITIONS: dict[tuple[Verdict, Signal], tuple[Verdict, bool]] = {
     (_STARTING, Signal.READY): (_STARTING, True),
+    (_STARTING, Signal.NODES_BACK): (_STARTING, True),
     (_STARTING, Signal.CANARY_PASSED): (_UP, False),
     (_STARTING, Signal.CANARY_FAILED): (_DOWN, False),
     (_STARTING, Signal.FATAL): (_DOWN, False),
@@ -54,6 +57,7 @@ TRANSITIONS: dict[tuple[Verdict, Signal], tuple[Verdict, bool]] = {
     (_SUSPECT, Signal.STRONG): (_SUSPECT, True),
     (_SUSPECT, Signal.FATAL): (_DOWN, False),
     (_DOWN, Signal.READY): (_DOWN, True),
+    (_DOWN, Signal.NODES_BACK): (_DOWN, True),
     (_DOWN, Signal.CANARY_PASSED): (_PROBATION, True),
     (_PROBATION, Signal.CANARY_PASSED): (_PROBATION, True),
     (_PROBATION, Signal.CANARY_FAILED): (_DOWN, False),
@@ -69,24 +73,51 @@ def open_case(now: float) -> Case:
 
 def judge(case: Case, evidence: Evidence, rules: Rules) -> Judgement:
     """Fold `evidence` into `case`."""
-    if evidence.epoch is not None and evidence.epoch != case.epoch:
-        if case.epoch is not None:
-            fresh = Case(_STARTING, evidence.at, evidence.epoch, because=evidence)
-            return Judgement(fresh, True)
-        case = replace(case, epoch=evidence.epoch)
-    if evidence.sign is Sign.NEUTRAL:
+    faults = _faults(case.faults, evidence)
+    if evidence.epoch is not None:
+        reader = f"{evidence.source} {evidence.node}" if evidence.node else evidence.source
+        known = dict(case.epochs).get(reader)
+        if known is not None and known != evidence.epoch:
+            # What the other readers read was of processes that may be gone as well: they read anew.
+            fresh = Case(_STARTING, evidence.at, ((reader, evidence.epoch),), faults=faults, because=evidence)
+            return Judgement(fresh, not faults)
+        if known is None:
+            case = replace(case, epochs=(*case.epochs, (reader, evidence.epoch)))
+    if evidence.sign is Sign.NEUTRAL or _is_no_news(case, evidence):
         return Judgement(case, False)
     window = _recent(case.window, evidence, rules)
     signal = _signal(window, evidence, rules)
-    case = replace(case, window=window)
+    if case.faults:
+        if signal in (Signal.CANARY_PASSED, Signal.READY):
+            signal = None
+        if not faults:
+            signal = Signal.NODES_BACK
+    case = replace(case, window=window, faults=faults)
     if signal is None or (case.verdict, signal) not in TRANSITIONS:
         return Judgement(case, False)
     return _move(case, signal, evidence, rules)
 
 
 def nothing_to_learn(case: Case) -> bool:
-    """True when good news about the unit would change nothing: it is UP and its window holds nothing bad."""
-    return case.verdict is _UP and not any(e.sign is Sign.BAD for e in case.window)
+    """True when good news about the unit would change nothing: it is UP and nothing bad was heard of it."""
+    return case.verdict is _UP and not case.faults and not any(e.sign is Sign.BAD for e in case.window)
+
+
+def _is_no_news(case: Case, evidence: Evidence) -> bool:
+    """A node that is well says so all the time; it counts only where something bad was heard of that node."""
+    if evidence.node is None or evidence.sign is not Sign.GOOD or case.faults:
+        return False
+    return not any(e.node == evidence.node and e.sign is Sign.BAD for e in case.window)
+
+
+def _faults(faults: frozenset[tuple[str, str]], evidence: Evidence) -> frozenset[tuple[str, str]]:
+    """The standing faults of nodes after `evidence`: its source alone can take back what it said."""
+    if evidence.node is None:
+        return faults
+    fault = (evidence.node, evidence.source)
+    if evidence.sign is Sign.BAD and evidence.strength is Strength.FATAL:
+        return faults | {fault}
+    return faults - {fault} if evidence.sign is Sign.GOOD and faults else faults
 
 
 def _move(case: Case, signal: Signal, evidence: Evidence, rules: Rules) -> Judgement:
@@ -98,7 +129,7 @@ def _move(case: Case, signal: Signal, evidence: Evidence, rules: Rules) -> Judge
         return Judgement(replace(case, passes=passes), wants_canary)
     # Good news wipes the slate: what was held against the unit has been answered.
     window = () if verdict is _UP else case.window
-    moved = Case(verdict, evidence.at, case.epoch, window, passes, because=evidence)
+    moved = replace(case, verdict=verdict, since=evidence.at, window=window, passes=passes, because=evidence)
     return Judgement(moved, wants_canary)
 
 
@@ -112,10 +143,13 @@ def _signal(window: tuple[Evidence, ...], evidence: Evidence, rules: Rules) -> S
     if evidence.sign is Sign.GOOD:
         if evidence.source == CANARY_SOURCE:
             return Signal.CANARY_PASSED
-        return Signal.READY if evidence.strength is Strength.WEAK else None
+        # A node that is well proves nothing of the engine.
+        return Signal.READY if evidence.strength is Strength.WEAK and evidence.node is None else None
     if evidence.strength is Strength.FATAL:
         return Signal.FATAL
     if evidence.strength is Strength.STRONG:
         return Signal.CANARY_FAILED if evidence.source == CANARY_SOURCE else Signal.STRONG
-    bad = sum(e.sign is Sign.BAD for e in window)
-    return Signal.WEAK if bad >= rules.weak_min and bad >= rules.weak_rate * len(window) else None
+    # One node's rate is not to be diluted by the good news of the others.
+    own = [e.sign is Sign.BAD for e in window if e.node == evidence.node]
+    bad = sum(own)
+    return Signal.WEAK if bad >= rules.weak_min and bad >= rules.weak_rate * len(own) else None

@@ -15,7 +15,7 @@ class Lease:
     """One attempt on one unit, held from the pick until the stream has ended.
 
     `evicted` is set when the unit went DOWN; `on_evict` is called once at that moment.
-    `first_at` is when something was first shown to the client.
+    `first_at` is when something was first shown to the client; `paused` while the client reads nothing.
     """
 
     __slots__ = (
@@ -27,6 +27,7 @@ class Lease:
         "first_at",
         "on_evict",
         "opened_at",
+        "paused",
         "retry",
     )
 
@@ -38,6 +39,7 @@ class Lease:
         self.committed = False
         self.evicted = False
         self.closed = False
+        self.paused = False
         self.first_at = 0.0
         self.on_evict: Callable[[], None] | None = None
 
@@ -50,6 +52,8 @@ class Lease:
         """The unit has shown its first token (or the head of a plain body)."""
         self.committed = True
         self.first_at = now
+        if self.ask.stream:
+            self.desk.pace.prefilled(self.ask.prompt_tokens, now - self.opened_at)
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else "evicted" if self.evicted else "open"

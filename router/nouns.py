@@ -131,15 +131,18 @@ class Verdict(Enum):
 class Case:
     """All the judge knows of one unit.
 
+    `epochs` are the last readings, by who read them (a unit has several processes, and several may look);
     `window` holds the recent evidence, oldest first; `passes` counts the canaries passed since DOWN;
+    `faults` are the (node, source) pairs that said a fatal thing and have not taken it back;
     `because` is the evidence behind the verdict.
     """
 
     verdict: Verdict
     since: float
-    epoch: str | None = None
+    epochs: tuple[tuple[str, str], ...] = ()
     window: tuple[Evidence, ...] = ()
     passes: int = 0
+    faults: frozenset[tuple[str, str]] = frozenset()
     because: Evidence | None = None
 
 
@@ -219,6 +222,8 @@ class Refusal(Enum):
     NO_UNIT = "no_unit"
     FULL = "full"
     UNKNOWN_MODEL = "unknown_model"
+    UNSURE = "unsure"
+    """A unit that could take the request may have started anew: it is being asked."""
 
 
 class Outcome(Enum):
@@ -244,7 +249,12 @@ class Rules:
     weak_window_s (10), weak_min (5), weak_rate (0.5): so much weak evidence in the window is a suspicion.
     passes (2): canaries in a row that bring a DOWN unit back.
     canary_idle_s (2): a unit that showed no life for so long gets a canary.
-    canary_timeout_s (2.5), warm_up_timeout_s (60): how long a canary may take, by verdict.
+    canary_timeout_s (1.25), warm_up_timeout_s (60): how long a canary may take at least, by verdict.
+    silent_min_s (1): while requests are there, nothing moving for less than this is never a suspicion.
+    panic_min_units (3), panic_share (0.5), panic_max_s (30): when nothing answers any more of so many units,
+    and of more than this share of all, the gate takes itself to be cut off and holds the rotation so long.
+    slow_start_s (10): how long a unit that came up takes to get its full share.
+    degraded_ratio (1.25): so many times slower a token than in the cell's other units is fail-slow.
     attempts (3), retry_budget (0.2), retry_min (3): retries caused by responses.
     evict_overcommit (0.25): how far above max_in_flight an evicted lease may go.
     """
@@ -254,8 +264,14 @@ class Rules:
     weak_rate: float = 0.5
     passes: int = 2
     canary_idle_s: float = 2.0
-    canary_timeout_s: float = 2.5
+    canary_timeout_s: float = 1.25
     warm_up_timeout_s: float = 60.0
+    silent_min_s: float = 1.0
+    panic_min_units: int = 3
+    panic_share: float = 0.5
+    panic_max_s: float = 30.0
+    slow_start_s: float = 10.0
+    degraded_ratio: float = 1.25
     attempts: int = 3
     retry_budget: float = 0.2
     retry_min: int = 3

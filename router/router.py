@@ -33,12 +33,12 @@ class Router:
         the retry budget.
         """
         overcommit = self.board.rules.evict_overcommit if evicted else 0.0
-        rows, full = self.board.candidates(ask, now, tried, overcommit)
+        rows, refusal = self.board.candidates(ask, now, tried, overcommit)
         if rows:
             best = self.policy.rank(ask, rows, self._rng)[0]
             return self.board.open(best.unit, ask, now, retry=retry)
-        if full:
-            return Refusal.FULL
+        if refusal is not Refusal.NO_UNIT:
+            return refusal
         if ask.model is not None and self.board.knows_model(ask.model) is False:
             return Refusal.UNKNOWN_MODEL
         return Refusal.NO_UNIT

@@ -21,14 +21,16 @@ Event = dict[str, Any]
 KEPT = 256
 FOLLOWER_BACKLOG = 64
 
+ActionKind = Literal["drain", "undrain", "reload", "panic", "panic_over", "degraded", "recovered", "lag"]
+_WARNINGS = ("panic", "degraded", "lag")
 _LEVELS: dict[Verdict, Level] = {Verdict.SUSPECT: "warning", Verdict.DOWN: "warning"}
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """Something an operator did. `by` is who: an address, a signal."""
+    """Something an operator did, or the gate by itself. `by` is who: an address, a signal, "gate"."""
 
-    kind: Literal["drain", "undrain", "reload"]
+    kind: ActionKind
     by: str
     unit: str | None = None
     detail: str = ""
@@ -85,7 +87,7 @@ class EventLog:
         self._count = 0
 
     def add(self, happened: Flip | Action, evicted: Sequence[Lease] = ()) -> None:
-        """Take note of a flip (with the leases it evicted) or of an operator's action."""
+        """Take note of a flip (with the leases it evicted) or of an action."""
         self._count += 1
         head: Event = {"id": self._count, "time": utc(self._wall())}
         if isinstance(happened, Flip):
@@ -93,7 +95,7 @@ class EventLog:
             self._log(_LEVELS.get(happened.after, "info"), event["line"])
         else:
             event = head | _action_event(happened)
-            self._log("info", event["line"])
+            self._log("warning" if happened.kind in _WARNINGS else "info", event["line"])
         self._events.append(event)
         for follower in tuple(self._followers):
             follower.put(event)
@@ -175,6 +177,11 @@ def _action_event(action: Action) -> Event:
         "drain": f"unit {action.unit} drained by {action.by}: no new requests, running ones finish",
         "undrain": f"unit {action.unit} undrained by {action.by}",
         "reload": f"configuration reloaded by {action.by}",
+        "panic": "panic",
+        "panic_over": "panic is over",
+        "degraded": f"unit {action.unit} is degraded",
+        "recovered": f"unit {action.unit} is no longer degraded",
+        "lag": "the gate itself lags",
     }[action.kind]
     line += f": {action.detail}" if action.detail else ""
     return {"kind": action.kind, "unit": action.unit, "by": action.by, "line": line}

@@ -11,6 +11,7 @@ import errno
 import socket
 import ssl
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 from urllib.parse import urlsplit
 
@@ -18,6 +19,8 @@ from proxy.failure import Failure, Kind
 from proxy.wire.upstream import UnitConnection
 
 IDLE_S = 4.0
+EARLY_S = 1.5
+"""No engine closes a connection for having been idle for less than this."""
 LATE_S = 0.1
 """A timeout that ends so much late shows that the gate itself stood still. What came meanwhile is yet to be
 read, and nothing is proven against the unit."""
@@ -45,11 +48,13 @@ class Pool:
         *,
         connect_timeout_s: float,
         tls: ssl.SSLContext | None,
+        on_broken: Callable[[], None] = lambda: None,
     ) -> None:
         parts = urlsplit(url)
         self.host = parts.hostname or ""
         self.port = parts.port or (443 if parts.scheme == "https" else 80)
         self.authority = parts.netloc.encode()
+        self._on_broken = on_broken
         self._tls = tls if parts.scheme == "https" else None
         self._loop = loop
         self._connect_timeout_s = connect_timeout_s
@@ -86,11 +91,18 @@ class Pool:
         conn.idle_since = self._loop.time()
         self._idle.append(conn)
 
-    def closed(self, conn: UnitConnection) -> None:
-        """Forget a connection that is gone."""
+    def closed(self, conn: UnitConnection, *, broken: bool, unused: bool) -> None:
+        """Forget a connection that is gone.
+
+        `broken`: the unit ended it in the middle of an exchange; `unused`: before it took the next one.
+        One that is closed when it has hardly been idle was not closed for that: its process may be gone.
+        """
         self.connections.pop(conn, None)
         if conn in self._idle:
             self._idle.remove(conn)
+            unused = True
+        if broken or (unused and self._loop.time() - conn.idle_since < EARLY_S):
+            self._on_broken()
 
     def purge(self, now: float | None = None) -> None:
         """Close idle connections: all of them, or only those that are too old at `now`."""

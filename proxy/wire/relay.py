@@ -21,8 +21,8 @@ from proxy.wire.downstream import ClientConnection
 from proxy.wire.heads import client_head, crossing
 from proxy.wire.pool import Pool
 from proxy.wire.upstream import EVENT_ENDS, ReplyHead, UnitConnection
-from router.board import GAPS_MS
 from router.lease import Lease
+from router.pace import GAPS_MS
 
 TAIL_BYTES = 16 * 1024
 _HELD_BYTES = 64 * 1024
@@ -136,8 +136,10 @@ class Relay:
 
     def pause(self, *, paused: bool) -> None:
         """Mirror the client's backpressure; the clock for gaps stops meanwhile."""
-        self.paused = paused
+        self.paused = self.lease.paused = paused
         self.last_at = self._now()
+        if not paused:
+            self._desk.work_at = self.last_at
         if self._conn is None:
             return
         if paused:

@@ -239,17 +239,21 @@ class UnitConnection(asyncio.Protocol):
         self.transport = None
         # The parser holds our methods and we hold it: left to the collector, closed ones would pile up.
         del self._parser
-        self._pool.closed(self)
         head = self.head
-        if self.sink is None or self.ended:
+        waited = self.sink is not None and not self.ended
+        ends_by_close = exc is None and head is not None and head.length is None and not head.coding
+        unused = waited and self.reused and not self._begun
+        self._pool.closed(self, broken=waited and not unused and not ends_by_close, unused=unused)
+        if not waited:
             return
-        if exc is None and head is not None and head.length is None and not head.coding:
+        if ends_by_close:
             self.ended = True
             sink, self.sink, self.raw = self.sink, None, None
             self._keep_alive = False
+            assert sink is not None
             sink.on_read(b"", [], self)
             return
-        if self.reused and not self._begun:
+        if unused:
             self._fail(Kind.STALE_CONNECTION, "it had closed the kept-alive connection")
         else:
             where = "before" if head is None else "in the middle of"

@@ -125,7 +125,7 @@ class BoardMachine(RuleBasedStateMachine):
             assert consequence == (None, (), False)
             return
         after = desk.case
-        reborn = before.epoch is not None and after.epoch != before.epoch
+        reborn = after.epochs[: len(before.epochs)] != before.epochs
         assert (consequence.flip is not None) == (after.verdict is not before.verdict or reborn)
         if consequence.flip is not None:
             flip = consequence.flip
@@ -174,6 +174,19 @@ class BoardMachine(RuleBasedStateMachine):
         self.pick(Ask(unit=name), set(), False, False)
 
     @rule(name=names)
+    def doubt(self, name: str) -> None:
+        """Nothing goes to a unit that may have started anew, until it has shown life."""
+        desk = self.desk(name)
+        was = desk is not None and desk.is_doubted()
+        assert self.board.doubt(name, self.now) == (desk is not None and not was)
+        assert desk is None or desk.is_doubted()
+        self.pick(Ask(unit=name), set(), False, False)
+
+    @rule()
+    def tick(self) -> None:
+        self.board.tick(self.now)
+
+    @rule(name=names)
     def cool(self, name: str) -> None:
         self.board.cool(name, self.now + 1.0)
         self.pick(Ask(), set(), False, False)
@@ -193,16 +206,18 @@ class BoardMachine(RuleBasedStateMachine):
     def pick(self, ask: Ask, tried: set[str], evicted: bool, retry: bool) -> None:
         over = 1.5 if evicted else 1.0
         fit = [desk for desk in self.board if self._fits(desk, ask, tried)]
-        room = [desk for desk in fit if desk.in_flight < desk.unit.max_in_flight * over]
+        sure = [desk for desk in fit if not desk.is_doubted()]
+        room = [desk for desk in sure if desk.in_flight < desk.unit.max_in_flight * over]
         answer = self.router.pick(ask, self.now, tuple(tried), evicted=evicted, retry=retry)
         if isinstance(answer, Lease):
             answer.on_evict = self.never_called
             self.leases.append(answer)
             self._examine(answer, room)
             assert (answer.retry, answer.ask, answer.opened_at) == (retry, ask, self.now)
-        elif answer is Refusal.FULL:
+        elif answer in (Refusal.FULL, Refusal.UNSURE):
             assert fit
             assert not room
+            assert (answer is Refusal.UNSURE) == (sure != fit)
         else:
             assert not fit
             unheard = bool(self.board.desks) and all(

@@ -35,6 +35,7 @@ EVIDENCE_FOR: dict[Signal, Evidence] = {
     Signal.STRONG: evidence(BAD, Strength.STRONG),
     Signal.WEAK: WEAK,
     Signal.READY: READY,
+    Signal.NODES_BACK: replace(READY, source="agent", node="n"),
 }
 
 
@@ -73,7 +74,8 @@ def test_what_follows_from_a_signal_is_in_the_table_and_nowhere_else(
 ) -> None:
     """A pair that is not listed changes nothing and wishes for nothing."""
     window = (WEAK,) * (RULES.weak_min - 1) if signal is Signal.WEAK else ()
-    case = Case(verdict, 0.0, window=window)
+    gone = frozenset({("n", "agent")}) if signal is Signal.NODES_BACK else frozenset()
+    case = Case(verdict, 0.0, window=window, faults=gone)
     after = judge(case, EVIDENCE_FOR[signal], RULES)
     assert (after.case.verdict, after.wants_canary) == TRANSITIONS.get((verdict, signal), (verdict, False))
 
@@ -150,7 +152,7 @@ def test_down_is_never_terminal(history: list[Evidence], passes: int) -> None:
 def test_neutral_evidence_changes_nothing(history: list[Evidence], strength: Strength, source: str) -> None:
     """Without a new epoch in it."""
     case = reach(history)
-    neutral = evidence(NEUTRAL, strength, source, at=case.since + 1.0, epoch=case.epoch)
+    neutral = evidence(NEUTRAL, strength, source, at=case.since + 1.0, epoch=dict(case.epochs).get(source))
     assert judge(case, neutral, RULES) == (case, False)
     assert judge(case, replace(neutral, epoch=None), RULES) == (case, False)
 
@@ -161,19 +163,70 @@ def test_a_new_epoch_is_another_incarnation(
     history: list[Evidence], sign: Sign, strength: Strength, source: str
 ) -> None:
     """It starts with a clean slate and a canary, by whatever evidence it is seen."""
-    case = replace(reach(history), epoch="old")
+    case = replace(reach(history), epochs=((source, "old"), ("another", "7")))
     seen = evidence(sign, strength, source, at=case.since + 1.0, epoch="new")
-    fresh = Case(Verdict.STARTING, seen.at, "new", because=seen)
+    fresh = Case(Verdict.STARTING, seen.at, ((source, "new"),), because=seen)
     assert judge(case, seen, RULES) == (fresh, True)
 
 
 @law
 @given(histories())
 def test_the_first_reading_of_an_epoch_is_only_noted(history: list[Evidence]) -> None:
-    """The gate may have been started after the unit."""
-    case = replace(reach(history), epoch=None)
+    """The gate may have been started after the unit, and each reader has its own way to say it."""
+    case = replace(reach(history), epochs=(("agent n", "7"),))
     noted = judge(case, evidence(NEUTRAL, Strength.WEAK, epoch="1"), RULES)
-    assert noted == (replace(case, epoch="1"), False)
+    assert noted == (replace(case, epochs=(("agent n", "7"), ("request", "1"))), False)
+
+
+GONE = replace(EVIDENCE_FOR[Signal.FATAL], source="agent", node="n")
+BACK = replace(READY, source="agent", node="n")
+
+
+def test_one_bad_node_is_a_bad_unit_until_its_own_source_takes_it_back() -> None:
+    """The leader of a unit whose follower is gone may still answer a canary from what it has cached."""
+    down = judge(Case(Verdict.UP, 0.0), GONE, RULES).case
+    assert down.verdict is Verdict.DOWN
+    others = (PASSED, READY, replace(BACK, node="m"), replace(BACK, source="http"))
+    assert fold(down, *others).case.verdict is Verdict.DOWN
+    assert not fold(down, *others).wants_canary
+    back = fold(down, *others, BACK)
+    assert (back.case.verdict, back.wants_canary) == (Verdict.DOWN, True)
+    assert fold(back.case, PASSED, PASSED).case.verdict is Verdict.UP
+
+
+def test_a_unit_is_not_back_while_another_of_its_nodes_is_bad() -> None:
+    """Two nodes gone, one back."""
+    other = replace(GONE, node="m")
+    half = fold(Case(Verdict.UP, 0.0), GONE, other, BACK)
+    assert (half.case.faults, half.wants_canary) == (frozenset({("m", "agent")}), False)
+    assert fold(half.case, PASSED, PASSED).case.verdict is Verdict.DOWN
+
+
+def test_a_new_incarnation_has_the_faults_of_the_nodes_that_are_still_gone() -> None:
+    """The leader has come back before its follower: a canary would prove nothing."""
+    born = evidence(NEUTRAL, Strength.WEAK, "engine_metrics", epoch="2")
+    reborn = fold(Case(Verdict.UP, 0.0, (("engine_metrics", "1"),)), GONE, born)
+    assert (reborn.case.verdict, reborn.wants_canary) == (Verdict.STARTING, False)
+    assert fold(reborn.case, PASSED).case.verdict is Verdict.STARTING
+    back = fold(reborn.case, BACK)
+    assert back.wants_canary
+    assert fold(back.case, PASSED).case.verdict is Verdict.UP
+
+
+def test_a_node_that_restarts_is_another_incarnation_of_its_unit() -> None:
+    """Its agent says so with the same word that takes the fault back."""
+    case = Case(Verdict.UP, 0.0, (("agent n", "1"), ("engine_metrics", "1")))
+    reborn = fold(case, GONE, replace(BACK, epoch="2"))
+    assert (reborn.case.verdict, reborn.wants_canary) == (Verdict.STARTING, True)
+    assert (reborn.case.faults, reborn.case.epochs) == (frozenset(), (("agent n", "2"),))
+
+
+def test_the_good_news_of_other_nodes_does_not_dilute_the_bad_of_one() -> None:
+    """Fifteen well followers must not hide one that times out."""
+    late = replace(WEAK, source="http", node="n")
+    others = [replace(BACK, node=f"m{i}") for i in range(15)]
+    pieces = [piece for _ in range(RULES.weak_min) for piece in (*others, late)]
+    assert fold(Case(Verdict.UP, 0.0), *pieces).case.verdict is Verdict.SUSPECT
 
 
 @law
