@@ -1,4 +1,5 @@
-"""The command line: `serve` and `check` read the configuration, the others talk to a running gate.
+"""The command line: `serve` and `check` read the configuration, `agent` runs on a node of a unit, the others
+talk to a running gate.
 
 Exit codes: 0 done, 1 it did not work, 2 the command or the configuration is wrong. A failure is one line
 on stderr, a wrong configuration one line for each problem.
@@ -15,6 +16,7 @@ from importlib.metadata import version
 from typing import get_args
 
 from policies import POLICIES
+from probes import agent
 from proxy import admin_client, config
 from proxy.cli_tables import fleet_table, units_table
 from proxy.config import ConfigError, Overrides
@@ -98,6 +100,7 @@ def _parser() -> argparse.ArgumentParser:
 
     _add_settings(command("serve", _serve, "run the gate"))
     _add_settings(command("check", _check, "find every problem of a configuration, or show its units"))
+    agent.add_arguments(command("agent", agent.run, "watch the processes that a node of a unit needs"))
     units = command("units", _units, "show what a running gate believes of its units")
     units.add_argument("--json", action="store_true", help="all that is known, as JSON")
     drain = command(

@@ -1,0 +1,692 @@
+"""`cellgate agent`: watches the processes that a node needs and tells at once when one no longer works.
+
+One file, standard library only, Python 3.8 or later: it also runs as `python agent.py` in an engine's image.
+1. Only what the kernel says is gone is gone; what the agent cannot read stays as it was seen last.
+2. Command lines never leave the machine, they hold keys: only names and numbers do.
+3. A client that does not read, or talks nonsense, costs a bounded amount of memory and is dropped.
+docs/agent.md has the rule that tells needed processes from helpers, and the protocol.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import hmac
+import ipaddress
+import json
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+LOOK_S = 0.1
+BEAT_S = 0.25
+HEARTBEAT = b'{"cellgate_agent":1}'
+"""The line that says: all is as it was said last."""
+PRESSURE = 0.9
+"""From this share of its file limit on, a process is about to fail."""
+
+SCAN_S = 1.0
+SETTLE_S = 2.0
+"""What matches is needed once no more of it has come for so long."""
+PATIENCE_S = 10.0
+"""After so long those that have settled are taken, whatever still comes and goes."""
+COUNT_FILES_S = 5.0
+NEEDED_MAX = 256
+SHOWN_MAX = 64
+NAMED_MAX = 3
+ALONE = 3
+"""With so few processes in sight, the agent may be in a namespace of its own."""
+HEAD_BYTES = 8 * 1024
+HEAD_S = 5.0
+UNREAD_BYTES = 64 * 1024
+CLIENTS_MAX = 128
+TOKEN_VARIABLE = "CELLGATE_AGENT_TOKEN"
+
+_TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
+
+# State of a process -> what it amounts to once it has lasted so long. A tracer (a profiler, a debugger) stops
+# a process for moments; a disk or a driver may keep one waiting for a while.
+_CONDITIONS: dict[str, tuple[str, float]] = {
+    "X": ("gone", 0.0),
+    "Z": ("zombie", 0.0),
+    "T": ("stopped", 0.0),
+    "t": ("stopped", 0.5),
+    "D": ("blocked", 5.0),
+}
+_SAID = {
+    "gone": "gone",
+    "zombie": "dead, a zombie",
+    "stopped": "stopped",
+    "blocked": "waiting in the kernel for 5 s without using any CPU",
+}
+_LOST = ("X", "Z")
+
+# What matches a pattern only because it starts, surrounds or serves the process that is meant.
+_WRAPPERS = frozenset(
+    "sh bash dash ash zsh ksh tini dumb-init docker-init catatonit timeout sudo su".split()  # noqa: SIM905
+)
+_HELPERS = re.compile(r"--match\b|multiprocessing\.(resource_tracker|forkserver)|compile_worker")
+
+
+# -- what the kernel says ----------------------------------------------------------------------------------
+
+
+class Stat(NamedTuple):
+    """One process. `start`, in clock ticks since boot, tells it from others that had its number."""
+
+    name: str
+    state: str
+    parent: int
+    cpu_s: float
+    start: int
+
+
+class Proc:
+    """Reads a proc(5) file system. Raises OSError where it may not, or cannot, read."""
+
+    def __init__(self, root: str = "/proc") -> None:
+        self._root = root
+
+    def boot_id(self) -> str:
+        """Changes when the machine starts anew; empty where the kernel does not tell."""
+        try:
+            return self._read("sys/kernel/random/boot_id").decode().strip()
+        except OSError:
+            return ""
+
+    def stat(self, pid: int) -> Stat | None:
+        """The process as it is now; None when there is none."""
+        try:
+            text = self._read(f"{pid}/stat").decode("utf-8", "replace")
+        except (FileNotFoundError, ProcessLookupError):
+            return None
+        # The name stands in parentheses and may itself hold some; what follows are plain fields.
+        head, _, tail = text.rpartition(")")
+        fields = tail.split()
+        if len(fields) < 20:
+            return None
+        cpu_s = (int(fields[11]) + int(fields[12])) * _TICK_S
+        return Stat(head.partition("(")[2], fields[0], int(fields[1]), cpu_s, int(fields[19]))
+
+    def commands(self) -> dict[int, list[str]]:
+        """The arguments of every process that has some: not of zombies, nor of the kernel's own."""
+        found = {}
+        for pid in self._pids():
+            try:
+                argv = self._read(f"{pid}/cmdline").decode("utf-8", "replace").rstrip("\0").split("\0")
+            except OSError:
+                continue
+            if argv != [""]:
+                found[pid] = argv
+        return found
+
+    def file_use(self, pid: int) -> float | None:
+        """Open files as a share of the limit; None when this agent may not know."""
+        try:
+            limits = self._read(f"{pid}/limits").decode()
+            soft = re.search(r"^Max open files +(\d+)", limits, re.M)
+            path = os.path.join(self._root, str(pid), "fd")
+            # Since Linux 6.2 the directory's size is the count.
+            opened = os.stat(path).st_size or len(os.listdir(path))
+        except OSError:
+            return None
+        return opened / max(1, int(soft.group(1))) if soft else 0.0
+
+    def listening(self, port: int) -> set[str]:
+        """The links of the sockets that listen on a TCP port, as they stand in /proc/PID/fd."""
+        found = set()
+        for table in ("net/tcp", "net/tcp6"):
+            try:
+                rows = [line.split() for line in self._read(table).decode().splitlines()[1:]]
+            except OSError:
+                continue
+            found |= {
+                f"socket:[{row[9]}]" for row in rows if row[3] == "0A" and row[1].endswith(f":{port:04X}")
+            }
+        return found
+
+    def holders(self, links: set[str]) -> set[int]:
+        """The processes that have one of these files open, as far as this agent may look."""
+        return {pid for pid in self._pids() if links and not links.isdisjoint(self._links(pid))}
+
+    def _links(self, pid: int) -> set[str]:
+        directory, links = os.path.join(self._root, str(pid), "fd"), set()
+        with suppress(OSError):  # It is gone, or another user's.
+            for name in os.listdir(directory):
+                links.add(os.readlink(os.path.join(directory, name)))
+        return links
+
+    def _pids(self) -> list[int]:
+        return [int(name) for name in os.listdir(self._root) if name.isdigit()]
+
+    def _read(self, path: str) -> bytes:
+        # os.read costs half of what a file object does, and this is done ten times a second.
+        parts: list[bytes] = []
+        fd = os.open(os.path.join(self._root, path), os.O_RDONLY)
+        try:
+            while not parts or parts[-1]:
+                parts.append(os.read(fd, 65536))
+        finally:
+            os.close(fd)
+        return b"".join(parts)
+
+
+# -- what to watch -----------------------------------------------------------------------------------------
+
+
+class Pattern:
+    """The processes whose command line matches a regular expression."""
+
+    def __init__(self, text: str) -> None:
+        self._regex = re.compile(text)
+        self.missing = f"no process matches {text!r}"
+
+    def find(self, proc: Proc, commands: dict[int, list[str]]) -> set[int]:
+        """Without this agent, wrappers, known helpers, and forks that share their parent's command line."""
+        return {
+            pid
+            for pid, argv in commands.items()
+            if self._regex.search(" ".join(argv)) and self._is_meant(proc, pid, commands)
+        }
+
+    def _is_meant(self, proc: Proc, pid: int, commands: dict[int, list[str]]) -> bool:
+        argv = commands[pid]
+        if pid == os.getpid() or os.path.basename(argv[0]).lstrip("-") in _WRAPPERS:
+            return False
+        if _HELPERS.search(" ".join(argv)):
+            return False
+        stat = proc.stat(pid)
+        return stat is not None and commands.get(stat.parent) != argv
+
+
+class PidFile:
+    """The process whose number a file holds."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self.missing = f"no process runs under the number in {path}"
+
+    def find(self, proc: Proc, _commands: dict[int, list[str]]) -> set[int]:
+        """Nothing while the file is missing, unreadable or holds no number."""
+        try:
+            with open(self._path, "rb") as file:
+                pid = int(file.read(32))
+        except (OSError, ValueError):
+            return set()
+        return {pid} if proc.stat(pid) else set()
+
+
+class Port:
+    """The process that listens on a TCP port."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self.missing = f"no process that this agent may look into listens on port {port}"
+
+    def find(self, proc: Proc, _commands: dict[int, list[str]]) -> set[int]:
+        """Who opened it; not the children that inherited it."""
+        holders = proc.holders(proc.listening(self._port))
+        stats = {pid: proc.stat(pid) for pid in holders}
+        return {pid for pid, stat in stats.items() if stat and stat.parent not in holders}
+
+
+# -- what is needed, and how it does -----------------------------------------------------------------------
+
+
+class Key(NamedTuple):
+    """Number and start of a process: who it is for as long as the machine is up."""
+
+    pid: int
+    start: int
+
+
+class Needed:
+    """A process that the node needs, as it was seen last: in `state` since `since`, alive at `alive_at`."""
+
+    def __init__(self, key: Key, now: float) -> None:
+        self.pid, self.start = key
+        self.name, self.state, self.cpu_s = "", "R", 0.0
+        self.since = self.alive_at = now
+
+    def observe(self, proc: Proc, now: float) -> None:
+        """Look again. Death is final: its number may be another's by now."""
+        if self.state == "X":
+            return
+        try:
+            stat = proc.stat(self.pid)
+        except OSError:
+            return
+        state = stat.state if stat and stat.start == self.start else "X"
+        if state != self.state or (stat and state == "D" and stat.cpu_s > self.cpu_s):
+            self.state, self.since = state, now
+        if stat and state != "X":
+            self.name, self.cpu_s = stat.name, stat.cpu_s
+        if state not in _LOST:
+            self.alive_at = now
+
+    def condition(self, now: float) -> str:
+        """One word: ok, or what is wrong with it."""
+        word, after_s = _CONDITIONS.get(self.state, ("ok", 0.0))
+        return word if now - self.since >= after_s else "ok"
+
+
+class Status(NamedTuple):
+    """What the agent has to say. `open_files` is the largest share of its limit that any process uses, as it
+    was at `counted_at`.
+    """
+
+    state: str
+    reason: str
+    epoch: str
+    needed: tuple[Needed, ...] = ()
+    open_files: float | None = None
+    counted_at: float = 0.0
+
+    def line(self) -> bytes:
+        """As JSON, on one line."""
+        processes = [
+            {"pid": n.pid, "name": n.name, "state": n.state, "cpu_s": round(n.cpu_s, 2)}
+            for n in self.needed[:SHOWN_MAX]
+        ]
+        said: dict[str, Any] = {"cellgate_agent": 1, "state": self.state, "reason": self.reason}
+        said.update(epoch=self.epoch, processes=processes, open_files=self.open_files)
+        return json.dumps(said, separators=(",", ":")).encode()
+
+
+class Watch:
+    """Finds the processes that the `targets` name, and looks at them. `clock` tells seconds since boot."""
+
+    def __init__(self, targets: Sequence[Any], proc: Proc, clock: Callable[[], float]) -> None:
+        self._targets = targets
+        self._proc = proc
+        self._clock = clock
+        self._boot_id = proc.boot_id()
+        self._needed: tuple[Needed, ...] = ()
+        self._counts = [1] * len(targets)
+        self._epoch = ""
+        self._missing = ""
+        self._matched_at: dict[Key, float] = {}
+        self._scan_at = self._count_at = self._counted_at = 0.0
+        self._open_files: float | None = None
+
+    def look(self) -> Status:
+        """The processes as they are now. All of /proc is searched only while a needed process is missing."""
+        now = self._clock()
+        for needed in self._needed:
+            needed.observe(self._proc, now)
+        if now >= self._scan_at and (not self._needed or any(n.state in _LOST for n in self._needed)):
+            self._scan_at = now + SCAN_S
+            self._search(now)
+        if now >= self._count_at:
+            uses = [self._proc.file_use(n.pid) for n in self._needed if n.state not in _LOST]
+            self._open_files = max((round(use, 3) for use in uses if use is not None), default=None)
+            pressed = (self._open_files or 0.0) >= PRESSURE
+            self._count_at = now + (SCAN_S if pressed else COUNT_FILES_S)
+            self._counted_at = now
+        return self._status(now)
+
+    def _status(self, now: float) -> Status:
+        if not self._needed:
+            return Status("absent", self._missing, "")
+        conditions = [(needed, needed.condition(now)) for needed in self._needed]
+        for word, said in _SAID.items():
+            bad = [needed for needed, condition in conditions if condition == word]
+            if bad:
+                return self._say(word, f"{said}: {_few(bad)}")
+        return self._say("ok", f"running: {_few(self._needed)}")
+
+    def _say(self, state: str, reason: str) -> Status:
+        return Status(state, reason, self._epoch, self._needed, self._open_files, self._counted_at)
+
+    def _search(self, now: float) -> None:
+        """Take what matches as needed, once it is complete and nothing new has come for a while."""
+        try:
+            commands = self._proc.commands()
+            found = [self._living(target.find(self._proc, commands)) for target in self._targets]
+        except OSError as error:
+            self._missing = f"this agent cannot read /proc: {error.strerror}"
+            return
+        self._matched_at = {key: self._matched_at.get(key, now) for keys in found for key in keys}
+        settled = {key for key, at in self._matched_at.items() if now - at >= SETTLE_S}
+        self._missing = self._wanting(found, settled, now)
+        if self._missing and len(commands) <= ALONE:
+            self._missing += " (it sees next to no process: is the process namespace shared?)"
+        if not self._missing:
+            self._adopt(settled, [len(keys & settled) for keys in found], now)
+
+    def _wanting(self, found: list[set[Key]], settled: set[Key], now: float) -> str:
+        """What speaks against taking the settled ones as needed; empty: nothing."""
+        for index, target in enumerate(self._targets):
+            if len(found[index]) < self._counts[index]:
+                return str(target.missing)
+        patient = now - min(self._matched_at.values()) < PATIENCE_S
+        short = any(len(keys & settled) < self._counts[index] for index, keys in enumerate(found))
+        if short or (patient and len(settled) < len(self._matched_at)):
+            return f"what was asked for runs; waiting until no more of it has come for {SETTLE_S:g} s"
+        if len(settled) > NEEDED_MAX:
+            return f"{len(settled)} processes match, too many to be meant: narrow the pattern"
+        return ""
+
+    def _living(self, pids: set[int]) -> set[Key]:
+        """Who they are. After a loss only survivors count, and what has been started since."""
+        survivors = {Key(n.pid, n.start) for n in self._needed if n.state not in _LOST}
+        lost_at = min((n.alive_at for n in self._needed if n.state in _LOST), default=0.0)
+        if self._needed and not survivors:
+            self._counts = [1] * len(self._targets)
+        stats = {pid: self._proc.stat(pid) for pid in pids}
+        keys = {Key(pid, stat.start) for pid, stat in stats.items() if stat and stat.state not in _LOST}
+        return {key for key in keys if key in survivors or (key.start + 1) * _TICK_S >= lost_at}
+
+    def _adopt(self, keys: set[Key], counts: list[int], now: float) -> None:
+        self._needed = tuple(Needed(key, now) for key in sorted(keys))
+        for needed in self._needed:
+            needed.observe(self._proc, now)
+        self._counts = counts
+        self._epoch = _short_hash(self._boot_id, *(f"{key.pid} {key.start}" for key in sorted(keys)))
+        self._matched_at = {}
+        self._count_at = now
+
+
+def _few(processes: Sequence[Needed]) -> str:
+    more = f" and {len(processes) - NAMED_MAX} more" if len(processes) > NAMED_MAX else ""
+    return ", ".join(f"process {n.pid} ({n.name})" for n in processes[:NAMED_MAX]) + more
+
+
+def _short_hash(*parts: str) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
+
+
+# -- how it is told ----------------------------------------------------------------------------------------
+
+
+def chunk(line: bytes) -> bytes:
+    """One line as one chunk of HTTP/1.1."""
+    return b"%x\r\n%b\n\r\n" % (len(line) + 1, line)
+
+
+_BEAT_CHUNK = chunk(HEARTBEAT)
+_STATUSES = {
+    200: "OK",
+    400: "Bad Request",
+    401: "Unauthorized",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    431: "Request Header Fields Too Large",
+    503: "Service Unavailable",
+}
+
+
+class Client(asyncio.Protocol):
+    """One connection: a request, and its answer, which for /watch has no end."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._received = 0
+        self._head = b""
+        self.watching = False
+        self.since = 0.0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Be counted, or turned away."""
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        self.since = time.monotonic()
+        self._agent.clients.add(self)
+        if len(self._agent.clients) > CLIENTS_MAX:
+            self._refuse(503, f"this agent has {CLIENTS_MAX} clients already")
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        """Be forgotten."""
+        self._agent.clients.discard(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Collect the head; what comes behind it is not wanted, and soon too much."""
+        self._received += len(data)
+        if self.transport.is_closing():
+            return
+        if self.watching:
+            if self._received > HEAD_BYTES:
+                self.transport.abort()
+            return
+        self._head += data[:HEAD_BYTES]
+        head, end, _ = self._head.partition(b"\r\n\r\n")
+        if end:
+            self._answer(head.split(b"\r\n"))
+        elif self._received > HEAD_BYTES:
+            self._refuse(431, f"a request to this agent has at most {HEAD_BYTES} bytes")
+
+    def send(self, data: bytes) -> None:
+        """Write to a watcher; one that does not read is dropped."""
+        if self.transport.is_closing():
+            return
+        if self.transport.get_write_buffer_size() > UNREAD_BYTES:
+            self.transport.abort()
+        else:
+            self.transport.write(data)
+
+    def _answer(self, lines: list[bytes]) -> None:
+        words = lines[0].split(b" ")
+        if len(words) != 3 or not words[2].startswith(b"HTTP/1."):
+            self._refuse(400, "this is a cellgate agent: it speaks HTTP/1.1")
+        elif words[0] != b"GET":
+            self._refuse(405, "only GET is answered here")
+        elif words[1] == b"/healthz":
+            status = self._agent.status
+            told = {"state": status.state, "reason": status.reason, "epoch": status.epoch}
+            self._reply(200 if status.state == "ok" else 503, told)
+        elif words[1] != b"/watch":
+            self._refuse(404, "there is GET /healthz and GET /watch")
+        elif not self._agent.admits(lines[1:]):
+            self._refuse(401, "send `Authorization: Bearer TOKEN` with the token of this agent")
+        else:
+            self.watching = True
+            head = b"HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\nCache-Control: no-store\r\n"
+            self.transport.write(head + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n")
+            self.send(chunk(self._agent.status.line()))
+
+    def _refuse(self, status: int, reason: str) -> None:
+        self._reply(status, {"error": reason})
+
+    def _reply(self, status: int, told: dict[str, str]) -> None:
+        body = json.dumps(told).encode() + b"\n"
+        head = f"HTTP/1.1 {status} {_STATUSES[status]}\r\nContent-Type: application/json\r\n"
+        head += f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        self.transport.write(head.encode() + body)
+        self.transport.close()
+
+
+class Agent:
+    """Looks ten times a second and tells its clients."""
+
+    def __init__(self, watch: Watch, token: str = "") -> None:
+        self._watch = watch
+        self._token = token
+        self.clients: set[Client] = set()
+        self.status = watch.look()
+
+    async def run(self, host: str, port: int) -> None:
+        """Serve until SIGTERM or SIGINT. Raises OSError when the address cannot be had."""
+        loop, stopped = asyncio.get_running_loop(), asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stopped.set)
+        server = await loop.create_server(lambda: Client(self), host, port)
+        for sock in server.sockets or ():
+            _log("listens on {}:{}".format(*sock.getsockname()[:2]))
+        _log(f"{self.status.state}: {self.status.reason}")
+        works = (_each(LOOK_S, self._look), _each(BEAT_S, self._beat))
+        tasks = [loop.create_task(work) for work in works]
+        await stopped.wait()
+        for task in tasks:
+            task.cancel()
+        server.close()
+        for client in list(self.clients):
+            client.transport.abort()
+
+    def admits(self, fields: list[bytes]) -> bool:
+        """Whether a request with these header lines may watch."""
+        given = b""
+        for field in fields:
+            name, _, value = field.partition(b":")
+            if name.strip().lower() == b"authorization":
+                given = value.strip()
+        return not self._token or hmac.compare_digest(given, b"Bearer " + self._token.encode())
+
+    def _look(self) -> None:
+        before, self.status = self.status, self._watch.look()
+        changed = self.status[:3] != before[:3]
+        if changed:
+            _log(f"{self.status.state}: {self.status.reason}")
+        # Pressure that lasts is told each time it is measured.
+        pressed = max(self.status.open_files or 0.0, before.open_files or 0.0) >= PRESSURE
+        if changed or (pressed and self.status.counted_at != before.counted_at):
+            self._tell(chunk(self.status.line()))
+
+    def _beat(self) -> None:
+        self._tell(_BEAT_CHUNK)
+        too_old = time.monotonic() - HEAD_S
+        for client in list(self.clients):
+            if not client.watching and client.since < too_old:
+                client.transport.abort()
+
+    def _tell(self, data: bytes) -> None:
+        for client in list(self.clients):
+            if client.watching:
+                client.send(data)
+
+
+async def _each(period_s: float, work: Callable[[], None]) -> None:
+    """Do it again and again; a defect is one line in the log, and no end."""
+    while True:
+        try:
+            work()
+        except Exception as error:
+            _log(f"{work.__name__} failed: {error!r}")
+        await asyncio.sleep(period_s)
+
+
+def _log(text: str) -> None:
+    with suppress(OSError):  # Nobody may be there to read it.
+        print(f"cellgate agent: {text}", file=sys.stderr, flush=True)
+
+
+# -- how it is started -------------------------------------------------------------------------------------
+
+
+class UsageError(Exception):
+    """The arguments cannot be followed; `str()` says what to do."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of the agent."""
+    add = parser.add_argument
+    add(
+        "--match",
+        metavar="PATTERN",
+        action="append",
+        default=[],
+        type=_pattern,
+        help="needed: processes whose command line matches this regular expression; once for each kind",
+    )
+    add("--pid-file", metavar="PATH", help="needed: the process whose number is in this file")
+    add("--port", metavar="PORT", type=_port, help="needed: the process that listens on this TCP port")
+    add(
+        "--listen",
+        metavar="HOST:PORT",
+        type=_address,
+        default="127.0.0.1:9911",
+        help="where gates connect; other than loopback it takes a token (default: %(default)s)",
+    )
+    add("--token-file", metavar="PATH", help=f"file with the token; default: the variable {TOKEN_VARIABLE}")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run an agent until it is told to stop; its exit code."""
+    try:
+        agent = _agent(args)
+        asyncio.run(agent.run(*args.listen))
+    except UsageError as error:
+        _log(str(error))
+        return 2
+    except OSError as error:
+        _log(f"cannot listen on {args.listen[0]}:{args.listen[1]}: {error.strerror or error}")
+        return 1
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line of this file on its own."""
+    description = (
+        "Watch the processes that an inference node needs, and tell gates at once when one stops working."
+    )
+    parser = argparse.ArgumentParser("agent.py", description=description, allow_abbrev=False)
+    add_arguments(parser)
+    return run(parser.parse_args(argv))
+
+
+def _agent(args: argparse.Namespace) -> Agent:
+    targets: list[Any] = list(args.match)
+    targets += [PidFile(args.pid_file)] if args.pid_file else []
+    targets += [Port(args.port)] if args.port else []
+    if not targets:
+        raise UsageError("nothing to watch: give --match, --pid-file or --port")
+    if not os.path.exists("/proc/self/stat"):
+        raise UsageError("there is no /proc here: the agent runs on Linux")
+    token = _token(args.token_file)
+    if not token and not _is_loopback(args.listen[0]):
+        raise UsageError(
+            f"{args.listen[0]} can be reached from other machines, so watchers must show a token: "
+            f"set {TOKEN_VARIABLE} or --token-file, or listen on 127.0.0.1"
+        )
+    return Agent(Watch(targets, Proc(), lambda: time.clock_gettime(time.CLOCK_BOOTTIME)), token)
+
+
+def _token(path: str | None) -> str:
+    if path is None:
+        return os.environ.get(TOKEN_VARIABLE, "").strip()
+    try:
+        with open(path, encoding="utf-8") as file:
+            token = file.read(4096).strip()
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read the token in {path}: {error}") from None
+    if not token:
+        raise UsageError(f"there is no token in {path}: the file is empty")
+    return token
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _pattern(text: str) -> Pattern:
+    try:
+        return Pattern(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no regular expression: {error}") from None
+
+
+def _port(text: str) -> int:
+    if not text.isdigit() or not 0 < int(text) < 65536:
+        raise argparse.ArgumentTypeError(f"expected a port from 1 to 65535, found {text!r}")
+    return int(text)
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise argparse.ArgumentTypeError(f"expected HOST:PORT, found {text!r}")
+    return host.strip("[]"), int(port)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
