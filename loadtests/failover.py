@@ -8,41 +8,31 @@ code is 1 when it does not, or when no request of a round had to move and so not
 import argparse
 import asyncio
 import random
-import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
-from functools import partial
-from typing import Any
 
-import aiohttp
 import uvloop
 
-from loadtests.client import Answer, End, Question, ask, session
+from loadtests.client import Answer, End, Question
+from loadtests.faults import FAULTS
 from loadtests.gate import GateProcess, metric_sum
+from loadtests.sent import Sent
 from loadtests.simunit.process import SimUnit
+from loadtests.users import Users
 
-FAULTS: dict[str, Callable[[SimUnit], None]] = {
-    "kill-leader": SimUnit.kill,
-    "kill-follower": partial(SimUnit.signal_follower, number=signal.SIGKILL),
-    "freeze-follower": partial(SimUnit.signal_follower, number=signal.SIGSTOP),
-}
 MUST_NOT = (End.UNANSWERED, End.DISHONEST, End.HUNG, End.WRONG)
 TIMING = {"step_ms": 50, "prefill_tokens_per_s": 20_000}
 PROMPT_TOKENS = (200, 2500)
 """10 to 125 ms of prefill when alone; behind the prompts of 31 other users it takes a second."""
 
 MAX_TOKENS = (4, 24)
-RAMP_S = 1.0
 WITHOUT_TOKEN = 0.3
 """The fault comes at a moment when at least this share of the requests in flight has shown no token."""
 
 _PATIENCE_S = 5.0
 _LOOK_S = 0.01
-_WATCH_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,46 +110,29 @@ async def run(drill: Drill) -> Round:
 
 
 async def _round(drill: Drill, gate: GateProcess, victim: SimUnit) -> Round:
-    answers: list[Answer] = []
-    over = asyncio.Event()
-    async with session() as http:
-        users = [
-            asyncio.create_task(_use(http, gate.url, random.Random(f"{drill.seed} {n}"), answers, over))
-            for n in range(drill.streams)
-        ]
-        sent = _Sent(gate, victim.name)
-        watching = asyncio.create_task(sent.watch())
+    async with (
+        Users(gate.url, drill.streams, _question, seed=drill.seed) as users,
+        Sent(gate, victim.name) as sent,
+    ):
         await asyncio.sleep(drill.before_s)
-        await _until_many_wait(answers)
+        await _until_many_wait(users.answers)
         fault_at, fault_time = time.monotonic(), time.time()
-        FAULTS[drill.fault](victim)
+        FAULTS[drill.fault].hurt(victim, 1)
         await asyncio.sleep(drill.after_s)
-        over.set()
-        await asyncio.gather(*users)
-        watching.cancel()
-    down_s = _down_at(await asyncio.to_thread(gate.events), victim.name, fault_time)
+    down_time = await asyncio.to_thread(gate.flipped, victim.name, "down", fault_time)
     page = await asyncio.to_thread(gate.metrics)
     return Round(
-        answers=answers,
+        answers=users.answers,
         fault_at=fault_at,
-        down_s=down_s,
+        down_s=None if down_time is None else down_time - fault_time,
         last_sent_s=sent.last_at - fault_at,
         moved=int(metric_sum(page, "cellgate_retries_total", f'unit="{victim.name}"')),
     )
 
 
-async def _use(
-    http: aiohttp.ClientSession, url: str, rng: random.Random, answers: list[Answer], over: asyncio.Event
-) -> None:
-    await asyncio.sleep(rng.uniform(0, RAMP_S))
-    while not over.is_set():
-        question = Question.draw(
-            rng, prompt_tokens=rng.randint(*PROMPT_TOKENS), max_tokens=rng.randint(*MAX_TOKENS)
-        )
-        answers.append(answer := Answer(question))
-        await ask(http, url, answer)
-        if answer.end() is not End.WHOLE:
-            await asyncio.sleep(0.5)  # As clients do; a refusal must not become a busy loop.
+def _question(rng: random.Random) -> Question:
+    tokens, max_tokens = rng.randint(*PROMPT_TOKENS), rng.randint(*MAX_TOKENS)
+    return Question.draw(rng, prompt_tokens=tokens, max_tokens=max_tokens)
 
 
 async def _until_many_wait(answers: list[Answer]) -> None:
@@ -172,36 +145,6 @@ async def _until_many_wait(answers: list[Answer]) -> None:
 def _many_wait(answers: list[Answer]) -> bool:
     live = [answer for answer in answers if not answer.ended_at]
     return sum(answer.first_at is None for answer in live) >= WITHOUT_TOKEN * len(live) > 0
-
-
-class _Sent:
-    """When the gate last sent a request to a unit: the number of its attempts there, ended and open, grew."""
-
-    def __init__(self, gate: GateProcess, unit: str) -> None:
-        self._gate = gate
-        self._label = f'unit="{unit}"'
-        self.last_at = 0.0
-
-    async def watch(self) -> None:
-        """Look until cancelled."""
-        most = 0.0
-        while True:
-            count = await self._count()
-            if count > most:
-                most, self.last_at = count, time.monotonic()
-            await asyncio.sleep(_WATCH_S)
-
-    async def _count(self) -> float:
-        page = await asyncio.to_thread(self._gate.metrics)
-        names = ("cellgate_requests_total", "cellgate_in_flight")
-        return sum(metric_sum(page, name, self._label) for name in names)
-
-
-def _down_at(events: list[dict[str, Any]], unit: str, fault_time: float) -> float | None:
-    for event in events:
-        if event.get("unit") == unit and event.get("after") == "down":
-            return datetime.fromisoformat(event["time"]).timestamp() - fault_time
-    return None
 
 
 def _count(ends: Counter[End]) -> str:

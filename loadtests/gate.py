@@ -9,18 +9,19 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import yaml
 
+from loadtests.agents import Agents
 from loadtests.bench import processes
-from loadtests.simunit.process import SimUnit
 
-_UP_TIMEOUT_S = 20.0
+_UP_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +38,33 @@ class Vitals:
     rss_mb: float
 
 
-class GateProcess:
-    """`python -m proxy serve` before `units`. A context manager: inside, every unit is up."""
+class Served(Protocol):
+    """What the gate needs to know of a unit."""
 
-    def __init__(self, units: Sequence[SimUnit], *, max_in_flight: int = 256) -> None:
+    @property
+    def name(self) -> str: ...
+    @property
+    def url(self) -> str: ...
+
+
+class GateProcess:
+    """`python -m proxy serve` before `units`. A context manager: inside, every unit is up.
+
+    `agents`: those of the units' nodes, which the gate is told of. `settings` are more keys of its file.
+    """
+
+    def __init__(
+        self,
+        units: Sequence[Served],
+        *,
+        max_in_flight: int = 256,
+        agents: Agents | None = None,
+        settings: Mapping[str, object] | None = None,
+    ) -> None:
         self._units = units
         self._max_in_flight = max_in_flight
+        self._agents = agents
+        self._settings = dict(settings or {})
         self._folder = tempfile.TemporaryDirectory(prefix="drill-")
         self.log = Path(self._folder.name) / "gate.log"
         self.port, self.admin_port = processes.free_port(), processes.free_port()
@@ -57,7 +79,7 @@ class GateProcess:
         self.pid = self._process.pid
         try:
             processes.wait_ready(self._process, self.admin_port, "/readyz", self.log)
-            self._wait_up()
+            self.wait_up()
         except BaseException:
             self._stop()
             raise
@@ -77,6 +99,33 @@ class GateProcess:
         events: list[dict[str, Any]] = json.loads(self._get("/events"))
         return events
 
+    def flips(self, since: float, unit: str | None = None) -> list[dict[str, Any]]:
+        """The flips from the wall clock's `since` on, of one unit or of all; `at` is added to each."""
+        flips = [
+            event | {"at": datetime.fromisoformat(event["time"]).timestamp()}
+            for event in self.events()
+            if event["kind"] == "flip" and unit in (None, event["unit"])
+        ]
+        # Events tell whole milliseconds.
+        return [flip for flip in flips if flip["at"] >= since - 0.001]
+
+    def flipped(self, unit: str, after: str, since: float) -> float | None:
+        """When a unit first came to be `after` ("down", "up", …) by the wall clock; None: it has not."""
+        return next((flip["at"] for flip in self.flips(since, unit) if flip["after"] == after), None)
+
+    def units(self) -> list[dict[str, Any]]:
+        """What /units shows."""
+        units: list[dict[str, Any]] = json.loads(self._get("/units"))
+        return units
+
+    def is_ready(self) -> bool:
+        """Whether /readyz is a 200."""
+        return self._ask("/readyz")[0] == 200
+
+    def cpu_s(self) -> float:
+        """CPU time used so far."""
+        return processes.cpu_s(self.pid)
+
     def vitals(self) -> Vitals:
         """How the gate is at this moment."""
         page, proc = self.metrics(), Path(f"/proc/{self.pid}")
@@ -93,22 +142,35 @@ class GateProcess:
         )
 
     def _configuration(self) -> dict[str, object]:
-        units = [{"name": u.name, "url": u.url, "max_in_flight": self._max_in_flight} for u in self._units]
+        units = [self._unit(unit) for unit in self._units]
         listen, admin = f"127.0.0.1:{self.port}", f"127.0.0.1:{self.admin_port}"
-        return {"listen": listen, "admin": admin, "cells": [{"name": "drill", "units": units}]}
+        return {
+            "listen": listen,
+            "admin": admin,
+            "cells": [{"name": "drill", "units": units}],
+        } | self._settings
 
-    def _wait_up(self) -> None:
+    def _unit(self, unit: Served) -> dict[str, object]:
+        entry: dict[str, object] = {"name": unit.name, "url": unit.url, "max_in_flight": self._max_in_flight}
+        return entry | ({"nodes": self._agents.nodes(unit.name)} if self._agents else {})
+
+    def wait_up(self) -> None:
+        """Return when every unit is up. Raises RuntimeError when that takes more than 30 s."""
         give_up_at = time.monotonic() + _UP_TIMEOUT_S
-        while not all(unit["verdict"] == "up" for unit in json.loads(self._get("/units"))):
+        while not all(unit["verdict"] == "up" for unit in self.units()):
             if time.monotonic() > give_up_at:
                 raise RuntimeError(f"the units are not all up; the gate said:\n{processes.tail(self.log)}")
             time.sleep(0.05)
 
     def _get(self, path: str) -> bytes:
+        return self._ask(path)[1]
+
+    def _ask(self, path: str) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection("127.0.0.1", self.admin_port, timeout=10)
         try:
             connection.request("GET", path)
-            return connection.getresponse().read()
+            response = connection.getresponse()
+            return response.status, response.read()
         finally:
             connection.close()
 

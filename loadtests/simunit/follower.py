@@ -4,6 +4,7 @@ What must stay true: it never outlives its leader, not even stopped (the kernel 
 spinning; and it imports little, since several are started at once.
 """
 
+import contextlib
 import ctypes
 import enum
 import os
@@ -38,7 +39,7 @@ def run_follower(rank: int, leader_port: int) -> None:
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
     )  # Ctrl-C reaches the whole group; the leader decides when to end.
-    with socket.create_connection(("127.0.0.1", leader_port)) as leader:
+    with contextlib.suppress(ConnectionError), socket.create_connection(("127.0.0.1", leader_port)) as leader:
         leader.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         leader.sendall(HELLO.pack(rank))
         while len(message := leader.recv(MESSAGE.size, socket.MSG_WAITALL)) == MESSAGE.size:

@@ -75,6 +75,11 @@ class SimUnit:
         """Where the unit's API is."""
         return f"http://{self.host}:{self.port}"
 
+    def node_pids(self) -> dict[str, int]:
+        """The process of each node, the leader's first."""
+        followers = {f"{self.name}-{rank}": pid for rank, pid in enumerate(self.follower_pids, start=1)}
+        return {f"{self.name}-0": self.pid} | followers
+
     def fault(self, fault: str, **parameters: float) -> dict[str, Any]:
         """Command a fault, such as fault("slow", factor=2) or fault("heal"); return the state after it."""
         return self._control("POST", "/sim/fault", {"fault": fault, **parameters})
@@ -96,18 +101,21 @@ class SimUnit:
         self._process.kill()
         self._process.wait()
 
-    def restart(self) -> None:
+    def restart(self) -> float:
         """New processes take the place of the old ones, dead or alive, on the same port: the leader is killed
         only once its successor waits for the port, so nobody listens for a few milliseconds alone.
+        Returns the seconds from then until it listened.
         """
         successor = _start_leader(self.name, self._options | {"port": self.port}, "--await-port")
         if _read_line(successor) is None:
             raise SimUnitError(f"the successor of {self.name} ended, exit status {successor.wait()}")
+        began_s = time.monotonic()
         if self._process.poll() is None:
             self.kill()
         self._close_pipes()
         self._process, self.pid = successor, successor.pid
         self.wait_ready()
+        return time.monotonic() - began_s
 
     def wait(self, timeout_s: float) -> int:
         """Wait for the leader to end by itself; return its exit status. Raises TimeoutError."""

@@ -1,0 +1,81 @@
+"""Agents beside the nodes of simulated units: one process each, as on a machine of its own.
+
+What must stay true: each is told a pid file and nothing else, and it is the file that follows a restart.
+"""
+
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from subprocess import Popen
+from types import TracebackType
+from typing import Protocol, Self
+
+from loadtests.bench import processes
+
+AGENT = Path(__file__).resolve().parents[1] / "probes" / "agent.py"
+
+
+class Watched(Protocol):
+    """A unit whose processes are watched."""
+
+    @property
+    def name(self) -> str: ...
+
+    def node_pids(self) -> Mapping[str, int]:
+        """The process to watch on each node, by the node's name; the leader's first."""
+        ...
+
+
+class Agents:
+    """A context manager: inside, there is an agent for each node of `units`."""
+
+    def __init__(self, units: Sequence[Watched], *, host: str = "127.0.0.1") -> None:
+        self._units = units
+        self._host = host
+        self._folder = tempfile.TemporaryDirectory(prefix="agents-")
+        self._addresses: dict[str, dict[str, str]] = {}
+        self._processes: list[Popen[bytes]] = []
+
+    def __enter__(self) -> Self:
+        try:
+            for unit in self._units:
+                self.follow(unit)
+                self._addresses[unit.name] = {node: self._start(node) for node in unit.node_pids()}
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        self._stop()
+
+    def follow(self, unit: Watched) -> None:
+        """Write the unit's pid files anew, as its nodes do when they start."""
+        for node, pid in unit.node_pids().items():
+            draft = self._pid_file(node).with_suffix(".draft")
+            draft.write_text(f"{pid}\n")
+            draft.replace(self._pid_file(node))
+
+    def nodes(self, unit: str) -> list[dict[str, str]]:
+        """The unit's `nodes` for the gate's file."""
+        return [
+            {"name": node, "role": "follower" if number else "leader", "agent": address}
+            for number, (node, address) in enumerate(self._addresses[unit].items())
+        ]
+
+    def _start(self, node: str) -> str:
+        address = f"{self._host}:{processes.free_port()}"
+        command = [sys.executable, str(AGENT), "--pid-file", str(self._pid_file(node)), "--listen", address]
+        self._processes.append(processes.start(command, Path(self._folder.name) / f"{node}.log"))
+        return address
+
+    def _pid_file(self, node: str) -> Path:
+        return Path(self._folder.name) / f"{node}.pid"
+
+    def _stop(self) -> None:
+        for process in self._processes:
+            processes.stop(process)
+        self._folder.cleanup()

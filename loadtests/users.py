@@ -1,0 +1,69 @@
+"""Streaming users in a closed loop: each asks, reads the answer, and asks again.
+
+What must stay true: every request is kept as an `Answer` from before it is sent, so that none is forgotten.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+import aiohttp
+
+from loadtests.client import Answer, End, Question, ask, session
+
+RAMP_S = 1.0
+RETRY_S = 0.5
+"""Who was not answered asks again after this, as clients do; a refusal must not become a busy loop."""
+
+
+class Users:
+    """An async context manager: inside, `count` users ask what `draw` gives them; leaving it waits for all
+    that they have asked. `seed` makes each user's questions the same every time; they begin
+    within `ramp_s`.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        count: int,
+        draw: Callable[[random.Random], Question],
+        *,
+        seed: int = 0,
+        ramp_s: float = RAMP_S,
+    ) -> None:
+        self.answers: list[Answer] = []
+        self._url = url
+        self._count = count
+        self._draw = draw
+        self._seed = seed
+        self._ramp_s = ramp_s
+        self._over = asyncio.Event()
+        self._http: aiohttp.ClientSession
+
+    async def __aenter__(self) -> Self:
+        self._http = session()
+        rngs = (random.Random(f"{self._seed} {number}") for number in range(self._count))
+        self._tasks = [asyncio.create_task(self._use(rng)) for rng in rngs]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        self._over.set()
+        if error is not None:
+            for task in self._tasks:
+                task.cancel()
+        try:
+            await asyncio.gather(*self._tasks, return_exceptions=error is not None)
+        finally:
+            await self._http.close()
+
+    async def _use(self, rng: random.Random) -> None:
+        await asyncio.sleep(rng.uniform(0, self._ramp_s))
+        while not self._over.is_set():
+            self.answers.append(answer := Answer(self._draw(rng)))
+            await ask(self._http, self._url, answer)
+            if answer.end() is not End.WHOLE:
+                await asyncio.sleep(RETRY_S)
