@@ -1,0 +1,82 @@
+"""Exporter: a Prometheus page of the node, held against a rule or a preset of rules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from probes.base import FetchError, Patient, Trouble
+from probes.http_status import page_name, split_url
+from probes.node import NodeProbe, Said, Word, bad_words
+from probes.presets import PRESETS
+from probes.rules import Rule, RuleError, broken, parse
+from probes.samples import Sample, TooMuchError, scan
+
+_PAGE_MAX = 4 << 20
+
+_LAST = "last"
+"""Note: the values at the last look, by metric and labels."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExporterProbe(NodeProbe):
+    """GET `url` and scan it for the samples that `rule`, or the rules of `preset`, are about: one of the two.
+
+    An exporter that is gone is no node that is gone: only a rule that holds is the node's own bad word.
+    Raises RuleError (a ValueError) for what is no rule, KeyError for what is no preset.
+    """
+
+    kind: ClassVar[str] = "exporter"
+    refusal: ClassVar[Word] = Word.DOUBT
+    url: str
+    rule: str = ""
+    preset: str = ""
+    period_s: float = field(default=5.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if bool(self.rule) == bool(self.preset):
+            raise RuleError("an exporter probe goes by a rule or by a preset")
+        _ = self.rules
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """What is bad."""
+        return tuple(parse(text) for text in (PRESETS[self.preset] if self.preset else (self.rule,)))
+
+    @property
+    def about(self) -> str:
+        """The page, and the rule or preset."""
+        return f"{page_name(self.url)} {self.preset or self.rule}"
+
+    async def ask(self, patient: Patient) -> Said:
+        """What the rules say of the page."""
+        root, target = split_url(self.url)
+        fetch = patient.net.fetch(root)
+        reply = await fetch("GET", target, timeout_s=self.timeout_s, max_bytes=_PAGE_MAX)
+        if reply.status != 200:
+            return Said(Word.DOUBT, f"HTTP {reply.status} instead of a page of metrics")
+        rules = self.rules
+        metrics = sorted({rule.metric for rule in rules})
+        try:
+            samples = list(scan(reply.body, metrics))
+        except TooMuchError as error:
+            raise FetchError(Trouble.BROKEN, str(error)) from None
+        last = patient.notes.get(_LAST, {})
+        patient.notes[_LAST] = {(sample.metric, sample.labels): sample.value for sample in samples}
+        return _judge(patient, rules, samples, broken(rules, samples, last))
+
+
+def _judge(
+    patient: Patient, rules: tuple[Rule, ...], samples: list[Sample], found: tuple[Rule, Sample] | None
+) -> Said:
+    if found is not None:
+        rule, sample = found
+        return Said(Word.BAD, f"{rule.text}: {str(sample)[:200]} is {sample.value:g}")
+    if any(rule.is_about(sample) for sample in samples for rule in rules):
+        return Said(Word.GOOD, "no rule holds")
+    if bad_words(patient):
+        return Said(Word.GOOD, "the samples for which a rule held are gone")
+    metrics = ", ".join(sorted({rule.metric for rule in rules}))
+    return Said(
+        Word.NOTHING, f"the page has no sample of {metrics}; is it the right page, or the rule wrong?"
+    )

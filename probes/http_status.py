@@ -1,0 +1,60 @@
+"""HTTP: a page of the node answers with a good status."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+from urllib.parse import urlsplit
+
+from probes.base import Patient, Reply
+from probes.node import NodeProbe, Said, Word
+
+_BUSY = 429
+
+
+@dataclass(frozen=True, slots=True)
+class HttpProbe(NodeProbe):
+    """GET `url`; good are the statuses in `expect`, or, when there are none, 200 to 299.
+
+    A redirect is not followed: where it leads to may be another machine. Busy (429) says nothing.
+    """
+
+    kind: ClassVar[str] = "http"
+    url: str
+    expect: tuple[int, ...] = ()
+
+    @property
+    def about(self) -> str:
+        """The page; not its query, which may hold a secret."""
+        return page_name(self.url)
+
+    async def ask(self, patient: Patient) -> Said:
+        """What the page's status says."""
+        root, target = split_url(self.url)
+        reply = await patient.net.fetch(root)("GET", target, timeout_s=self.timeout_s)
+        good = reply.status in self.expect if self.expect else 200 <= reply.status < 300
+        if good:
+            return Said(Word.GOOD, f"HTTP {reply.status}")
+        if reply.status == _BUSY:
+            return Said(Word.NOTHING, f"busy, HTTP {reply.status}")
+        return Said(Word.BAD, _explain(reply))
+
+
+def _explain(reply: Reply) -> str:
+    if 300 <= reply.status < 400 and "location" in reply.headers:
+        where = reply.headers["location"][:100]
+        return f"HTTP {reply.status} leads to {where} and is not followed; name the page that answers itself"
+    return f"HTTP {reply.status}"
+
+
+def page_name(url: str) -> str:
+    """`HOST:PORT/PATH` of a URL."""
+    parts = urlsplit(url)
+    return f"{parts.netloc}{parts.path}"
+
+
+def split_url(url: str) -> tuple[str, str]:
+    """`http://HOST:PORT/PATH?QUERY` as (`http://HOST:PORT`, `/PATH?QUERY`)."""
+    parts = urlsplit(url)
+    target = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
+    return f"{parts.scheme}://{parts.netloc}", target
