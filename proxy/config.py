@@ -1,7 +1,7 @@
 """Configuration: a YAML file, flags and environment become Settings, or a line for every problem there is.
 
-Flags win over the file. The admin token comes from the environment or from a file of its own, never from
-the configuration, so that the configuration may be shown to anyone.
+Flags win over the file. Tokens and keys come from the environment or from files of their own, never from the
+configuration, so that the configuration may be shown to anyone.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from proxy.settings import Settings
 from router.nouns import Cell, Fleet, Node, Role, Unit
 
 TOKEN_VARIABLE = "CELLGATE_ADMIN_TOKEN"
+AGENT_TOKEN_VARIABLE = "CELLGATE_AGENT_TOKEN"
+UNIT_API_KEY_VARIABLE = "CELLGATE_UNIT_API_KEY"
 
 _FLAGS = {
     "listen": "--listen",
@@ -83,13 +85,15 @@ def load(path: str | None, overrides: Overrides, environ: Mapping[str, str] = os
     file, misfits = _checked(keys)
     problems = [_line(path, {}, *problem) for problem in repeated]
     problems += [_line(path, flags, *problem) for problem in (*_repeated_names(keys), *misfits)]
-    try:
-        admin_token = token(environ[TOKEN_VARIABLE]) if environ.get(TOKEN_VARIABLE) else None
-    except MisfitError as error:
-        problems.append(f"{TOKEN_VARIABLE}: {_sentence(error)}")
+    secrets: dict[str, str] = {}
+    for variable in (TOKEN_VARIABLE, AGENT_TOKEN_VARIABLE, UNIT_API_KEY_VARIABLE):
+        try:
+            secrets[variable] = token(environ[variable]) if environ.get(variable) else ""
+        except MisfitError as error:
+            problems.append(f"{variable}: {_sentence(error)}")
     if file is None or problems:
         raise ConfigError(problems)
-    return _settings(file, admin_token or file.admin_token_file)
+    return _settings(file, secrets)
 
 
 def _read(path: str | None) -> tuple[dict[object, object], list[Problem]]:
@@ -101,15 +105,17 @@ def _read(path: str | None) -> tuple[dict[object, object], list[Problem]]:
         raise ConfigError([str(error)]) from None
 
 
-def _settings(file: FileKeys, admin_token: str | None) -> Settings:
+def _settings(file: FileKeys, secrets: Mapping[str, str]) -> Settings:
+    api_key = secrets[UNIT_API_KEY_VARIABLE]
     return Settings(
         fleet=Fleet(
             cells=tuple(Cell(cell.name, cell.weight) for cell in file.cells),
-            units=tuple(_unit(cell.name, unit) for cell in file.cells for unit in cell.units),
+            units=tuple(_unit(cell.name, unit, api_key) for cell in file.cells for unit in cell.units),
         ),
         listen=file.listen,
         admin=file.admin,
-        admin_token=admin_token,
+        admin_token=secrets[TOKEN_VARIABLE] or file.admin_token_file,
+        agent_token=secrets[AGENT_TOKEN_VARIABLE] or None,
         policy=file.policy,
         rules=file.rules,
         limits=file.limits,
@@ -120,9 +126,21 @@ def _settings(file: FileKeys, admin_token: str | None) -> Settings:
     )
 
 
-def _unit(cell: str, unit: UnitKeys) -> Unit:
-    nodes = tuple(Node(node.name, node.role) for node in unit.nodes) or (Node(unit.name, Role.LEADER),)
-    return Unit(unit.name, cell, unit.url, unit.models, unit.weight, unit.max_in_flight, nodes)
+def _unit(cell: str, unit: UnitKeys, api_key: str) -> Unit:
+    nodes = tuple(Node(node.name, node.role, node.agent, tuple(node.probes)) for node in unit.nodes)
+    return Unit(
+        unit.name,
+        cell,
+        unit.url,
+        unit.models,
+        unit.weight,
+        unit.max_in_flight,
+        nodes or (Node(unit.name, Role.LEADER),),
+        engine=unit.engine,
+        canary=unit.canary,
+        metrics_url=unit.metrics_url,
+        api_key=unit.api_key_file or api_key,
+    )
 
 
 # What is wrong, and how it is said.

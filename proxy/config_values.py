@@ -22,6 +22,7 @@ from router.nouns import Role
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _HOST = r"(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])"
 _URL = re.compile(rf"(?P<scheme>https?)://{_HOST}(:(?P<port>\d{{1,5}}))?/?", re.IGNORECASE | re.ASCII)
+_PAGE = re.compile(r"(?P<root>[^/?#]*//[^/?#]*)(?P<target>/[!-~]*)?", re.ASCII)
 _ADDRESS = re.compile(rf"{_HOST}:(?P<port>\d{{1,5}})", re.ASCII)
 _SIZE = re.compile(r"(\d{1,9}) ?(KiB|MiB|GiB)", re.ASCII)
 _SIZE_UNITS = {"KiB": KIB, "MiB": MIB, "GiB": 1024 * MIB}
@@ -71,6 +72,7 @@ def _whole(expected: str, least: int) -> Callable[[object], int]:
 seconds = _number("a number of seconds above 0", lambda number: number > 0)
 seconds_or_0 = _number("a number of seconds, 0 or more", lambda number: number >= 0)
 share = _number("a share from 0 to 1", lambda number: 0 <= number <= 1)
+ratio = _number("a ratio above 1", lambda number: number > 1)
 weight = _number("a weight above 0 (1 is usual)", lambda number: number > 0)
 count = _whole("a whole number from 1", 1)
 count_or_0 = _whole("a whole number from 0", 0)
@@ -101,7 +103,8 @@ def flag(found: object) -> bool:
     return found
 
 
-def _choice(what: str, found: object, choices: Collection[str]) -> str:
+def choice(what: str, found: object, choices: Collection[str]) -> str:
+    """One of `choices`; `what` says of what kind they are."""
     if not isinstance(found, str) or found not in choices:
         raise MisfitError(f"{what}: {', '.join(choices)}", did_you_mean(found, choices))
     return found
@@ -109,17 +112,17 @@ def _choice(what: str, found: object, choices: Collection[str]) -> str:
 
 def policy(found: object) -> str:
     """The name of a policy."""
-    return _choice("a policy", found, sorted(POLICIES))
+    return choice("a policy", found, sorted(POLICIES))
 
 
 def role(found: object) -> Role:
     """The role of a node."""
-    return Role(_choice("a role", found, [role.value for role in Role]))
+    return Role(choice("a role", found, [role.value for role in Role]))
 
 
 def log_format(found: object) -> str:
     """The format of the access log. YAML reads a bare `off` as false."""
-    return _choice("a format", "off" if found is False else found, get_args(LogFormat))
+    return choice("a format", "off" if found is False else found, get_args(LogFormat))
 
 
 def name(found: object) -> str:
@@ -163,6 +166,30 @@ def address(found: object) -> Address:
     port = re.fullmatch(r":?(\d{1,5})", str(found), re.ASCII)
     hint = f"did you mean '127.0.0.1:{port[1]}'?" if port and int(port[1]) < 65536 else ""
     raise MisfitError("HOST:PORT, an IPv6 host in brackets", hint)
+
+
+def target(found: object) -> str:
+    """HOST:PORT to connect to."""
+    listening = address(found)
+    if listening.port == 0:
+        raise MisfitError("HOST:PORT with a port from 1")
+    return str(listening)
+
+
+def page(found: object) -> str:
+    """A page of a server: its root and a path, which may have a query."""
+    expected = "http://HOST:PORT/PATH or https://HOST:PORT/PATH"
+    if not isinstance(found, str):
+        raise MisfitError(expected)
+    if "@" in found.partition("?")[0]:
+        raise MisfitError(expected, found="a URL with '@' (not shown, it may hold a password)")
+    match = _PAGE.fullmatch(found)
+    root = _root(match["root"]) if match else None
+    if match is None or root is None:
+        raise MisfitError(expected)
+    if match["target"] is None:
+        raise MisfitError(expected, f"name the page as well, such as '{root}/health' or '{root}/metrics'")
+    return root + match["target"]
 
 
 def url(found: object) -> str:
@@ -214,7 +241,7 @@ def readable_file(found: object) -> str:
 
 
 def token(text: str) -> str:
-    """An admin token: what can stand in an Authorization header. It is never shown."""
+    """A token or API key: what can stand in an Authorization header. It is never shown."""
     if not re.fullmatch(r"[!-~]+", text.strip()):
         raise MisfitError(
             "a token of visible ASCII characters", found="nothing" if not text.strip() else "other ones"
@@ -223,7 +250,7 @@ def token(text: str) -> str:
 
 
 def token_in_file(found: object) -> str:
-    """The admin token that a file holds."""
+    """The token or API key that a file holds."""
     return token(Path(readable_file(found)).read_text(encoding="latin-1"))
 
 

@@ -74,12 +74,16 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything the gate is told at start; `fleet` may be replaced while it runs (SIGHUP)."""
+    """Everything the gate is told at start; `fleet` may be replaced while it runs (SIGHUP).
+
+    `admin_token` is what callers of the admin port show, `agent_token` what the gate shows to agents.
+    """
 
     fleet: Fleet
     listen: Address = Address("127.0.0.1", 8000)
     admin: Address = Address("127.0.0.1", 9901)
     admin_token: str | None = field(default=None, repr=False)
+    agent_token: str | None = field(default=None, repr=False)
     policy: str = "least_load"
     rules: Rules = field(default_factory=Rules)
     limits: Limits = Limits()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,14 @@ import pytest
 from pydantic_core import PydanticUndefined
 
 from policies import POLICIES
+from probes.exporter import ExporterProbe
+from probes.grpc_health import GrpcProbe
+from probes.http_status import HttpProbe
+from probes.presets import PRESETS
+from probes.tcp_accept import TcpProbe
+from proxy.cli_tables import fleet_table
 from proxy.config import ConfigError, Overrides, load
+from proxy.config_probing import CANARIES, ENGINES
 from proxy.config_schema import SCHEMA
 from proxy.memory import cgroup_limits, quarter_of_memory
 from proxy.settings import KIB, MIB, Address, Settings
@@ -50,7 +58,8 @@ pass_unlisted: true
 
 @pytest.fixture(autouse=True)
 def no_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CELLGATE_ADMIN_TOKEN", raising=False)
+    for variable in ("CELLGATE_ADMIN_TOKEN", "CELLGATE_AGENT_TOKEN", "CELLGATE_UNIT_API_KEY"):
+        monkeypatch.delenv(variable, raising=False)
 
 
 def read(tmp_path: Path, text: str | bytes, **flags: Any) -> Settings:
@@ -125,6 +134,87 @@ def test_the_token_comes_from_the_environment_before_its_file(tmp_path: Path) ->
     assert "from-env" not in repr(settings)
 
 
+def test_the_agents_token_comes_from_the_environment(tmp_path: Path) -> None:
+    (tmp_path / "gate.yaml").write_text(CELLS)
+    settings = load(str(tmp_path / "gate.yaml"), Overrides(), {"CELLGATE_AGENT_TOKEN": "s3cret"})
+    assert settings.agent_token == "s3cret"
+    assert "s3cret" not in repr(settings)
+    assert load(str(tmp_path / "gate.yaml"), Overrides(), {}).agent_token is None
+
+
+def test_a_units_key_comes_from_its_file_before_the_environment(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("from-file\n")
+    one = f"{{name: a1, url: 'http://x:1', api_key_file: {tmp_path}/key}}"
+    (tmp_path / "gate.yaml").write_text(
+        f"cells: [{{name: a, units: [{one}, {{name: a2, url: 'http://x:2'}}]}}]"
+    )
+    settings = load(str(tmp_path / "gate.yaml"), Overrides(), {"CELLGATE_UNIT_API_KEY": "from-env"})
+    assert [unit.api_key for unit in settings.fleet.units] == ["from-file", "from-env"]
+    assert "from-" not in repr(settings) + fleet_table(settings.fleet)
+
+
+def test_how_a_unit_is_probed_is_read_as_it_says(tmp_path: Path) -> None:
+    (unit,) = read(
+        tmp_path,
+        """
+cells:
+  - name: a
+    units:
+      - name: a1
+        url: http://x:1
+        engine: triton
+        canary: generate
+        metrics_url: http://X:2/metrics?a=b
+        nodes:
+          - {name: n0, role: leader, agent: "[::1]:9902"}
+          - name: n1
+            role: follower
+            probes:
+              - {probe: http, url: https://n1/, expect: [204], period_s: 2, timeout_s: 0.5}
+              - {probe: tcp, address: n1:29500}
+              - {probe: grpc, address: n1:9000, service: a.B}
+              - {probe: exporter, url: "http://n1:9400/metrics", preset: dcgm}
+              - {probe: exporter, url: "http://n1:9400/metrics", rule: 'x{a="b"} > 1'}
+""",
+    ).fleet.units
+    assert (unit.engine, unit.canary, unit.metrics_url) == ("triton", "generate", "http://x:2/metrics?a=b")
+    assert unit.nodes == (
+        Node("n0", Role.LEADER, "[::1]:9902"),
+        Node(
+            "n1",
+            Role.FOLLOWER,
+            probes=(
+                HttpProbe("https://n1/", (204,), period_s=2.0, timeout_s=0.5),
+                TcpProbe("n1:29500"),
+                GrpcProbe("n1:9000", "a.B"),
+                ExporterProbe("http://n1:9400/metrics", preset="dcgm"),
+                ExporterProbe("http://n1:9400/metrics", 'x{a="b"} > 1'),
+            ),
+        ),
+    )
+
+
+@pytest.mark.parametrize(("key", "names"), [("engine", ENGINES), ("canary", CANARIES)])
+def test_every_engine_and_canary_can_be_named(tmp_path: Path, key: str, names: Collection[str]) -> None:
+    for name in names:
+        (unit,) = read(
+            tmp_path, f"cells: [{{name: a, units: [{{name: u, url: 'http://x', {key}: {name}}}]}}]"
+        ).fleet.units
+        assert getattr(unit, key) == name
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_can_be_named(tmp_path: Path, preset: str) -> None:
+    assert probes_of(tmp_path, f"probe: exporter, url: 'http://x/m', preset: {preset}") == (
+        ExporterProbe("http://x/m", preset=preset),
+    )
+
+
+def test_ratios_and_times_of_rules_are_checked_by_their_names(tmp_path: Path) -> None:
+    rules = read(tmp_path, CELLS + "rules: {degraded_ratio: 2, slow_start_s: 0, panic_max_s: 0}").rules
+    assert rules == Rules(degraded_ratio=2.0, slow_start_s=0.0, panic_max_s=0.0)
+
+
 def test_the_example_is_good() -> None:
     settings = load(str(ROOT / "deploy" / "cellgate.example.yaml"), Overrides())
     assert [unit.name for unit in settings.fleet.units] == ["a1", "a2", "b1"]
@@ -159,6 +249,7 @@ def same(line: str, expected: str) -> bool:
         ("timeouts: {connect_s: yes}", "timeouts.connect_s: …, found true"),
         ("timeouts: {drain_s: -1}", "timeouts.drain_s: expected a number of seconds, 0 or more, found -1"),
         ("rules: {attempts: 1.5}", "rules.attempts: expected a whole number from 1, found 1.5"),
+        ("rules: {degraded_ratio: 1}", "rules.degraded_ratio: expected a ratio above 1, found 1"),
         ("rules: {weak_rate: 1.1}", "rules.weak_rate: expected a share from 0 to 1, found 1.1"),
         ("limits: {head_bytes: 64MB}", "limits.head_bytes: expected a size: …; did you mean '64MiB'?"),
         (
@@ -193,6 +284,15 @@ def test_a_bad_key_gets_one_line(tmp_path: Path, text: str, problem: str) -> Non
         ("name: a/b", "name: expected a name of letters, digits, '.', '_' and '-', at most 128, found 'a/b'"),
         ("weight: 0", "weight: expected a weight above 0 (1 is usual), found 0"),
         ("max_in_flight: 0", "max_in_flight: expected a whole number from 1, found 0"),
+        ("engine: vlm", "engine: expected an engine: …, found 'vlm'; did you mean 'vllm'?"),
+        ("canary: chatt", "canary: expected a canary: …, found 'chatt'; did you mean 'chat'?"),
+        ("metrics_url: 'http://x:1'", "metrics_url: …, found 'http://x:1'; name the page as well, …"),
+        ("api_key: s3cret", "api_key: expected a known key, found 'api_key'; did you mean 'api_key_file'?"),
+        ("api_key_file: no.key", "api_key_file: expected a readable file, found 'no.key': No such file …"),
+        (
+            "nodes: [{name: n, role: leader, agent: x}]",
+            "nodes[0].agent: expected HOST:PORT, an IPv6 host in brackets, found 'x'",
+        ),
         ("models: m", "models: expected a list of model names, found 'm'; did you mean [m]?"),
         ("models: [m, m]", "models: expected a list of model names, none of them twice, found 'm', 'm'"),
         ("nodes: []", "nodes: expected nodes of which exactly one has the role leader, found 0 leaders"),
@@ -205,9 +305,80 @@ def test_a_bad_key_gets_one_line(tmp_path: Path, text: str, problem: str) -> Non
     ],
 )
 def test_a_bad_unit_gets_one_line(tmp_path: Path, rest: str, problem: str) -> None:
-    name = "" if rest.startswith("name") else "name: a, "
+    name = "" if rest.startswith("name:") else "name: a, "
     (line,) = problems(tmp_path, f"cells: [{{name: a, units: [{{{name}url: http://x, {rest}}}]}}]")
     assert same(line, f"gate.yaml: cells[0].units[0].{problem}")
+
+
+PAGE = "url: 'http://x/m'"
+
+
+def probes_of(tmp_path: Path, *probes: str) -> tuple[object, ...]:
+    """The probes of the one node of the one unit, each given as the inside of a YAML mapping."""
+    node = f"{{name: n, role: leader, probes: [{', '.join(f'{{{probe}}}' for probe in probes)}]}}"
+    unit = f"{{name: a, url: 'http://x', nodes: [{node}]}}"
+    return read(tmp_path, f"cells: [{{name: a, units: [{unit}]}}]").fleet.units[0].nodes[0].probes
+
+
+@pytest.mark.parametrize(
+    ("probe", "problem"),
+    [
+        ("probe: htpp", "[0].probe: expected a probe: exporter, grpc, http, tcp, …; did you mean 'http'?"),
+        (PAGE, "[0].probe: expected this key, found nothing"),
+        ("probe: tcp", "[0]: expected address beside probe: tcp, found nothing"),
+        (
+            f"probe: tcp, address: 'x:1', {PAGE}",
+            "[0]: expected keys that probe tcp has (…address…), found url",
+        ),
+        ("probe: tcp, address: 'x:0'", "[0].address: expected HOST:PORT with a port from 1, found 'x:0'"),
+        ("probe: tcp, adress: 'x:1'", "[0].adress: expected a known key, …; did you mean 'address'?"),
+        (
+            "probe: http, url: 'http://x'",
+            "[0].url: …, found 'http://x'; name the page as well, such as …/health…",
+        ),
+        ("probe: http, url: 'http://u:s3cret@x/'", "[0].url: …, found a URL with '@' (not shown, …)"),
+        ("probe: http, url: '/health'", "[0].url: expected http://HOST:PORT/PATH …, found '/health'"),
+        (
+            "probe: http, url: 'http://x/a b'",
+            "[0].url: expected http://HOST:PORT/PATH …, found 'http://x/a b'",
+        ),
+        (f"probe: http, {PAGE}, expect: 200", "[0].expect: …, found 200; did you mean [200]?"),
+        (
+            f"probe: http, {PAGE}, expect: [99]",
+            "[0].expect: expected a list of HTTP statuses …, found a list",
+        ),
+        (
+            f"probe: http, {PAGE}, timeout_s: 0",
+            "[0].timeout_s: expected a number of seconds above 0, found 0",
+        ),
+        (
+            "probe: grpc, address: 'x:1', service: ''",
+            "[0].service: expected the name of a service, …, found ''",
+        ),
+        (f"probe: exporter, {PAGE}", "[0]: expected either rule or preset, found none of them"),
+        (
+            f"probe: exporter, {PAGE}, preset: dcgm, rule: x > 1",
+            "[0]: expected either rule or preset, found both",
+        ),
+        (f"probe: exporter, {PAGE}, preset: dgcm", "[0].preset: expected a preset: …; did you mean 'dcgm'?"),
+        (f"probe: exporter, {PAGE}, rule: x => 1", "[0].rule: expected a rule such as …; did you mean '>='?"),
+        (f"probe: exporter, {PAGE}, rule: 3", "[0].rule: expected a rule such as …, found 3"),
+    ],
+)
+def test_a_bad_probe_gets_one_line(tmp_path: Path, probe: str, problem: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        probes_of(tmp_path, probe)
+    (line,) = caught.value.problems
+    assert same(line, f"{tmp_path}/gate.yaml: cells[0].units[0].nodes[0].probes{problem}")
+    assert "s3cret" not in line
+
+
+def test_two_probes_of_a_node_look_at_different_things(tmp_path: Path) -> None:
+    one = "probe: http, url: 'http://x/m?token=s3cret'"
+    with pytest.raises(ConfigError) as caught:
+        probes_of(tmp_path, one, f"{one}, period_s: 2")
+    (line,) = caught.value.problems
+    assert same(line, "….probes: expected probes of which no two look at the same thing, found 'http x/m'")
 
 
 @pytest.mark.parametrize(
@@ -361,6 +532,17 @@ def test_the_limits_of_control_groups_count(
 # The documentation.
 
 IN_WORDS = {
+    "cells[].units[].engine": "found out",
+    "cells[].units[].canary": "found out",
+    "cells[].units[].metrics_url": "the engine's usual place",
+    "cells[].units[].nodes[].agent": "none",
+    "cells[].units[].nodes[].probes": "none",
+    "cells[].units[].nodes[].probes[].url": "required with `http` and `exporter`",
+    "cells[].units[].nodes[].probes[].address": "required with `tcp` and `grpc`",
+    "cells[].units[].nodes[].probes[].expect": "200 to 299",
+    "cells[].units[].nodes[].probes[].service": "the server as a whole",
+    "cells[].units[].nodes[].probes[].period_s": "1, with `exporter` 5",
+    "cells[].units[].nodes[].probes[].timeout_s": "3",
     "cells[].units[].models": "asked of the unit",
     "cells[].units[].nodes": "one leader with the unit's name",
     "limits.bodies_bytes": "a quarter of memory",
