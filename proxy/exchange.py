@@ -223,9 +223,7 @@ class Exchange:
             return False
         if status < 500 and status != 429:
             return True
-        failure = Failure(
-            Kind.BUSY if status in _BUSY else Kind.UNIT_ERROR, f"unit {lease.unit} answered {status}"
-        )
+        failure = Failure(self._kind_of(status, lease), f"unit {lease.unit} answered {status}")
         lease.on_evict = None
         self._blame(lease, failure)
         step = self._next_step(lease, failure)
@@ -312,6 +310,11 @@ class Exchange:
         return self._answer.closes_client()
 
     # -- consequences --------------------------------------------------------------------------------------
+
+    def _kind_of(self, status: int, lease: Lease) -> Kind:
+        if status == 503 and self._gate.board.is_falsely_busy(lease.unit, self._gate.now()):
+            return Kind.FALSE_BUSY
+        return Kind.BUSY if status in _BUSY else Kind.UNIT_ERROR
 
     def _next_step(self, lease: Lease, failure: Failure) -> Step:
         row, board = failure.kind.row, self._gate.board

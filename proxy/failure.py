@@ -89,6 +89,7 @@ class Kind(Enum):
     GARBAGE = "garbage"
     ANSWER_TIMEOUT = "answer_timeout"
     BUSY = "busy"
+    FALSE_BUSY = "busy_without_work"
     UNIT_ERROR = "unit_error"
     FIRST_EVENT_ERROR = "first_event_error"
     # The unit's, in the middle of an answer.
@@ -133,6 +134,7 @@ TABLE: dict[Kind, Row] = {
     Kind.GARBAGE: _unit(502, Outcome.UNIT_ERROR, Strength.WEAK, by_response=True),
     Kind.ANSWER_TIMEOUT: _unit(504, Outcome.UNIT_ERROR, Strength.STRONG),
     Kind.BUSY: _unit(503, Outcome.BUSY, None, by_response=True),
+    Kind.FALSE_BUSY: _unit(503, Outcome.UNIT_ERROR, Strength.STRONG, by_response=True),
     Kind.UNIT_ERROR: _unit(502, Outcome.UNIT_ERROR, Strength.WEAK, by_response=True),
     Kind.FIRST_EVENT_ERROR: _unit(502, Outcome.STREAM_ERROR, Strength.STRONG, by_response=True),
     # The unit's, in the middle of an answer.

@@ -16,7 +16,7 @@ from policies import POLICIES
 from probes.canary import Canary
 from probes.engine_metrics import EngineMetrics
 from proxy.exchange import Exchange
-from proxy.failure import Failure, Kind
+from proxy.failure import Failure
 from proxy.own import OwnAnswers
 from proxy.report.access_log import AccessLog
 from proxy.report.events import Action, EventLog
@@ -235,8 +235,6 @@ class Gate:
         if failure.kind.row.by_response and not lease.desk.retired:
             self.board.cool(lease.unit, self.now() + COOL_S)
         strength = failure.kind.row.strength
-        if failure.kind is Kind.BUSY and lease.desk.is_known_idle(self.now()):
-            strength = Strength.STRONG
         if strength is not None:
             self._observe(lease.desk, Sign.BAD, strength, failure.message)
 

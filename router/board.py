@@ -38,6 +38,8 @@ from router.slowness import Slowness, Speed, compare
 DOUBT_S = 5.0
 """A doubt that nothing has settled for so long ends: most likely only connections were lost."""
 
+BUSY_S = 10.0
+"""How long a 503 is remembered: a report read after it tells whether there was anything to be busy with."""
 SLOW_START_LEAST = 0.1
 BATCH_SHARE = 0.1
 """How much one tick moves the mean of a unit's requests: the mean is of the last few seconds."""
@@ -57,6 +59,7 @@ class Desk:
 
     __slots__ = (
         "batch",
+        "busy_at",
         "case",
         "cool_until",
         "counters_at",
@@ -100,6 +103,7 @@ class Desk:
         self.risen_at = 0.0
         self.told_at = 0.0
         self.batch = 0.0
+        self.busy_at = -BUSY_S
         self.slowness = Slowness()
         # A dict for its order: evictions happen in the order the leases were opened.
         self.leases: dict[Lease, None] = {}
@@ -120,12 +124,6 @@ class Desk:
     def is_doubted(self) -> bool:
         """True when the unit may have started anew, and has shown no life since."""
         return self.doubted_at >= self.life_at
-
-    def is_known_idle(self, now: float) -> bool:
-        """True when its engine has just said that it has nothing to do, nor has it had anything from here."""
-        load = self.load
-        fresh = load is not None and now - load.at < 2.0
-        return fresh and load is not None and load.running + load.waiting == 0 and len(self.leases) <= 1
 
     def is_mute(self, now: float) -> bool:
         """True when nothing of the unit answers any more, neither its leader nor any other node."""
@@ -313,6 +311,18 @@ class Board:
         desk = self.desks.get(name)
         if desk is not None:
             desk.cool_until = until
+
+    def is_falsely_busy(self, name: str, now: float) -> bool:
+        """Note that a unit has said 503; True when its engine has said since it did so before that it is idle."""
+        desk = self.desks.get(name)
+        if desk is None:
+            return False
+        if now - desk.busy_at > BUSY_S:
+            desk.busy_at = now
+            return False
+        load = desk.load
+        is_idle = load is not None and load.at > desk.busy_at and load.running + load.waiting == 0
+        return is_idle and len(desk.leases) <= 1
 
     def candidates(
         self, ask: Ask, now: float, tried: Iterable[str], overcommit: float

@@ -66,6 +66,7 @@ class ObservedRouter(Router):
             and desk.unit.name not in tried
             and (ask.unit is None or ask.unit == desk.unit.name)
             and (ask.model is None or not desk.models or ask.model in desk.models)
+            and not desk.is_doubted()
             and len(desk.leases) < desk.unit.max_in_flight * over
         )
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from router.nouns import Verdict
-from tests.scenarios.harness import BACK_S, LATENCY_S, PROMISE_S, Stage
+from tests.scenarios.harness import BACK_S, LATENCY_S, PROMISE_S, RULES, Stage
 from tests.scenarios.visit import Visit
 from tests.sim.behaviour import Behaviour
 from tests.sim.conversation import End
@@ -129,6 +129,7 @@ def test_a_unit_that_hangs_loses_its_traffic_and_gets_it_back_when_it_is_well(fa
         assert {visit.unit for visit in await stage.crowd(8)} == {"b"}
         stage.engines["a"].behaviour = Behaviour()
         await stage.until(stage.all_up, BACK_S)
+        await asyncio.sleep(RULES.slow_start_s)
         assert {visit.unit for visit in await stage.crowd(8)} == {"a", "b"}
 
     stage.play(scenario())

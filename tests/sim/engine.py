@@ -226,7 +226,8 @@ class Engine:
             self._frozen_metrics = shapes.metrics(
                 {
                     "vllm:num_requests_running": len(self.running),
-                    "vllm:num_requests_waiting": len(self.waiting),
+                    "vllm:num_requests_waiting": len(self.waiting)
+                    + 8 * (self.behaviour.busy_status is not None),
                     "vllm:iteration_tokens_total_count": self.steps,
                     "vllm:generation_tokens_total": self.tokens,
                     "process_start_time_seconds": self.started_s,

@@ -101,7 +101,7 @@ class Rig:
 
     # The pool
 
-    def closed(self, conn: UnitConnection) -> None:
+    def closed(self, conn: UnitConnection, *, broken: bool, unused: bool) -> None:
         """Nothing to forget."""
 
     def give_back(self, conn: UnitConnection) -> None:
