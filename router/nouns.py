@@ -164,7 +164,8 @@ class Load:
 
     `running` and `waiting` are the engine's own gauges, `own_in_flight` what this gate had there when
     they were read, so that only the rest is counted as other people's work. `progress` is the sum of
-    the engine's step and token counters: when it grows, the engine lives; None: it shows none.
+    the engine's step and token counters: when it grows, the engine lives; None: it shows none. `sighted`
+    says that some of them grow with every step, so that standing still means something, too.
     """
 
     unit: str
@@ -174,6 +175,7 @@ class Load:
     kv_use: float = 0.0
     own_in_flight: int = 0
     progress: float | None = None
+    sighted: bool = False
     epoch: str | None = None
 
     @property
