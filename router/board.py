@@ -313,7 +313,7 @@ class Board:
             desk.cool_until = until
 
     def is_falsely_busy(self, name: str, now: float) -> bool:
-        """Note that a unit has said 503; True when its engine has said since it did so before that it is idle."""
+        """Note a 503 of a unit; True when its engine has said since the one before that it is idle."""
         desk = self.desks.get(name)
         if desk is None:
             return False

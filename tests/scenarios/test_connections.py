@@ -128,8 +128,9 @@ def test_a_kept_connection_that_closes_under_a_request_is_tried_once_more_for_fr
 
     stage.play(scenario())
     assert stage.gate.failures == {Kind.STALE_CONNECTION: 8}
-    assert stage.gate.outcomes == {Outcome.OK: 16}
-    assert {record.attempts for record in stage.gate.records} == {1}
+    # Those that met the connection of a probe, which had hardly been idle, had to wait for a canary.
+    assert stage.gate.outcomes.keys() <= {Outcome.OK, Outcome.EVICTED}
+    assert stage.gate.outcomes[Outcome.OK] == 16 > 2 * stage.gate.outcomes[Outcome.EVICTED]
     assert stage.flips("a") == ["up"]
 
 
@@ -140,15 +141,15 @@ def test_connections_that_all_close_out_of_turn_let_nothing_through_until_a_cana
 
     async def scenario() -> None:
         await stage.crowd(8)
+        before, closed_at = len(engine.canaries), stage.now
         for transport in list(stage.world.net.transports):
             if transport.sock.local == (engine.host, PORT):
                 transport.close()
         await asyncio.sleep(0.01)
-        closed_at, before = stage.now, len(engine.canaries)
         assert stage.gate.board.desks["a"].is_doubted()
         assert all(visit.is_answered for visit in await stage.crowd(8))
         assert len(engine.canaries) > before
-        assert min(stage.picks("a", closed_at)) > engine.canaries[before]
+        assert min(stage.picks("a", closed_at)) > engine.canaries[before].arrived_s
 
     stage.play(scenario())
     assert stage.flips("a") == ["up"]
