@@ -1,0 +1,154 @@
+"""The gate's side of `cellgate agent`: one connection per node, held for as long as it lasts.
+
+1. What the agent sees of its processes is believed at once; that it cannot be reached is a mere suspicion.
+2. Each piece of news is told once: the same again after a reconnect, or a beat, is none.
+3. Silence counts only when this gate has listened meanwhile: one that stood still listens on first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from probes.agent import BEAT_S, PRESSURE, TOKEN_VARIABLE
+from probes.agent_stream import AgentStream, LostError, Message, StrangerError
+from probes.base import FetchError, Patient, Trouble
+from router.nouns import Evidence, Finding, Sign, Strength
+
+SILENCE_S = 3 * BEAT_S
+
+_Weight = tuple[Sign, Strength]
+
+_NOTHING: _Weight = (Sign.NEUTRAL, Strength.WEAK)
+_UNREACHABLE: _Weight = (Sign.BAD, Strength.STRONG)
+# What the agent says of the processes, and what follows; a word that is not here is a newer agent's.
+_STATES: dict[str, _Weight] = {
+    "ok": (Sign.GOOD, Strength.WEAK),
+    "absent": _NOTHING,
+    "gone": (Sign.BAD, Strength.FATAL),
+    "zombie": (Sign.BAD, Strength.FATAL),
+    "stopped": (Sign.BAD, Strength.FATAL),
+    "blocked": (Sign.BAD, Strength.STRONG),
+}
+_PRESSED_PERIOD_S = 1.0
+_UNREACHABLE_PERIOD_S = 10.0
+_FAILURES_MAX = 16
+
+_TOLD = "told"
+"""Note: the state, reason and epoch that were told last; absent before the first."""
+_PRESSED_AT = "pressed at"
+_LOST_AT = "lost at"
+"""Note: since when the agent cannot be reached; absent while it can."""
+_SAID_AT = "said at"
+"""Note: when that was last said."""
+_FAILURES = "failures"
+"""Note: connections in a row that came to nothing."""
+_NOT_BEFORE = "not before"
+
+
+@dataclass(frozen=True, slots=True)
+class AgentLink:
+    """Listens to the agent at `address` (HOST:PORT), showing it `token`; a look is as long as the connection.
+
+    After a loss it tries again in `pause_s`, doubled with each failure up to `pause_max_s`; in `stranger_s`
+    when something else answers there.
+    """
+
+    name: ClassVar[str] = "agent"
+    address: str
+    token: str = field(default="", repr=False)
+    connect_timeout_s: float = 1.0
+    pause_s: float = 0.25
+    pause_max_s: float = 2.0
+    stranger_s: float = 30.0
+
+    def limit_s(self, _patient: Patient) -> float:
+        """There is none: that an agent has fallen silent is noticed by itself."""
+        return math.inf
+
+    def due_at(self, patient: Patient, last_at: float) -> float:
+        """When the pause after the last failure is over."""
+        not_before: float = patient.notes.get(_NOT_BEFORE, -math.inf)
+        return max(last_at + self.pause_s, not_before)
+
+    async def look(self, patient: Patient) -> AsyncGenerator[Finding, None]:
+        """What the agent says until it is lost, and then why."""
+        stream = AgentStream(self._request(), patient.heard, SILENCE_S)
+        ending: Evidence | None
+        try:
+            await patient.net.connect(self.address, lambda: stream, timeout_s=self.connect_timeout_s)
+            async for message in stream:
+                for evidence in self._hear(patient, message):
+                    yield evidence
+        except (FetchError, LostError) as error:
+            ending = self._lose(patient, error)
+        except StrangerError as error:
+            ending = self._shun(patient, error)
+        finally:
+            stream.close()
+        if ending is not None:
+            yield ending
+
+    def _request(self) -> bytes:
+        lines = ["GET /watch HTTP/1.1", f"host: {self.address}", "user-agent: cellgate"]
+        if self.token:
+            lines.append(f"authorization: Bearer {self.token}")
+        return ("\r\n".join(lines) + "\r\n\r\n").encode()
+
+    def _hear(self, patient: Patient, message: Message) -> list[Evidence]:
+        """What is new in a message."""
+        notes, found = patient.notes, []
+        notes.pop(_LOST_AT, None)
+        notes[_FAILURES] = 0
+        sign, strength = _STATES.get(message.state, _NOTHING)
+        news = (message.state, message.reason, message.epoch)
+        if notes.get(_TOLD) != news:
+            epoch = message.epoch if sign is Sign.GOOD else None
+            found.append(self._evidence(patient, (sign, strength), message.reason, epoch))
+            notes[_TOLD] = news
+        pressed = sign is Sign.GOOD and message.open_files >= PRESSURE
+        if pressed and patient.now() - notes.get(_PRESSED_AT, -math.inf) >= _PRESSED_PERIOD_S:
+            reason = f"a process has {message.open_files:.0%} of the files open that it may have"
+            found.append(self._evidence(patient, (Sign.BAD, Strength.WEAK), reason))
+            notes[_PRESSED_AT] = patient.now()
+        return found
+
+    def _lose(self, patient: Patient, error: FetchError | LostError) -> Evidence | None:
+        """A loss is bad once; that it goes on is said now and then, and held against nobody."""
+        notes, now = patient.notes, patient.now()
+        notes[_FAILURES] = failures = min(notes.get(_FAILURES, 0) + 1, _FAILURES_MAX)
+        notes[_NOT_BEFORE] = now + min(self.pause_s * 2 ** (failures - 1), self.pause_max_s)
+        if _STATES.get(notes.get(_TOLD, ("",))[0], _NOTHING)[0] is not Sign.BAD:
+            # That all is well is told again by the next connection, but what was bad is no news then.
+            notes.pop(_TOLD, None)
+        if isinstance(error, FetchError) and error.trouble is Trouble.OWN:
+            return self._evidence(patient, _NOTHING, f"agent {self.address} not asked: {error}")
+        since = notes.get(_LOST_AT)
+        if since is not None and now - notes[_SAID_AT] < _UNREACHABLE_PERIOD_S:
+            return None
+        notes[_SAID_AT] = now
+        if since is None:
+            notes[_LOST_AT] = now
+            return self._evidence(patient, _UNREACHABLE, f"agent {self.address} unreachable: {error}")
+        lasts = f"agent {self.address} unreachable for {now - since:.0f} s: {error}"
+        return self._evidence(patient, _NOTHING, lasts)
+
+    def _shun(self, patient: Patient, error: StrangerError) -> Evidence:
+        """A wrong address or token is the operator's to mend: no news of the unit."""
+        patient.notes[_NOT_BEFORE] = patient.now() + self.stranger_s
+        if error.status == 401 and self.token:
+            reason = f"agent {self.address} does not accept the token of this gate ({TOKEN_VARIABLE})"
+        elif error.status == 401:
+            reason = f"agent {self.address} wants a token: give this gate the agent's, as {TOKEN_VARIABLE}"
+        elif error.status == 503:
+            reason = f"agent {self.address} takes no more watchers: {error}"
+        else:
+            reason = f"{self.address} is not a cellgate agent: {error}"
+        return self._evidence(patient, _NOTHING, reason)
+
+    def _evidence(self, patient: Patient, weight: _Weight, reason: str, epoch: str | None = None) -> Evidence:
+        node = patient.node.name if patient.node is not None else None
+        unit, now = patient.unit.name, patient.now()
+        return Evidence(unit, *weight, self.name, reason, now, epoch=epoch or None, node=node)
