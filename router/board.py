@@ -232,8 +232,9 @@ class Board:
         if desk is None:
             return
         before = desk.load
-        if load.progress is not None:
+        if load.sighted:
             desk.counters_at = load.at
+        if load.progress is not None:
             grew = before is not None and before.progress is not None and load.progress > before.progress
             # Tokens of ours that came since the last report explain the growth, and tell better when it was.
             if grew and before is not None and desk.life_at <= before.at:
