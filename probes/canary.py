@@ -2,32 +2,53 @@
 
 1. A canary that fails is BAD only when the unit had no excuse: busy is not sick, and a timeout during which
    anything moved on the unit, or it started anew, is neutral.
-2. Its prompt is unique and shorter than a KV block, so that no cache can answer it; it carries no priority,
-   because vLLM refuses one by default.
+2. Busy is no answer: it asks again. It is held against the unit only when the unit has nothing to be busy
+   with, or has requests of ours and nothing moves.
+3. What is asked is in apis.py; which of that a unit serves is found out once, and remembered.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from math import inf
+from typing import ClassVar, NamedTuple
 
 import orjson
 
+from probes.apis import CANARIES, Api, at, has_answer, parsed
 from probes.base import FetchError, Patient, Reply, Trouble
-from probes.models import ask_models
-from router.nouns import Evidence, Finding, Sign, Strength, Verdict
+from probes.engines import engine
+from probes.models import ask_served
+from router.nouns import Evidence, Finding, Models, Sign, Strength, Verdict
 
-_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
+ASK_AGAIN_S = 0.25
+"""Between two tries at a unit that says it is busy."""
+_USUAL_TIMES = 4.0
+_USUAL_SHARE = 0.2
+_WARM = (Verdict.UP, Verdict.SUSPECT, Verdict.PROBATION)
+"""A unit with another verdict may take its first request, which warms the engine up."""
 _NOT_SERVED = frozenset({400, 404, 405, 422, 501})
+_NOT_ALLOWED = frozenset({401, 403})
 _BUSY = frozenset({429, 503})
 _EXCERPT = 160
 _DOUBLINGS_MAX = 16
 
-_PATH = "path"
-"""Note: the path that the unit answered last."""
+_API = "api"
+"""Note: the API that the unit answered last."""
 _TIMEOUTS = "timeouts"
 """Note: canaries that ran out of time in a row."""
+_USUAL_S = "usual_s"
+"""Note: how long a canary takes that has the unit for itself."""
+
+
+class _Fate(NamedTuple):
+    """What became of a canary."""
+
+    sign: Sign
+    strength: Strength
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +59,13 @@ class Canary:
     period_s: float = 1.0
 
     def limit_s(self, patient: Patient) -> float:
-        """The longest timeout there is; the models may be asked for first."""
-        return 2 * patient.rules.warm_up_timeout_s
+        """The longest timeout there is, for each of what a look may do: learn the models, fly, fly again."""
+        return 3 * max(patient.rules.warm_up_timeout_s, self.timeout_s(patient))
 
     def due_at(self, patient: Patient, last_at: float) -> float:
         """The next period, but for an UP unit not before `canary_idle_s` after its last sign of life."""
+        if patient.held_down:
+            return inf
         due = last_at + self.period_s
         if patient.verdict is Verdict.UP:
             return max(due, patient.life_at + patient.rules.canary_idle_s)
@@ -51,7 +74,9 @@ class Canary:
     def timeout_s(self, patient: Patient) -> float:
         """Short where users are served, long where the first request may have to warm the engine up.
 
-        For a DOWN unit it doubles from one timeout to the next: it may need to warm up, or be gone again.
+        Never shorter than the unit may be silent by the work it has, nor than what is usual for it; twice
+        that while it may have work of which nothing but its answers shows that it moves. For a DOWN unit it
+        doubles from one timeout to the next: it may need to warm up, or be gone again.
         """
         rules = patient.rules
         if patient.verdict in (Verdict.STARTING, Verdict.PROBATION):
@@ -59,33 +84,39 @@ class Canary:
         if patient.verdict is Verdict.DOWN:
             doublings: int = min(patient.notes.get(_TIMEOUTS, 0), _DOUBLINGS_MAX)
             return min(rules.warm_up_timeout_s, rules.canary_timeout_s * (1 << doublings))
-        return rules.canary_timeout_s
+        limit_s = max(rules.canary_timeout_s, patient.silent_limit_s, _USUAL_TIMES * _usual_s(patient))
+        load = patient.load
+        sees = load is not None and (load.sighted or _has_nothing_to_do(patient))
+        return limit_s if sees else 2.0 * limit_s
 
     async def look(self, patient: Patient) -> AsyncGenerator[Finding, None]:
-        """Evidence of one canary; before it the models, if nobody knew them."""
-        life_at = patient.life_at
-        timeout_s = self.timeout_s(patient)
+        """Evidence of one canary; before it what the unit serves, if nobody knew."""
+        is_starting = patient.verdict is Verdict.STARTING
+        life_at, timeout_s = patient.life_at, self.timeout_s(patient)
         deadline = patient.now() + timeout_s
         timed_out = False
         try:
             model = _model(patient)
-            if not model and (models := await ask_models(patient, timeout_s)):
-                model = models.names[0]
-                yield models
-            path, reply = await _ask(patient, model, deadline)
+            if not model:
+                for finding in await ask_served(patient, timeout_s):
+                    model = finding.names[0] if isinstance(finding, Models) else model
+                    yield finding
+            fate = await _fly(patient, model, deadline)
         except FetchError as error:
             timed_out = error.trouble is Trouble.TIMEOUT
             # A unit that has started anew meanwhile may take longer than this canary has waited.
             excused = patient.life_at > life_at or self.timeout_s(patient) > timeout_s
-            sign, strength = _weigh(error.trouble, excused=excused)
             reason = f"no token within {timeout_s:g} s: {error}" if timed_out else f"no token: {error}"
-        else:
-            sign, said = _read(reply)
-            strength, reason = Strength.STRONG, f"POST {path}: {said}"
-            if sign is Sign.GOOD:
-                patient.notes[_PATH] = path
+            fate = _Fate(*_weigh(error.trouble, excused=excused), reason)
         patient.notes[_TIMEOUTS] = patient.notes.get(_TIMEOUTS, 0) + 1 if timed_out else 0
-        yield Evidence(patient.unit.name, sign, strength, self.name, reason, patient.now())
+        yield Evidence(patient.unit.name, fate.sign, fate.strength, self.name, fate.reason, patient.now())
+        if is_starting and fate.sign is Sign.GOOD:
+            await self._learn_usual(patient, model)
+
+    async def _learn_usual(self, patient: Patient, model: str) -> None:
+        """The first canary may have warmed the engine up: only the next one shows what is usual."""
+        with suppress(FetchError):
+            await _fly(patient, model, patient.now() + _USUAL_TIMES * patient.rules.canary_timeout_s)
 
 
 def _model(patient: Patient) -> str:
@@ -93,33 +124,84 @@ def _model(patient: Patient) -> str:
     return next(iter(patient.unit.models), "") or min(patient.models, default="")
 
 
-async def _ask(patient: Patient, model: str, deadline: float) -> tuple[str, Reply]:
-    """The first path that the unit serves, and its reply; the last one tried when it serves none."""
-    request_id = f"cellgate-canary-{patient.new_id()}"
-    known = patient.notes.get(_PATH)
-    for path in sorted(_PATHS, key=lambda path: path != known):
-        reply = await patient.fetch(
-            "POST",
-            path,
-            body=_body(path, model, patient.new_id()),
-            request_id=request_id,
-            timeout_s=max(0.0, deadline - patient.now()),
-        )
-        if reply.status not in _NOT_SERVED:
+async def _fly(patient: Patient, model: str, deadline: float) -> _Fate:
+    """Ask for one token until the unit says something else than that it is busy. Raises FetchError."""
+    life_at, busy_at = patient.life_at, inf
+    while True:
+        asked_at, is_usual = patient.now(), patient.verdict in _WARM and _has_nothing_to_do(patient)
+        name, reply = await _ask(patient, model, deadline)
+        if reply.status not in _BUSY:
             break
-    return path, reply
+        busy_at = min(busy_at, patient.now())
+        if _is_empty_since(patient, busy_at):
+            return _Fate(Sign.BAD, Strength.STRONG, f"busy with an empty queue, {_say(name, model, reply)}")
+        if patient.now() + ASK_AGAIN_S >= deadline:
+            return _stayed_busy(patient, life_at, patient.now() - busy_at, _say(name, model, reply))
+        await patient.pause(ASK_AGAIN_S)
+    fate = _read(name, _say(name, model, reply), reply)
+    if fate.sign is Sign.GOOD:
+        patient.notes[_API] = name
+        if is_usual and _has_nothing_to_do(patient):
+            usual_s = _usual_s(patient)
+            patient.notes[_USUAL_S] = usual_s + _USUAL_SHARE * (patient.now() - asked_at - usual_s)
+    return fate
 
 
-def _body(path: str, model: str, prompt: str) -> bytes:
-    """A request for one token. Without a known model the field is left out: engines then take their own."""
-    body: dict[str, Any] = {"model": model} if model else {}
-    if path == "/v1/embeddings":
-        body["input"] = prompt
-    elif path == "/v1/completions":
-        body |= {"prompt": prompt, "max_tokens": 1}
-    else:
-        body |= {"messages": [{"role": "user", "content": prompt}], "max_tokens": 1}
-    return orjson.dumps(body)
+async def _ask(patient: Patient, model: str, deadline: float) -> tuple[str, Reply]:
+    """The first API that the unit serves, and its reply; those of the first one tried when it serves none."""
+    request_id = f"cellgate-canary-{patient.new_id()}"
+    known, configured = patient.notes.get(_API), patient.unit.canary
+    names = (configured,) if configured else engine(patient.engine).canaries
+    tried: list[tuple[str, Reply]] = []
+    for name in sorted(names, key=lambda name: name != known):
+        reply = await _ask_by(CANARIES[name], patient, model, request_id, deadline)
+        if reply.status not in _NOT_SERVED:
+            return name, reply
+        tried.append((name, reply))
+    return tried[0]
+
+
+async def _ask_by(api: Api, patient: Patient, model: str, request_id: str, deadline: float) -> Reply:
+    """The reply of one API; that of the page about the model, when that allows no request."""
+    about = None
+    if api.about:
+        page = await patient.fetch("GET", at(api.about, model), timeout_s=deadline - patient.now())
+        about = parsed(page.body)
+    body = api.body(model, patient.new_id(), about)
+    if body is None:
+        return Reply(404, {}, page.body)
+    return await patient.fetch(
+        "POST",
+        at(api.path, model),
+        body=orjson.dumps(body),
+        request_id=request_id,
+        timeout_s=max(0.0, deadline - patient.now()),
+    )
+
+
+def _has_nothing_to_do(patient: Patient) -> bool:
+    """True when nobody is known to have a request there."""
+    load = patient.load
+    return patient.in_flight == 0 and (load is None or load.running + load.waiting == 0)
+
+
+def _is_empty_since(patient: Patient, busy_at: float) -> bool:
+    """True when the engine's own numbers, read after it was busy first, show that it has nothing to do."""
+    return patient.load is not None and patient.load.at > busy_at and _has_nothing_to_do(patient)
+
+
+def _stayed_busy(patient: Patient, life_at: float, busy_s: float, said: str) -> _Fate:
+    """Requests of ours are there and no step is counted: not busy, but stuck. Who counts none is let off."""
+    is_sighted = patient.load is not None and patient.load.sighted
+    if is_sighted and patient.in_flight > 0 and patient.life_at <= life_at:
+        return _Fate(Sign.BAD, Strength.STRONG, f"busy, yet nothing moved for {busy_s:.3g} s, {said}")
+    return _Fate(Sign.NEUTRAL, Strength.WEAK, f"busy, {said}")
+
+
+def _usual_s(patient: Patient) -> float:
+    """How long a canary usually takes; at first so long that the shortest timeout is just enough."""
+    usual_s: float = patient.notes.get(_USUAL_S, patient.rules.canary_timeout_s / _USUAL_TIMES)
+    return usual_s
 
 
 def _weigh(trouble: Trouble, *, excused: bool) -> tuple[Sign, Strength]:
@@ -130,32 +212,24 @@ def _weigh(trouble: Trouble, *, excused: bool) -> tuple[Sign, Strength]:
     return Sign.BAD, Strength.STRONG
 
 
-def _read(reply: Reply) -> tuple[Sign, str]:
+def _read(name: str, said: str, reply: Reply) -> _Fate:
     """What a reply proves, and how to say it."""
-    if reply.status == 200 and _has_answer(reply.body):
-        return Sign.GOOD, "one token"
-    said = f"HTTP {reply.status} {_excerpt(reply.body)}"
+    if reply.status == 200 and has_answer(CANARIES[name], reply.body):
+        return _Fate(Sign.GOOD, Strength.STRONG, f"one token by {name}")
     if reply.status == 200:
-        return Sign.BAD, f"no answer in {said}"
-    if reply.status in _BUSY:
-        return Sign.NEUTRAL, f"busy, {said}"
-    if reply.status == 501 or reply.status < 500:
-        # The front end answers these without its engine: neither life nor its absence is proven.
-        return Sign.NEUTRAL, f"nothing proven by {said}"
-    return Sign.BAD, said
+        return _Fate(Sign.BAD, Strength.STRONG, f"no answer in {said}")
+    if reply.status >= 500 and reply.status not in _NOT_SERVED:
+        return _Fate(Sign.BAD, Strength.STRONG, said)
+    # The front end answers these without its engine: neither life nor its absence is proven.
+    reason = f"nothing proven by {said}"
+    if reply.status in _NOT_ALLOWED:
+        reason += "; set `api_key_file:` to a key that it takes"
+    elif reply.status in _NOT_SERVED:
+        reason += "; set `canary:` to an API that it serves"
+    return _Fate(Sign.NEUTRAL, Strength.WEAK, reason)
 
 
-def _has_answer(body: bytes) -> bool:
-    """True for a JSON object with choices (or embeddings) in it and no error."""
-    try:
-        parsed = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return False
-    if not isinstance(parsed, dict) or parsed.get("error"):
-        return False
-    return any(isinstance(parsed.get(key), list) and parsed[key] for key in ("choices", "data"))
-
-
-def _excerpt(body: bytes) -> str:
-    """The beginning of a body, on one line, for a person to read."""
-    return ascii(body[:_EXCERPT].decode("utf-8", "replace"))
+def _say(name: str, model: str, reply: Reply) -> str:
+    """A reply on one line, for a person to read."""
+    excerpt = ascii(reply.body[:_EXCERPT].decode("utf-8", "replace"))
+    return f"POST {at(CANARIES[name].path, model)}: HTTP {reply.status} {excerpt}"

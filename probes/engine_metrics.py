@@ -1,41 +1,34 @@
-"""The engine's own numbers at `/metrics`: how busy it is, and whether its step counters grow.
+"""The engine's own numbers: how busy it is, and whether its step counters grow.
 
-The text is scanned for the names needed, never fully parsed: one engine shows thousands of lines. Names as in
-vLLM (gauges since 0.4, `gpu_cache_usage_perc` before 0.10) and SGLang (prefix `sglang:` or `sglang_`).
+The page is scanned for the names needed (METRICS in engines.py), never fully parsed: one engine shows
+thousands of lines. The epoch is the youngest process seen: of several behind one address each may answer in
+turn, and their taking turns is no restart.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
+from urllib.parse import urlsplit
 
-from probes.base import FetchError, Patient
+from probes.base import Fetch, FetchError, Patient
+from probes.engines import METRICS, Role, engine
 from router.nouns import Finding, Load
-
-_RUNNING = ("num_requests_running", "num_running_reqs")
-_WAITING = ("num_requests_waiting", "num_queue_reqs")
-_KV_USE = ("kv_cache_usage_perc", "gpu_cache_usage_perc", "token_usage")
-# Only counters that an engine step moves; a front end counts requests even while its engine is frozen.
-_PROGRESS = ("iteration_tokens_total_count", "generation_tokens_total", "prompt_tokens_total")
-_BORN = "process_start_time_seconds"
 
 _ABSENT = "absent"
 """Note: True when the last reply held none of the names."""
+_EPOCH = "epoch"
+"""Note: when the youngest process seen was born, as it was written."""
 
-_SAMPLE = re.compile(
-    rf"\n({_BORN}|(?:vllm:|sglang[:_])(?:{'|'.join(_RUNNING + _WAITING + _KV_USE + _PROGRESS)}))"
-    r"(?:\{[^\n]*\})? ([^ \n]+)".encode()
-)
 _LIMIT_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class EngineMetrics:
-    """GET /metrics every `period_s`; every `absent_s` from a unit that has none.
+    """Asks every `period_s`; every `absent_s` a unit that shows no engine's numbers.
 
     A look that brings no reply is soon repeated: the next one may show the unit's next epoch.
     """
@@ -50,59 +43,121 @@ class EngineMetrics:
         return self.timeout_s
 
     def due_at(self, patient: Patient, last_at: float) -> float:
-        """Late for a unit that has no metrics."""
-        return last_at + (self.absent_s if patient.notes.get(_ABSENT) else self.period_s)
+        """Late for a unit that has no metrics where its engine would show them."""
+        absent = patient.notes.get(_ABSENT) == _url(patient)
+        return last_at + (self.absent_s if absent else self.period_s)
 
     async def look(self, patient: Patient) -> AsyncGenerator[Finding, None]:
         """The load, or nothing: absence of metrics says nothing about the unit."""
-        own_in_flight = patient.in_flight
+        own_in_flight, url = patient.in_flight, _url(patient)
+        fetch, path = _way(patient, url)
         try:
-            reply = await patient.fetch("GET", "/metrics", timeout_s=self.timeout_s, max_bytes=_LIMIT_BYTES)
+            reply = await fetch("GET", path, timeout_s=self.timeout_s, max_bytes=_LIMIT_BYTES)
         except FetchError:
             return
         load = (
             scan(reply.body, patient.unit.name, patient.now(), own_in_flight) if reply.status == 200 else None
         )
-        patient.notes[_ABSENT] = load is None
+        patient.notes[_ABSENT] = url if load is None else None
         if load is not None:
-            yield load
+            yield replace(load, epoch=_youngest(patient, load.epoch))
+
+
+def _url(patient: Patient) -> str:
+    """Where the unit's numbers are: as configured, or where its engine shows them."""
+    unit, known = patient.unit, engine(patient.engine)
+    if unit.metrics_url:
+        return unit.metrics_url
+    if known.metrics_port is None:
+        return unit.url + known.metrics
+    parts = urlsplit(unit.url)
+    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+    return f"{parts.scheme}://{host}:{known.metrics_port}{known.metrics}"
+
+
+def _way(patient: Patient, url: str) -> tuple[Fetch, str]:
+    """How to fetch `url`: by the unit's own fetch where it is on the unit's own server."""
+    parts = urlsplit(url)
+    server, path = f"{parts.scheme}://{parts.netloc}", parts.path or "/metrics"
+    if urlsplit(patient.unit.url).netloc == parts.netloc:
+        return patient.fetch, path
+    return patient.net.fetch(server), path
+
+
+def _youngest(patient: Patient, born: str | None) -> str | None:
+    """The latest birth seen so far, this one included."""
+    known = patient.notes.get(_EPOCH)
+    if born is not None and (known is None or float(born) > float(known)):
+        patient.notes[_EPOCH] = known = born
+    return known
+
+
+def _pattern() -> tuple[re.Pattern[bytes], dict[bytes, Role], dict[bytes, tuple[bytes, dict[bytes, Role]]]]:
+    """The expression for a sample (name, labels, value), and the roles: by name, and by name and label."""
+    roles: dict[bytes, Role] = {}
+    families: dict[bytes, tuple[bytes, dict[bytes, Role]]] = {}
+    for spec, role in METRICS.items():
+        name, _, label = spec.encode().rstrip(b"}").partition(b"{")
+        if not label:
+            roles[name] = role
+            # The colon after the prefix became an underscore in some of the releases.
+            roles[name.replace(b":", b"_")] = role
+        else:
+            key, _, value = label.partition(b"=")
+            families.setdefault(name, (key + b'="', {}))[1][value] = role
+    names = b"|".join(sorted(map(re.escape, [*roles, *families]), reverse=True))
+    return re.compile(rb"\n(%b)(?:\{([^\n]*)\})? ([^ \n]+)" % names), roles, families
+
+
+_SAMPLE, _ROLES, _FAMILIES = _pattern()
+_SAME_WORK = re.compile(rb'(?:tp|pp|moe_ep|moe_tp)_rank="\d*"')
+"""Labels of the ranks that compute the same requests together."""
 
 
 def scan(body: bytes, unit: str, at: float, own_in_flight: int) -> Load | None:
     """The load in a text in Prometheus' format; None when it shows no engine.
 
-    Engines behind one front end (data parallel ranks) are summed; of their KV cache use the fullest counts.
+    Engines behind one front end (data parallel ranks, models) are summed; of their KV cache use the fullest
+    counts. Ranks that share their work show the same numbers, which count once.
     """
-    samples: dict[str, list[float]] = defaultdict(list)
-    epoch = None
+    samples: dict[Role, dict[tuple[bytes, bytes], float]] = {role: {} for role in Role}
+    born: str | None = None
     for match in _SAMPLE.finditer(b"\n" + body):
-        name, text = match[1].decode("ascii"), match[2].decode("ascii", "replace")
-        value = _number(text)
-        if value is None:
+        name, labels, text = match[1], match[2] or b"", match[3]
+        role, value = _role(name, labels), _number(text)
+        if role is None or value is None:
             continue
-        if name == _BORN:
-            epoch = text
-        else:
-            samples[re.split("[:_]", name, maxsplit=1)[1]].append(value)
-    if not any(name in samples for name in (*_RUNNING, *_WAITING)):
+        if role is Role.BORN:
+            born = text.decode("ascii", "replace")
+            continue
+        key = name, _SAME_WORK.sub(b"", labels) if b"_rank=" in labels else labels
+        samples[role][key] = max(value, samples[role].get(key, 0.0))
+    if not samples[Role.RUNNING] and not samples[Role.WAITING]:
         return None
+    counters = [*samples[Role.STEPS].values(), *samples[Role.PROGRESS].values()]
     return Load(
         unit,
         at,
-        running=int(_total(samples, _RUNNING)),
-        waiting=int(_total(samples, _WAITING)),
-        kv_use=max((value for name in _KV_USE for value in samples[name]), default=0.0),
+        running=int(sum(samples[Role.RUNNING].values())),
+        waiting=int(sum(samples[Role.WAITING].values())),
+        kv_use=max(samples[Role.KV_USE].values(), default=0.0),
         own_in_flight=own_in_flight,
-        progress=_total(samples, _PROGRESS),
-        epoch=epoch,
+        progress=sum(counters) if counters else None,
+        sighted=bool(samples[Role.STEPS]),
+        epoch=born,
     )
 
 
-def _total(samples: dict[str, list[float]], names: tuple[str, ...]) -> float:
-    return sum(sum(samples[name]) for name in names)
+def _role(name: bytes, labels: bytes) -> Role | None:
+    """What a sample tells, by its name and, in some families, by one of its labels."""
+    if name in _ROLES:
+        return _ROLES[name]
+    label, roles = _FAMILIES[name]
+    _, found, rest = labels.partition(label)
+    return roles.get(rest.partition(b'"')[0]) if found else None
 
 
-def _number(text: str) -> float | None:
+def _number(text: bytes) -> float | None:
     """A finite count or share; None for NaN, infinities, negatives and what is no number."""
     try:
         value = float(text)

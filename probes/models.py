@@ -1,20 +1,27 @@
-"""The models a unit serves, for units whose models are not configured."""
+"""What a unit serves: its engine, and the models of a unit that has none configured.
+
+OpenAI's list of models tells both; Triton has an address of its own for each. A unit that is not UP is asked
+often, so that one that comes back as another engine is soon known as that.
+"""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
-import orjson
+from probes.apis import parsed
+from probes.base import Fetch, FetchError, Patient
+from probes.engines import OWNERS
+from router.nouns import Finding, Models, Served, Verdict
 
-from probes.base import FetchError, Patient
-from router.nouns import Finding, Models
+_NOT_THERE = frozenset({404, 405, 501})
+_SERVING = (Verdict.UP, Verdict.SUSPECT)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelList:
-    """GET /v1/models every `period_s`, and every `eager_s` until the first answer with a model in it."""
+    """Asks every `period_s`, and every `eager_s` while there is something to learn."""
 
     name: ClassVar[str] = "models"
     period_s: float = 30.0
@@ -22,38 +29,71 @@ class ModelList:
     timeout_s: float = 2.0
 
     def limit_s(self, _patient: Patient) -> float:
-        """One fetch."""
-        return self.timeout_s
+        """Three fetches: a Triton server is asked last."""
+        return 3 * self.timeout_s
 
     def due_at(self, patient: Patient, last_at: float) -> float:
-        """Soon while the unit's models are unknown."""
-        return last_at + (self.period_s if patient.models else self.eager_s)
+        """Soon while models or engine are unknown, or the unit might come back as another engine."""
+        settled = patient.models and patient.engine and patient.verdict in _SERVING
+        return last_at + (self.period_s if settled or _is_told(patient) else self.eager_s)
 
     async def look(self, patient: Patient) -> AsyncGenerator[Finding, None]:
-        """The models, or nothing: whether the unit is well is asked by other probes."""
-        if patient.unit.models:
+        """Engine and models, as far as they are told: whether the unit is well is asked by other probes."""
+        if _is_told(patient):
             return
         try:
-            models = await ask_models(patient, self.timeout_s)
+            findings = await ask_served(patient, self.timeout_s)
         except FetchError:
             return
-        if models is not None:
-            yield models
+        for finding in findings:
+            yield finding
 
 
-async def ask_models(patient: Patient, timeout_s: float) -> Models | None:
-    """What the unit says it serves; None when it names no model. Raises FetchError."""
-    reply = await patient.fetch("GET", "/v1/models", timeout_s=timeout_s)
-    names = _names(reply.body) if reply.status == 200 else ()
-    return Models(patient.unit.name, names, patient.now()) if names else None
+def _is_told(patient: Patient) -> bool:
+    """True when the configuration leaves nothing to ask."""
+    return bool(patient.unit.models and patient.unit.engine)
 
 
-def _names(body: bytes) -> tuple[str, ...]:
-    """The ids in OpenAI's list shape {"data": [{"id": name}]}; none when it has another."""
-    try:
-        parsed = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return ()
-    data = parsed.get("data") if isinstance(parsed, dict) else None
-    cards = [card for card in data if isinstance(card, dict)] if isinstance(data, list) else []
-    return tuple(card["id"] for card in cards if isinstance(card.get("id"), str) and card["id"])
+async def ask_served(patient: Patient, timeout_s: float) -> list[Served | Models]:
+    """The engine and the models that the unit tells, without those configured. Raises FetchError."""
+    engine, names = await _ask(patient.fetch, patient.unit.engine, timeout_s)
+    unit, now = patient.unit, patient.now()
+    found: list[Served | Models] = []
+    if engine and not unit.engine:
+        found.append(Served(unit.name, engine, now))
+    if names and not unit.models:
+        found.append(Models(unit.name, names, now))
+    return found
+
+
+async def _ask(fetch: Fetch, configured: str, timeout_s: float) -> tuple[str, tuple[str, ...]]:
+    """The engine, empty when the answer does not tell, and its models."""
+    if configured != "triton":
+        reply = await fetch("GET", "/v1/models", timeout_s=timeout_s)
+        if reply.status not in _NOT_THERE:
+            return _read_list(reply.body) if reply.status == 200 else ("", ())
+        reply = await fetch("GET", "/v2", timeout_s=timeout_s)
+        metadata = parsed(reply.body) if reply.status == 200 else None
+        if not isinstance(metadata, dict) or metadata.get("name") != "triton":
+            return "openai" if reply.status in (200, *_NOT_THERE) else "", ()
+    index = await fetch("POST", "/v2/repository/index", body=b'{"ready": true}', timeout_s=timeout_s)
+    return "triton", _names(parsed(index.body), "name") if index.status == 200 else ()
+
+
+def _read_list(body: bytes) -> tuple[str, tuple[str, ...]]:
+    """Engine and ids in OpenAI's list shape {"data": [{"id": name, "owned_by": owner}]}."""
+    listed = parsed(body)
+    cards = listed.get("data") if isinstance(listed, dict) else None
+    if not isinstance(cards, list):
+        return "", ()
+    owners = {str(card.get("owned_by")) for card in cards if isinstance(card, dict)}
+    known = [OWNERS[owner] for owner in sorted(owners & OWNERS.keys())]
+    names = _names(cards, "id")
+    # A list without a model is that of a server that is not there yet.
+    return (next(iter(known), "openai"), names) if names else ("", ())
+
+
+def _names(cards: Any, key: str) -> tuple[str, ...]:
+    """The non-empty strings under `key` in a list of objects; none when it has another shape."""
+    objects = [card for card in cards if isinstance(card, dict)] if isinstance(cards, list) else []
+    return tuple(card[key] for card in objects if isinstance(card.get(key), str) and card[key])

@@ -1,4 +1,4 @@
-"""Readiness: what the leader says of itself at `/health`.
+"""Readiness: what the leader says of itself, where its engine says it.
 
 Its 200 is weak news: it proves the front end, not the engine behind it. Its 503 is believed more: an engine
 that calls itself dead rarely errs.
@@ -10,17 +10,13 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from probes.base import FetchError, Patient, Trouble
+from probes.base import FetchError, Patient, Reply, Trouble
+from probes.engines import engine
 from router.nouns import Evidence, Finding, Sign, Strength
 
 _Weight = tuple[Sign, Strength]
 
 _NOTHING: _Weight = (Sign.NEUTRAL, Strength.WEAK)
-_STATUSES: dict[int, _Weight] = {
-    200: (Sign.GOOD, Strength.WEAK),
-    # Triton says "not ready" with a 400.
-    400: (Sign.BAD, Strength.WEAK),
-}
 _TROUBLES: dict[Trouble, _Weight] = {
     Trouble.REFUSED: (Sign.BAD, Strength.FATAL),
     Trouble.UNREACHABLE: (Sign.BAD, Strength.WEAK),
@@ -28,23 +24,26 @@ _TROUBLES: dict[Trouble, _Weight] = {
     Trouble.BROKEN: (Sign.BAD, Strength.WEAK),
     Trouble.OWN: _NOTHING,
 }
+_NOT_THERE = frozenset({404, 405})
+
+_PATH = "path"
+"""Note: the path that this unit has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """GET `path` every `period_s`.
+    """GET the engine's readiness path every `period_s`.
 
-    `timeout_s` (3) is so long because some engines generate a token before they answer: with it, slow
-    answers alone stay below the rate that makes a busy unit suspect (5 in 10 s).
+    `timeout_s` (3) is so long that slow answers alone stay below the rate that makes a busy unit suspect
+    (5 in 10 s).
     """
 
     name: ClassVar[str] = "readiness"
-    path: str = "/health"
     period_s: float = 1.0
     timeout_s: float = 3.0
 
     def limit_s(self, _patient: Patient) -> float:
-        """One fetch."""
+        """One timeout for all paths."""
         return self.timeout_s
 
     def due_at(self, _patient: Patient, last_at: float) -> float:
@@ -53,18 +52,33 @@ class Readiness:
 
     async def look(self, patient: Patient) -> AsyncGenerator[Finding, None]:
         """One piece of evidence."""
+        paths = _paths(patient)
+        path, deadline = paths[0], patient.now() + self.timeout_s
         try:
-            reply = await patient.fetch("GET", self.path, timeout_s=self.timeout_s)
+            for path in paths:
+                timeout_s = max(0.0, deadline - patient.now())
+                reply = await patient.fetch("GET", path, timeout_s=timeout_s)
+                if reply.status not in _NOT_THERE:
+                    patient.notes[_PATH] = path
+                    break
         except FetchError as error:
             (sign, strength), said = _TROUBLES[error.trouble], str(error)
         else:
-            (sign, strength), said = _weigh(reply.status), f"HTTP {reply.status}"
-        reason = f"GET {self.path}: {said}"
+            (sign, strength), said = _weigh(patient, reply), f"HTTP {reply.status}"
+        reason = f"GET {path}: {said}"
         yield Evidence(patient.unit.name, sign, strength, self.name, reason, patient.now())
 
 
-def _weigh(status: int) -> _Weight:
-    if status >= 500:
+def _paths(patient: Patient) -> tuple[str, ...]:
+    """The paths to try: the one that is known to exist, while it is one of this engine's."""
+    paths, known = engine(patient.engine).ready, patient.notes.get(_PATH)
+    return (known, *(path for path in paths if path != known)) if known in paths else paths
+
+
+def _weigh(patient: Patient, reply: Reply) -> _Weight:
+    if reply.status in engine(patient.engine).unready:
+        return Sign.BAD, Strength.WEAK
+    if reply.status >= 500:
         return Sign.BAD, Strength.STRONG
     # Anything else (no such path, not allowed) proves only that somebody is there.
-    return _STATUSES.get(status, _NOTHING)
+    return (Sign.GOOD, Strength.WEAK) if reply.status == 200 else _NOTHING

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from probes import PROBES
 from probes.base import Probe, Trouble
-from router.nouns import Evidence, Load, Models, Sign, Strength, Verdict
+from router.nouns import Evidence, Finding, Load, Models, Served, Sign, Strength, Verdict
 from tests.patient import Answer, FakePatient, look, reply
 
 every_probe = pytest.mark.parametrize("probe", [kind() for kind in PROBES.values()], ids=list(PROBES))
@@ -49,12 +49,12 @@ metric_texts = st.lists(metric_lines, max_size=5).map(
 )
 
 
-def examine(probe: Probe, answer: Answer, **state: Any) -> list[Evidence | Load | Models]:
+def examine(probe: Probe, answer: Answer, **state: Any) -> list[Finding]:
     """One look, held against laws 1 and 4."""
     patient = FakePatient(lambda _: answer, **state)
     findings = look(probe, patient)
     for finding in findings:
-        assert isinstance(finding, Evidence | Load | Models)
+        assert isinstance(finding, Evidence | Load | Models | Served)
         assert (finding.unit, finding.at) == (patient.unit.name, patient.now_s)
         if isinstance(finding, Evidence):
             assert finding.source == probe.name
@@ -62,7 +62,7 @@ def examine(probe: Probe, answer: Answer, **state: Any) -> list[Evidence | Load 
     return findings
 
 
-def proofs_of_work(findings: list[Evidence | Load | Models]) -> list[Evidence]:
+def proofs_of_work(findings: list[Finding]) -> list[Evidence]:
     """The good evidence that is more than a weak one."""
     evidence = [finding for finding in findings if isinstance(finding, Evidence)]
     return [e for e in evidence if e.sign is Sign.GOOD and e.strength > Strength.WEAK]

@@ -6,7 +6,7 @@ import pytest
 
 from probes.base import Trouble
 from probes.engine_metrics import EngineMetrics, scan
-from router.nouns import Load
+from router.nouns import Load, Unit
 from tests.patient import Answer, FakePatient, look, reply
 
 VLLM = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -28,7 +28,9 @@ process_start_time_seconds 1.75391e+09
 
 def test_the_numbers_of_vllm_are_read() -> None:
     """Gauges, the counters an engine step moves, and when the process started."""
-    expected = Load("u", 100.0, 3, 2, 0.25, own_in_flight=1, progress=1270.0, epoch="1.75391e+09")
+    expected = Load(
+        "u", 100.0, 3, 2, 0.25, own_in_flight=1, progress=1270.0, sighted=True, epoch="1.75391e+09"
+    )
     assert look(EngineMetrics(), FakePatient(lambda _: reply(200, VLLM), in_flight=1)) == [expected]
 
 
@@ -58,6 +60,94 @@ def test_engines_behind_one_front_end_are_summed_and_the_fullest_cache_counts() 
         for i in range(3)
     )
     assert scan(body, "u", 1.0, 0) == Load("u", 1.0, running=6, kv_use=0.2)
+
+
+def test_ranks_that_share_their_work_count_once() -> None:
+    """Each rank of a tensor-parallel group shows the group's requests, and data-parallel groups their own."""
+    lines = [
+        f'sglang:num_running_reqs{{dp_rank="{dp}",model_name="m",tp_rank="{tp}",pp_rank="0"}} {dp + 2}\n'
+        for dp, tp in ((0, 0), (0, 1), (1, 2), (1, 3))
+    ]
+    assert scan("".join(lines).encode(), "u", 1.0, 0) == Load("u", 1.0, running=5)
+
+
+TRITON = b"""nv_inference_request_success{model="llm",version="1"} 5
+nv_inference_request_failure{model="llm",reason="OTHER",version="1"} 3
+nv_inference_count{model="llm",version="1"} 5
+nv_inference_exec_count{model="llm",version="1"} 4
+nv_inference_pending_request_count{model="llm",version="1"} 2
+nv_inference_pending_request_count{model="other",version="1"} 1
+nv_cpu_utilization 0.03
+"""
+TRITON_TRT_LLM = b"""nv_trt_llm_request_metrics{model="tensorrt_llm",request_type="active",version="1"} 9
+nv_trt_llm_request_metrics{model="tensorrt_llm",request_type="scheduled",version="1"} 4
+nv_trt_llm_request_metrics{model="tensorrt_llm",request_type="waiting",version="1"} 3
+nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="max",model="tensorrt_llm",version="1"} 600
+nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="fraction",model="tensorrt_llm",version="1"} 0.5
+nv_trt_llm_general_metrics{general_type="iteration_counter",model="tensorrt_llm",version="1"} 77
+nv_trt_llm_general_metrics{general_type="timestamp",model="tensorrt_llm",version="1"} 1700074049
+"""
+TRT_LLM = b"""trtllm_num_requests_running{engine_type="trtllm",model_name="m"} 3.0
+trtllm_num_requests_waiting{engine_type="trtllm",model_name="m"} 1.0
+trtllm_kv_cache_utilization{engine_type="trtllm",model_name="m"} 0.62
+trtllm_generation_tokens_total{engine_type="trtllm",model_name="m"} 40.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "load"),
+    [
+        (TRITON, Load("u", 1.0, waiting=3, progress=14.0)),
+        (TRITON_TRT_LLM, Load("u", 1.0, 4, 3, 0.5, progress=77.0)),
+        (TRT_LLM, Load("u", 1.0, 3, 1, 0.62, progress=40.0)),
+    ],
+    ids=["triton", "triton with trt-llm", "trt-llm"],
+)
+def test_the_numbers_of_nvidia_s_engines_are_read(body: bytes, load: Load) -> None:
+    """Families are told apart by a label. Their counters do not move with every step."""
+    assert scan(body, "u", 1.0, 0) == load
+
+
+@pytest.mark.parametrize(
+    ("engine", "metrics_url", "target"),
+    [
+        ("", "", "/metrics"),
+        ("vllm", "", "/metrics"),
+        ("sglang", "", "/metrics"),
+        ("trtllm", "", "/prometheus/metrics"),
+        ("triton", "", "http://u:8002/metrics"),
+        ("triton", "http://u:9002/metrics", "http://u:9002/metrics"),
+        ("vllm", "http://u/stats", "/stats"),
+        ("vllm", "http://side:9000", "http://side:9000/metrics"),
+    ],
+)
+def test_each_engine_is_asked_where_it_shows_them(engine: str, metrics_url: str, target: str) -> None:
+    """Where the operator says, if he does."""
+    patient = FakePatient(lambda _: reply(404), unit=Unit("u", "c", "http://u", metrics_url=metrics_url))
+    patient.engine = engine
+    look(EngineMetrics(), patient)
+    assert [asked.target for asked in patient.asked] == [target]
+
+
+def test_a_unit_that_became_another_engine_is_asked_at_once() -> None:
+    """That the other one had no metrics says nothing."""
+    patient = FakePatient(lambda _: reply(404), engine="vllm")
+    look(EngineMetrics(), patient)
+    patient.engine = "triton"
+    assert EngineMetrics().due_at(patient, 100.0) == 101.0
+
+
+def test_processes_that_take_turns_behind_one_address_are_no_restarts() -> None:
+    """The youngest is the epoch; only a younger one is another."""
+    births = [b"100.5", b"101", b"100.5", b"101", b"1.0e2", b"102"]
+    patient = FakePatient(lambda _: reply(200, b"vllm:num_requests_running 0\n" + born))
+    epochs = []
+    for birth in births:
+        born = b"process_start_time_seconds " + birth
+        [load] = look(EngineMetrics(), patient)
+        assert isinstance(load, Load)
+        epochs.append(load.epoch)
+    assert epochs == ["100.5", "101", "101", "101", "101", "102"]
 
 
 @pytest.mark.parametrize("value", ["NaN", "+Inf", "-1", "many", "1e999"])

@@ -1,0 +1,107 @@
+"""What each inference engine shows of its health, where, and under which names.
+
+Sources: vLLM 0.6 to 0.33, SGLang 0.4 to 0.5.23, Triton 2.x with its vLLM and TensorRT-LLM backends,
+TensorRT-LLM's own server; `openai` stands for any other that speaks OpenAI's API.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """One engine's surfaces.
+
+    `ready` are paths in the order in which they are tried: the first that exists counts. Its 200 is good and
+    its 5xx is bad; `unready` are the statuses below 500 that say "not ready" as well.
+    `metrics` is a path at the port of the API, unless `metrics_port` names another one.
+    `canaries` are APIs (see probes/apis.py) in the order in which they are tried.
+    """
+
+    ready: tuple[str, ...]
+    canaries: tuple[str, ...]
+    unready: frozenset[int] = frozenset()
+    metrics: str = "/metrics"
+    metrics_port: int | None = None
+
+
+_OPENAI_CANARIES = ("chat", "completions", "embeddings", "rerank", "pooling")
+
+ENGINES: dict[str, Engine] = {
+    "vllm": Engine(ready=("/health",), canaries=_OPENAI_CANARIES),
+    # Its /health generates a token and takes up to 20 s of a busy engine; /ready came after /ping.
+    "sglang": Engine(ready=("/ready", "/ping"), canaries=_OPENAI_CANARIES),
+    "triton": Engine(
+        ready=("/v2/health/ready",),
+        unready=frozenset({400}),
+        metrics_port=8002,
+        canaries=("generate", "infer"),
+    ),
+    # Its /metrics is a list in JSON.
+    "trtllm": Engine(ready=("/health",), metrics="/prometheus/metrics", canaries=_OPENAI_CANARIES),
+    "openai": Engine(ready=("/health", "/v1/models"), canaries=_OPENAI_CANARIES),
+}
+
+UNKNOWN = Engine(ready=("/v1/models",), canaries=_OPENAI_CANARIES)
+"""Until the engine is known: what harms none of them."""
+
+OWNERS = {"vllm": "vllm", "sglang": "sglang", "tensorrt_llm": "trtllm"}
+"""Engine by the `owned_by` in its list of models."""
+
+
+def engine(name: str) -> Engine:
+    """The surfaces of the engine `name`; those of none in particular for a name that is not known."""
+    return ENGINES.get(name, UNKNOWN)
+
+
+class Role(Enum):
+    """What a metric tells."""
+
+    RUNNING = "running"
+    WAITING = "waiting"
+    KV_USE = "kv use"
+    STEPS = "steps"
+    """Grows with every step of the engine."""
+    PROGRESS = "progress"
+    """Grows now and then while the engine works: when a request has finished, or once in many steps."""
+    BORN = "born"
+
+    __hash__ = object.__hash__
+
+
+# A family with several meanings is named with the label that tells them apart. Only counters that an engine
+# moves are here: a front end counts requests even while its engine is frozen.
+METRICS: dict[str, Role] = {
+    "process_start_time_seconds": Role.BORN,
+    "vllm:num_requests_running": Role.RUNNING,
+    "vllm:num_requests_waiting": Role.WAITING,
+    "vllm:kv_cache_usage_perc": Role.KV_USE,
+    "vllm:gpu_cache_usage_perc": Role.KV_USE,  # Before 0.10.
+    "vllm:iteration_tokens_total_count": Role.STEPS,
+    "vllm:generation_tokens_total": Role.STEPS,
+    "vllm:prompt_tokens_total": Role.STEPS,
+    "sglang:num_running_reqs": Role.RUNNING,
+    "sglang:num_queue_reqs": Role.WAITING,
+    "sglang:token_usage": Role.KV_USE,
+    # The first two move every few dozen steps, the others when a request finishes.
+    "sglang:realtime_tokens_total": Role.PROGRESS,
+    "sglang:forward_execution_seconds_total": Role.PROGRESS,
+    "sglang:generation_tokens_total": Role.PROGRESS,
+    "sglang:prompt_tokens_total": Role.PROGRESS,
+    "nv_inference_pending_request_count": Role.WAITING,
+    "nv_inference_exec_count": Role.PROGRESS,
+    "nv_inference_count": Role.PROGRESS,
+    "nv_inference_request_success": Role.PROGRESS,
+    "nv_trt_llm_request_metrics{request_type=scheduled}": Role.RUNNING,
+    "nv_trt_llm_request_metrics{request_type=waiting}": Role.WAITING,
+    "nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=fraction}": Role.KV_USE,
+    "nv_trt_llm_general_metrics{general_type=iteration_counter}": Role.PROGRESS,
+    "trtllm_num_requests_running": Role.RUNNING,
+    "trtllm_num_requests_waiting": Role.WAITING,
+    "trtllm_kv_cache_utilization": Role.KV_USE,
+    "trtllm_generation_tokens_total": Role.PROGRESS,
+    "trtllm_prompt_tokens_total": Role.PROGRESS,
+    "trtllm_kv_cache_gen_alloc_blocks_total": Role.PROGRESS,
+}
