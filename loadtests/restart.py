@@ -1,8 +1,8 @@
 """Drill: a leader starts anew faster than any probe looks. Who reaches the new process first?
 
 `python -m loadtests.restart` kills a leader while its successor waits for the port: under streaming users,
-and in an idle fleet whose users come right after. What must hold: the new process has answered a canary before it
-gets any request. The exit code is 1 when it does not.
+and in an idle fleet whose users come right after. What must hold: the new process has answered a canary
+before it gets any request. The exit code is 1 when it does not.
 """
 
 import argparse

@@ -1,0 +1,133 @@
+"""Drill: a unit that is merely busy is never taken out, and one that is merely slow is only called degraded.
+
+`python -m loadtests.never_shot` keeps two healthy units full for ten minutes, while phases of what looks like
+trouble take turns. What must hold: no verdict changes, no request hangs or is answered wrongly. `--slow`
+makes one unit 1.5 times as slow instead: it must be `degraded` within 60 s and never DOWN. The exit code is 1
+when something of it does not hold.
+"""
+
+import argparse
+import asyncio
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+
+import uvloop
+
+from loadtests.client import Answer, End, Question
+from loadtests.gate import GateProcess
+from loadtests.simunit.process import SimUnit
+from loadtests.storms import PHASES, Place
+from loadtests.users import Users
+
+STREAMS = 64
+TIMING = {
+    "step_ms": 50,
+    "prefill_tokens_per_s": 20_000,
+    "max_model_len": 131_072,
+    "num_gpu_blocks": 24_576,
+    "model": "sim-" + "x" * 1000,
+}
+"""A prompt of 100k tokens takes 5 s when alone, and three of them fit the KV cache. The model's name is in
+every event: so large, slow clients fill every buffer on the way.
+"""
+
+PROMPT_TOKENS = (200, 2500)
+MAX_TOKENS = (8, 64)
+PHASE_S = 20.0
+SLOW = 1.5
+DEGRADED_LIMIT_S = 60.0
+SLOW_S = 90.0
+MUST_NOT = (End.DISHONEST, End.HUNG, End.WRONG, End.BROKEN)
+"""Who is refused with a 429 or 503 has not been answered, which is right when all queues are full."""
+
+
+def _question(rng: random.Random) -> Question:
+    tokens, max_tokens = rng.randint(*PROMPT_TOKENS), rng.randint(*MAX_TOKENS)
+    return Question.draw(rng, prompt_tokens=tokens, max_tokens=max_tokens)
+
+
+async def never_shot(minutes: float, only: str | None) -> list[str]:
+    """All phases in turn until the time is over; what must not have been."""
+    phases = [phase for phase in PHASES if only in (None, phase.name)]
+    with ExitStack() as stack:
+        units, gate = await _fleet(stack)
+        began, over_at = time.time(), time.monotonic() + 60 * minutes
+        problems: list[str] = []
+        place = Place(gate, units)
+        async with Users(gate.url, STREAMS, _question) as users:
+            while time.monotonic() < over_at:
+                for phase in phases:
+                    seen, flips = len(users.answers), len(gate.flips(began))
+                    said = await phase.run(place, PHASE_S)
+                    await asyncio.to_thread(_heal, units)
+                    flipped = (await asyncio.to_thread(gate.flips, began))[flips:]
+                    print(f"{phase.name}: {_count(users.answers[seen:])}; {said}; {len(flipped)} flips")
+                    problems += (lines := [f"{phase.name}: {flip['line']}" for flip in flipped])
+                    print(*(f"  ! {line}\n" for line in lines), sep="", end="", flush=True)
+        problems += place.bad
+        return problems + [each.why() for each in users.answers if each.end() in MUST_NOT]
+
+
+async def slow() -> list[str]:
+    """One unit is slow; what must not have been."""
+    with ExitStack() as stack:
+        units, gate = await _fleet(stack)
+        async with Users(gate.url, STREAMS, _question) as users:
+            await asyncio.sleep(20.0)
+            began, fault_at = time.time(), time.monotonic()
+            await asyncio.to_thread(units[0].fault, "slow", factor=SLOW)
+            degraded_s: float | None = None
+            while (now_s := time.monotonic() - fault_at) < SLOW_S:
+                shown = {unit["name"]: unit.get("degraded") for unit in await asyncio.to_thread(gate.units)}
+                if shown["a"] and degraded_s is None:
+                    degraded_s = now_s
+                    print(f"degraded after {now_s:.1f} s: {shown}", flush=True)
+                await asyncio.sleep(0.5)
+            down = [f for f in await asyncio.to_thread(gate.flips, began) if f["after"] == "down"]
+        print(f"after {SLOW_S:.0f} s: {shown}; {_count(users.answers)}")
+    problems = [f"shot: {flip['line']}" for flip in down]
+    if degraded_s is None or degraded_s > DEGRADED_LIMIT_S:
+        problems.append(f"degraded after {degraded_s} s, the limit is {DEGRADED_LIMIT_S:.0f} s")
+    if shown["b"]:
+        problems.append("the healthy unit is called degraded too")
+    return problems + [each.why() for each in users.answers if each.end() in MUST_NOT]
+
+
+async def _fleet(stack: ExitStack) -> tuple[list[SimUnit], GateProcess]:
+    units = await asyncio.to_thread(SimUnit.start_all, ["a", "b"], followers=1, **TIMING)
+    for unit in units:
+        stack.callback(unit.stop)
+    return units, stack.enter_context(GateProcess(units))
+
+
+def _heal(units: Sequence[SimUnit]) -> None:
+    for unit in units:
+        unit.fault("heal")
+
+
+def _count(answers: Iterable[Answer]) -> str:
+    ended = [answer for answer in answers if answer.ended_at]
+    ends = Counter(answer.end().value for answer in ended if answer.status == 200)
+    refused = Counter(f"status {answer.status}" for answer in ended if answer.status != 200)
+    return f"{len(ended)} requests: " + ", ".join(f"{n} {what}" for what, n in (ends + refused).items())
+
+
+def main() -> int:
+    """Run it; 0 when nothing was found."""
+    parser = argparse.ArgumentParser(prog="python -m loadtests.never_shot", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=10.0, help="at least one round of all phases")
+    parser.add_argument("--phase", choices=[phase.name for phase in PHASES], help="only this one")
+    parser.add_argument("--slow", action="store_true", help="the slow unit instead")
+    args = parser.parse_args()
+    problems = uvloop.run(slow() if args.slow else never_shot(args.minutes, args.phase))
+    print("FAILED" if problems else "passed")
+    print(*(f"  ! {problem}\n" for problem in problems[:20]), sep="", end="")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
