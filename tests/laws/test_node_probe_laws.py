@@ -1,0 +1,189 @@
+"""Laws for every probe of nodes: whatever a server says, a look ends in one bounded piece of evidence.
+
+1. It is about the node looked at, dated now, signed by the probe's name; nothing is endless or unprintable.
+2. Only the node's own bad word is strong, and fatal the second time since the last good news.
+3. Late, out of reach, garbage, too large: weak. The gate's own trouble: neutral.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from probes import NODE_PROBES
+from probes.base import Fetch, FetchError, Net, P, Patient, Trouble
+from probes.exporter import ExporterProbe
+from probes.grpc_health import GrpcProbe
+from probes.http_status import HttpProbe
+from probes.node import NodeProbe, Said, Word
+from probes.tcp_accept import TcpProbe
+from router.nouns import Evidence, Node, Role, Sign, Strength
+from tests.patient import Answer, FakePatient, reply
+
+PROBES: dict[str, NodeProbe] = {
+    "http": HttpProbe("http://n:1/health"),
+    "tcp": TcpProbe("n:2"),
+    "grpc": GrpcProbe("n:3", "a.B"),
+    "exporter": ExporterProbe("http://n:4/metrics", preset="node"),
+}
+every_probe = pytest.mark.parametrize("probe", PROBES.values(), ids=list(PROBES))
+law = settings(derandomize=True, deadline=None, max_examples=60)
+statuses = st.sampled_from([200, 204, 301, 400, 404, 429, 500, 503, 599]) | st.integers(100, 999)
+lines = st.builds(
+    lambda *parts: "".join(parts),
+    st.sampled_from(["node_memory_MemAvailable_bytes", "node_filesystem_readonly", "# HELP"]),
+    st.sampled_from(["", "{", "{}", '{a="b"}', " "]),
+    st.text(max_size=20),
+)
+pages = st.lists(lines, max_size=5).map(lambda found: "\n".join(found).encode("utf-8", "replace"))
+
+
+class Wire(asyncio.Transport):
+    """A transport that leads nowhere."""
+
+    def write(self, data: Any) -> None: ...
+
+    def is_closing(self) -> bool:
+        return False
+
+    def abort(self) -> None: ...
+
+
+class Around:
+    """Who is fetched from gives the patient's answer; who is connected to sends its body and hangs up."""
+
+    def __init__(self, patient: NodePatient) -> None:
+        self._patient = patient
+
+    def fetch(self, _url: str) -> Fetch:
+        return self._patient.fetch
+
+    async def connect(
+        self, address: str, factory: Callable[[], P], *, timeout_s: float
+    ) -> tuple[asyncio.Transport, P]:
+        answer = self._patient.answer(address)
+        if isinstance(answer, Trouble):
+            raise FetchError(answer, f"{answer.value}, so it was said")
+        protocol, wire = factory(), Wire()
+        protocol.connection_made(wire)
+        cast("asyncio.Protocol", protocol).data_received(answer.body)
+        protocol.connection_lost(None)
+        return wire, protocol
+
+
+class NodePatient(FakePatient):
+    """A patient whose probes look at a node."""
+
+    @property
+    def net(self) -> Net:
+        return Around(self)
+
+
+def patient(answer: Answer) -> NodePatient:
+    return NodePatient(lambda _: answer, node=Node("n", Role.FOLLOWER))
+
+
+def examine(probe: NodeProbe, looked_at: NodePatient) -> Evidence:
+    """One look, held against laws 1 and 2."""
+
+    async def collect() -> list[Any]:
+        return [finding async for finding in probe.look(looked_at)]
+
+    (evidence,) = asyncio.run(collect())
+    assert isinstance(evidence, Evidence)
+    assert (evidence.unit, evidence.node) == (looked_at.unit.name, "n")
+    assert (evidence.source, evidence.at, evidence.epoch) == (probe.name, looked_at.now_s, None)
+    assert evidence.reason.isprintable()
+    assert 0 < len(evidence.reason) <= 400
+    assert evidence.sign is Sign.BAD or evidence.strength is Strength.WEAK
+    return evidence
+
+
+def test_every_probe_is_examined() -> None:
+    assert {kind: type(probe) for kind, probe in PROBES.items()} == NODE_PROBES
+    assert all(probe.kind == kind for kind, probe in PROBES.items())
+
+
+def test_names_tell_probes_apart_and_end() -> None:
+    assert len({probe.name for probe in PROBES.values()}) == len(PROBES)
+    name = HttpProbe("http://n/" + "x" * 500 + "?token=s3cret").name
+    assert len(name) <= 120
+    assert "s3cret" not in HttpProbe("http://n/x?token=s3cret").name
+
+
+@every_probe
+@law
+@given(status=statuses, body=st.binary(max_size=200) | pages)
+@example(status=200, body=b"\n" * (4 << 20))
+@example(status=200, body=b"\nnode_memory_MemAvailable_bytes" * 130_000)
+@example(status=200, body=b"\nnode_memory_MemAvailable_bytes{" + b'a="b" ' * 600_000)
+@example(status=200, body=b"HTTP/1.1 200 OK\r\n\r\n")
+@example(status=200, body=b"\0" * 100_000)
+def test_whatever_is_said_ends_in_evidence(probe: NodeProbe, status: int, body: bytes) -> None:
+    examine(probe, patient(reply(status, body)))
+
+
+@every_probe
+@pytest.mark.parametrize("trouble", Trouble)
+def test_trouble_is_weak_but_for_a_refusal_and_neutral_when_it_is_our_own(
+    probe: NodeProbe, trouble: Trouble
+) -> None:
+    evidence = examine(probe, patient(trouble))
+    assert evidence.sign is (Sign.NEUTRAL if trouble is Trouble.OWN else Sign.BAD)
+    refused = trouble is Trouble.REFUSED and probe.refusal is Word.BAD
+    assert evidence.strength is (Strength.STRONG if refused else Strength.WEAK)
+
+
+@every_probe
+def test_a_body_that_is_too_large_is_a_doubt_and_no_more(probe: NodeProbe) -> None:
+    if probe.kind not in ("tcp", "http"):
+        evidence = examine(probe, patient(reply(200, b"x 1\n" * (5 << 18))))
+        assert (evidence.sign, evidence.strength) == (Sign.BAD, Strength.WEAK)
+
+
+@every_probe
+def test_looks_are_periodical_and_bounded(probe: NodeProbe) -> None:
+    looked_at = patient(Trouble.OWN)
+    assert probe.due_at(looked_at, -math.inf) == -math.inf
+    assert probe.due_at(looked_at, 100.0) == 100.0 + (5.0 if probe.kind == "exporter" else 1.0)
+    assert probe.limit_s(looked_at) == 3.0
+
+
+# What words weigh.
+
+
+@dataclass(frozen=True, slots=True)
+class Repeats(NodeProbe):
+    """Says what it is told to say."""
+
+    words: list[Word]
+
+    @property
+    def about(self) -> str:
+        return "words"
+
+    async def ask(self, _patient: Patient) -> Said:
+        return Said(self.words.pop(0), "because")
+
+
+Repeats.kind = "repeats"
+
+
+@law
+@given(st.lists(st.sampled_from(Word), max_size=12))
+@example([Word.BAD, Word.DOUBT, Word.BAD, Word.GOOD, Word.BAD])
+def test_the_second_bad_word_since_the_last_good_one_is_fatal(words: list[Word]) -> None:
+    probe, looked_at, bad = Repeats(list(words)), patient(Trouble.OWN), 0
+    for word in words:
+        evidence = examine(probe, looked_at)
+        bad = {Word.BAD: bad + 1, Word.GOOD: 0}.get(word, bad)
+        if word is Word.BAD:
+            assert evidence.strength is (Strength.STRONG if bad == 1 else Strength.FATAL)
+        assert evidence.sign is {Word.GOOD: Sign.GOOD, Word.NOTHING: Sign.NEUTRAL}.get(word, Sign.BAD)
