@@ -72,7 +72,7 @@ class Gate:
         self.metrics = Metrics(
             self.board, loop.time, waiting=lambda: len(self.router.waiting), connections=self._connections
         )
-        self.watch = Watch(self.board, self._ways_to, rng, self._flipped)
+        self.watch = Watch(self.board, self._ways_to, rng, self._flipped, settings.agent_token or "")
         self._vigil = Vigil(self.board, self.watch, events)
         self.own_answers = OwnAnswers(self.board)
         self.now = loop.time
@@ -112,17 +112,18 @@ class Gate:
     def configure(self, fleet: Fleet) -> str:
         """Take over a fleet, at start or while running; requests in flight go on. Says what changed."""
         old = {desk.unit.name: desk for desk in self.board}
-        added, removed = self.board.configure(fleet, self.now())
+        added, removed, probed_anew = self.board.configure(fleet, self.now())
         for unit in removed:
             self.watch.stop(unit.name)
             if (net := self._nets.pop(old[unit.name], None)) is not None:
                 net.close()
             if (pool := self._pools.get(old[unit.name])) is not None:
                 pool.close()
-        for unit in added:
+        for unit in (*added, *probed_anew):
             self.watch.start(unit)
         self.room()
         names = [f"+{u.name}" for u in added] + [f"-{u.name}" for u in removed]
+        names += [f"{u.name} is probed otherwise" for u in probed_anew]
         return ", ".join(names) or "no unit added or removed"
 
     async def stop(self, *, delay_s: float, drain_s: float) -> None:

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, cast
 
 from probes import PROBES
+from probes.agent_link import AgentLink
 from probes.base import Fetch, Net, Probe
 from probes.canary import Canary
 from probes.engine_metrics import EngineMetrics
@@ -102,8 +103,10 @@ class Watch:
         ways_to: Callable[[Desk], Ways],
         rng: random.Random,
         on_consequence: Callable[[Consequence], None],
+        agent_token: str = "",
     ) -> None:
         self._board = board
+        self._agent_token = agent_token
         self._ways_to = ways_to
         self._rng = rng
         self._on_consequence = on_consequence
@@ -131,8 +134,12 @@ class Watch:
 
     def _looks_at(self, unit: Unit) -> list[tuple[Node | None, Probe]]:
         """Every probe of a unit, with the node that it looks at, if it is at one."""
-        of_nodes = [(node, cast("Probe", probe)) for node in unit.nodes for probe in node.probes]
-        return [*((None, probe) for probe in self._probes), *of_nodes]
+        looks: list[tuple[Node | None, Probe]] = [(None, probe) for probe in self._probes]
+        for node in unit.nodes:
+            looks += [(node, cast("Probe", probe)) for probe in node.probes]
+            if node.agent:
+                looks.append((node, AgentLink(node.agent, self._agent_token)))
+        return looks
 
     def _runner(self, desk: Desk, node: Node | None, probe: Probe, ways: Ways) -> Runner:
         loop, rules = asyncio.get_running_loop(), self._board.rules

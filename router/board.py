@@ -9,6 +9,7 @@ Every method is synchronous and does no I/O: callers act on what is returned. Ru
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 from router import panic
@@ -160,6 +161,14 @@ class Consequence(NamedTuple):
     wants_canary: bool = False
 
 
+class Changes(NamedTuple):
+    """What another configuration has changed. `probed_anew`: units that stay, and are looked at otherwise."""
+
+    added: tuple[Unit, ...]
+    removed: tuple[Unit, ...]
+    probed_anew: tuple[Unit, ...]
+
+
 _NOTHING = Consequence()
 
 
@@ -179,8 +188,8 @@ class Board:
     def __iter__(self) -> Iterator[Desk]:
         return iter(self.desks.values())
 
-    def configure(self, fleet: Fleet, now: float) -> tuple[tuple[Unit, ...], tuple[Unit, ...]]:
-        """Take over a fleet; returns the units (added, removed). A unit whose address changed is both."""
+    def configure(self, fleet: Fleet, now: float) -> Changes:
+        """Take over a fleet. A unit whose address changed is removed and added."""
         wanted = {unit.name: unit for unit in fleet.units}
         gone = [d for d in self if d.unit.name not in wanted or wanted[d.unit.name].url != d.unit.url]
         for desk in gone:
@@ -189,16 +198,23 @@ class Board:
             if desk.leases:
                 self.leaving.append(desk)
         added = tuple(unit for unit in fleet.units if unit.name not in self.desks)
+        probed_anew = []
         for unit in fleet.units:
             known = self.desks.get(unit.name)
             if known is None:
                 self.desks[unit.name] = Desk(unit, fleet.cell_weight(unit.cell), open_case(now))
             else:
+                if not unit.is_probed_like(known.unit):
+                    probed_anew.append(unit)
+                    # Who said a fatal thing may not be asked any more; who is, will say it again.
+                    known.case = replace(known.case, faults=frozenset(), epochs=())
+                    known.news = {}
+                    known.engine = unit.engine
                 known.unit, known.weight = unit, unit.weight * fleet.cell_weight(unit.cell)
                 known.models = frozenset(unit.models) or known.models
         # The order of the configuration is the order people see.
         self.desks = {name: self.desks[name] for name in wanted}
-        return added, tuple(desk.unit for desk in gone)
+        return Changes(added, tuple(desk.unit for desk in gone), tuple(probed_anew))
 
     def observe(self, evidence: Evidence) -> Consequence:
         """Fold evidence in. Evidence about a unit that is not configured (any more) is dropped."""
@@ -414,8 +430,7 @@ class Board:
 
 
 def _is_reborn(before: Case, after: Case) -> bool:
-    """Whether a reader of the epoch has read another one; a first reading is only added."""
-    return after.epochs[: len(before.epochs)] != before.epochs
+    return after.reborn != before.reborn
 
 
 def _serves(desk: Desk, ask: Ask) -> bool:

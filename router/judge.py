@@ -16,6 +16,8 @@ from typing import NamedTuple
 from router.nouns import Case, Evidence, Rules, Sign, Strength, Verdict
 
 CANARY_SOURCE = "canary"
+ECHO_S = 3.0
+"""Readings of another epoch by others, so soon after the first, tell of the same incarnation."""
 _WINDOW_MAX = 64
 
 
@@ -75,14 +77,10 @@ def judge(case: Case, evidence: Evidence, rules: Rules) -> Judgement:
     """Fold `evidence` into `case`."""
     faults = _faults(case.faults, evidence)
     if evidence.epoch is not None:
-        reader = f"{evidence.source} {evidence.node}" if evidence.node else evidence.source
-        known = dict(case.epochs).get(reader)
-        if known is not None and known != evidence.epoch:
-            # What the other readers read was of processes that may be gone as well: they read anew.
-            fresh = Case(_STARTING, evidence.at, ((reader, evidence.epoch),), faults=faults, because=evidence)
+        case, is_reborn = _read(case, evidence)
+        if is_reborn:
+            fresh = Case(_STARTING, evidence.at, case.epochs, case.reborn, faults=faults, because=evidence)
             return Judgement(fresh, not faults)
-        if known is None:
-            case = replace(case, epochs=(*case.epochs, (reader, evidence.epoch)))
     if evidence.sign is Sign.NEUTRAL or _is_no_news(case, evidence):
         return Judgement(case, False)
     window = _recent(case.window, evidence, rules)
@@ -101,6 +99,23 @@ def judge(case: Case, evidence: Evidence, rules: Rules) -> Judgement:
 def nothing_to_learn(case: Case) -> bool:
     """True when good news about the unit would change nothing: it is UP and nothing bad was heard of it."""
     return case.verdict is _UP and not case.faults and not any(e.sign is Sign.BAD for e in case.window)
+
+
+def _read(case: Case, evidence: Evidence) -> tuple[Case, bool]:
+    """The case with a reading of the epoch noted, and whether it tells of another incarnation."""
+    assert evidence.epoch is not None
+    reader = f"{evidence.source} {evidence.node}" if evidence.node else evidence.source
+    readings = dict(case.epochs)
+    known = readings.get(reader)
+    if known == evidence.epoch:
+        return case, False
+    readings[reader] = evidence.epoch
+    case = replace(case, epochs=tuple(readings.items()))
+    first, at = case.reborn or (reader, -ECHO_S)
+    # A whole unit that restarts is read by several, one after the other, and each tells of the same thing.
+    if known is None or (reader != first and evidence.at - at < ECHO_S):
+        return case, False
+    return replace(case, reborn=(reader, evidence.at)), True
 
 
 def _is_no_news(case: Case, evidence: Evidence) -> bool:

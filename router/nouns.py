@@ -67,6 +67,11 @@ class Unit:
     metrics_url: str = ""
     api_key: str = field(default="", repr=False)
 
+    def is_probed_like(self, other: Unit) -> bool:
+        """Whether both are looked at in the same way, wherever they are."""
+        ways = [(u.nodes, u.engine, u.canary, u.metrics_url, u.api_key) for u in (self, other)]
+        return ways[0] == ways[1]
+
 
 class Ask(NamedTuple):
     """What a request needs, as far as routing cares. `model` None means any unit will do."""
@@ -132,6 +137,7 @@ class Case:
     """All the judge knows of one unit.
 
     `epochs` are the last readings, by who read them (a unit has several processes, and several may look);
+    `reborn` is who first read that the incarnation is another one, and when;
     `window` holds the recent evidence, oldest first; `passes` counts the canaries passed since DOWN;
     `faults` are the (node, source) pairs that said a fatal thing and have not taken it back;
     `because` is the evidence behind the verdict.
@@ -140,6 +146,7 @@ class Case:
     verdict: Verdict
     since: float
     epochs: tuple[tuple[str, str], ...] = ()
+    reborn: tuple[str, float] | None = None
     window: tuple[Evidence, ...] = ()
     passes: int = 0
     faults: frozenset[tuple[str, str]] = frozenset()

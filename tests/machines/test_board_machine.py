@@ -86,7 +86,7 @@ class BoardMachine(RuleBasedStateMachine):
     @rule(fleet=fleets)
     def configure(self, fleet: Fleet) -> None:
         before = dict(self.board.desks)
-        added, removed = self.board.configure(fleet, self.now)
+        added, removed, _ = self.board.configure(fleet, self.now)
         wanted = {unit.name: unit for unit in fleet.units}
         kept = {name for name, desk in before.items() if name in wanted and self.desk(name) is desk}
         assert {unit.name for unit in added} == wanted.keys() - kept
@@ -125,7 +125,7 @@ class BoardMachine(RuleBasedStateMachine):
             assert consequence == (None, (), False)
             return
         after = desk.case
-        reborn = after.epochs[: len(before.epochs)] != before.epochs
+        reborn = after.reborn != before.reborn
         assert (consequence.flip is not None) == (after.verdict is not before.verdict or reborn)
         if consequence.flip is not None:
             flip = consequence.flip

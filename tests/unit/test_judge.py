@@ -163,9 +163,10 @@ def test_a_new_epoch_is_another_incarnation(
     history: list[Evidence], sign: Sign, strength: Strength, source: str
 ) -> None:
     """It starts with a clean slate and a canary, by whatever evidence it is seen."""
-    case = replace(reach(history), epochs=((source, "old"), ("another", "7")))
+    case = replace(reach(history), epochs=((source, "old"), ("another", "7")), reborn=None)
     seen = evidence(sign, strength, source, at=case.since + 1.0, epoch="new")
-    fresh = Case(Verdict.STARTING, seen.at, ((source, "new"),), because=seen)
+    readings = ((source, "new"), ("another", "7"))
+    fresh = Case(Verdict.STARTING, seen.at, readings, (source, seen.at), because=seen)
     assert judge(case, seen, RULES) == (fresh, True)
 
 
@@ -218,7 +219,18 @@ def test_a_node_that_restarts_is_another_incarnation_of_its_unit() -> None:
     case = Case(Verdict.UP, 0.0, (("agent n", "1"), ("engine_metrics", "1")))
     reborn = fold(case, GONE, replace(BACK, epoch="2"))
     assert (reborn.case.verdict, reborn.wants_canary) == (Verdict.STARTING, True)
-    assert (reborn.case.faults, reborn.case.epochs) == (frozenset(), (("agent n", "2"),))
+    assert (reborn.case.faults, dict(reborn.case.epochs)["agent n"]) == (frozenset(), "2")
+
+
+def test_what_others_read_of_the_same_restart_is_its_echo() -> None:
+    """The leader's metrics are read a second after its agent has spoken; a canary has passed in between."""
+    case = Case(Verdict.UP, 0.0, (("agent n", "1"), ("engine_metrics", "1")))
+    told = replace(BACK, epoch="2")
+    up = fold(case, told, PASSED).case
+    echo = evidence(NEUTRAL, Strength.WEAK, "engine_metrics", at=NOW + 1.0, epoch="2")
+    assert fold(up, echo) == (replace(up, epochs=(("agent n", "2"), ("engine_metrics", "2"))), False)
+    for again in (replace(told, at=NOW + 1.0, epoch="3"), replace(echo, at=NOW + 60.0)):
+        assert fold(up, again).case.verdict is Verdict.STARTING
 
 
 def test_the_good_news_of_other_nodes_does_not_dilute_the_bad_of_one() -> None:

@@ -103,7 +103,7 @@ class Scene:
 
     def configure(self, *units: Unit) -> None:
         """As the composition root does: stop the units removed, start those added."""
-        added, removed = self.board.configure(Fleet((Cell("c"),), units), self.now)
+        added, removed, _ = self.board.configure(Fleet((Cell("c"),), units), self.now)
         for gone in removed:
             self.watch.stop(gone.name)
         for new in added:
