@@ -13,15 +13,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import uvloop
-from aiohttp import web
 
 from proxy.config import ConfigError
 from proxy.gate import Gate
 from proxy.large import LargeBodies
 from proxy.report.access_log import AccessLog, stdout_sink
-from proxy.report.admin import AdminView, admin_runner
+from proxy.report.admin import AdminView
+from proxy.report.admin_port import AdminPort
+from proxy.report.bulletin import Bulletin
 from proxy.report.events import EventLog
 from proxy.report.log import configure, log_line
+from proxy.report.ready import as_json, readiness
 from proxy.settings import Address, Settings, Tls
 
 Reload = Callable[[], Settings]
@@ -58,21 +60,38 @@ async def _serve(settings: Settings, reload: Reload) -> int:
         set_drain=gate.set_drain,
         token=settings.admin_token,
     )
-    admin = admin_runner(view)
-    await admin.setup()
+    bulletin = Bulletin()
+    admin = AdminPort(view, bulletin)
+    telling = loop.create_task(_keep_telling(gate, events, bulletin))
     try:
         with _binding(settings.admin):
-            await web.TCPSite(admin, settings.admin.host, settings.admin.port).start()
+            await admin.open(settings.admin)
         with _binding(settings.listen):
             await gate.start(client_context(settings.tls))
         _announce(gate, admin)
         _calm_the_collector()
         await _until_stopped(gate, loop, reload)
     finally:
+        telling.cancel()
         events.close()
-        await admin.cleanup()
+        await admin.close()
         large.close()
     return 0
+
+
+async def _keep_telling(gate: Gate, events: EventLog, bulletin: Bulletin) -> None:
+    """Publish how ready the gate is: at each event, and four times a second."""
+    follower = events.subscribe()
+    while True:
+        ready, detail = readiness(gate.board, gate.is_stopping())
+        bulletin.publish(ready, as_json(detail))
+        try:
+            async with asyncio.timeout(0.25):
+                await anext(follower)
+        except TimeoutError:
+            pass
+        except StopAsyncIteration:
+            follower = events.subscribe()
 
 
 async def _until_stopped(gate: Gate, loop: asyncio.AbstractEventLoop, reload: Reload) -> None:
@@ -121,8 +140,8 @@ def _binding(address: Address) -> Iterator[None]:
         raise OSError(error.errno, reason, str(address)) from error
 
 
-def _announce(gate: Gate, admin: web.AppRunner) -> None:
-    host, port = admin.addresses[0][:2]
+def _announce(gate: Gate, admin: AdminPort) -> None:
+    host, port = admin.address
     names = ", ".join(f"{desk.unit.name} ({desk.unit.url})" for desk in gate.board)
     listen = gate.settings.listen
     log_line("info", f"listening on {listen.host}:{gate.port}, admin on {host}:{port}, units: {names}")

@@ -1,4 +1,5 @@
-"""The admin port: what the gate believes, why, and the operator's hand on it. All is answered from memory.
+"""The application behind the admin port: what the gate believes, why, and the operator's hand on it.
+All is answered from memory, and what load balancers ask most often not even here: see herald.py.
 
 Errors are JSON, `{"error": {"code", "message"}}`, and the message says what to do. Who may do what: trust.py.
 """
@@ -19,7 +20,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from proxy.report.events import Action, Event, EventLog, Follower
 from proxy.report.log import log_line
 from proxy.report.metrics import Metrics
-from proxy.report.ready import readiness, unit_health
+from proxy.report.ready import as_json, readiness, unit_health
 from proxy.report.trust import refusal
 from proxy.report.unit_view import unit_view
 from router.board import Board, Desk
@@ -101,7 +102,7 @@ class _Admin:
             )
 
     async def livez(self, _: web.Request) -> web.Response:
-        """200 as long as the event loop turns."""
+        """200: the event loop turns, or this would not be answered."""
         return web.Response(text="ok\n")
 
     async def readyz(self, _: web.Request) -> web.Response:
@@ -202,9 +203,7 @@ def _sse(event: Event) -> bytes:
 
 
 def _json(value: Any, status: HTTPStatus = HTTPStatus.OK) -> web.Response:
-    # Indented: who reads this at night has curl and nothing else.
-    body = orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
-    return web.Response(body=body, status=status, content_type="application/json")
+    return web.Response(body=as_json(value), status=status, content_type="application/json")
 
 
 def _error(status: HTTPStatus, message: str, headers: dict[str, str] | None = None) -> web.Response:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Any
 
+import orjson
+
 from router.board import Board, Desk
 
 
@@ -17,6 +19,11 @@ def readiness(board: Board, stopping: bool) -> tuple[bool, dict[str, Any]]:
         for desk in board
     }
     return ready, {"ready": ready, "stopping": stopping, "usable_units": usable, "units": units}
+
+
+def as_json(value: Any) -> bytes:
+    """A page of JSON. Indented: who reads this at night has curl and nothing else."""
+    return orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
 
 
 def unit_health(board: Board, name: str) -> tuple[HTTPStatus, str]:

@@ -1,0 +1,132 @@
+"""The admin port as one thing: the herald's process at the door, the application behind it on the event loop.
+
+Both processes hold the listeners, so that no caller is refused while a herald that died is replaced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+
+from proxy.report.admin import AdminView, admin_runner
+from proxy.report.bulletin import Bulletin
+from proxy.report.log import log_line
+from proxy.settings import Address
+
+BACKLOG = 128
+RESTART_S = 1.0
+END_S = 2.0
+_FDS_AT_ONCE = 32
+_COMMAND = (sys.executable, "-m", "proxy.report.herald")
+
+
+class AdminPort:
+    """Listens between `open` and `close`. What /readyz says has to be published on `bulletin`."""
+
+    def __init__(self, view: AdminView, bulletin: Bulletin) -> None:
+        self._runner = admin_runner(view)
+        self._bulletin = bulletin
+        self._loop = asyncio.get_running_loop()
+        self._listeners: list[socket.socket] = []
+        self._arriving: set[asyncio.Task[None]] = set()
+        self._keeper: asyncio.Task[None] | None = None
+
+    async def open(self, address: Address) -> None:
+        """Listen. Raises OSError when the address cannot be had."""
+        await self._runner.setup()
+        self._listeners = await _listeners(address, self._loop)
+        self._door, self._doorstep = socket.socketpair()
+        self._door.setblocking(False)
+        self._loop.add_reader(self._door, self._receive)
+        self._herald = await self._start_herald()
+        self._keeper = self._loop.create_task(self._keep_herald())
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port listened on."""
+        host, port = self._listeners[0].getsockname()[:2]
+        return host, port
+
+    @property
+    def herald_pid(self) -> int:
+        """The process at the door."""
+        return self._herald.pid
+
+    async def close(self) -> None:
+        """Stop listening, and end what is open."""
+        for listener in self._listeners:
+            listener.close()
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.wait([self._keeper])
+            self._loop.remove_reader(self._door)
+            self._door.close()
+            self._doorstep.close()
+            await self._end_herald()
+        await asyncio.gather(*self._arriving)
+        await self._runner.cleanup()
+        self._bulletin.close()
+
+    async def _start_herald(self) -> asyncio.subprocess.Process:
+        fds = [self._bulletin.fd, self._doorstep.fileno(), *(each.fileno() for each in self._listeners)]
+        return await asyncio.create_subprocess_exec(
+            *_COMMAND, *map(str, fds), pass_fds=fds, stdin=asyncio.subprocess.DEVNULL
+        )
+
+    async def _keep_herald(self) -> None:
+        """Start another whenever it dies."""
+        while True:
+            code = await self._herald.wait()
+            log_line("error", f"admin port: its process ended with {code}; another is started")
+            await asyncio.sleep(RESTART_S)
+            self._herald = await self._start_herald()
+
+    async def _end_herald(self) -> None:
+        """It ends by itself, since its door is closed; unless it is stopped."""
+        try:
+            async with asyncio.timeout(END_S):
+                await self._herald.wait()
+        except TimeoutError:
+            self._herald.kill()
+            await self._herald.wait()
+
+    def _receive(self) -> None:
+        """The herald hands connections over that nobody has read from."""
+        _, fds, _, _ = socket.recv_fds(self._door, _FDS_AT_ONCE, _FDS_AT_ONCE)
+        for fd in fds:
+            task = self._loop.create_task(self._serve(socket.socket(fileno=fd)))
+            self._arriving.add(task)
+            task.add_done_callback(self._arriving.discard)
+
+    async def _serve(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        assert self._runner.server is not None
+        try:
+            await self._loop.connect_accepted_socket(self._runner.server, sock)
+        except OSError:
+            # It has left meanwhile.
+            sock.close()
+
+
+async def _listeners(address: Address, loop: asyncio.AbstractEventLoop) -> list[socket.socket]:
+    """A listener on each address that the host's name stands for. Raises OSError."""
+    found = await loop.getaddrinfo(
+        address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    listeners: list[socket.socket] = []
+    try:
+        for family, kind, protocol, _, place in dict.fromkeys(found):
+            listener = socket.socket(family, kind, protocol)
+            listeners.append(listener)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            listener.bind(place)
+            listener.listen(BACKLOG)
+            listener.setblocking(False)
+    except BaseException:
+        for listener in listeners:
+            listener.close()
+        raise
+    return listeners

@@ -1,0 +1,66 @@
+"""What the gate last said of itself, in memory that its herald's process shares.
+
+Written by the event loop without a system call, read by the herald while that loop may stand still. A record
+is whole or it is not believed: it carries a checksum, so that neither side ever waits for the other.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import tempfile
+import time
+import zlib
+from collections.abc import Callable
+from typing import NamedTuple
+
+SIZE = 1024 * 1024
+_CHECK = struct.Struct("<I")
+_RECORD = struct.Struct("<d?I")
+_BODY_AT = _CHECK.size + _RECORD.size
+_TOO_LONG = b'{"ready": %s, "reason": "too many units to list here; GET /units has them"}\n'
+
+
+class Said(NamedTuple):
+    """`at`: when, of `time.monotonic`, which is one clock for all processes. `body`: what /readyz shows."""
+
+    at: float
+    ready: bool
+    body: bytes
+
+
+class Bulletin:
+    """One record. `fd` is for the other process; without one a new bulletin is made, which says: starting."""
+
+    def __init__(self, fd: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._file = tempfile.TemporaryFile() if fd is None else os.fdopen(fd, "r+b")  # noqa: SIM115
+        if fd is None:
+            self._file.truncate(SIZE)
+        self.fd = self._file.fileno()
+        self._memory = mmap.mmap(self.fd, SIZE)
+        self._last = Said(clock(), False, b"")
+        if fd is None:
+            self.publish(False, b'{"ready": false, "reason": "the gate is starting"}\n')
+
+    def publish(self, ready: bool, body: bytes) -> None:
+        """Say this from now on. To be called by the loop's own timer as well: its silence is a sign, too."""
+        if len(body) > SIZE - _BODY_AT:
+            body = _TOO_LONG % (b"true" if ready else b"false")
+        record = _RECORD.pack(self._clock(), ready, len(body)) + body
+        self._memory[: _CHECK.size + len(record)] = _CHECK.pack(zlib.crc32(record)) + record
+
+    def read(self) -> Said:
+        """What was said last, or before that, while the last is just being written."""
+        (check,) = _CHECK.unpack_from(self._memory)
+        at, ready, size = _RECORD.unpack_from(self._memory, _CHECK.size)
+        record = self._memory[_CHECK.size : _BODY_AT + min(size, SIZE)]
+        if zlib.crc32(record) == check:
+            self._last = Said(at, ready, record[_RECORD.size :])
+        return self._last
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._memory.close()
+        self._file.close()

@@ -1,0 +1,163 @@
+"""The whole admin port, herald's process included, on both kinds of event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import os
+import signal
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import uvloop
+
+from proxy.report import admin_port
+from proxy.report.admin import AdminView
+from proxy.report.admin_port import AdminPort
+from proxy.report.bulletin import Bulletin
+from proxy.report.events import EventLog
+from proxy.report.metrics import Metrics
+from proxy.settings import Address
+from router.board import Board
+from router.nouns import Rules
+
+LOOPS = [uvloop.new_event_loop, asyncio.new_event_loop]
+Test = Callable[[AdminPort, Bulletin], Awaitable[None]]
+
+
+def run(
+    test: Test, loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop, host: str = "127.0.0.1"
+) -> None:
+    """Run a test against a port of its own."""
+
+    async def main() -> None:
+        bulletin = Bulletin()
+        port = AdminPort(_view(), bulletin)
+        try:
+            await port.open(Address(host, 0))
+            bulletin.publish(True, b"ready\n")
+            await test(port, bulletin)
+        finally:
+            await port.close()
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(main())
+
+
+def get(port: AdminPort, *paths: str) -> list[tuple[int, bytes]]:
+    """Status and body of each path, on one connection."""
+    connection = http.client.HTTPConnection(*port.address, timeout=10)
+    answers = []
+    for path in paths:
+        connection.request("GET", path)
+        reply = connection.getresponse()
+        answers.append((reply.status, reply.read()))
+    connection.close()
+    return answers
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_one_connection_may_ask_for_everything(loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    async def check(port: AdminPort, bulletin: Bulletin) -> None:
+        answers = await asyncio.to_thread(
+            get, port, "/livez", "/readyz", "/metrics", "/livez", "/units", "/no"
+        )
+        assert [status for status, _ in answers] == [200, 200, 200, 200, 200, 404]
+        assert answers[:2] == [(200, b"ok\n"), (200, b"ready\n")]
+        assert answers[3] == (200, b"ok\n")
+
+    run(check, loop)
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_bytes_that_came_with_a_connection_that_is_handed_over_are_not_lost(
+    loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    async def check(port: AdminPort, bulletin: Bulletin) -> None:
+        reader, writer = await asyncio.open_connection(*port.address)
+        line = b"GET %s HTTP/1.1\r\nHost: g\r\n%s\r\n"
+        writer.write(
+            line % (b"/livez", b"") + line % (b"/units", b"") + line % (b"/livez", b"Connection: close\r\n")
+        )
+        data = await reader.read()
+        assert [part[:3] for part in data.split(b"HTTP/1.1 ")[1:]] == [b"200"] * 3
+        assert data.endswith(b"ok\n")
+        writer.close()
+        await writer.wait_closed()
+
+    run(check, loop)
+
+
+def test_health_is_told_while_the_loop_stands_still() -> None:
+    async def check(port: AdminPort, bulletin: Bulletin) -> None:
+        await asyncio.to_thread(get, port, "/livez")
+
+        def ask() -> float:
+            asked_at = time.monotonic()
+            assert get(port, "/livez", "/readyz") == [(200, b"ok\n"), (200, b"ready\n")]
+            return time.monotonic() - asked_at
+
+        with ThreadPoolExecutor(1) as asker:
+            answer = asker.submit(ask)
+            # The loop stands still, but not the thread that asks.
+            time.sleep(0.3)  # noqa: ASYNC251
+            assert answer.done()
+            assert answer.result() < 0.1
+
+    run(check)
+
+
+def test_a_herald_that_dies_is_replaced(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(admin_port, "RESTART_S", 0.01)
+
+    async def check(port: AdminPort, bulletin: Bulletin) -> None:
+        await asyncio.to_thread(get, port, "/livez")
+        os.kill(port.herald_pid, signal.SIGKILL)
+        assert await asyncio.to_thread(get, port, "/readyz") == [(200, b"ready\n")]
+
+    run(check)
+    assert "admin port: its process ended with -9; another is started" in caplog.text
+
+
+def test_nothing_is_left_of_a_port_that_was_closed() -> None:
+    seen: list[tuple[int, tuple[str, int]]] = []
+
+    async def check(port: AdminPort, bulletin: Bulletin) -> None:
+        seen.append((port.herald_pid, port.address))
+
+    run(check)
+    ((pid, address),) = seen
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(address, 1.0)
+
+
+def test_it_listens_on_ipv6() -> None:
+    async def check(port: AdminPort, bulletin: Bulletin) -> None:
+        assert port.address[0] == "::1"
+        answers = await asyncio.to_thread(get, port, "/livez", "/units")
+        assert [status for status, _ in answers] == [200, 200]
+
+    run(check, host="::1")
+
+
+def test_an_address_in_use_is_an_error() -> None:
+    async def check(port: AdminPort, bulletin: Bulletin) -> None:
+        second = AdminPort(_view(), Bulletin())
+        with pytest.raises(OSError, match="in use"):
+            await second.open(Address(*port.address))
+        await second.close()
+
+    run(check)
+
+
+def _view() -> AdminView:
+    board, events = Board(Rules()), EventLog(lambda: 0.0, 2, lambda *_: None)
+    metrics = Metrics(board, lambda: 0.0, waiting=lambda: 0, connections=dict)
+    return AdminView(board, events, metrics, lambda: 0.0, lambda: False, lambda *_: False, None)
