@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 
 from probes import NODE_PROBES
+from probes.apis import CANARIES
+from probes.engines import ENGINES
 from probes.presets import PRESETS
 from probes.rules import RuleError, parse
 from proxy.config_values import MisfitError, choice
-
-ENGINES = ("vllm", "sglang", "triton", "trtllm", "openai")
-CANARIES = ("chat", "completions", "embeddings", "rerank", "pooling", "generate", "infer")
 
 
 def engine(found: object) -> str:

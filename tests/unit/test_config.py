@@ -12,6 +12,8 @@ import pytest
 from pydantic_core import PydanticUndefined
 
 from policies import POLICIES
+from probes.apis import CANARIES
+from probes.engines import ENGINES
 from probes.exporter import ExporterProbe
 from probes.grpc_health import GrpcProbe
 from probes.http_status import HttpProbe
@@ -19,7 +21,6 @@ from probes.presets import PRESETS
 from probes.tcp_accept import TcpProbe
 from proxy.cli_tables import fleet_table
 from proxy.config import ConfigError, Overrides, load
-from proxy.config_probing import CANARIES, ENGINES
 from proxy.config_schema import SCHEMA
 from proxy.memory import cgroup_limits, quarter_of_memory
 from proxy.settings import KIB, MIB, Address, Settings
