@@ -128,6 +128,12 @@ class Exposition(Collector):
             "loop_lag_seconds", "How late timers of the event loop fire.", (), [((), *_rendered(m.lag))]
         )
         yield _gauge(
+            "loop_lag_max_seconds",
+            "How late the latest timer of the last minute fired.",
+            (),
+            [((), max(m.last_lags_s, default=0.0))],
+        )
+        yield _gauge(
             "tasks",
             "Asyncio tasks alive: probes, and what the admin port does.",
             (),

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Metric, ProcessCollector, generate_latest
@@ -20,6 +20,9 @@ from proxy.report.histogram import DURATION_BOUNDS_S, LOOP_LAG_BOUNDS_S, TTFT_BO
 from proxy.report.record import Finished
 from router.board import Board
 from router.nouns import Flip, Outcome, Refusal, Verdict
+
+LAGS_KEPT = 240
+"""A minute of the gate's ticks: no lag goes unseen between two scrapes."""
 
 
 class Tally:
@@ -67,6 +70,7 @@ class Metrics:
         self.bytes_in = 0
         self.bytes_out = 0
         self.lag = Histogram(LOOP_LAG_BOUNDS_S)
+        self.last_lags_s: deque[float] = deque(maxlen=LAGS_KEPT)
         self._registry = CollectorRegistry()
         self._registry.register(Exposition(self, board, now, waiting, connections))
         ProcessCollector(registry=self._registry)
@@ -99,8 +103,9 @@ class Metrics:
         self.refusals[reason] += 1
 
     def loop_lag(self, seconds: float) -> None:
-        """A timer of the event loop fired so many seconds late."""
+        """The gate's tick came so many seconds late."""
         self.lag.observe(seconds)
+        self.last_lags_s.append(seconds)
 
     async def render(self) -> bytes:
         """Everything in Prometheus' text format.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from proxy.report.metrics import Metrics
+from proxy.report.metrics import LAGS_KEPT, Metrics
 from proxy.report.record import Finished
 from router.board import Board
 from router.nouns import (
@@ -156,12 +156,17 @@ def test_flips_retries_refusals_and_lag_are_counted() -> None:
     metrics.retry("a1")
     metrics.refusal(Refusal.FULL)
     metrics.loop_lag(0.02)
+    metrics.loop_lag(0.001)
     shown = scrape(metrics)
     assert shown["cellgate_flips_total{after=up,before=starting,unit=a1}"] == 1
     assert shown["cellgate_flips_total{after=starting,before=starting,unit=a1}"] == 1
     assert shown["cellgate_retries_total{unit=a1}"] == 1
     assert shown["cellgate_refusals_total{reason=full}"] == 1
-    assert shown["cellgate_loop_lag_seconds_bucket{le=0.025}"] == 1
+    assert shown["cellgate_loop_lag_seconds_bucket{le=0.025}"] == 2
+    assert shown["cellgate_loop_lag_max_seconds"] == 0.02
+    for _ in range(LAGS_KEPT - 1):
+        metrics.loop_lag(0.001)
+    assert scrape(metrics)["cellgate_loop_lag_max_seconds"] == 0.001
 
 
 def test_what_an_alert_may_watch_is_there_at_zero_before_it_happens() -> None:
