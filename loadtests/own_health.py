@@ -1,0 +1,276 @@
+"""Own health: does the gate say how it is within 5 ms, whatever it is busy with?
+
+`python -m loadtests.own_health` asks /livez and /readyz of a real gate 200 times a second, on new and on
+kept connections, while the gate is idle, streams, and is saturated. As a control the same asker asks a
+process that has nothing else to do: no answer can be had sooner on this machine under this load. The exit
+code is 1 when the gate's p99.9 is above 5 ms, and 2 when the control's is as well: the machine was too busy.
+"""
+
+import argparse
+import http.client
+import json
+import multiprocessing
+import resource
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from itertools import cycle
+from pathlib import Path
+
+import yaml
+
+from loadtests.bench import processes
+from loadtests.gate import metric_sum
+
+LIMIT_S = 0.005
+PERIOD_S = 0.005
+CONTROL_EACH = 4
+"""The control is asked after every fourth answer."""
+INTERVAL_MS = 100
+TIMEOUT_S = 10.0
+_FILES = 8192
+
+# What keeps the gate busy meanwhile: arguments of the benchmark's load generator. More than is ever used up.
+LOADS: dict[str, Sequence[str]] = {
+    "idle": (),
+    "64 streams": ("streams", "--connections=64", "--tokens=900", "--spread-s=1"),
+    "2,000 streams": ("streams", "--connections=2000", "--tokens=900", "--spread-s=3"),
+    "saturated": ("requests", "--connections=64", "--count=900000"),
+}
+
+
+class Connection:
+    """Asks one server, on one kept connection or on a new one each time."""
+
+    def __init__(self, port: int, *, kept: bool) -> None:
+        self._port = port
+        self._kept = kept
+        self._sock: socket.socket | None = None
+
+    def ask(self, path: str) -> int:
+        """The status of GET `path`. Raises OSError."""
+        if self._sock is None:
+            self._sock = socket.create_connection(("127.0.0.1", self._port), TIMEOUT_S)
+            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        wish = "keep-alive" if self._kept else "close"
+        self._sock.sendall(f"GET {path} HTTP/1.1\r\nHost: gate\r\nConnection: {wish}\r\n\r\n".encode())
+        status = self._read(self._sock)
+        if not self._kept:
+            self.close()
+        return status
+
+    def close(self) -> None:
+        """Close what is open."""
+        if self._sock is not None:
+            self._sock.close()
+            self._sock = None
+
+    def _read(self, sock: socket.socket) -> int:
+        data = b""
+        while True:
+            part = sock.recv(65536)
+            if not part:
+                raise ConnectionResetError("closed in the middle of an answer")
+            data += part
+            head, found, body = data.partition(b"\r\n\r\n")
+            if found:
+                length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+                if len(body) == length:
+                    return int(head.split(maxsplit=2)[1])
+
+
+@dataclass(slots=True)
+class Latencies:
+    """Times from question to answer, in seconds, and what went wrong."""
+
+    kept_s: list[float] = field(default_factory=list)
+    new_s: list[float] = field(default_factory=list)
+    control_s: list[float] = field(default_factory=list)
+    late_s: list[float] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+
+
+def ask_for(seconds: float, port: int, control_port: int) -> Latencies:
+    """Ask both servers for a while."""
+    result = Latencies()
+    kept, new = Connection(port, kept=True), Connection(port, kept=False)
+    control = cycle((Connection(control_port, kept=True), Connection(control_port, kept=False)))
+    ways = ((kept, result.kept_s), (new, result.new_s))
+    rows = cycle([(way, path, times_s) for path in ("/livez", "/readyz") for way, times_s in ways])
+    began_at = answered_at = time.monotonic()
+    for number in range(int(seconds / PERIOD_S)):
+        due_at = began_at + number * PERIOD_S
+        if (early_s := due_at - time.monotonic()) > 0:
+            time.sleep(early_s)
+            result.late_s.append(time.monotonic() - due_at)
+        # A question that came late because the answer before it took so long has waited, too.
+        asked_at = due_at if answered_at > due_at else time.monotonic()
+        connection, path, times_s = next(rows)
+        try:
+            if (status := connection.ask(path)) != 200:
+                result.wrong.append(f"{path} said {status}")
+        except OSError as error:
+            result.wrong.append(f"{path}: {error!r}")
+            connection.close()
+        answered_at = time.monotonic()
+        times_s.append(answered_at - asked_at)
+        if number % CONTROL_EACH == 0:
+            asked_at = time.monotonic()
+            next(control).ask("/livez")
+            result.control_s.append(time.monotonic() - asked_at)
+    for each in (kept, new, next(control), next(control)):
+        each.close()
+    return result
+
+
+def answer_at_once(ports: "multiprocessing.Queue[int]") -> None:
+    """The control: a process that does nothing but answer. Ends with its parent (it is a daemon)."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    ports.put(listener.getsockname()[1])
+    kept, _ = listener.accept()
+    while True:
+        # The asker takes turns: the kept connection, then a new one.
+        _answer(kept)
+        new, _ = listener.accept()
+        with new:
+            _answer(new)
+
+
+def _answer(sock: socket.socket) -> None:
+    if sock.recv(65536):
+        sock.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nok\n")
+    else:
+        sys.exit()
+
+
+@contextmanager
+def control() -> Iterator[int]:
+    """The control's port."""
+    spawn = multiprocessing.get_context("spawn")
+    ports: multiprocessing.Queue[int] = spawn.Queue()
+    process = spawn.Process(target=answer_at_once, args=(ports,), daemon=True)
+    process.start()
+    try:
+        yield ports.get(timeout=TIMEOUT_S)
+    finally:
+        process.terminate()
+        process.join()
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A gate before the benchmark's engine."""
+
+    gate: subprocess.Popen[bytes]
+    port: int
+    admin_port: int
+
+    def in_flight(self) -> int:
+        """How many requests the gate has open."""
+        page = http.client.HTTPConnection("127.0.0.1", self.admin_port, timeout=TIMEOUT_S)
+        try:
+            page.request("GET", "/metrics")
+            return int(metric_sum(page.getresponse().read().decode(), "cellgate_in_flight"))
+        finally:
+            page.close()
+
+
+def start(folder: Path, stack: ExitStack) -> Stage:
+    """Start both, and wait until the gate is ready."""
+    command = [sys.executable, "-m", "loadtests.bench.engine", "--interval-ms", str(INTERVAL_MS)]
+    engine = subprocess.Popen(command, stdout=subprocess.PIPE)
+    stack.callback(processes.stop, engine)
+    assert engine.stdout is not None
+    stack.enter_context(engine.stdout)
+    ports = json.loads(engine.stdout.readline())
+    port, admin_port = processes.free_port(), processes.free_port()
+    units = [{"name": f"u{p}", "url": f"http://127.0.0.1:{p}", "max_in_flight": 4096} for p in ports]
+    config = {"listen": f"127.0.0.1:{port}", "admin": f"127.0.0.1:{admin_port}"}
+    file, log = folder / "cellgate.yaml", folder / "gate.log"
+    file.write_text(yaml.safe_dump(config | {"cells": [{"name": "c", "units": units}]}))
+    command = [sys.executable, "-m", "proxy", "serve", "--access-log", "off", "-c", str(file)]
+    gate = processes.start(command, log)
+    stack.callback(processes.stop, gate)
+    stack.callback(gate.kill)
+    processes.wait_ready(gate, admin_port, "/readyz", log)
+    return Stage(gate, port, admin_port)
+
+
+@contextmanager
+def load(stage: Stage, arguments: Sequence[str]) -> Iterator[None]:
+    """Inside, the gate is busy with it."""
+    if not arguments:
+        yield
+        return
+    command = [sys.executable, "-m", "loadtests.bench.generator", *arguments, f"--port={stage.port}"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as generator:
+        try:
+            # Its warm-up is a load like the other.
+            time.sleep(5.0)
+            if generator.poll() is not None:
+                raise RuntimeError("the load generator has ended early")
+            yield
+            if generator.poll() is not None:
+                raise RuntimeError("the load ended before the questions did")
+        finally:
+            generator.kill()
+
+
+def measure(stage: Stage, name: str, seconds: float, control_port: int) -> int:
+    """Ask during one load, and print it. Returns the exit code it stands for."""
+    with load(stage, LOADS[name]):
+        in_flight = stage.in_flight()
+        cpu_s, at = processes.cpu_s(stage.gate.pid), time.monotonic()
+        took = ask_for(seconds, stage.admin_port, control_port)
+        cpu = (processes.cpu_s(stage.gate.pid) - cpu_s) / (time.monotonic() - at)
+    print(f"{name}: {in_flight} in flight, the gate used {cpu:.0%} of a core", flush=True)
+    rows = {"kept": took.kept_s, "new": took.new_s, "control": took.control_s, "asker woke late": took.late_s}
+    for row, times_s in rows.items():
+        print(f"  {row:16}{_figures(times_s)}", flush=True)
+    if took.wrong:
+        print(f"  ! {len(took.wrong)} answers were wrong, first: {took.wrong[0]}")
+        return 1
+    if share(took.kept_s + took.new_s, 0.999) <= LIMIT_S:
+        return 0
+    return 2 if share(took.control_s, 0.999) > LIMIT_S else 1
+
+
+def _figures(times_s: Sequence[float]) -> str:
+    shares = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999, "max": 1.0}
+    figures = "  ".join(f"{name} {1000 * share(times_s, part):6.2f}" for name, part in shares.items())
+    return f"{figures}  ms of {len(times_s)}"
+
+
+def share(times_s: Sequence[float], part: float) -> float:
+    """What that part of the times does not exceed."""
+    ordered = sorted(times_s)
+    return ordered[max(0, round(part * len(ordered)) - 1)] if ordered else 0.0
+
+
+def main() -> int:
+    """Run all loads; 0 when each answer came in time."""
+    parser = argparse.ArgumentParser(prog="python -m loadtests.own_health", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=20.0, help="how long to ask during each load")
+    parser.add_argument(
+        "--loads", type=lambda text: text.split("/"), default=list(LOADS), metavar="NAME/NAME"
+    )
+    args = parser.parse_args()
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(_FILES, hard), hard))
+    codes = []
+    for name in args.loads:
+        # A gate of its own for each load: what one leaves behind does not weigh on the next.
+        with ExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="drill-")))
+            control_port = stack.enter_context(control())
+            codes.append(measure(start(folder, stack), name, args.seconds, control_port))
+    return 1 if 1 in codes else max(codes)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
