@@ -120,4 +120,5 @@ def bad_words(patient: Patient) -> int:
 
 def _on_one_line(text: str, longest: int) -> str:
     """Servers' own words may stand in `text`: nothing of them moves a terminal's cursor, or is endless."""
-    return "".join(c if c.isprintable() else "?" for c in text[:longest])
+    text = text[:longest]
+    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
