@@ -112,7 +112,8 @@ class Proc:
         if len(fields) < 20:
             return None
         cpu_s = (int(fields[11]) + int(fields[12])) * _TICK_S
-        return Stat(head.partition("(")[2], fields[0], int(fields[1]), cpu_s, int(fields[19]))
+        name = "".join(char if char.isprintable() else "?" for char in head.partition("(")[2])
+        return Stat(name, fields[0], int(fields[1]), cpu_s, int(fields[19]))
 
     def commands(self) -> dict[int, list[str]]:
         """The arguments of every process that has some: not of zombies, nor of the kernel's own."""

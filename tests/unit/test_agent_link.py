@@ -299,6 +299,21 @@ def test_a_gate_that_stood_still_does_not_blame_the_agent(blocked_s: float) -> N
     assert play(scenario).weights() == [GOOD]
 
 
+def test_after_a_standstill_the_network_may_need_a_moment_too() -> None:
+    """A machine that was paused gets what was sent meanwhile by retransmission."""
+
+    async def scenario(place: Place) -> None:
+        place.listen()
+        await asyncio.sleep(1.0)
+        place.world.net.partition("gate", "node")
+        place.world.loop.block(1.0)
+        await asyncio.sleep(0.4)
+        place.world.net.heal()
+        await asyncio.sleep(2.0)
+
+    assert play(scenario).weights() == [GOOD]
+
+
 @pytest.mark.parametrize(
     ("answer", "said"),
     [

@@ -1,0 +1,324 @@
+"""The agent as a process, on real processes and real connections."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from probes import agent
+from probes.agent_link import AgentLink
+from probes.base import Net
+from probes.runner import Runner
+from proxy import cli
+from proxy.wire.net import UnitNet
+from router.nouns import Evidence, Sign, Strength
+from tests.patient import FakePatient, reply
+
+SCRIPT = str(Path(str(agent.__file__)).resolve())
+TOKEN = "s3cret"
+
+
+def start_agent(*flags: str, token: str = "") -> tuple[subprocess.Popen[bytes], int]:
+    """An agent on a free port, and the port."""
+    command = [sys.executable, SCRIPT, "--listen", "127.0.0.1:0", *flags]
+    environment = {**os.environ, agent.TOKEN_VARIABLE: token}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, env=environment)
+    assert process.stderr is not None
+    first = process.stderr.readline().decode()
+    assert first.startswith("cellgate agent: listens on 127.0.0.1:"), first
+    return process, int(first.rpartition(":")[2])
+
+
+@contextmanager
+def running(*flags: str, token: str = "") -> Iterator[int]:
+    """The port of an agent that runs meanwhile, and ends well on SIGTERM."""
+    process, port = start_agent(*flags, token=token)
+    try:
+        yield port
+        process.terminate()
+        assert process.wait(5.0) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@contextmanager
+def worker(mark: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process whose command line holds `mark`."""
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", mark])
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+class Watching:
+    """A connection to /watch, read line by line."""
+
+    def __init__(self, port: int) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=10.0)
+        self._socket.sendall(b"GET /watch HTTP/1.1\r\nHost: agent\r\n\r\n")
+        self._file = self._socket.makefile("rb")
+        self.head = b"".join(iter(self._file.readline, b"\r\n"))
+
+    def line(self) -> dict[str, Any]:
+        """The next line, a beat or a message."""
+        data = self._file.read(int(self._file.readline(), 16) + 2)
+        assert data.endswith(b"\n\r\n")
+        said: dict[str, Any] = json.loads(data)
+        assert said["cellgate_agent"] == 1
+        return said
+
+    def until(self, state: str) -> dict[str, Any]:
+        """The first message that tells this state."""
+        while (said := self.line()).get("state") != state:
+            pass
+        return said
+
+    def close(self) -> None:
+        self._file.close()
+        self._socket.close()
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    """An agent that waits for a process that never comes."""
+    with running("--match", "no-process-has-this") as port:
+        yield port
+
+
+def get(port: int, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str]]:
+    """One request; its status and what was said."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5.0)
+    try:
+        connection.request(method, path, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read() or b"{}")
+    finally:
+        connection.close()
+
+
+def send(port: int, data: bytes, *, times: int = 1) -> bytes:
+    """What an agent answers to these bytes until it closes, or for 5 s; empty when it resets the connection."""
+    deadline = time.monotonic() + 5.0
+    with socket.create_connection(("127.0.0.1", port), timeout=10.0) as connection, suppress(OSError):
+        for _ in range(times):
+            connection.sendall(data)
+        answer = b""
+        while time.monotonic() < deadline and (piece := connection.recv(65536)):
+            answer += piece
+        return answer
+    return b""
+
+
+def test_what_happens_to_a_process_is_told_within_half_a_second() -> None:
+    """Stop, go on, death, burial, restart."""
+    mark = f"worker-of-{os.getpid()}"
+    with running("--match", mark) as port, worker(mark) as first:
+        watching = Watching(port)
+        epoch = watching.until("ok")["epoch"]
+        assert get(port, "/healthz")[0] == 200
+        for number, state in (
+            (signal.SIGSTOP, "stopped"),
+            (signal.SIGCONT, "ok"),
+            (signal.SIGKILL, "zombie"),
+        ):
+            began = time.monotonic()
+            first.send_signal(number)
+            said = watching.until(state)
+            assert time.monotonic() - began < 0.5
+            assert said["epoch"] == epoch
+        first.wait()
+        assert f"process {first.pid} (" in watching.until("gone")["reason"]
+        assert get(port, "/healthz")[0] == 503
+        with worker(mark):
+            assert watching.until("ok")["epoch"] != epoch
+        watching.close()
+
+
+def test_a_link_of_the_gate_hears_a_real_agent() -> None:
+    mark = f"linked-to-{os.getpid()}"
+    found: list[Evidence] = []
+
+    class LoopPatient(FakePatient):
+        def now(self) -> float:
+            return asyncio.get_running_loop().time()
+
+        @property
+        def net(self) -> Net:
+            loop = asyncio.get_running_loop()
+            return UnitNet(loop, self.heard, connect_timeout_s=3.0, tls=None)
+
+    async def wait_for(condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10.0):
+            while not condition():  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+    async def main(port: int, process: subprocess.Popen[bytes]) -> None:
+        patient = LoopPatient(lambda _: reply(200))
+        link = AgentLink(f"127.0.0.1:{port}", TOKEN)
+        runner = Runner(link, patient, cast("Any", found.append), random.Random(1))
+        task = asyncio.create_task(runner.run())
+        await wait_for(lambda: any(evidence.sign is Sign.GOOD for evidence in found))
+        began = asyncio.get_running_loop().time()
+        process.kill()
+        await wait_for(lambda: found[-1].strength is Strength.FATAL)
+        assert found[-1].at - began < 0.5
+        task.cancel()
+        await asyncio.wait([task])
+
+    with running("--match", mark, token=TOKEN) as port, worker(mark) as process:
+        asyncio.run(main(port, process))
+    *before, good, bad = [evidence.sign for evidence in found]
+    assert set(before) == {Sign.NEUTRAL}
+    assert (good, bad) == (Sign.GOOD, Sign.BAD)
+
+
+def test_beats_are_few_and_all_alike(port: int) -> None:
+    """Four a second."""
+    watching = Watching(port)
+    assert b"Transfer-Encoding: chunked" in watching.head
+    assert watching.line()["state"] == "absent"
+    watching.line()
+    began = time.monotonic()
+    assert [watching.line() for _ in range(4)] == [{"cellgate_agent": 1}] * 4
+    assert 0.8 < time.monotonic() - began < 1.6
+    watching.close()
+
+
+def test_many_may_watch_up_to_a_bound(port: int) -> None:
+    """Who comes too late is told so, and those that watch go on."""
+    watchers = [Watching(port) for _ in range(agent.CLIENTS_MAX)]
+    assert [watching.line()["state"] for watching in watchers] == ["absent"] * agent.CLIENTS_MAX
+    assert b"503 Service Unavailable" in send(port, b"")
+    assert watchers[0].line() == watchers[-1].line() == {"cellgate_agent": 1}
+    for watching in watchers:
+        watching.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "method", "status"),
+    [("/healthz", "GET", 503), ("/", "GET", 404), ("/watch", "POST", 405), ("/watch?x=1", "GET", 404)],
+)
+def test_other_requests_are_told_what_there_is(port: int, path: str, method: str, status: int) -> None:
+    answered, said = get(port, path, method)
+    assert answered == status
+    assert said.get("error") or said["reason"] == "no process matches 'no-process-has-this'"
+
+
+@pytest.mark.parametrize(
+    "data", [b"\r\n\r\n", b"\x16\x03\x01\r\n\r\n", b"GET /watch\r\n\r\n", b"a b c\r\n\r\n"]
+)
+def test_what_is_no_http_is_refused(port: int, data: bytes) -> None:
+    assert send(port, data).startswith(b"HTTP/1.1 400 Bad Request\r\n")
+
+
+@pytest.mark.parametrize(
+    "data", [b"x" * 65536, b"GET /watch HTTP/1.1\r\nX: " + b"x" * 65536, b"X: y\r\n" * 10000]
+)
+def test_endless_requests_are_cut(port: int, data: bytes) -> None:
+    """Ten megabytes of them; the agent is there as before."""
+    send(port, data, times=10_000_000 // len(data))
+    assert get(port, "/healthz")[0] == 503
+
+
+def test_a_watcher_that_goes_on_talking_is_dropped(port: int) -> None:
+    began = time.monotonic()
+    send(port, b"GET /watch HTTP/1.1\r\n\r\n" + b"x" * 20_000, times=10)
+    assert time.monotonic() - began < 5.0
+
+
+def test_a_token_is_wanted_of_watchers_and_of_nobody_else() -> None:
+    """A kubelet that asks for health has none."""
+    with running("--match", "no-process-has-this", token=TOKEN) as port:
+        assert get(port, "/watch")[0] == 401
+        assert get(port, "/watch", Authorization=f"Bearer {TOKEN}x")[0] == 401
+        assert get(port, "/healthz")[0] == 503
+        request = f"GET /watch HTTP/1.1\r\nAUTHORIZATION:  Bearer {TOKEN}\r\n\r\n"
+        with socket.create_connection(("127.0.0.1", port), timeout=5.0) as connection:
+            connection.sendall(request.encode())
+            assert connection.recv(15) == b"HTTP/1.1 200 OK"
+
+
+class FullTransport(asyncio.Transport):
+    """A transport whose peer has read nothing for long."""
+
+    aborted = False
+
+    def get_write_buffer_size(self) -> int:
+        return agent.UNREAD_BYTES + 1
+
+    def is_closing(self) -> bool:
+        return self.aborted
+
+    def write(self, data: object) -> None:
+        raise AssertionError("written to a watcher that does not read")
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+def test_a_watcher_that_does_not_read_is_dropped() -> None:
+    client, transport = agent.Client(cast("Any", SimpleNamespace(clients=set()))), FullTransport()
+    client.connection_made(transport)
+    client.send(b"x")
+    assert transport.aborted
+    client.send(b"x")
+
+
+# how it is started
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ([], "nothing to watch: give --match, --pid-file or --port"),
+        (
+            ["--match", "x", "--listen", "0.0.0.0:0"],
+            "0.0.0.0 can be reached from other machines, so watchers must",
+        ),
+        (["--match", "x", "--token-file", "/nowhere"], "cannot read the token in /nowhere"),
+        (["--match", "x", "--token-file", os.devnull], "there is no token in /dev/null: the file is empty"),
+        (["--match", "("], "'(' is no regular expression"),
+        (["--port", "70000"], "expected a port from 1 to 65535"),
+        (["--match", "x", "--listen", "9911"], "expected HOST:PORT, found '9911'"),
+    ],
+)
+@pytest.mark.parametrize(
+    "main", [agent.main, lambda flags: cli.main(["agent", *flags])], ids=["file", "cellgate"]
+)
+def test_a_wrong_command_is_a_sentence(
+    main: Callable[[list[str]], int],
+    flags: list[str],
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(agent.TOKEN_VARIABLE, raising=False)
+    try:
+        code = main(flags)
+    except SystemExit as exit:
+        code = int(exit.code or 0)
+    assert code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_port_in_use_is_a_sentence(port: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert agent.main(["--match", "x", "--listen", f"127.0.0.1:{port}"]) == 1
+    assert f"cannot listen on 127.0.0.1:{port}" in capsys.readouterr().err
