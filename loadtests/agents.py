@@ -21,6 +21,10 @@ class Watched(Protocol):
 
     @property
     def name(self) -> str: ...
+    @property
+    def host(self) -> str:
+        """The address that its nodes have."""
+        ...
 
     def node_pids(self) -> Mapping[str, int]:
         """The process to watch on each node, by the node's name; the leader's first."""
@@ -30,9 +34,8 @@ class Watched(Protocol):
 class Agents:
     """A context manager: inside, there is an agent for each node of `units`."""
 
-    def __init__(self, units: Sequence[Watched], *, host: str = "127.0.0.1") -> None:
+    def __init__(self, units: Sequence[Watched]) -> None:
         self._units = units
-        self._host = host
         self._folder = tempfile.TemporaryDirectory(prefix="agents-")
         self._addresses: dict[str, dict[str, str]] = {}
         self._processes: list[Popen[bytes]] = []
@@ -41,7 +44,7 @@ class Agents:
         try:
             for unit in self._units:
                 self.follow(unit)
-                self._addresses[unit.name] = {node: self._start(node) for node in unit.node_pids()}
+                self._addresses[unit.name] = {node: self._start(node, unit.host) for node in unit.node_pids()}
         except BaseException:
             self._stop()
             raise
@@ -66,8 +69,8 @@ class Agents:
             for number, (node, address) in enumerate(self._addresses[unit].items())
         ]
 
-    def _start(self, node: str) -> str:
-        address = f"{self._host}:{processes.free_port()}"
+    def _start(self, node: str, host: str) -> str:
+        address = f"{host}:{processes.free_port()}"
         command = [sys.executable, str(AGENT), "--pid-file", str(self._pid_file(node)), "--listen", address]
         self._processes.append(processes.start(command, Path(self._folder.name) / f"{node}.log"))
         return address

@@ -102,12 +102,17 @@ class GateProcess:
     def flips(self, since: float, unit: str | None = None) -> list[dict[str, Any]]:
         """The flips from the wall clock's `since` on, of one unit or of all; `at` is added to each."""
         flips = [
-            event | {"at": datetime.fromisoformat(event["time"]).timestamp()}
+            event | {"at": self.at(event)}
             for event in self.events()
             if event["kind"] == "flip" and unit in (None, event["unit"])
         ]
         # Events tell whole milliseconds.
         return [flip for flip in flips if flip["at"] >= since - 0.001]
+
+    @staticmethod
+    def at(event: Mapping[str, Any]) -> float:
+        """When an event was, by the wall clock."""
+        return datetime.fromisoformat(event["time"]).timestamp()
 
     def flipped(self, unit: str, after: str, since: float) -> float | None:
         """When a unit first came to be `after` ("down", "up", …) by the wall clock; None: it has not."""
