@@ -1,18 +1,21 @@
-"""`fetch`: one bounded request to a unit, for probes.
+"""`fetch`: one bounded request to a server, for probes.
 
-Each on a new connection, which is then kept for users: a unit that no longer lets anyone in would pass for
-well as long as one old connection to it lives.
+On a connection that is kept alive, but at least every FRESH_S, and after anything went wrong, on a new one: a
+unit that no longer lets anyone in would pass for well as long as one old connection to it lives.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 
 from probes.base import FetchError, Reply, Trouble
 from proxy.failure import Failure, Kind
 from proxy.wire.pool import LATE_S, Pool
 from proxy.wire.upstream import ReplyHead, UnitConnection
+
+FRESH_S = 5.0
 
 TROUBLES = {
     Kind.REFUSED: Trouble.REFUSED,
@@ -35,7 +38,11 @@ class UnitFetch:
         self._pool = pool
         self._loop = loop
         self._heard = heard
-        self._api_key = api_key
+        self._fresh_at = -math.inf
+        lines = [f"host: {pool.authority.decode()}", "user-agent: cellgate"]
+        if api_key:
+            lines.append(f"authorization: Bearer {api_key}")
+        self._fields = "\r\n".join(lines)
 
     async def __call__(
         self,
@@ -48,65 +55,86 @@ class UnitFetch:
         max_bytes: int = 1 << 20,
     ) -> Reply:
         """The whole reply; see `probes.base.Fetch`."""
+        now = self._loop.time()
         head = self._head(method, target, len(body), request_id)
-        call = _Call(head, body, max_bytes, self._loop)
-        deadline = self._loop.time() + timeout_s
-        self._pool.take(call, fresh=True)
+        call = _Call(head, body, max_bytes, self._pool, now + timeout_s, self._loop)
+        is_fresh = now - self._fresh_at >= FRESH_S
         try:
-            async with asyncio.timeout_at(deadline):
-                reply = await call.done
+            self._pool.take(call, fresh=is_fresh)
+            reply = await call.done
         except FetchError as error:
+            self._fresh_at = -math.inf
             if error.trouble is Trouble.REFUSED:
                 self._heard()
             raise
-        except TimeoutError:
-            if self._loop.time() > deadline + LATE_S:
-                raise FetchError(Trouble.OWN, f"the gate itself stood still ({call.phase})") from None
-            raise FetchError(Trouble.TIMEOUT, f"no answer in time ({call.phase})") from None
         finally:
-            call.abandon(self._pool)
+            call.abandon()
+        if is_fresh:
+            self._fresh_at = now
         self._heard()
         return reply
 
     def _head(self, method: str, target: str, length: int, request_id: str) -> bytes:
-        lines = [
-            f"{method} {target} HTTP/1.1",
-            f"host: {self._pool.authority.decode()}",
-            "user-agent: cellgate",
-        ]
-        if self._api_key:
-            lines.append(f"authorization: Bearer {self._api_key}")
+        head = f"{method} {target} HTTP/1.1\r\n{self._fields}\r\n"
         if request_id:
-            lines.append(f"x-request-id: {request_id}")
+            head += f"x-request-id: {request_id}\r\n"
         if length:
-            lines.append(f"content-type: application/json\r\ncontent-length: {length}")
-        return ("\r\n".join(lines) + "\r\n\r\n").encode()
+            head += f"content-type: application/json\r\ncontent-length: {length}\r\n"
+        return (head + "\r\n").encode()
 
 
 class _Call:
-    """One request on its way: takes the connection, then the reply."""
+    """One request on its way: takes the connection, then the reply. Its own timer ends it at `deadline`."""
 
-    def __init__(self, head: bytes, body: bytes, max_bytes: int, loop: asyncio.AbstractEventLoop) -> None:
+    __slots__ = (
+        "_body",
+        "_conn",
+        "_deadline",
+        "_head",
+        "_loop",
+        "_max_bytes",
+        "_parts",
+        "_phase",
+        "_pool",
+        "_size",
+        "_timer",
+        "done",
+    )
+
+    def __init__(
+        self,
+        head: bytes,
+        body: bytes,
+        max_bytes: int,
+        pool: Pool,
+        deadline: float,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
         self.done: asyncio.Future[Reply] = loop.create_future()
-        self.phase = "connecting"
+        self._phase = "connecting"
         self._head = head
         self._body = body
         self._max_bytes = max_bytes
         self._size = 0
         self._parts: list[bytes] = []
         self._conn: UnitConnection | None = None
+        self._pool = pool
+        self._loop = loop
+        self._deadline = deadline
+        self._timer = loop.call_at(deadline, self._expire)
 
     def on_connected(self, conn: UnitConnection) -> None:
-        self.phase = "waiting for its reply"
+        self._phase = "waiting for its reply"
         self._conn = conn
         conn.send(self._head, self._body, self, to_head=False)
 
     def on_read(self, _data: bytes, pieces: list[bytes], conn: UnitConnection) -> None:
-        self._parts += pieces
-        self._size += sum(map(len, pieces))
+        if pieces:
+            self._parts += pieces
+            self._size += sum(map(len, pieces))
         head = conn.head
         if head is not None:
-            self.phase = "reading its reply"
+            self._phase = "reading its reply"
         if self._size > self._max_bytes:
             self._settle(FetchError(Trouble.BROKEN, f"its reply is larger than {self._max_bytes} bytes"))
             conn.drop()
@@ -116,14 +144,27 @@ class _Call:
 
     def on_failed(self, failure: Failure) -> None:
         self._conn = None
+        if failure.kind is Kind.STALE_CONNECTION:
+            # It was closed while nobody used it, which says nothing about the server.
+            self._phase = "connecting"
+            self._pool.take(self, fresh=True)
+            return
         self._settle(FetchError(TROUBLES.get(failure.kind, Trouble.BROKEN), failure.message))
 
-    def abandon(self, pool: Pool) -> None:
-        """Leave nothing behind: neither a wish for a connection nor one that waits for a reply."""
-        pool.cancel(self)
+    def abandon(self) -> None:
+        """Leave nothing behind: no timer, no wish for a connection and none that waits for a reply."""
+        self._timer.cancel()
         if self._conn is not None:
             self._conn.drop()
+        elif not self.done.done() or self.done.cancelled():
+            self._pool.cancel(self)
         self.done.cancel()
+
+    def _expire(self) -> None:
+        if self._loop.time() > self._deadline + LATE_S:
+            self._settle(FetchError(Trouble.OWN, f"the gate itself stood still ({self._phase})"))
+        else:
+            self._settle(FetchError(Trouble.TIMEOUT, f"no answer in time ({self._phase})"))
 
     def _settle(self, outcome: Reply | FetchError) -> None:
         if self.done.done():

@@ -92,17 +92,22 @@ class Pool:
         self._idle.append(conn)
 
     def closed(self, conn: UnitConnection, *, broken: bool, unused: bool) -> None:
-        """Forget a connection that is gone.
+        """Note that a connection is gone.
 
         `broken`: the unit ended it in the middle of an exchange; `unused`: before it took the next one.
         One that is closed when it has hardly been idle was not closed for that: its process may be gone.
         """
+        if conn in self._idle:
+            unused = True
+        self.forget(conn)
+        if broken or (unused and self._loop.time() - conn.idle_since < EARLY_S):
+            self._on_broken()
+
+    def forget(self, conn: UnitConnection) -> None:
+        """Neither keep nor count a connection any more: it is gone, or about to be."""
         self.connections.pop(conn, None)
         if conn in self._idle:
             self._idle.remove(conn)
-            unused = True
-        if broken or (unused and self._loop.time() - conn.idle_since < EARLY_S):
-            self._on_broken()
 
     def purge(self, now: float | None = None) -> None:
         """Close idle connections: all of them, or only those that are too old at `now`."""

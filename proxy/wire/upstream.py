@@ -156,6 +156,7 @@ class UnitConnection(asyncio.Protocol):
 
     def drop(self) -> None:
         """Forget the reply and close the connection at once: the unit must see that nobody listens."""
+        self._pool.forget(self)
         self.sink = self.raw = None
         if self.transport is not None:
             self.transport.abort()

@@ -196,7 +196,11 @@ async def test_an_event_far_over_16_kib_comes_through() -> None:
 
 
 @live
-async def test_a_kept_connection_that_the_unit_closes_on_the_next_request_gets_a_free_try() -> None:
+async def test_a_kept_connection_that_the_unit_closes_on_the_next_request_gets_a_free_try(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("proxy.wire.pool.EARLY_S", 0.0)
+
     async def play(request: Received) -> None:
         if request.connection.requests == 2:
             request.connection.abort()
@@ -227,7 +231,10 @@ async def test_a_free_try_is_not_given_once_the_unit_has_begun_to_answer() -> No
 
 
 @live
-async def test_a_connection_that_the_unit_closed_while_idle_is_not_used() -> None:
+async def test_a_connection_that_the_unit_closed_while_idle_is_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("proxy.wire.pool.EARLY_S", 0.0)
     async with stage(STREAM) as here, here.client() as client:
         pool = here.gate.pool(here.gate.board.desks["u0"])
         for count in range(1, 4):

@@ -104,6 +104,9 @@ class Rig:
     def closed(self, conn: UnitConnection, *, broken: bool, unused: bool) -> None:
         """Nothing to forget."""
 
+    def forget(self, conn: UnitConnection) -> None:
+        """Nothing to forget."""
+
     def give_back(self, conn: UnitConnection) -> None:
         self.kept.append(conn)
 
