@@ -115,7 +115,7 @@ def get(port: int, path: str, method: str = "GET", **headers: str) -> tuple[int,
 
 
 def send(port: int, data: bytes, *, times: int = 1) -> bytes:
-    """What an agent answers to these bytes until it closes, or for 5 s; empty when it resets the connection."""
+    """What an agent answers to these bytes until it closes, or for 5 s; empty after a reset."""
     deadline = time.monotonic() + 5.0
     with socket.create_connection(("127.0.0.1", port), timeout=10.0) as connection, suppress(OSError):
         for _ in range(times):
