@@ -18,6 +18,8 @@ from router.nouns import Case, Evidence, Rules, Sign, Strength, Verdict
 CANARY_SOURCE = "canary"
 ECHO_S = 3.0
 """Readings of another epoch by others, so soon after the first, tell of the same incarnation."""
+ACQUITTED_S = 60.0
+"""A weak suspicion that a canary has answered is not raised again by the same source for so long."""
 _WINDOW_MAX = 64
 
 
@@ -90,6 +92,8 @@ def judge(case: Case, evidence: Evidence, rules: Rules) -> Judgement:
             signal = None
         if not faults:
             signal = Signal.NODES_BACK
+    if signal is Signal.WEAK and _is_acquitted(case, evidence):
+        signal = None
     case = replace(case, window=window, faults=faults)
     if signal is None or (case.verdict, signal) not in TRANSITIONS:
         return Judgement(case, False)
@@ -144,6 +148,8 @@ def _move(case: Case, signal: Signal, evidence: Evidence, rules: Rules) -> Judge
         return Judgement(replace(case, passes=passes), wants_canary)
     # Good news wipes the slate: what was held against the unit has been answered.
     window = () if verdict is _UP else case.window
+    if case.verdict is _SUSPECT and verdict is _UP and case.because is not None:
+        case = replace(case, acquitted=(case.because.node, case.because.source, evidence.at))
     moved = replace(case, verdict=verdict, since=evidence.at, window=window, passes=passes, because=evidence)
     return Judgement(moved, wants_canary)
 
@@ -164,7 +170,17 @@ def _signal(window: tuple[Evidence, ...], evidence: Evidence, rules: Rules) -> S
         return Signal.FATAL
     if evidence.strength is Strength.STRONG:
         return Signal.CANARY_FAILED if evidence.source == CANARY_SOURCE else Signal.STRONG
-    # One node's rate is not to be diluted by the good news of the others.
-    own = [e.sign is Sign.BAD for e in window if e.node == evidence.node]
+    # One node's rate is not to be diluted by the good news of the others, nor one probe's of it by another's.
+    own = [e.sign is Sign.BAD for e in window if _is_of_one_rate(e, evidence)]
     bad = sum(own)
     return Signal.WEAK if bad >= rules.weak_min and bad >= rules.weak_rate * len(own) else None
+
+
+def _is_of_one_rate(one: Evidence, other: Evidence) -> bool:
+    return one.node == other.node and (one.node is None or one.source == other.source)
+
+
+def _is_acquitted(case: Case, evidence: Evidence) -> bool:
+    """A node that answers garbage for ever must not make its working unit suspect every few seconds."""
+    node, source, at = case.acquitted
+    return (node, source) == (evidence.node, evidence.source) and evidence.at - at < ACQUITTED_S

@@ -140,7 +140,8 @@ class Case:
     `reborn` is who first read that the incarnation is another one, and when;
     `window` holds the recent evidence, oldest first; `passes` counts the canaries passed since DOWN;
     `faults` are the (node, source) pairs that said a fatal thing and have not taken it back;
-    `because` is the evidence behind the verdict.
+    `because` is the evidence behind the verdict; `acquitted` is the node and the source of the last
+    suspicion that a canary has answered, and when that was.
     """
 
     verdict: Verdict
@@ -151,6 +152,7 @@ class Case:
     passes: int = 0
     faults: frozenset[tuple[str, str]] = frozenset()
     because: Evidence | None = None
+    acquitted: tuple[str | None, str, float] = (None, "", 0.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,7 +156,11 @@ def _flip_line(flip: Flip, moved: int, cut: int, passes: int) -> str:
     ]
     if moved or cut or flip.after is Verdict.DOWN:
         parts.append(f"{_count(moved, 'request')} moved, {_count(cut, 'stream')} cut")
-    parts.append(_prospect(flip.after, passes))
+    node = flip.evidence.node
+    if flip.after is Verdict.DOWN and node is not None:
+        parts.append(f"it returns after node {node} is well again and canaries pass")
+    else:
+        parts.append(_prospect(flip.after, passes))
     return one_line("; ".join(parts))
 
 

@@ -233,6 +233,20 @@ def test_what_others_read_of_the_same_restart_is_its_echo() -> None:
         assert fold(up, again).case.verdict is Verdict.STARTING
 
 
+def test_a_weak_suspicion_that_a_canary_has_answered_is_not_raised_at_once_again() -> None:
+    """A page that is not what its probe expects is no reason to doubt a working unit every five seconds."""
+    garbage = replace(WEAK, source="http", node="n")
+    case, suspicions = Case(Verdict.UP, 0.0), 0
+    for second in range(61):
+        case = judge(case, replace(garbage, at=NOW + second), RULES).case
+        if case.verdict is Verdict.SUSPECT:
+            suspicions += 1
+            case = judge(case, replace(PASSED, at=NOW + second), RULES).case
+    assert suspicions == 1
+    other = [replace(WEAK, at=NOW + 60.0 + i) for i in range(RULES.weak_min)]
+    assert fold(case, *other).case.verdict is Verdict.SUSPECT
+
+
 def test_the_good_news_of_other_nodes_does_not_dilute_the_bad_of_one() -> None:
     """Fifteen well followers must not hide one that times out."""
     late = replace(WEAK, source="http", node="n")
