@@ -62,7 +62,7 @@ class Agents:
             draft.write_text(f"{pid}\n")
             draft.replace(self._pid_file(node))
 
-    def nodes(self, unit: str) -> list[dict[str, str]]:
+    def nodes(self, unit: str) -> list[dict[str, object]]:
         """The unit's `nodes` for the gate's file."""
         return [
             {"name": node, "role": "follower" if number else "leader", "agent": address}

@@ -85,7 +85,8 @@ async def network() -> list[str]:
             stack.callback(unit.stop)
         for unit in units:
             unit.wait_ready()
-        gate = stack.enter_context(GateProcess(units, agents=stack.enter_context(Agents(units))))
+        agents = stack.enter_context(Agents(units))
+        gate = stack.enter_context(GateProcess(units, nodes=agents.nodes))
         problems = []
         for seconds in (SHORT_CUT_S, LONG_CUT_S):
             async with Users(gate.url, USERS, _question) as users:

@@ -119,7 +119,7 @@ async def run(case: Case, rounds: int, *, streams: int = STREAMS) -> Row:
         for unit in units:
             stack.callback(unit.stop)
         agents = stack.enter_context(Agents(units)) if case.agent else None
-        gate = stack.enter_context(GateProcess(units, agents=agents))
+        gate = stack.enter_context(GateProcess(units, nodes=agents.nodes) if agents else GateProcess(units))
         async with Users(gate.url, streams if case.load else 0, _question) as users:
             moments = await _rounds(case, rounds, gate, units, agents)
         return Row(case, account(moments, users.answers))

@@ -65,7 +65,7 @@ async def run(
         for unit in units:
             stack.callback(unit.stop)
         watched = stack.enter_context(Agents(units)) if agents else None
-        gate = stack.enter_context(GateProcess(units, agents=watched))
+        gate = stack.enter_context(GateProcess(units, nodes=watched.nodes) if watched else GateProcess(units))
         outcomes, lost = [], []
         for number in range(rounds):
             await asyncio.to_thread(gate.wait_up)

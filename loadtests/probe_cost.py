@@ -1,0 +1,170 @@
+"""What probes cost: CPU of a gate that looks after 1,000 units of 4 nodes, each probed once a second.
+
+`python -m loadtests.probe_cost` puts the gate before a mock fleet: leaders by readiness and engine metrics,
+followers by an HTTP probe each. What must hold: at most 30 % of one core, one canary a unit in 2 s while the
+fleet is idle, and none while its engines' counters grow. The exit code is 1 when something of it does not.
+"""
+
+import argparse
+import http.client
+import json
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from loadtests.bench import processes
+from loadtests.gate import GateProcess
+from loadtests.mock_fleet import NODES, address
+
+CPU_LIMIT = 0.30
+CANARY_PERIOD_S = 2.0
+PROBES_PER_S = NODES + 1
+"""Of a unit: readiness and metrics of the leader, one probe of each follower."""
+
+ENOUGH = 0.85
+"""Of the looks that are due: each pause is stretched by up to a tenth."""
+
+METRICS_KB = 30.0
+SETTLE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class MockUnit:
+    """A unit of the mock fleet, as the gate's file names it."""
+
+    number: int
+    port: int
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return f"u{self.number:04d}"
+
+    @property
+    def url(self) -> str:
+        """The leader's address."""
+        return f"http://{address(self.number, 0)}:{self.port}"
+
+    def nodes(self) -> list[dict[str, object]]:
+        """The leader, and followers with a probe each."""
+        leader: dict[str, object] = {"name": f"{self.name}-0", "role": "leader"}
+        return [leader, *(self._follower(node) for node in range(1, NODES))]
+
+    def _follower(self, node: int) -> dict[str, object]:
+        probe = {"probe": "http", "url": f"http://{address(self.number, node)}:{self.port}/node"}
+        return {"name": f"{self.name}-{node}", "role": "follower", "probes": [probe]}
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What some seconds of probing took. `asked`: how often the fleet was asked what."""
+
+    units: int
+    busy: bool
+    seconds: float
+    cpu_s: float
+    asked: Counter[str]
+
+    @property
+    def share(self) -> float:
+        """Of one core."""
+        return self.cpu_s / self.seconds
+
+    @property
+    def canaries_per_s(self) -> float:
+        """Of each unit."""
+        posts = sum(count for what, count in self.asked.items() if what.startswith("POST"))
+        return posts / self.units / self.seconds
+
+    @property
+    def probes_per_s(self) -> float:
+        """Of the fleet, without canaries."""
+        return sum(n for what, n in self.asked.items() if what.startswith("GET")) / self.seconds
+
+    def problems(self) -> list[str]:
+        """Why it fails; empty when it passes."""
+        problems = []
+        if self.share > CPU_LIMIT:
+            problems.append(f"{self.share:.0%} of a core, the limit is {CPU_LIMIT:.0%}")
+        most = 0.0 if self.busy else 1 / CANARY_PERIOD_S
+        if self.canaries_per_s > most:
+            problems.append(f"{self.canaries_per_s:.3f} canaries a unit a second, the limit is {most}")
+        if self.probes_per_s < ENOUGH * PROBES_PER_S * self.units:
+            problems.append(f"proves nothing: only {self.probes_per_s:.0f} probes a second were made")
+        return problems
+
+    def line(self) -> str:
+        """The cost for people."""
+        asked = ", ".join(f"{count / self.seconds:.0f} {what}" for what, count in self.asked.most_common())
+        each_us = 1e6 * self.cpu_s / max(1, sum(self.asked.values()))
+        return (
+            f"{'busy' if self.busy else 'idle'} fleet of {self.units}: {self.share:.1%} of a core, "
+            f"{each_us:.0f} us a look; {self.canaries_per_s:.3f} canaries a unit a second; a second: {asked}"
+        )
+
+
+def measure(units: int, seconds: float, metrics_kb: float, *, busy: bool) -> Cost:
+    """One run with a gate and a fleet of its own; neither is left afterwards."""
+    port = processes.free_port()
+    with ExitStack() as stack:
+        stack.enter_context(_fleet(units, port, metrics_kb, busy=busy))
+        served = [MockUnit(number, port) for number in range(units)]
+        nodes = {unit.name: unit.nodes() for unit in served}
+        gate = stack.enter_context(GateProcess(served, nodes=nodes.__getitem__))
+        time.sleep(SETTLE_S)
+        before, cpu_s, began = _counts(port), gate.cpu_s(), time.monotonic()
+        time.sleep(seconds)
+        cpu_s, took_s = gate.cpu_s() - cpu_s, time.monotonic() - began
+        asked = _counts(port) - before
+        del asked["GET /counts"]
+        return Cost(units, busy, took_s, cpu_s, asked)
+
+
+@contextmanager
+def _fleet(units: int, port: int, metrics_kb: float, *, busy: bool) -> Iterator[None]:
+    """The mock fleet as a process, listening."""
+    command = [sys.executable, "-m", "loadtests.mock_fleet", "--units", str(units), "--port", str(port)]
+    command += ["--metrics-kb", str(metrics_kb), *(["--busy"] if busy else [])]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe) as fleet:
+        assert fleet.stdout is not None
+        if fleet.stdout.readline() != b"ready\n":
+            raise RuntimeError("the mock fleet did not start; see above")
+        try:
+            yield
+        finally:
+            fleet.communicate()
+
+
+def _counts(port: int) -> Counter[str]:
+    connection = http.client.HTTPConnection(address(0, 0), port, timeout=10)
+    try:
+        connection.request("GET", "/counts")
+        return Counter(json.loads(connection.getresponse().read()))
+    finally:
+        connection.close()
+
+
+def main() -> int:
+    """Measure both fleets, or one; 0 when all holds."""
+    parser = argparse.ArgumentParser(prog="python -m loadtests.probe_cost", description=__doc__)
+    parser.add_argument("--units", type=int, default=1000)
+    parser.add_argument("--seconds", type=float, default=60.0, help="of measuring, for each fleet")
+    parser.add_argument("--metrics-kb", type=float, default=METRICS_KB, help="a page of engine metrics")
+    parser.add_argument("--busy", action=argparse.BooleanOptionalAction, help="only the busy or idle fleet")
+    args = parser.parse_args()
+    problems = []
+    for busy in (False, True) if args.busy is None else (args.busy,):
+        cost = measure(args.units, args.seconds, args.metrics_kb, busy=busy)
+        print(cost.line(), flush=True)
+        problems += cost.problems()
+    print("FAILED" if problems else "passed", *(f"  ! {problem}" for problem in problems), sep="\n")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
