@@ -59,6 +59,7 @@ async def _serve(settings: Settings, reload: Reload) -> int:
         stopping=gate.is_stopping,
         set_drain=gate.set_drain,
         token=settings.admin_token,
+        due_s=lambda unit, probe: gate.watch.due_s(unit, probe, gate.now()),
     )
     bulletin = Bulletin()
     admin = AdminPort(view, bulletin)

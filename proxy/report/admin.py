@@ -11,18 +11,20 @@ import difflib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from http import HTTPStatus
+from math import inf
 from typing import Any
 
 import orjson
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from probes.canary import Canary
 from proxy.report.events import Action, Event, EventLog, Follower
 from proxy.report.log import log_line
 from proxy.report.metrics import Metrics
 from proxy.report.ready import as_json, readiness, unit_health
 from proxy.report.trust import refusal
-from proxy.report.unit_view import unit_view
+from proxy.report.unit_view import unit_page, unit_view
 from router.board import Board, Desk
 
 HEARTBEAT_S = 10.0
@@ -34,9 +36,15 @@ _CHALLENGE = {"WWW-Authenticate": "Bearer"}
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
+def _nobody_looks(_unit: str, _probe: str) -> float | None:
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class AdminView:
-    """What the admin port needs. `set_drain(unit, drained)` is False when there is no such unit."""
+    """What the admin port needs. `set_drain(unit, drained)` is False when there is no such unit;
+    `due_s(unit, probe)` is in how many seconds a probe looks again, None when it does not.
+    """
 
     board: Board
     events: EventLog
@@ -45,6 +53,7 @@ class AdminView:
     stopping: Callable[[], bool]
     set_drain: Callable[[str, bool], bool]
     token: str | None
+    due_s: Callable[[str, str], float | None] = _nobody_looks
 
 
 def make_admin(view: AdminView) -> web.Application:
@@ -121,8 +130,9 @@ class _Admin:
         return _json([unit_view(desk, now) for desk in self._view.board])
 
     async def unit(self, request: web.Request) -> web.Response:
-        """One unit."""
-        return _json(unit_view(self._desk(request), self._view.now()))
+        """One unit, and in plain words why it is in or out of rotation."""
+        desk = self._desk(request)
+        return _json(unit_page(desk, self._view.board, self._view.now(), self._canary_s(desk)))
 
     async def unit_health(self, request: web.Request) -> web.Response:
         """One unit for a load balancer that addresses units itself."""
@@ -167,6 +177,10 @@ class _Admin:
         if changes:
             self._view.events.add(action)
         return _json(unit_view(desk, self._view.now()))
+
+    def _canary_s(self, desk: Desk) -> float | None:
+        due_s = self._view.due_s(desk.unit.name, Canary.name)
+        return due_s if due_s is not None and due_s < inf else None
 
     def _desk(self, request: web.Request) -> Desk:
         name = request.match_info["name"]

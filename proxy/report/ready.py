@@ -18,7 +18,13 @@ def readiness(board: Board, stopping: bool) -> tuple[bool, dict[str, Any]]:
         desk.unit.name: {"usable": desk.is_usable(), "verdict": desk.case.verdict.value, "reason": why(desk)}
         for desk in board
     }
-    return ready, {"ready": ready, "stopping": stopping, "usable_units": usable, "units": units}
+    return ready, {
+        "ready": ready,
+        "stopping": stopping,
+        "panic": board.panic_at is not None,
+        "usable_units": usable,
+        "units": units,
+    }
 
 
 def as_json(value: Any) -> bytes:
@@ -44,6 +50,8 @@ def why(desk: Desk) -> str:
     """The reason behind what is believed of a unit, in one line."""
     if desk.drained:
         return "drained by an operator"
+    if desk.is_usable() and desk.is_doubted():
+        return "it ended a connection out of turn and may have started anew; a canary asks"
     because = desk.case.because
     return (
         f"{because.reason} (source {because.source})" if because is not None else "no probe has answered yet"

@@ -1,11 +1,16 @@
-"""A unit as the admin port shows it: what is believed, the evidence behind it, and how busy it is. Pure."""
+"""A unit as the admin port shows it: what is believed, the evidence behind it, and how busy it is. Pure.
+
+`unit_view` is what the list of all units has of each; `unit_page` is all there is to know of one.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+from proxy.report.explain import explain
 from proxy.report.ready import why
-from router.board import Desk
+from proxy.report.standing import Moment, is_held, silent_s
+from router.board import Board, Desk
 from router.nouns import Case, Evidence, Load
 
 EVIDENCE_SHOWN = 5
@@ -21,6 +26,8 @@ def unit_view(desk: Desk, now: float) -> dict[str, Any]:
         "verdict": desk.case.verdict.value,
         "usable": desk.is_usable(),
         "drained": desk.drained,
+        "doubted": desk.is_doubted(),
+        "degraded": round(desk.slowness.degraded, 3),
         "since_s": _age(desk.case.since, now),
         "reason": why(desk),
         "evidence": [_evidence(e, now) for e in _behind(desk.case)],
@@ -30,6 +37,34 @@ def unit_view(desk: Desk, now: float) -> dict[str, Any]:
         "load": _load(desk.load, now) if desk.load is not None else None,
         "models": sorted(desk.models),
         "nodes": [{"name": node.name, "role": node.role.value} for node in unit.nodes],
+    }
+
+
+def unit_page(desk: Desk, board: Board, now: float, canary_s: float | None) -> dict[str, Any]:
+    """`unit_view`, why it is so, and what comes next; `canary_s` as in `Moment`."""
+    rules, case, quiet_s = board.rules, desk.case, silent_s(desk, now)
+    page = unit_view(desk, now)
+    page["nodes"] = [node | {"news": _news(desk, node["name"], now)} for node in page["nodes"]]
+    return page | {
+        "why": explain(desk, Moment(now, rules, board.panic_at, canary_s)),
+        "held_by_panic": is_held(desk, board, now),
+        "share": round(desk.share(now, rules), 3),
+        "faults": [{"node": node, "source": source} for node, source in sorted(case.faults)],
+        "news": _news(desk, None, now),
+        "engine": desk.engine,
+        "epochs": dict(case.epochs),
+        "silent_s": None if quiet_s is None else round(quiet_s, 3),
+        "silent_limit_s": round(desk.silent_limit_s(rules), 3),
+        "next_canary_s": None if canary_s is None else round(canary_s, 3),
+    }
+
+
+def _news(desk: Desk, of_node: str | None, now: float) -> dict[str, dict[str, Any]]:
+    """The last word of each source about a node, or about the unit as a whole (None)."""
+    return {
+        source: {"sign": word.sign.value, "reason": word.reason, "age_s": _age(word.at, now)}
+        for (node, source), word in desk.news.items()
+        if node == of_node
     }
 
 

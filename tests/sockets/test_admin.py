@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -78,6 +79,7 @@ def run(test: Callable[[Port], Awaitable[None]], token: str | None = None) -> No
                 stopping=lambda: port.stopping,
                 set_drain=lambda name, drained: board.drain(name, drained=drained),
                 token=token,
+                due_s=lambda unit, probe: {("a1", "canary"): 0.8}.get((unit, probe), math.inf),
             )
             runner = admin_runner(view)
             await runner.setup()
@@ -102,18 +104,23 @@ def test_livez_says_ok_and_metrics_are_in_prometheus_format() -> None:
     run(check)
 
 
+def ready(is_ready: bool, *, panic: bool = False) -> dict[str, bool]:
+    """The first lines of /readyz."""
+    return {"ready": is_ready, "stopping": False, "panic": panic}
+
+
 def test_readyz_needs_one_usable_unit_and_says_why_others_are_not() -> None:
     async def check(port: Port) -> None:
         starting = {"usable": False, "verdict": "starting", "reason": "no probe has answered yet"}
         assert await port.get("/readyz") == (
             503,
-            {"ready": False, "stopping": False, "usable_units": 0, "units": {"a1": starting, "a2": starting}},
+            {**ready(False), "usable_units": 0, "units": {"a1": starting, "a2": starting}},
         )
         port.observe("a2", Sign.GOOD, Strength.STRONG, "canary", "one token in 40 ms")
         up = {"usable": True, "verdict": "up", "reason": "one token in 40 ms (source canary)"}
         assert await port.get("/readyz") == (
             200,
-            {"ready": True, "stopping": False, "usable_units": 1, "units": {"a1": starting, "a2": up}},
+            {**ready(True), "usable_units": 1, "units": {"a1": starting, "a2": up}},
         )
 
     run(check)
@@ -136,8 +143,7 @@ def test_a_unit_is_shown_with_the_evidence_behind_its_verdict() -> None:
         port.observe("a1", Sign.BAD, Strength.FATAL, "request", "connection refused")
         port.board.report(Load("a1", 101.0, running=3, waiting=1, kv_use=0.5))
         port.now = 102.0
-        status, unit = await port.get("/units/a1")
-        assert status == 200
+        unit = (await port.get("/units"))[1][0]
         assert unit == {
             "name": "a1",
             "cell": "a",
@@ -145,6 +151,8 @@ def test_a_unit_is_shown_with_the_evidence_behind_its_verdict() -> None:
             "verdict": "down",
             "usable": False,
             "drained": False,
+            "doubted": False,
+            "degraded": 0.0,
             "since_s": 2.0,
             "reason": "connection refused (source request)",
             "evidence": [
@@ -164,6 +172,12 @@ def test_a_unit_is_shown_with_the_evidence_behind_its_verdict() -> None:
             "models": ["tiny"],
             "nodes": [{"name": "a1-0", "role": "leader"}, {"name": "a1-1", "role": "follower"}],
         }
+        status, page = await port.get("/units/a1")
+        assert status == 200
+        assert page.keys() > unit.keys()
+        assert page["why"][0] == "a1 is out of rotation, for 2.0 s: it is down."
+        assert page["next_canary_s"] == 0.8
+        assert "in 0.8 s" in page["why"][-2]
         status, units = await port.get("/units")
         assert (status, [u["name"] for u in units], units[0], units[1]["load"]) == (
             200,
