@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from proxy.report.log import Level, log_line, one_line, utc
 from router.lease import Lease
-from router.nouns import Flip, Verdict
+from router.nouns import Flip, Strength, Verdict
 
 Event = dict[str, Any]
 """One event, ready for JSON: `id`, `time`, `kind`, `line` (for people), and what its kind adds."""
@@ -157,8 +157,8 @@ def _flip_line(flip: Flip, moved: int, cut: int, passes: int) -> str:
     if moved or cut or flip.after is Verdict.DOWN:
         parts.append(f"{_count(moved, 'request')} moved, {_count(cut, 'stream')} cut")
     node = flip.evidence.node
-    if flip.after is Verdict.DOWN and node is not None:
-        parts.append(f"it returns after node {node} is well again and canaries pass")
+    if flip.after is Verdict.DOWN and node is not None and flip.evidence.strength is Strength.FATAL:
+        parts.append(f"it returns once node {node} is well again and {_canaries(passes)}")
     else:
         parts.append(_prospect(flip.after, passes))
     return one_line("; ".join(parts))
@@ -166,7 +166,7 @@ def _flip_line(flip: Flip, moved: int, cut: int, passes: int) -> str:
 
 def _prospect(after: Verdict, passes: int) -> str:
     """What is going to happen to the unit, so that nobody has to look it up at night."""
-    canaries = "1 canary passes" if passes == 1 else f"{passes} canaries pass"
+    canaries = _canaries(passes)
     return {
         Verdict.STARTING: "it gets requests once a canary passes",
         Verdict.UP: "it gets requests",
@@ -189,6 +189,10 @@ def _action_event(action: Action) -> Event:
     }[action.kind]
     line += f": {action.detail}" if action.detail else ""
     return {"kind": action.kind, "unit": action.unit, "by": action.by, "line": line}
+
+
+def _canaries(passes: int) -> str:
+    return "1 canary passes" if passes == 1 else f"{passes} canaries pass"
 
 
 def _count(n: int, noun: str) -> str:
