@@ -22,7 +22,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 LOOK_S = 0.1
 BEAT_S = 0.25
@@ -181,8 +181,21 @@ class Proc:
 # -- what to watch -----------------------------------------------------------------------------------------
 
 
+class Target(Protocol):
+    """Names processes. `missing` says that there is none; `is_exact`: whatever it names is meant."""
+
+    missing: str
+    is_exact: bool
+
+    def find(self, proc: Proc, commands: dict[int, list[str]]) -> set[int]:
+        """The numbers of those named now."""
+        ...
+
+
 class Pattern:
     """The processes whose command line matches a regular expression."""
+
+    is_exact = False
 
     def __init__(self, text: str) -> None:
         self._regex = re.compile(text)
@@ -209,6 +222,8 @@ class Pattern:
 class PidFile:
     """The process whose number a file holds."""
 
+    is_exact = True
+
     def __init__(self, path: str) -> None:
         self._path = path
         self.missing = f"no process runs under the number in {path}"
@@ -225,6 +240,8 @@ class PidFile:
 
 class Port:
     """The process that listens on a TCP port."""
+
+    is_exact = True
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -303,7 +320,7 @@ class Status(NamedTuple):
 class Watch:
     """Finds the processes that the `targets` name, and looks at them. `clock` tells seconds since boot."""
 
-    def __init__(self, targets: Sequence[Any], proc: Proc, clock: Callable[[], float]) -> None:
+    def __init__(self, targets: Sequence[Target], proc: Proc, clock: Callable[[], float]) -> None:
         self._targets = targets
         self._proc = proc
         self._clock = clock
@@ -349,7 +366,7 @@ class Watch:
         """Take what matches as needed, once it is complete and nothing new has come for a while."""
         try:
             commands = self._proc.commands()
-            found = [self._living(target.find(self._proc, commands)) for target in self._targets]
+            found = [self._living(target, commands) for target in self._targets]
         except OSError as error:
             self._missing = f"this agent cannot read /proc: {error.strerror}"
             return
@@ -365,7 +382,7 @@ class Watch:
         """What speaks against taking the settled ones as needed; empty: nothing."""
         for index, target in enumerate(self._targets):
             if len(found[index]) < self._counts[index]:
-                return str(target.missing)
+                return target.missing
         patient = now - min(self._matched_at.values()) < PATIENCE_S
         short = any(len(keys & settled) < self._counts[index] for index, keys in enumerate(found))
         if short or (patient and len(settled) < len(self._matched_at)):
@@ -374,14 +391,16 @@ class Watch:
             return f"{len(settled)} processes match, too many to be meant: narrow the pattern"
         return ""
 
-    def _living(self, pids: set[int]) -> set[Key]:
-        """Who they are. After a loss only survivors count, and what has been started since."""
+    def _living(self, target: Target, commands: dict[int, list[str]]) -> set[Key]:
+        """What a target names; after a loss, of what merely matches: survivors, and what came since."""
         survivors = {Key(n.pid, n.start) for n in self._needed if n.state not in _LOST}
         lost_at = min((n.alive_at for n in self._needed if n.state in _LOST), default=0.0)
         if self._needed and not survivors:
             self._counts = [1] * len(self._targets)
-        stats = {pid: self._proc.stat(pid) for pid in pids}
+        stats = {pid: self._proc.stat(pid) for pid in target.find(self._proc, commands)}
         keys = {Key(pid, stat.start) for pid, stat in stats.items() if stat and stat.state not in _LOST}
+        if target.is_exact:
+            return keys
         return {key for key in keys if key in survivors or (key.start + 1) * _TICK_S >= lost_at}
 
     def _adopt(self, keys: set[Key], counts: list[int], now: float) -> None:
@@ -633,7 +652,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _agent(args: argparse.Namespace) -> Agent:
-    targets: list[Any] = list(args.match)
+    targets: list[Target] = list(args.match)
     targets += [PidFile(args.pid_file)] if args.pid_file else []
     targets += [Port(args.port)] if args.port else []
     if not targets:

@@ -206,6 +206,21 @@ def test_a_pid_file_names_the_needed_process(machine: Machine, tmp_path: Path) -
     assert pids(machine.run(watch, 4.0)) == [engine]
 
 
+def test_a_pid_file_is_followed_whoever_it_names(machine: Machine, tmp_path: Path) -> None:
+    """Also to a process that was there before the loss."""
+    path = tmp_path / "engine.pid"
+    old, new = machine.spawn("engine old"), machine.spawn("engine new")
+    path.write_text(str(old))
+    watch = machine.watch(PidFile(str(path)))
+    before = machine.run(watch, 4.0)
+    machine.end(old)
+    assert machine.run(watch, 4.0).state == "gone"
+    path.write_text(str(new))
+    after = machine.run(watch, 4.0)
+    assert pids(after) == [new]
+    assert after.epoch != before.epoch
+
+
 def test_a_port_names_who_listens_on_it(machine: Machine) -> None:
     """Not its children, who inherited the socket, nor who is connected to it."""
     (machine.root / "net").mkdir()
