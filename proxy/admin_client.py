@@ -28,9 +28,22 @@ def units(admin: Address) -> list[dict[str, Any]]:
     return found
 
 
+def why(admin: Address, unit: str) -> list[str]:
+    """What the gate has to say of one unit, line by line. Raises AdminError, with a near miss if unknown."""
+    found = _call(admin, "GET", _path(unit))
+    lines = found.get("why") if isinstance(found, dict) else None
+    if not isinstance(lines, list):
+        raise _stranger(admin)
+    return [str(line) for line in lines]
+
+
 def set_drain(admin: Address, unit: str, *, drained: bool) -> None:
     """Takes a unit out of rotation or puts it back. Raises AdminError."""
-    _call(admin, "POST", f"/units/{quote(unit, safe='')}/{'drain' if drained else 'undrain'}")
+    _call(admin, "POST", f"{_path(unit)}/{'drain' if drained else 'undrain'}")
+
+
+def _path(unit: str) -> str:
+    return f"/units/{quote(unit, safe='')}"
 
 
 def _call(admin: Address, method: str, path: str) -> Any:

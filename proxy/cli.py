@@ -18,7 +18,7 @@ from typing import get_args
 from policies import POLICIES
 from probes import agent
 from proxy import admin_client, config
-from proxy.cli_tables import fleet_table, units_table
+from proxy.cli_tables import fleet_table, shown, units_table
 from proxy.config import ConfigError, Overrides
 from proxy.config_values import MisfitError, address
 from proxy.settings import Address, LogFormat, Settings
@@ -73,6 +73,11 @@ def _units(args: argparse.Namespace) -> int:
     return 0
 
 
+def _why(args: argparse.Namespace) -> int:
+    print(*map(shown, admin_client.why(args.admin, args.name)), sep="\n")
+    return 0
+
+
 def _set_drain(drained: bool, args: argparse.Namespace) -> int:
     admin_client.set_drain(args.admin, args.name, drained=drained)
     print(f"{args.name}: " + ("drained; what runs there finishes" if drained else "back in rotation"))
@@ -103,14 +108,15 @@ def _parser() -> argparse.ArgumentParser:
     agent.add_arguments(command("agent", agent.run, "watch the processes that a node of a unit needs"))
     units = command("units", _units, "show what a running gate believes of its units")
     units.add_argument("--json", action="store_true", help="all that is known, as JSON")
+    why = command("why", _why, "tell why a unit is in or out of rotation, and what happens next")
     drain = command(
         "drain", partial(_set_drain, True), "take a unit out of rotation; what runs there finishes"
     )
     undrain = command("undrain", partial(_set_drain, False), "put a drained unit back into rotation")
-    for added in (drain, undrain):
+    for added in (why, drain, undrain):
         added.add_argument("name", metavar="NAME", help="the name of the unit")
     admin = str(Settings(fleet=Fleet()).admin)
-    for added in (units, drain, undrain):
+    for added in (units, why, drain, undrain):
         added.add_argument(
             "--admin", metavar="HOST:PORT", type=_address, default=admin, help="default: %(default)s"
         )

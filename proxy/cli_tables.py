@@ -35,7 +35,7 @@ def units_table(units: Sequence[Mapping[str, Any]]) -> str:
         (
             str(unit["name"]),
             str(unit["cell"]),
-            f"{unit['verdict']}, drained" if unit["drained"] else str(unit["verdict"]),
+            _verdict(unit),
             duration(unit["since_s"]),
             f"{unit['in_flight']} of {unit['max_in_flight']}",
             f"{load['running']}/{load['waiting']}" if (load := unit["load"]) else "-",
@@ -44,6 +44,12 @@ def units_table(units: Sequence[Mapping[str, Any]]) -> str:
         for unit in units
     )
     return _table([head, *rows])
+
+
+def _verdict(unit: Mapping[str, Any]) -> str:
+    """The verdict, and what else decides how many requests go there."""
+    beside = [word for word in ("drained", "doubted", "degraded") if unit[word]]
+    return ", ".join([str(unit["verdict"]), *beside])
 
 
 def duration(seconds: float) -> str:
@@ -57,9 +63,14 @@ def duration(seconds: float) -> str:
     return " ".join(parts[:2]) or "0s"
 
 
+def shown(text: str) -> str:
+    """The text on one line; what could move a terminal's cursor is shown as '?'."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
 def _table(rows: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as they need to be; what could move a terminal's cursor is shown as '?'."""
-    cells = [["".join(c if c.isprintable() else "?" for c in text) for text in row] for row in rows]
+    """Columns as wide as they need to be."""
+    cells = [[shown(text) for text in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in cells)
     return "\n".join(line.rstrip() for line in lines)

@@ -23,6 +23,8 @@ UNIT_A1 = {
     "cell": "a",
     "verdict": "up",
     "drained": False,
+    "doubted": False,
+    "degraded": 0.0,
     "since_s": 7384.2,
     "reason": "one token",
     "in_flight": 3,
@@ -166,6 +168,33 @@ def test_units_are_json_when_asked(capsys: pytest.CaptureFixture[str]) -> None:
     with gate(200, [UNIT_A1]) as played:
         assert main(["units", "--json", "--admin", played.address]) == 0
     assert json.loads(capsys.readouterr().out) == [UNIT_A1]
+
+
+def test_the_table_tells_what_else_keeps_requests_away(capsys: pytest.CaptureFixture[str]) -> None:
+    with gate(200, [{**UNIT_A1, "doubted": True, "degraded": 0.33}]) as played:
+        assert main(["units", "--admin", played.address]) == 0
+    assert "  up, doubted, degraded  2h 3m  " in capsys.readouterr().out
+
+
+def test_why_prints_the_sentences_of_a_unit(capsys: pytest.CaptureFixture[str]) -> None:
+    with gate(200, {"name": "a 1", "why": ["a 1 is out.", "Because: \x1b[2J."]}) as played:
+        assert main(["why", "a 1", "--admin", played.address]) == 0
+    assert capsys.readouterr().out == "a 1 is out.\nBecause: ?[2J.\n"
+    assert played.calls == ["GET /units/a%201 None"]
+
+
+def test_why_of_a_unit_that_is_not_there_passes_on_the_near_miss(capsys: pytest.CaptureFixture[str]) -> None:
+    no = "no unit is named 'a2'; did you mean 'a1'?"
+    with gate(404, {"error": {"message": no}}) as played:
+        assert main(["why", "a2", "--admin", played.address]) == 1
+    assert capsys.readouterr().err == f"cellgate: {no}\n"
+
+
+@pytest.mark.parametrize("answer", [[], {}, {"why": "because"}])
+def test_why_of_what_is_no_gate_says_so(answer: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    with gate(200, answer) as played:
+        assert main(["why", "a1", "--admin", played.address]) == 1
+    assert "is not a gate's admin port" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["drain", "undrain"])
