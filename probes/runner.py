@@ -2,7 +2,7 @@
 
 1. Looks never overlap. A nudge makes the next look now, or right after the one that is on its way.
 2. Nothing a probe does ends the task: an exception is one logged line and neutral evidence.
-3. Time is the loop's, randomness is injected.
+3. Time is the loop's, randomness is injected. No look is later than its probe says.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import logging
 import math
 import random
 from collections.abc import Callable
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 
 from probes.base import Patient, Probe
 from router.nouns import Evidence, Finding, Sign, Strength
 
 JITTER = 0.1
-"""Each pause is stretched by up to this share, so that probes of many units drift apart."""
+"""Each pause is shortened by up to this share, so that probes of many units drift apart."""
 GAP_S = 0.05
 """Nudged looks begin at least so far apart: a unit that answers at once must not be asked without end."""
 GRACE_S = 1.0
@@ -37,36 +37,51 @@ class Runner:
         self._patient = patient
         self._take = take
         self._rng = rng
-        self._nudged = asyncio.Event()
+        self._nudged = False
+        self._asleep: asyncio.Future[None] | None = None
         self._last_at = -math.inf
 
     def nudge(self) -> None:
         """Look now."""
-        self._nudged.set()
+        if not self._nudged:
+            self._nudged = True
+            _wake(self._asleep)
+
+    def due_at(self) -> float:
+        """When it looks again at the latest, as things stand; inf: not before a nudge."""
+        if self._nudged:
+            return self._last_at + GAP_S
+        return self._probe.due_at(self._patient, self._last_at)
 
     async def run(self) -> None:
         """Look until cancelled."""
         while True:
             await self._until_due()
-            self._nudged.clear()
+            self._nudged = False
             self._last_at = self._patient.now()
             await self._look()
 
     async def _until_due(self) -> None:
-        # What is due is asked again after each pause: the unit may have shown life meanwhile.
-        while (pause_s := self.due_at() - self._patient.now()) > 0.0:
-            if self._nudged.is_set():
-                await asyncio.sleep(pause_s)
-                continue
-            with suppress(TimeoutError):
-                async with asyncio.timeout(pause_s * (1.0 + JITTER * self._rng.random())):
-                    await self._nudged.wait()
+        due = self.due_at()
+        while (pause_s := due - self._patient.now()) > 0.0:
+            was_nudged = self._nudged
+            await self._sleep(pause_s if was_nudged else pause_s * (1.0 - JITTER * self._rng.random()))
+            # What is due is asked again: the unit may have shown life meanwhile, which puts the look off.
+            before, due = due, self.due_at()
+            if due <= before and self._nudged is was_nudged:
+                return
 
-    def due_at(self) -> float:
-        """When the next look begins, on the loop's time, as things stand."""
-        if self._nudged.is_set():
-            return self._last_at + GAP_S
-        return self._probe.due_at(self._patient, self._last_at)
+    async def _sleep(self, pause_s: float) -> None:
+        """Sleep for `pause_s`, or until a nudge."""
+        loop = asyncio.get_running_loop()
+        self._asleep = asleep = loop.create_future()
+        timer = loop.call_later(pause_s, _wake, asleep) if pause_s < math.inf else None
+        try:
+            await asleep
+        finally:
+            self._asleep = None
+            if timer is not None:
+                timer.cancel()
 
     async def _look(self) -> None:
         try:
@@ -83,3 +98,8 @@ class Runner:
             _log.error("probe %s of unit %s: %s; this look is not counted", name, unit, reason)
             now = self._patient.now()
             self._take(Evidence(unit, Sign.NEUTRAL, Strength.WEAK, name, reason, now))
+
+
+def _wake(asleep: asyncio.Future[None] | None) -> None:
+    if asleep is not None and not asleep.done():
+        asleep.set_result(None)

@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from probes.base import FetchError, Trouble
-from proxy.wire.fetch import UnitFetch
+from proxy.wire.fetch import FRESH_S, UnitFetch
 from tests.sim.loop import SimLoop
 from tests.wire.stage import Stage, simulated, stage
 from tests.wire.unit import LAST_CHUNK, Received, Script, chunk, then_close, whole
@@ -49,12 +49,49 @@ async def test_a_body_and_an_id_are_sent() -> None:
 
 
 @simulated
-async def test_each_is_a_new_connection_that_users_may_have_afterwards() -> None:
+async def test_a_connection_is_kept_but_now_and_then_it_is_a_new_one() -> None:
+    """A unit that lets nobody in any more must not pass for well."""
     async with stage(whole()) as here:
-        for _ in range(3):
-            await fetch_of(here)("GET", "/health", timeout_s=TIMEOUT_S)
-        assert [connection.requests for connection in here.unit.connections] == [1, 1, 1]
-        assert len(here.gate.pool(here.gate.board.desks["u0"]).connections) == 3
+        fetch = fetch_of(here)
+        for _ in range(11):
+            await fetch("GET", "/health", timeout_s=TIMEOUT_S)
+            await asyncio.sleep(FRESH_S / 5)
+        assert [connection.requests for connection in here.unit.connections] == [5, 5, 1]
+
+
+@simulated
+async def test_after_trouble_each_is_a_new_connection_until_one_answers() -> None:
+    """What is kept may be all that is left of the unit."""
+    answers = iter([whole(), whole(), None, whole(), whole(), whole()])
+
+    async def script(request: Received) -> None:
+        answer = next(answers)
+        if answer is None:
+            await asyncio.sleep(60.0)
+        else:
+            request.write(answer)
+
+    async with stage(script) as here:
+        fetch = fetch_of(here)
+        for trouble in (False, False, True, False, False):
+            if trouble:
+                with pytest.raises(FetchError):
+                    await fetch("GET", "/health", timeout_s=TIMEOUT_S)
+            else:
+                await fetch("GET", "/health", timeout_s=TIMEOUT_S)
+        assert [connection.requests for connection in here.unit.connections] == [3, 2]
+
+
+@simulated
+async def test_a_kept_connection_that_was_closed_meanwhile_is_no_trouble() -> None:
+    """Engines close what has been idle; the request goes on a new one."""
+    async with stage(whole()) as here:
+        fetch = fetch_of(here)
+        await fetch("GET", "/health", timeout_s=TIMEOUT_S)
+        here.unit.connections[0].close()
+        reply = await fetch("GET", "/health", timeout_s=TIMEOUT_S)
+        assert reply.status == 200
+        assert [connection.requests for connection in here.unit.connections] == [1, 1]
 
 
 async def silent(request: Received) -> None:
