@@ -32,8 +32,8 @@ PRESSURE = 0.9
 """From this share of its file limit on, a process is about to fail."""
 
 SCAN_S = 1.0
-SETTLE_S = 2.0
-"""What matches is needed once no more of it has come for so long."""
+SETTLE_S = 3.0
+"""What matches a pattern is needed once no more of it has come for so long."""
 PATIENCE_S = 10.0
 """After so long those that have settled are taken, whatever still comes and goes."""
 COUNT_FILES_S = 5.0
@@ -182,7 +182,7 @@ class Proc:
 
 
 class Target(Protocol):
-    """Names processes. `missing` says that there is none; `is_exact`: whatever it names is meant."""
+    """Names processes. `missing` says that there is none; `is_exact`: what it names is meant, and at once."""
 
     missing: str
     is_exact: bool
@@ -363,7 +363,7 @@ class Watch:
         return Status(state, reason, self._epoch, self._needed, self._open_files, self._counted_at)
 
     def _search(self, now: float) -> None:
-        """Take what matches as needed, once it is complete and nothing new has come for a while."""
+        """Take what is named as needed, once it is complete and, if it merely matches, has settled."""
         try:
             commands = self._proc.commands()
             found = [self._living(target, commands) for target in self._targets]
@@ -371,7 +371,8 @@ class Watch:
             self._missing = f"this agent cannot read /proc: {error.strerror}"
             return
         self._matched_at = {key: self._matched_at.get(key, now) for keys in found for key in keys}
-        settled = {key for key, at in self._matched_at.items() if now - at >= SETTLE_S}
+        exact = {key for index, keys in enumerate(found) if self._targets[index].is_exact for key in keys}
+        settled = exact | {key for key, at in self._matched_at.items() if now - at >= SETTLE_S}
         self._missing = self._wanting(found, settled, now)
         if self._missing and len(commands) <= ALONE:
             self._missing += " (it sees next to no process: is the process namespace shared?)"
@@ -540,7 +541,7 @@ class Agent:
         server = await loop.create_server(lambda: Client(self), host, port)
         for sock in server.sockets or ():
             _log("listens on {}:{}".format(*sock.getsockname()[:2]))
-        _log(f"{self.status.state}: {self.status.reason}")
+        _log(self.status.reason)
         works = (_each(LOOK_S, self._look), _each(BEAT_S, self._beat))
         tasks = [loop.create_task(work) for work in works]
         await stopped.wait()
@@ -563,7 +564,7 @@ class Agent:
         before, self.status = self.status, self._watch.look()
         changed = self.status[:3] != before[:3]
         if changed:
-            _log(f"{self.status.state}: {self.status.reason}")
+            _log(self.status.reason)
         # Pressure that lasts is told each time it is measured.
         pressed = max(self.status.open_files or 0.0, before.open_files or 0.0) >= PRESSURE
         if changed or (pressed and self.status.counted_at != before.counted_at):

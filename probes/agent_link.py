@@ -103,7 +103,8 @@ class AgentLink:
         notes.pop(_LOST_AT, None)
         notes[_FAILURES] = 0
         sign, strength = _STATES.get(message.state, _NOTHING)
-        news = (message.state, message.reason, message.epoch)
+        # Good news stays the same when a process changes its name.
+        news = (message.state, "" if sign is Sign.GOOD else message.reason, message.epoch)
         if notes.get(_TOLD) != news:
             epoch = message.epoch if sign is Sign.GOOD else None
             found.append(self._evidence(patient, (sign, strength), message.reason, epoch))

@@ -16,6 +16,7 @@ import pytest
 from probes import agent
 from probes.agent import PATIENCE_S, SETTLE_S, Pattern, PidFile, Port, Proc, Status, Watch
 
+SETTLED_S = SETTLE_S + 1.5
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 FIRST = 50_000_000  # No process of this machine has such a number.
 
@@ -104,12 +105,12 @@ def test_before_anything_matches_nothing_is_gone(machine: Machine) -> None:
 def test_what_matches_is_needed_once_no_more_has_come_for_a_while(machine: Machine) -> None:
     watch = machine.watch(Pattern("worker"))
     first = machine.spawn("engine worker 0")
-    machine.run(watch, 1.5)
+    machine.run(watch, 2.5)
     second = machine.spawn("engine worker 1")
     status = machine.run(watch, SETTLE_S - 0.2)
     assert status.state == "absent"
-    assert status.reason == "what was asked for runs; waiting until no more of it has come for 2 s"
-    status = machine.run(watch, 1.5)
+    assert status.reason == "what was asked for runs; waiting until no more of it has come for 3 s"
+    status = machine.run(watch, 2.0)
     assert status.state == "ok"
     assert pids(status) == [first, second]
     assert len(status.epoch) == 12
@@ -121,13 +122,13 @@ def test_each_thing_asked_for_must_be_there(machine: Machine) -> None:
     api = machine.spawn("engine api")
     assert machine.run(watch, 30.0).reason == "no process matches 'worker'"
     worker = machine.spawn("engine worker")
-    assert pids(machine.run(watch, 4.0)) == [api, worker]
+    assert pids(machine.run(watch, SETTLED_S)) == [api, worker]
 
 
 def test_helpers_that_come_and_go_change_nothing(machine: Machine) -> None:
     watch = machine.watch(Pattern("engine"))
     engine = machine.spawn("engine")
-    before = machine.run(watch, 4.0)
+    before = machine.run(watch, SETTLED_S)
     for number in range(20):
         helper = machine.spawn(f"engine helper {number}", parent=engine)
         assert machine.run(watch, 3.0)[:3] == before[:3]
@@ -164,7 +165,7 @@ def test_helpers_that_never_stop_coming_do_not_put_it_off_for_ever(machine: Mach
 def test_wrappers_agents_and_known_helpers_are_not_needed(machine: Machine, command: str) -> None:
     machine.spawn(command)
     engine = machine.spawn("engine --serve")
-    assert pids(machine.run(machine.watch(Pattern("engine")), 4.0)) == [engine]
+    assert pids(machine.run(machine.watch(Pattern("engine")), SETTLED_S)) == [engine]
 
 
 def test_a_fork_with_its_parents_command_line_is_not_needed(machine: Machine) -> None:
@@ -172,18 +173,18 @@ def test_a_fork_with_its_parents_command_line_is_not_needed(machine: Machine) ->
     engine = machine.spawn("engine --serve")
     machine.spawn("engine --serve", parent=engine)
     worker = machine.spawn("engine worker", parent=engine)
-    assert pids(machine.run(machine.watch(Pattern("engine")), 4.0)) == [engine, worker]
+    assert pids(machine.run(machine.watch(Pattern("engine")), SETTLED_S)) == [engine, worker]
 
 
 def test_the_agent_does_not_need_itself(machine: Machine) -> None:
     machine.spawn("engine", pid=os.getpid())
-    assert machine.run(machine.watch(Pattern("engine")), 4.0).state == "absent"
+    assert machine.run(machine.watch(Pattern("engine")), SETTLED_S).state == "absent"
 
 
 def test_a_pattern_that_matches_the_world_is_refused(machine: Machine) -> None:
     for number in range(agent.NEEDED_MAX + 1):
         machine.spawn(f"engine {number}")
-    status = machine.run(machine.watch(Pattern("engine")), 3.0)
+    status = machine.run(machine.watch(Pattern("engine")), SETTLED_S)
     assert status.reason == "257 processes match, too many to be meant: narrow the pattern"
 
 
@@ -194,7 +195,7 @@ def test_an_agent_that_sees_nobody_says_what_may_be_missing(tmp_path: Path) -> N
 
 
 def test_a_pid_file_names_the_needed_process(machine: Machine, tmp_path: Path) -> None:
-    """Also a shell: who writes it down means it."""
+    """Also a shell, and at once: who writes it down means it."""
     path = tmp_path / "engine.pid"
     watch = machine.watch(PidFile(str(path)))
     assert machine.run(watch, 1.0).reason == f"no process runs under the number in {path}"
@@ -203,7 +204,7 @@ def test_a_pid_file_names_the_needed_process(machine: Machine, tmp_path: Path) -
         assert machine.run(watch, 3.0).state == "absent"
     engine = machine.spawn("bash run.sh")
     path.write_text(f"{engine}\n")
-    assert pids(machine.run(watch, 4.0)) == [engine]
+    assert pids(machine.run(watch, 1.0)) == [engine]
 
 
 def test_a_pid_file_is_followed_whoever_it_names(machine: Machine, tmp_path: Path) -> None:
@@ -212,11 +213,11 @@ def test_a_pid_file_is_followed_whoever_it_names(machine: Machine, tmp_path: Pat
     old, new = machine.spawn("engine old"), machine.spawn("engine new")
     path.write_text(str(old))
     watch = machine.watch(PidFile(str(path)))
-    before = machine.run(watch, 4.0)
+    before = machine.run(watch, SETTLED_S)
     machine.end(old)
-    assert machine.run(watch, 4.0).state == "gone"
+    assert machine.run(watch, SETTLED_S).state == "gone"
     path.write_text(str(new))
-    after = machine.run(watch, 4.0)
+    after = machine.run(watch, SETTLED_S)
     assert pids(after) == [new]
     assert after.epoch != before.epoch
 
@@ -235,8 +236,8 @@ def test_a_port_names_who_listens_on_it(machine: Machine) -> None:
     machine.open(server, "/dev/null", "socket:[777]", "socket:[778]")
     machine.open(child, "socket:[777]")
     machine.open(other, "socket:[778]")
-    assert pids(machine.run(machine.watch(Port(8000)), 4.0)) == [server]
-    nobody = machine.run(machine.watch(Port(8001)), 4.0)
+    assert pids(machine.run(machine.watch(Port(8000)), SETTLED_S)) == [server]
+    nobody = machine.run(machine.watch(Port(8001)), SETTLED_S)
     assert nobody.reason == "no process that this agent may look into listens on port 8001"
 
 
@@ -249,7 +250,7 @@ def watch(machine: Machine) -> Watch:
     watch = machine.watch(Pattern("api"), Pattern("worker"))
     for command in ("engine api", "engine worker 0", "engine worker 1"):
         machine.spawn(command)
-    assert machine.run(watch, 4.0).state == "ok"
+    assert machine.run(watch, SETTLED_S).state == "ok"
     return watch
 
 
@@ -354,7 +355,7 @@ def test_a_restart_is_a_new_epoch(machine: Machine, watch: Watch) -> None:
     assert machine.run(watch, 5.0).state == "gone"
     machine.spawn("engine worker 0")
     assert machine.run(watch, 1.0).state == "gone"
-    status = machine.run(watch, 3.0)
+    status = machine.run(watch, SETTLED_S)
     assert status.state == "ok"
     assert status.epoch != before.epoch
 
@@ -363,7 +364,7 @@ def test_one_worker_started_anew_is_a_new_epoch(machine: Machine, watch: Watch) 
     before = watch.look()
     machine.end(WORKER_0)
     anew = machine.spawn("engine worker 0")
-    status = machine.run(watch, 4.0)
+    status = machine.run(watch, SETTLED_S)
     assert pids(status) == [API, WORKER_1, anew]
     assert status.epoch != before.epoch
 
@@ -385,16 +386,16 @@ def test_a_zombie_is_replaced_as_one_that_is_gone(machine: Machine, watch: Watch
     machine.set(WORKER_0, "Z")
     machine.run(watch, 1.0)
     anew = machine.spawn("engine worker 0")
-    assert pids(machine.run(watch, 4.0)) == [API, WORKER_1, anew]
+    assert pids(machine.run(watch, SETTLED_S)) == [API, WORKER_1, anew]
 
 
 def test_an_agent_started_anew_tells_the_same_epoch(machine: Machine, watch: Watch) -> None:
     """Which is why it is made of who they are, and of nothing else."""
     again = machine.watch(Pattern("api"), Pattern("worker"))
-    assert machine.run(again, 4.0).epoch == watch.look().epoch
+    assert machine.run(again, SETTLED_S).epoch == watch.look().epoch
     (machine.root / "sys/kernel/random/boot_id").write_text("boot-2\n")
     other = machine.watch(Pattern("api"), Pattern("worker"))
-    assert machine.run(other, 4.0).epoch != watch.look().epoch
+    assert machine.run(other, SETTLED_S).epoch != watch.look().epoch
 
 
 # the line, and the file
@@ -403,7 +404,7 @@ def test_an_agent_started_anew_tells_the_same_epoch(machine: Machine, watch: Wat
 def test_the_line_holds_numbers_and_names_but_no_command_line(machine: Machine) -> None:
     engine = machine.spawn("engine --api-key s3cret", name="engine")
     machine.set(engine, cpu_ticks=150, name="engine")
-    line = machine.run(machine.watch(Pattern("engine")), 4.0).line()
+    line = machine.run(machine.watch(Pattern("engine")), SETTLED_S).line()
     assert b"s3cret" not in line
     said = json.loads(line)
     assert said.pop("open_files") is not None
@@ -419,7 +420,7 @@ def test_the_line_holds_numbers_and_names_but_no_command_line(machine: Machine) 
 def test_a_line_of_many_processes_fits_what_gates_accept(machine: Machine) -> None:
     for number in range(agent.NEEDED_MAX):
         machine.spawn(f"engine {number}", name="é" * 15)
-    status = machine.run(machine.watch(Pattern("engine")), 4.0)
+    status = machine.run(machine.watch(Pattern("engine")), SETTLED_S)
     assert len(status.needed) == agent.NEEDED_MAX
     assert len(status.line()) < 16 * 1024
 
