@@ -8,6 +8,7 @@ import random
 import time
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Self
 
 import aiohttp
 import orjson
@@ -28,7 +29,7 @@ class Question:
     max_tokens: int
 
     @classmethod
-    def draw(cls, rng: random.Random, *, prompt_tokens: int, max_tokens: int) -> "Question":
+    def draw(cls, rng: random.Random, *, prompt_tokens: int, max_tokens: int) -> Self:
         """A prompt that was never asked before: no prefix cache shortens its prefill."""
         return cls("".join(rng.choices(WORDS, k=prompt_tokens)), max_tokens)
 
@@ -42,6 +43,14 @@ class Question:
         turn = Message("user", self.prompt)
         context = Context(render_chat([turn], add_generation_prompt=True, continue_final=False))
         return "".join(context.extend() for _ in range(self.max_tokens))
+
+    def begins_with(self, text: str) -> bool:
+        """Whether a right answer may begin so."""
+        return self.expected().startswith(text)
+
+    def is_answered_by(self, text: str) -> bool:
+        """Whether this is the right answer, and the whole of it."""
+        return self.expected() == text
 
 
 class End(Enum):
@@ -91,12 +100,11 @@ class Answer:
         """Judge it. A broken stream is honest if an error event says so, and behind it comes the cut of the
         connection or, where the unit itself has reported the error, its `[DONE]`.
         """
-        expected = self.question.expected()
         if self.hung:
             return End.HUNG
-        if not expected.startswith(self.text):
+        if not self.question.begins_with(self.text):
             return End.WRONG
-        if self.text == expected and self.done and not self.error and not self.cut:
+        if self.done and self.question.is_answered_by(self.text) and not self.error and not self.cut:
             return End.WHOLE
         if self.first_at is None:
             return End.UNANSWERED

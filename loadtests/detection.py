@@ -64,6 +64,7 @@ class Row:
 
     case: Case
     outcomes: list[Outcome]
+    wait_limit_s: float = WAIT_LIMIT_S
 
     def problems(self) -> list[str]:
         """Why it fails; empty when it passes."""
@@ -72,7 +73,7 @@ class Row:
             bad = list(outcome.bad)
             if outcome.down_s is not None and outcome.down_s > limit_s:
                 bad.append(f"DOWN after {outcome.down_s:.2f} s, the limit is {limit_s} s")
-            if outcome.waited_s > WAIT_LIMIT_S:
+            if outcome.waited_s > self.wait_limit_s:
                 bad.append(f"without a token for {outcome.waited_s:.2f} s beyond detection")
             problems += [f"round {number}: {each}" for each in bad]
         return problems

@@ -32,8 +32,8 @@ class Moments:
     fault_at: float
     down_s: float | None
     last_sent_s: float
-    healed_s: float
     up_s: float | None
+    is_healed: bool
     trouble: list[str]
 
 
@@ -53,23 +53,26 @@ class Outcome:
 
 
 async def hurt_and_heal(
-    gate: GateProcess, unit: str, sent: Sent, hurt: Callable[[], object], heal: Callable[[], object]
+    gate: GateProcess, unit: str, sent: Sent, hurt: Callable[[], object], heal: Callable[[], object] | None
 ) -> Moments:
-    """Do it, and look on until the unit is UP again or patience ends."""
+    """Do it, and look on until the unit is UP again or patience ends. What cannot be healed is left DOWN."""
     fault_at, fault_time = time.monotonic(), time.time()
     await asyncio.to_thread(hurt)
     down = await _until(gate, unit, "down", fault_time, FIND_PATIENCE_S)
     await asyncio.sleep(LINGER_S)
     last_sent_s, before_heal = sent.last_at - fault_at, time.time()
-    await asyncio.to_thread(heal)
-    healed = time.time()
-    up = await _until(gate, unit, "up", before_heal, HEAL_PATIENCE_S)
+    up_s: float | None = None
+    if heal is not None:
+        await asyncio.to_thread(heal)
+        healed = time.time()
+        up = await _until(gate, unit, "up", before_heal, HEAL_PATIENCE_S)
+        up_s = None if up is None else max(0.0, up - healed)
     return Moments(
         fault_at=fault_at,
         down_s=None if down is None else down - fault_time,
         last_sent_s=last_sent_s,
-        healed_s=healed - fault_time,
-        up_s=None if up is None else max(0.0, up - healed),
+        up_s=up_s,
+        is_healed=heal is not None,
         trouble=await asyncio.to_thread(_trouble, gate, unit, fault_time, before_heal),
     )
 
@@ -106,12 +109,15 @@ def account(moments: Sequence[Moments], answers: Iterable[Answer]) -> list[Outco
 
 def _outcome(moments: Moments, answers: Sequence[Answer]) -> Outcome:
     bad = list(moments.trouble)
-    bad += [answer.why() for answer in answers if answer.end() in MUST_NOT]
+    down_at = moments.fault_at + (moments.down_s or 0.0)
+    late = [answer for answer in answers if answer.sent_at > down_at]
+    bad += [f"sent after detection: {answer.why()}" for answer in late if answer.end() is not End.WHOLE]
+    bad += [a.why() for a in answers if a.end() in MUST_NOT and a.sent_at <= down_at]
     if moments.down_s is None:
         bad.append("the unit never came to be DOWN")
-    if moments.up_s is None:
+    if moments.is_healed and moments.up_s is None:
         bad.append("healed, the unit never came to be UP")
-    waits_s = _waits_s(moments.fault_at + (moments.down_s or 0.0), answers)
+    waits_s = _waits_s(down_at, answers)
     return Outcome(
         down_s=moments.down_s,
         last_sent_s=moments.last_sent_s if answers else None,
