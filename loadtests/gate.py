@@ -154,7 +154,8 @@ class GateProcess:
 
     def _unit(self, unit: Served) -> dict[str, object]:
         entry: dict[str, object] = {"name": unit.name, "url": unit.url, "max_in_flight": self._max_in_flight}
-        return entry | {"nodes": list(self._nodes(unit.name))}
+        nodes = list(self._nodes(unit.name))
+        return entry | {"nodes": nodes} if nodes else entry
 
     def wait_up(self) -> None:
         """Return when every unit is up. Raises RuntimeError when that takes more than 60 s."""
