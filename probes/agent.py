@@ -36,6 +36,8 @@ SETTLE_S = 3.0
 """What matches a pattern is needed once no more of it has come for so long."""
 PATIENCE_S = 10.0
 """After so long those that have settled are taken, whatever still comes and goes."""
+DOUBT_S = 60.0
+"""Whatever is lost for so long while the others go on may have been a helper: that is for canaries to tell."""
 COUNT_FILES_S = 5.0
 NEEDED_MAX = 256
 SHOWN_MAX = 64
@@ -364,9 +366,13 @@ class Watch:
 
     def _search(self, now: float) -> None:
         """Take what is named as needed, once it is complete and, if it merely matches, has settled."""
+        survivors = {Key(n.pid, n.start) for n in self._needed if n.state not in _LOST}
+        lost_at = min((n.alive_at for n in self._needed if n.state in _LOST), default=0.0)
+        if self._needed and (not survivors or now - lost_at >= DOUBT_S):
+            self._counts = [1] * len(self._targets)
         try:
             commands = self._proc.commands()
-            found = [self._living(target, commands) for target in self._targets]
+            found = [self._find(target, commands, survivors, lost_at) for target in self._targets]
         except OSError as error:
             self._missing = f"this agent cannot read /proc: {error.strerror}"
             return
@@ -378,6 +384,16 @@ class Watch:
             self._missing += " (it sees next to no process: is the process namespace shared?)"
         if not self._missing:
             self._adopt(settled, [len(keys & settled) for keys in found], now)
+
+    def _find(
+        self, target: Target, commands: dict[int, list[str]], survivors: set[Key], lost_at: float
+    ) -> set[Key]:
+        """What a target names; of what merely matches after a loss: survivors, and what has started since."""
+        stats = {pid: self._proc.stat(pid) for pid in target.find(self._proc, commands)}
+        keys = {Key(pid, stat.start) for pid, stat in stats.items() if stat and stat.state not in _LOST}
+        if target.is_exact:
+            return keys
+        return {key for key in keys if key in survivors or (key.start + 1) * _TICK_S >= lost_at}
 
     def _wanting(self, found: list[set[Key]], settled: set[Key], now: float) -> str:
         """What speaks against taking the settled ones as needed; empty: nothing."""
@@ -391,18 +407,6 @@ class Watch:
         if len(settled) > NEEDED_MAX:
             return f"{len(settled)} processes match, too many to be meant: narrow the pattern"
         return ""
-
-    def _living(self, target: Target, commands: dict[int, list[str]]) -> set[Key]:
-        """What a target names; after a loss, of what merely matches: survivors, and what came since."""
-        survivors = {Key(n.pid, n.start) for n in self._needed if n.state not in _LOST}
-        lost_at = min((n.alive_at for n in self._needed if n.state in _LOST), default=0.0)
-        if self._needed and not survivors:
-            self._counts = [1] * len(self._targets)
-        stats = {pid: self._proc.stat(pid) for pid in target.find(self._proc, commands)}
-        keys = {Key(pid, stat.start) for pid, stat in stats.items() if stat and stat.state not in _LOST}
-        if target.is_exact:
-            return keys
-        return {key for key in keys if key in survivors or (key.start + 1) * _TICK_S >= lost_at}
 
     def _adopt(self, keys: set[Key], counts: list[int], now: float) -> None:
         self._needed = tuple(Needed(key, now) for key in sorted(keys))

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from probes import agent
-from probes.agent import PATIENCE_S, SETTLE_S, Pattern, PidFile, Port, Proc, Status, Watch
+from probes.agent import DOUBT_S, PATIENCE_S, SETTLE_S, Pattern, PidFile, Port, Proc, Status, Watch
 
 SETTLED_S = SETTLE_S + 1.5
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -371,7 +371,18 @@ def test_one_worker_started_anew_is_a_new_epoch(machine: Machine, watch: Watch) 
 
 def test_those_left_do_not_make_up_for_one_that_is_lost(machine: Machine, watch: Watch) -> None:
     machine.end(WORKER_0)
-    assert machine.run(watch, 60.0).state == "gone"
+    assert machine.run(watch, DOUBT_S - 1.0).state == "gone"
+
+
+def test_what_the_others_do_without_for_a_minute_was_a_helper(machine: Machine, watch: Watch) -> None:
+    """Else a unit that works would be out for ever; the new epoch makes canaries decide."""
+    before = watch.look()
+    machine.end(WORKER_0)
+    status = machine.run(watch, DOUBT_S + SETTLED_S)
+    assert (status.state, pids(status)) == ("ok", [API, WORKER_1])
+    assert status.epoch != before.epoch
+    machine.end(API)
+    assert machine.run(watch, 10 * DOUBT_S).state == "gone"
 
 
 def test_who_stood_by_does_not_take_the_place_of_one_that_is_lost(machine: Machine, watch: Watch) -> None:
@@ -379,7 +390,7 @@ def test_who_stood_by_does_not_take_the_place_of_one_that_is_lost(machine: Machi
     machine.spawn("worker helper")
     machine.run(watch, 5.0)
     machine.end(WORKER_0)
-    assert machine.run(watch, 60.0).state == "gone"
+    assert machine.run(watch, DOUBT_S - 1.0).state == "gone"
 
 
 def test_a_zombie_is_replaced_as_one_that_is_gone(machine: Machine, watch: Watch) -> None:
