@@ -37,7 +37,7 @@ SETTLE_S = 3.0
 PATIENCE_S = 10.0
 """After so long those that have settled are taken, whatever still comes and goes."""
 DOUBT_S = 60.0
-"""Whatever is lost for so long while the others go on may have been a helper: that is for canaries to tell."""
+"""Whatever is lost for so long while the others go on may be a helper: that is for canaries to tell."""
 COUNT_FILES_S = 5.0
 NEEDED_MAX = 256
 SHOWN_MAX = 64
