@@ -11,7 +11,8 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 # Two commands in two terminals must not set up at the same time.
 READY := @flock Makefile $(MAKE) -s --no-print-directory
 
-.PHONY: help run test check format vllm-units bench failover soak lock clean apt
+.PHONY: help run test check format vllm-units bench failover soak detection never-shot restart cut-off \
+	probe-cost vllm-detection lock clean apt
 
 help:           ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile
@@ -48,6 +49,31 @@ bench:          ## CPU of the gate beside HAProxy, interleaved
 failover:       ## kill a leader under 64 streams, five times, and account for every request
 	$(READY) .venv/run.ready
 	@$(BIN)/python -m loadtests.failover
+
+detection:      ## every fault, with agents and without, loaded and idle: how long until a unit is DOWN
+	$(READY) .venv/run.ready
+	@$(BIN)/python -m loadtests.detection
+
+never-shot:     ## ten minutes of all that looks like trouble and is none, then a unit that is merely slow
+	$(READY) .venv/run.ready
+	@$(BIN)/python -m loadtests.never_shot
+	@$(BIN)/python -m loadtests.never_shot --slow
+
+restart:        ## a leader starts anew faster than any probe looks: a canary must come before requests
+	$(READY) .venv/run.ready
+	@$(BIN)/python -m loadtests.restart
+
+cut-off:        ## a sidecar's only unit is wedged; a gate loses its network (as root)
+	$(READY) .venv/run.ready
+	@$(BIN)/python -m loadtests.cut_off
+
+probe-cost:     ## CPU of a gate that probes 1,000 units of 4 nodes once a second
+	$(READY) .venv/run.ready
+	@$(BIN)/python -m loadtests.probe_cost
+
+vllm-detection: ## detection on real vLLM units, whose processes are frozen and killed
+	$(READY) .venv/run.ready
+	@$(BIN)/python -m loadtests.vllm_detection
 
 soak:           ## thousands of clients come, leave and never read; all returns to where it was
 	$(READY) .venv/run.ready
