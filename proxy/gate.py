@@ -73,7 +73,7 @@ class Gate:
             self.board, loop.time, waiting=lambda: len(self.router.waiting), connections=self._connections
         )
         self.watch = Watch(self.board, self._ways_to, rng, self._flipped, settings.agent_token or "")
-        self._vigil = Vigil(self.board, self.watch, events)
+        self._vigil = Vigil(self.board, self.watch, events, loop.time)
         self.own_answers = OwnAnswers(self.board)
         self.now = loop.time
         self._loop = loop
@@ -204,6 +204,7 @@ class Gate:
                 connect_timeout_s=timeout_s,
                 tls=self._unit_tls,
                 on_broken=lambda: self._doubt(desk),
+                on_own_trouble=self._vigil.own_trouble,
             )
             self._pools[desk] = pool
         return pool
@@ -330,7 +331,13 @@ class Gate:
         net = self._nets.get(desk)
         if net is None:
             timeout_s = self.settings.timeouts.connect_s
-            net = UnitNet(self._loop, heard, connect_timeout_s=timeout_s, tls=self._unit_tls)
+            net = UnitNet(
+                self._loop,
+                heard,
+                connect_timeout_s=timeout_s,
+                tls=self._unit_tls,
+                on_own_trouble=self._vigil.own_trouble,
+            )
             self._nets[desk] = net
         return Ways(UnitFetch(self.pool(desk), self._loop, heard, desk.unit.api_key), net)
 

@@ -7,6 +7,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from probes.engine_metrics import EngineMetrics
 from proxy.report.events import Action, ActionKind, EventLog
 from proxy.watch import Watch
@@ -21,19 +23,24 @@ DISTRUST_S = 1.0
 HUSH_S = 0.25
 """After so long without a token of ours, the engine's counters are looked at as often."""
 
-_LAG_TOLD_S = 10.0
+_TOLD_S = 10.0
+"""The gate's own faults are told once in so long."""
 
 
 class Vigil:
     """Judges by time."""
 
-    def __init__(self, board: Board, watch: Watch, events: EventLog) -> None:
+    def __init__(self, board: Board, watch: Watch, events: EventLog, now: Callable[[], float]) -> None:
         self._board = board
         self._watch = watch
         self._events = events
+        self._now = now
+        self.own_troubles = 0
+        """How many connections the gate could not open through no fault of a unit."""
         self._compare_at = 0.0
         self._panic_at: float | None = None
-        self._lag_told_at = -_LAG_TOLD_S
+        self._lag_told_at = -_TOLD_S
+        self._trouble_told_at = -_TOLD_S
 
     def tick(self, now: float, lag_s: float) -> None:
         """Look at every unit; `lag_s` is how late this tick is."""
@@ -49,6 +56,15 @@ class Vigil:
             self._compare_at = now + COMPARE_S
             for desk in self._board.compare_speeds():
                 self._note_slowness(desk)
+
+    def own_trouble(self, reason: str) -> None:
+        """The gate could not open a connection: out of descriptors, of ports, or of a resolver."""
+        self.own_troubles += 1
+        if self._now() - self._trouble_told_at > _TOLD_S:
+            self._trouble_told_at = self._now()
+            self._tell(
+                "own_trouble", None, f"{reason}; no unit is blamed, look at the gate's limits and resolver"
+            )
 
     def _look_into_silence(self, desk: Desk, now: float) -> None:
         # The counters say whether the engine moves although nothing of ours does.
@@ -66,7 +82,7 @@ class Vigil:
 
     def _note_lag(self, lag_s: float, now: float) -> None:
         self._watch.trust_from(now + DISTRUST_S)
-        if now - self._lag_told_at > _LAG_TOLD_S:
+        if now - self._lag_told_at > _TOLD_S:
             self._lag_told_at = now
             self._tell(
                 "lag",

@@ -21,8 +21,10 @@ Event = dict[str, Any]
 KEPT = 256
 FOLLOWER_BACKLOG = 64
 
-ActionKind = Literal["drain", "undrain", "reload", "panic", "panic_over", "degraded", "recovered", "lag"]
-_WARNINGS = ("panic", "degraded", "lag")
+ActionKind = Literal[
+    "drain", "undrain", "reload", "panic", "panic_over", "degraded", "recovered", "lag", "own_trouble"
+]
+_WARNINGS = ("panic", "degraded", "lag", "own_trouble")
 _LEVELS: dict[Verdict, Level] = {Verdict.SUSPECT: "warning", Verdict.DOWN: "warning"}
 
 
@@ -186,6 +188,7 @@ def _action_event(action: Action) -> Event:
         "degraded": f"unit {action.unit} is degraded",
         "recovered": f"unit {action.unit} is no longer degraded",
         "lag": "the gate itself lags",
+        "own_trouble": "the gate itself is in trouble",
     }[action.kind]
     line += f": {action.detail}" if action.detail else ""
     return {"kind": action.kind, "unit": action.unit, "by": action.by, "line": line}

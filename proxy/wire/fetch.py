@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 
 from probes.base import FetchError, Reply, Trouble
 from proxy.failure import Failure, Kind
@@ -139,7 +139,7 @@ class _Call:
             self._settle(FetchError(Trouble.BROKEN, f"its reply is larger than {self._max_bytes} bytes"))
             conn.drop()
         elif conn.ended and head is not None:
-            self._settle(Reply(head.status, _headers(head), b"".join(self._parts)))
+            self._settle(Reply(head.status, _Headers(head), b"".join(self._parts)))
             self._conn = None
 
     def on_failed(self, failure: Failure) -> None:
@@ -175,6 +175,23 @@ class _Call:
             self.done.set_result(outcome)
 
 
-def _headers(head: ReplyHead) -> dict[str, str]:
-    pairs = [*head.fields, *(line.rstrip(b"\r\n").split(b": ", 1) for line in head.lines)]
-    return {name.decode("latin-1"): value.decode("latin-1") for name, value in pairs}
+class _Headers(Mapping[str, str]):
+    """The headers of a reply, read when somebody asks: few probes do."""
+
+    __slots__ = ("_head",)
+
+    def __init__(self, head: ReplyHead) -> None:
+        self._head = head
+
+    def __getitem__(self, name: str) -> str:
+        return self._read()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._read())
+
+    def __len__(self) -> int:
+        return len(self._read())
+
+    def _read(self) -> dict[str, str]:
+        pairs = [*self._head.fields, *(line.rstrip(b"\r\n").split(b": ", 1) for line in self._head.lines)]
+        return {name.decode("latin-1"): value.decode("latin-1") for name, value in pairs}

@@ -13,7 +13,10 @@ from proxy.wire.pool import LATE_S, Pool, StoodStillError, explain
 
 
 class UnitNet:
-    """The `Net` of one unit (see probes/base.py). `heard` is called when anything answers."""
+    """The `Net` of one unit (see probes/base.py).
+
+    `heard` is called when anything answers, `on_own_trouble` with a reason when the gate itself could not connect.
+    """
 
     def __init__(
         self,
@@ -22,18 +25,26 @@ class UnitNet:
         *,
         connect_timeout_s: float,
         tls: ssl.SSLContext | None,
+        on_own_trouble: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._loop = loop
         self._heard = heard
         self._connect_timeout_s = connect_timeout_s
         self._tls = tls
+        self._on_own_trouble = on_own_trouble
         self._pools: dict[str, Pool] = {}
 
     def fetch(self, url: str) -> UnitFetch:
         """A `Fetch` to the server of `url`."""
         pool = self._pools.get(url)
         if pool is None:
-            pool = Pool(url, self._loop, connect_timeout_s=self._connect_timeout_s, tls=self._tls)
+            pool = Pool(
+                url,
+                self._loop,
+                connect_timeout_s=self._connect_timeout_s,
+                tls=self._tls,
+                on_own_trouble=self._on_own_trouble,
+            )
             self._pools[url] = pool
         return UnitFetch(pool, self._loop, self._heard)
 
@@ -52,6 +63,8 @@ class UnitNet:
             assert failure is not None
             if failure.kind is Kind.REFUSED:
                 self._heard()
+            elif failure.kind is Kind.NO_RESOURCES:
+                self._on_own_trouble(failure.message)
             raise FetchError(TROUBLES.get(failure.kind, Trouble.BROKEN), failure.message) from None
         self._heard()
         return transport, protocol

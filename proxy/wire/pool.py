@@ -39,7 +39,11 @@ class StoodStillError(Exception):
 
 
 class Pool:
-    """The connections of the gate to one unit."""
+    """The connections of the gate to one unit.
+
+    `on_broken` is called when the unit ends a connection out of turn, `on_own_trouble` with a reason when the
+    gate itself could not open one.
+    """
 
     def __init__(
         self,
@@ -49,12 +53,14 @@ class Pool:
         connect_timeout_s: float,
         tls: ssl.SSLContext | None,
         on_broken: Callable[[], None] = lambda: None,
+        on_own_trouble: Callable[[str], None] = lambda _: None,
     ) -> None:
         parts = urlsplit(url)
         self.host = parts.hostname or ""
         self.port = parts.port or (443 if parts.scheme == "https" else 80)
         self.authority = parts.netloc.encode()
         self._on_broken = on_broken
+        self._on_own_trouble = on_own_trouble
         self._tls = tls if parts.scheme == "https" else None
         self._loop = loop
         self._connect_timeout_s = connect_timeout_s
@@ -149,6 +155,8 @@ class Pool:
         else:
             failure = explain(task.exception(), f"{self.host}:{self.port}")
         if failure is not None:
+            if failure.kind is Kind.NO_RESOURCES:
+                self._on_own_trouble(failure.message)
             if taker is not None:
                 taker.on_failed(failure)
         elif taker is None:
