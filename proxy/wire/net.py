@@ -15,7 +15,7 @@ from proxy.wire.pool import LATE_S, Pool, StoodStillError, explain
 class UnitNet:
     """The `Net` of one unit (see probes/base.py).
 
-    `heard` is called when anything answers, `on_own_trouble` with a reason when the gate itself could not connect.
+    `heard` is called when anything answers, `on_own_trouble` with a reason when the gate could not connect.
     """
 
     def __init__(
