@@ -226,3 +226,39 @@ def test_a_look_that_hangs_is_ended(caplog: pytest.LogCaptureFixture) -> None:
 
 def call_later(delay_s: float, callback: Callable[[], None]) -> None:
     asyncio.get_running_loop().call_later(delay_s, callback)
+
+
+def test_a_probe_whose_taker_failed_is_closed() -> None:
+    """Nothing of it lives on."""
+    closed: list[bool] = []
+
+    @dataclass
+    class Holding(Glance):
+        async def look(self, patient: Patient) -> AsyncGenerator[Finding, None]:
+            try:
+                yield Evidence("u", Sign.GOOD, Strength.WEAK, self.name, "seen", patient.now())
+            finally:
+                closed.append(True)
+
+    def take(finding: Finding) -> None:
+        if isinstance(finding, Evidence) and finding.sign is Sign.GOOD:
+            raise KeyError("u")
+
+    watch(Holding(period_s=60.0), for_s=1.0, take=take)
+    assert closed == [True]
+
+
+def test_who_stops_watching_ends_a_look_that_is_overdue_as_well() -> None:
+    """The limit and the end at the same moment: the end counts."""
+    limit_s = 60.0 + GRACE_S
+
+    async def main() -> None:
+        runner = Runner(
+            Glance(takes_s=1e6), LoopPatient(lambda _: reply(200)), lambda _: None, random.Random(1)
+        )
+        task = asyncio.create_task(runner.run())
+        asyncio.get_running_loop().call_later(limit_s, task.cancel)
+        await asyncio.wait([task], timeout=limit_s + 1.0)
+        assert task.cancelled()
+
+    run(World(1), main())
