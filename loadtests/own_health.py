@@ -2,9 +2,9 @@
 
 `python -m loadtests.own_health` asks /livez and /readyz of a real gate 200 times a second, on new and on
 kept connections, while the gate is idle, streams, and is saturated. As a control the same is asked of a
-process that has nothing else to do: no answer can be had sooner on this machine under this load. The exit code
-is 1 when the gate's p99.9 is above 5 ms; 2 when the control's is as well and the gate's is no worse than chance
-makes it: the machine was too busy to tell.
+process that has nothing else to do: no answer can be had sooner on this machine under this load. The exit
+code is 1 when the gate's p99.9 is above 5 ms; 2 when the control's is as well and the gate's is no worse than
+chance makes it: the machine was too busy to tell.
 """
 
 import argparse
