@@ -9,7 +9,6 @@ from __future__ import annotations
 import mmap
 import os
 import struct
-import tempfile
 import time
 import zlib
 from collections.abc import Callable
@@ -35,10 +34,10 @@ class Bulletin:
 
     def __init__(self, fd: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._file = tempfile.TemporaryFile() if fd is None else os.fdopen(fd, "r+b")  # noqa: SIM115
+        # Memory and no file of a disk: to write it must never wait for one.
+        self.fd = os.memfd_create("bulletin") if fd is None else fd
         if fd is None:
-            self._file.truncate(SIZE)
-        self.fd = self._file.fileno()
+            os.ftruncate(self.fd, SIZE)
         self._memory = mmap.mmap(self.fd, SIZE)
         self._last = Said(clock(), False, b"")
         if fd is None:
@@ -63,4 +62,4 @@ class Bulletin:
     def close(self) -> None:
         """Give the memory back."""
         self._memory.close()
-        self._file.close()
+        os.close(self.fd)
