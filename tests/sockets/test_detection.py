@@ -1,4 +1,4 @@
-"""The detection drill in small: real processes, one is stopped and continues, every request is accounted for."""
+"""The detection drill in small: real processes, one stopped and continued, no request forgotten."""
 
 import asyncio
 
