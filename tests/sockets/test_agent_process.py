@@ -256,30 +256,68 @@ def test_a_token_is_wanted_of_watchers_and_of_nobody_else() -> None:
             assert connection.recv(15) == b"HTTP/1.1 200 OK"
 
 
-class FullTransport(asyncio.Transport):
-    """A transport whose peer has read nothing for long."""
+class NotedTransport(asyncio.Transport):
+    """A transport that keeps what is written; `unread` bytes wait for its peer."""
 
-    aborted = False
+    def __init__(self, unread: int = 0) -> None:
+        super().__init__()
+        self.unread = unread
+        self.aborted = False
+        self.written: list[bytes] = []
 
     def get_write_buffer_size(self) -> int:
-        return agent.UNREAD_BYTES + 1
+        return self.unread
 
     def is_closing(self) -> bool:
         return self.aborted
 
-    def write(self, data: object) -> None:
-        raise AssertionError("written to a watcher that does not read")
+    def write(self, data: Any) -> None:
+        self.written.append(data)
 
     def abort(self) -> None:
         self.aborted = True
 
 
-def test_a_watcher_that_does_not_read_is_dropped() -> None:
-    client, transport = agent.Client(cast("Any", SimpleNamespace(clients=set()))), FullTransport()
+def watched_by(transport: NotedTransport, *statuses: agent.Status) -> tuple[agent.Agent, agent.Client]:
+    """An agent that sees these one after the other, and a client of it."""
+    looks = iter(statuses)
+    watched = agent.Agent(cast("agent.Watch", SimpleNamespace(look=lambda: next(looks))))
+    client = agent.Client(watched)
     client.connection_made(transport)
+    return watched, client
+
+
+def test_a_watcher_that_does_not_read_is_dropped() -> None:
+    transport = NotedTransport(unread=agent.UNREAD_BYTES + 1)
+    _, client = watched_by(transport, agent.Status("ok", "", ""))
+    client.send(b"x")
     client.send(b"x")
     assert transport.aborted
-    client.send(b"x")
+    assert transport.written == []
+
+
+def test_who_connects_and_asks_nothing_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    transport = NotedTransport()
+    watched, _ = watched_by(transport, agent.Status("ok", "", ""))
+    watched._beat()
+    assert not transport.aborted
+    monkeypatch.setattr(agent, "HEAD_S", -1.0)
+    watched._beat()
+    assert transport.aborted
+
+
+def test_pressure_is_told_each_time_it_is_measured() -> None:
+    """And once more when it is over; what has not changed otherwise is not told."""
+    uses = [(0.1, 0), (0.1, 5), (0.95, 10), (0.95, 10), (0.95, 11), (0.2, 12), (0.2, 17)]
+    statuses = [agent.Status("ok", "", "e", (), use, float(at)) for use, at in uses]
+    transport = NotedTransport()
+    watched, client = watched_by(transport, *statuses)
+    client.data_received(b"GET /watch HTTP/1.1\r\n\r\n")
+    transport.written.clear()
+    for _ in uses[1:]:
+        watched._look()
+    told = [json.loads(line.split(b"\r\n")[1])["open_files"] for line in transport.written]
+    assert told == [0.95, 0.95, 0.2]
 
 
 # how it is started
