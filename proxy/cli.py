@@ -63,7 +63,9 @@ def _check(args: argparse.Namespace) -> int:
     settings = _load(args)
     where = f"listens on {settings.listen}, admin on {settings.admin}"
     print(f"{args.config or 'flags'}: good; {where}, policy {settings.policy}")
-    print(fleet_table(settings.fleet))
+    from proxy.cli_times import times_text  # Late, because it asks the gate's own modules.
+
+    print(fleet_table(settings.fleet), times_text(settings.fleet, settings.rules), sep="\n\n")
     return 0
 
 

@@ -25,7 +25,7 @@ def fleet_table(fleet: Fleet) -> str:
         )
         for unit in fleet.units
     )
-    return _table([head, *rows])
+    return table([head, *rows])
 
 
 def units_table(units: Sequence[Mapping[str, Any]]) -> str:
@@ -43,7 +43,7 @@ def units_table(units: Sequence[Mapping[str, Any]]) -> str:
         )
         for unit in units
     )
-    return _table([head, *rows])
+    return table([head, *rows])
 
 
 def _verdict(unit: Mapping[str, Any]) -> str:
@@ -68,8 +68,8 @@ def shown(text: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as they need to be."""
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of text as columns, as wide as they need to be."""
     cells = [[shown(text) for text in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in cells)
