@@ -23,7 +23,6 @@ from proxy.report.admin_port import AdminPort
 from proxy.report.bulletin import Bulletin
 from proxy.report.events import EventLog
 from proxy.report.log import configure, log_line
-from proxy.report.ready import as_json, readiness
 from proxy.settings import Address, Settings, Tls
 
 Reload = Callable[[], Settings]
@@ -42,6 +41,7 @@ async def _serve(settings: Settings, reload: Reload) -> int:
     loop = asyncio.get_running_loop()
     large = LargeBodies()
     events = EventLog(time.time, settings.rules.passes)
+    bulletin = Bulletin()
     gate = Gate(
         settings,
         loop,
@@ -49,6 +49,7 @@ async def _serve(settings: Settings, reload: Reload) -> int:
         events=events,
         access_log=AccessLog(settings.access_log, stdout_sink(), time.time),
         read_large=large.read,
+        publish=bulletin.publish,
         unit_tls=unit_context(settings.tls),
     )
     view = AdminView(
@@ -61,9 +62,7 @@ async def _serve(settings: Settings, reload: Reload) -> int:
         token=settings.admin_token,
         due_s=lambda unit, probe: gate.watch.due_s(unit, probe, gate.now()),
     )
-    bulletin = Bulletin()
     admin = AdminPort(view, bulletin)
-    telling = loop.create_task(_keep_telling(gate, events, bulletin))
     try:
         with _binding(settings.admin):
             await admin.open(settings.admin)
@@ -73,26 +72,10 @@ async def _serve(settings: Settings, reload: Reload) -> int:
         _calm_the_collector()
         await _until_stopped(gate, loop, reload)
     finally:
-        telling.cancel()
         events.close()
         await admin.close()
         large.close()
     return 0
-
-
-async def _keep_telling(gate: Gate, events: EventLog, bulletin: Bulletin) -> None:
-    """Publish how ready the gate is: at each event, and four times a second."""
-    follower = events.subscribe()
-    while True:
-        ready, detail = readiness(gate.board, gate.is_stopping())
-        bulletin.publish(ready, as_json(detail))
-        try:
-            async with asyncio.timeout(0.25):
-                await anext(follower)
-        except TimeoutError:
-            pass
-        except StopAsyncIteration:
-            follower = events.subscribe()
 
 
 async def _until_stopped(gate: Gate, loop: asyncio.AbstractEventLoop, reload: Reload) -> None:

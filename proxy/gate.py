@@ -21,6 +21,7 @@ from proxy.own import OwnAnswers
 from proxy.report.access_log import AccessLog
 from proxy.report.events import Action, EventLog
 from proxy.report.metrics import Metrics
+from proxy.report.ready import as_json, readiness
 from proxy.report.record import Finished
 from proxy.settings import Settings
 from proxy.vigil import Vigil
@@ -45,11 +46,16 @@ kernel's own limit is as high (net.core.somaxconn).
 """
 COOL_S = 1.0
 
+Publish = Callable[[bool, bytes], None]
 ReadLarge = Callable[[bytes], Awaitable[Ask | Failure]]
 
 
 class Gate:
-    """One gate, on one loop. `read_large` parses large bodies off the loop; `unit_tls` is for https units."""
+    """One gate, on one loop.
+
+    `read_large` parses large bodies off the loop; `publish` is told whether the gate is ready, and what
+    /readyz is to show; `unit_tls` is for https units.
+    """
 
     def __init__(
         self,
@@ -60,6 +66,7 @@ class Gate:
         events: EventLog,
         access_log: AccessLog,
         read_large: ReadLarge,
+        publish: Publish = lambda _ready, _body: None,
         unit_tls: ssl.SSLContext | None = None,
     ) -> None:
         self.settings = settings
@@ -80,6 +87,8 @@ class Gate:
         self._rng = rng
         self._access_log = access_log
         self._read_large = read_large
+        self._publish = publish
+        self._telling = False
         self._unit_tls = unit_tls
         self._pools: dict[Desk, Pool] = {}
         self._nets: dict[Desk, UnitNet] = {}
@@ -121,6 +130,7 @@ class Gate:
                 pool.close()
         for unit in (*added, *probed_anew):
             self.watch.start(unit)
+        self._tell_soon()
         self.room()
         names = [f"+{u.name}" for u in added] + [f"-{u.name}" for u in removed]
         names += [f"{u.name} is probed otherwise" for u in probed_anew]
@@ -129,6 +139,7 @@ class Gate:
     async def stop(self, *, delay_s: float, drain_s: float) -> None:
         """Stop in good order: not ready, accept for `delay_s` more, let answers end for up to `drain_s`."""
         self._stopping = True
+        self._tell()
         await asyncio.sleep(delay_s)
         if self._server is not None:
             self._server.close()
@@ -261,6 +272,7 @@ class Gate:
     def set_drain(self, unit: str, drained: bool) -> bool:
         """The operator's will; False when there is no such unit."""
         known = self.board.drain(unit, drained=drained)
+        self._tell_soon()
         self.room()
         return known
 
@@ -294,6 +306,18 @@ class Gate:
             # Not now: this may be called in the middle of one of the exchanges concerned.
             self._loop.call_soon(_evict, consequence.evicted)
         self.room()
+        self._tell_soon()
+
+    def _tell_soon(self) -> None:
+        """Readiness may have changed: publish it once this turn is over, however many units flipped in it."""
+        if not self._telling:
+            self._telling = True
+            self._loop.call_soon(self._tell)
+
+    def _tell(self) -> None:
+        self._telling = False
+        ready, detail = readiness(self.board, self._stopping)
+        self._publish(ready, as_json(detail))
 
     def _serve_waiting(self) -> None:
         self._room_noted = False
@@ -322,6 +346,7 @@ class Gate:
         if self._stopping and not self.clients:
             self._empty.set()
         self._access_log.flush()
+        self._tell()
         self._schedule_tick()
 
     def _ways_to(self, desk: Desk) -> Ways:

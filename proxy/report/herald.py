@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import json
+import os
 import selectors
 import signal
 import socket
@@ -28,6 +29,7 @@ STILL_S = 2.0
 DEAD_S = 10.0
 """And after so long a restart is the better chance: not alive."""
 
+NICE = -10
 HELD_MAX = 256
 """Connections. Whoever comes when all are taken gets the place of the one that has been quiet longest."""
 IDLE_S = 75.0
@@ -208,6 +210,9 @@ def main(fds: Sequence[int]) -> None:
     # Who stops the gate may tell all its processes at once; this one is needed until the gate has ended.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with suppress(OSError):
+        # Where that is allowed: it does next to nothing, and must not wait while the gate has much to do.
+        os.setpriority(os.PRIO_PROCESS, 0, NICE)
     bulletin, gate, *listeners = fds
     Herald(
         [socket.socket(fileno=fd) for fd in listeners], socket.socket(fileno=gate), Bulletin(bulletin)
