@@ -11,6 +11,7 @@ from typing import NamedTuple, cast
 
 from probes.agent import BEAT_S, LOOK_S
 from probes.agent_link import SILENCE_S
+from probes.engine_metrics import EngineMetrics
 from probes.engines import METRICS, Role
 from probes.node import NodeProbe
 from probes.readiness import Readiness
@@ -96,14 +97,14 @@ def busy_hang_s(rules: Rules, counts: bool) -> float:
 
 
 def idle_hang_s(rules: Rules, counts: bool) -> float:
-    """Until a canary is due, or the one on its way is back, which the life until then excuses; then two fail.
+    """Until a canary is due, after the last sign of life or the canary on its way; then two fail.
 
-    Where only answers show work, the first may count as an excuse for itself: it is a request that is there.
+    Work done just before the fault is a sign of life when the counters are read next. Where only answers show
+    work, a first canary may count as an excuse for itself: it is a request that is there.
     """
-    one_s = canary_s(rules, counts)
-    if counts:
-        return max(rules.canary_idle_s, one_s) + 2.0 * one_s + SLACK_S
-    return max(rules.canary_idle_s + rules.canary_timeout_s, one_s) + 2.0 * one_s + SLACK_S
+    one_s, excused_s = canary_s(rules, counts), 0.0 if counts else rules.canary_timeout_s
+    due_s = max(EngineMetrics().period_s + rules.canary_idle_s, one_s)
+    return due_s + excused_s + 2.0 * one_s + SLACK_S
 
 
 def lost_machine_s(rules: Rules, counts: bool) -> float:
