@@ -95,7 +95,10 @@ class Api:
             raise ApiError(400, "a stream needs HTTP/1.1")
         response = web.StreamResponse(headers=_SSE_HEAD)
         response.enable_chunked_encoding()
-        await response.prepare(request)
+        try:
+            await response.prepare(request)
+        except ConnectionResetError:  # The client left before, while this process was stopped.
+            return response
         if request.transport is None:  # The client left while its head was being sent.
             return response
         stream = Stream(request.transport, reply)
