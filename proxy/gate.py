@@ -77,7 +77,11 @@ class Gate:
         self.router = Router(self.board, POLICIES[settings.policy](), rng, Waiting())
         self.events = events
         self.metrics = Metrics(
-            self.board, loop.time, waiting=lambda: len(self.router.waiting), connections=self._connections
+            self.board,
+            loop.time,
+            waiting=lambda: len(self.router.waiting),
+            connections=self._connections,
+            suspended=lambda: self.watch.distrusted,
         )
         self.watch = Watch(self.board, self._ways_to, rng, self._flipped, settings.agent_token or "")
         self._vigil = Vigil(self.board, self.watch, events, loop.time)

@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 
 from proxy.report.histogram import Buckets, Histogram, buckets, gap_buckets
 from router.board import Board, Desk
-from router.nouns import Load, Verdict
+from router.nouns import Load, Sign, Verdict
 
 if TYPE_CHECKING:
     from proxy.report.metrics import Metrics
@@ -55,6 +55,7 @@ class Exposition(Collector):
         yield from self._latencies()
         yield from self._gate()
         yield from self._units()
+        yield from self._judgement()
         yield from self._loads()
 
     def _requests(self) -> Iterator[Metric]:
@@ -174,6 +175,44 @@ class Exposition(Collector):
             "1 when an operator took the unit out of rotation.",
             ("unit", "cell"),
             (((desk.unit.name, desk.unit.cell), desk.drained) for desk in board),
+        )
+
+    def _judgement(self) -> Iterator[Metric]:
+        board = self._board
+        yield _gauge(
+            "unit_degraded",
+            "How much slower than the others of its cell a unit is: 0 not at all, 0.5 half as fast.",
+            ("unit", "cell"),
+            (((desk.unit.name, desk.unit.cell), desk.slowness.degraded) for desk in board),
+        )
+        yield _gauge(
+            "unit_doubted",
+            "1 while a unit gets nothing because it may have started anew.",
+            ("unit", "cell"),
+            (((desk.unit.name, desk.unit.cell), desk.is_doubted()) for desk in board),
+        )
+        yield _gauge(
+            "node_up",
+            "1 when the last word of this source about the node was good.",
+            ("unit", "node", "source"),
+            (
+                ((desk.unit.name, node, source), word.sign is Sign.GOOD)
+                for desk in board
+                for (node, source), word in desk.news.items()
+                if node is not None
+            ),
+        )
+        yield _gauge(
+            "panic",
+            "1 while units that nothing answers of are held in rotation.",
+            (),
+            [((), board.panic_at is not None)],
+        )
+        yield _counter(
+            "evidence_suspended",
+            "Bad news not counted because the gate itself lagged.",
+            (),
+            [((), self._metrics.suspended())],
         )
 
     def _loads(self) -> Iterator[Metric]:

@@ -52,7 +52,7 @@ class Metrics:
     """Counts everything that happens, and renders it beside the state of the Board.
 
     `waiting` tells how many requests wait for a unit, `connections` how many connections are open by side
-    (`client`, `unit`); both are called at scrape only.
+    (`client`, `unit`), `suspended` how much evidence was not counted; all are called at scrape only.
     """
 
     def __init__(
@@ -62,8 +62,10 @@ class Metrics:
         *,
         waiting: Callable[[], int],
         connections: Callable[[], Mapping[str, int]],
+        suspended: Callable[[], int] = int,
     ) -> None:
         self.board = board
+        self.suspended = suspended
         self.tallies: dict[str, Tally] = {}
         self.responses: defaultdict[tuple[str, int], int] = defaultdict(int)
         self.refusals = dict.fromkeys(Refusal, 0)

@@ -25,6 +25,7 @@ from router.nouns import (
     Unit,
     Verdict,
 )
+from router.slowness import Slowness
 
 A1 = Unit("a1", "a", "http://127.0.0.1:8101")
 A2 = Unit("a2", "a", "http://127.0.0.1:8102")
@@ -225,3 +226,39 @@ def test_every_metric_is_documented() -> None:
 
 def replace_record(**changes: object) -> Finished:
     return DONE._replace(**changes)  # type: ignore[arg-type]
+
+
+def test_what_the_judge_makes_of_a_unit_is_shown() -> None:
+    metrics, board = make(A1, A2)
+    shown = scrape(metrics)
+    assert shown["cellgate_unit_degraded{cell=a,unit=a1}"] == 0
+    assert shown["cellgate_unit_doubted{cell=a,unit=a1}"] == 0
+    assert shown["cellgate_panic"] == 0
+    board.desks["a1"].slowness = Slowness(0.25)
+    board.doubt("a1", 9.0)
+    board.panic_at = 9.0
+    shown = scrape(metrics)
+    assert shown["cellgate_unit_degraded{cell=a,unit=a1}"] == 0.25
+    assert shown["cellgate_unit_doubted{cell=a,unit=a1}"] == 1
+    assert shown["cellgate_unit_doubted{cell=a,unit=a2}"] == 0
+    assert shown["cellgate_panic"] == 1
+
+
+def test_a_node_is_up_by_the_last_word_of_each_source_about_it() -> None:
+    metrics, board = make(A1)
+    well = Evidence("a1", Sign.GOOD, Strength.WEAK, "agent", "runs", 1.0, node="n0")
+    board.observe(well)
+    board.observe(replace(well, node="n1"))
+    board.observe(replace(well, node="n1", sign=Sign.NEUTRAL, reason="out of reach", at=2.0))
+    board.observe(replace(well, source="readiness", node=None))
+    ups = {name: value for name, value in scrape(metrics).items() if "node_up" in name}
+    assert ups == {
+        "cellgate_node_up{node=n0,source=agent,unit=a1}": 1,
+        "cellgate_node_up{node=n1,source=agent,unit=a1}": 0,
+    }
+
+
+def test_suspended_evidence_is_counted() -> None:
+    board = Board(Rules())
+    metrics = Metrics(board, float, waiting=int, connections=dict, suspended=lambda: 7)
+    assert scrape(metrics)["cellgate_evidence_suspended_total"] == 7
