@@ -1,7 +1,8 @@
 """`fetch`: one bounded request to a server, for probes.
 
-On a connection that is kept alive, but at least every FRESH_S, and after anything went wrong, on a new one: a
-unit that no longer lets anyone in would pass for well as long as one old connection to it lives.
+A unit that no longer lets anyone in would pass for well as long as one old connection to it lives. So what
+proves most, a request with a body, goes on a new connection, and so does any other after something went wrong
+and at least every FRESH_S; between those a kept one does.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class UnitFetch:
         now = self._loop.time()
         head = self._head(method, target, len(body), request_id)
         call = _Call(head, body, max_bytes, self._pool, now + timeout_s, self._loop)
-        is_fresh = now - self._fresh_at >= FRESH_S
+        is_fresh = bool(body) or now - self._fresh_at >= FRESH_S
         try:
             self._pool.take(call, fresh=is_fresh)
             reply = await call.done

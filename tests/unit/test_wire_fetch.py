@@ -60,6 +60,17 @@ async def test_a_connection_is_kept_but_now_and_then_it_is_a_new_one() -> None:
 
 
 @simulated
+async def test_what_proves_most_is_asked_on_a_new_connection() -> None:
+    """A canary answers a suspicion that may be about connections."""
+    async with stage(whole()) as here:
+        fetch = fetch_of(here)
+        for _ in range(2):
+            await fetch("GET", "/health", timeout_s=TIMEOUT_S)
+            await fetch("POST", "/x", body=b"{}", timeout_s=TIMEOUT_S)
+        assert sorted(connection.requests for connection in here.unit.connections) == [1, 1, 2]
+
+
+@simulated
 async def test_after_trouble_each_is_a_new_connection_until_one_answers() -> None:
     """What is kept may be all that is left of the unit."""
     answers = iter([whole(), whole(), None, whole(), whole(), whole()])
