@@ -5,8 +5,8 @@ stage.play(scenario(stage))
 
 What holds after every scenario (and not only in the tests of it): each lease is closed once and nothing is
 left; every client got one unit's bytes, whole or honestly cut, or a row of the failure table; no pick of a
-unit that is down, drained, full or tried; a unit that is dead or stuck gets nothing once `PROMISE_S` is over;
-buffers stay bounded.
+unit that is down, drained, full, tried or in doubt; a unit that is dead or stuck gets nothing once
+`promise_s` is over; no process gets a request before it has answered a canary; buffers stay bounded.
 """
 
 from __future__ import annotations
@@ -19,19 +19,21 @@ from itertools import count
 from random import Random
 from typing import Any
 
+from probes.runner import JITTER
 from proxy.ask import read_ask
 from proxy.failure import Failure
 from proxy.report.access_log import AccessLog
 from proxy.report.events import EventLog
 from proxy.settings import Address, Limits, Settings, Timeouts
-from router.nouns import Ask, Cell, Fleet, Rules, Unit, Verdict
+from router.nouns import Ask, Cell, Fleet, Node, Role, Rules, Unit, Verdict
 from tests.scenarios.observed import ObservedGate
 from tests.scenarios.visit import Visit, chat, encode
 from tests.sim.client import ORDINARY, Client, Manner
 from tests.sim.conversation import End
-from tests.sim.engine import PORT, USUAL, Engine, Timing
+from tests.sim.engine import BYTES_PER_TOKEN, PORT, Engine
 from tests.sim.network import GATE
 from tests.sim.tcp import WINDOW
+from tests.sim.timing import USUAL, Timing
 from tests.sim.transport import HIGH_WATER
 from tests.sim.world import World, run
 
@@ -40,9 +42,8 @@ CHAT = "/v1/chat/completions"
 RULES = Rules()
 LATENCY_S = 0.2
 """More than any packet takes here, hiccups included."""
-PROMISE_S = RULES.canary_idle_s * 1.1 + 3 * RULES.canary_timeout_s + LATENCY_S
-"""From a unit's end to its last pick: it must miss its life, then two canaries; a canary that was on its way
-when the unit failed may have been excused by the life it had until then."""
+USUAL_TIMES = 4.0
+"""A canary may take so many times as long as it usually does."""
 BACK_S = RULES.warm_up_timeout_s + RULES.passes * RULES.canary_timeout_s + 5.0
 """From a unit's recovery to UP: the canary on its way may have to run out of its time first."""
 BUFFER_BYTES = HIGH_WATER + WINDOW + 4096
@@ -51,6 +52,18 @@ and its framing."""
 SAMPLE_S = 0.1
 PARSING_S = 0.05
 """How long a body over 1 MiB is being parsed elsewhere."""
+
+
+def promise_s(timing: Timing = USUAL, *, is_blind: bool = False) -> float:
+    """From a unit's end to its last pick: it is missed once it has shown no life for a while (or once the
+    canary is back that was on its way, which the life until then excuses); then two canaries fail.
+    """
+    usual_s = timing.prefill_s + 3.0 * timing.step_s + LATENCY_S / 4.0
+    canary_s = max(RULES.canary_timeout_s, USUAL_TIMES * usual_s) * (2.0 if is_blind else 1.0)
+    return max(RULES.canary_idle_s * (1.0 + JITTER), canary_s) + 2.0 * canary_s + LATENCY_S
+
+
+PROMISE_S = promise_s()
 
 
 class Stage:
@@ -62,6 +75,9 @@ class Stage:
         units: int = 2,
         *,
         timing: Timing = USUAL,
+        followers: int = 0,
+        agents: bool = False,
+        is_blind: bool = False,
         max_in_flight: int = 256,
         policy: str = "least_load",
         rules: Rules = RULES,
@@ -72,6 +88,10 @@ class Stage:
         self.world = World(seed)
         self.rng = Random(seed + 2)
         self.timing = timing
+        self.promise_s = promise_s(timing, is_blind=is_blind)
+        self.followers = followers
+        self.agents = agents
+        self.is_blind = is_blind
         self.max_in_flight = max_in_flight
         self.engines: dict[str, Engine] = {}
         for name in "abcdefgh"[:units]:
@@ -124,7 +144,17 @@ class Stage:
             if (sentence := visit.dishonesty()) is not None:
                 wrong.append(f"{visit.request_id} {visit.unit} {visit.reply.status}: {sentence}")
         wrong += self.gate.wrong_records(self.visits)
+        wrong += self._unproven()
         assert not wrong, f"{len(wrong)} violations:\n" + "\n".join(wrong[:20])
+
+    def _unproven(self) -> list[str]:
+        """What a process got before it had answered a canary, but for what was on its way as it started."""
+        return [
+            f"{served.request_id} came to {engine.name} {after_s:.3f} s after its start, before any canary"
+            for engine in self.engines.values()
+            for served, after_s in engine.unproven
+            if after_s > LATENCY_S
+        ]
 
     # -- time ----------------------------------------------------------------------------------------------
 
@@ -151,7 +181,7 @@ class Stage:
         picks = self.gate.router.picks
         for pick in picks[self._picks_seen :]:
             since = self._lost_since.get(pick.url, pick.at)
-            if pick.at - since > PROMISE_S:
+            if pick.at - since > self.promise_s:
                 self.gate.violations.append(f"{pick} came {pick.at - since:.1f} s after the unit was lost")
         self._picks_seen = len(picks)
         for transport in self.world.net.transports:
@@ -169,7 +199,9 @@ class Stage:
 
     def add_engine(self, name: str) -> Engine:
         """One more engine; no unit of the gate yet."""
-        engine = self.engines[name] = Engine(self.world, name, self.timing)
+        engine = self.engines[name] = Engine(
+            self.world, name, self.timing, followers=self.followers, is_blind=self.is_blind
+        )
         return engine
 
     def reload(self, fleet: Fleet) -> None:
@@ -178,9 +210,27 @@ class Stage:
 
     def fleet(self, *names: str, **changed: Any) -> Fleet:
         """Units with these names; `changed` are fields of all of them."""
-        bound = self.max_in_flight
-        units = (Unit(name, "cell", self.engines[name].url, max_in_flight=bound) for name in names)
+        units = (
+            Unit(
+                name,
+                "cell",
+                self.engines[name].url,
+                max_in_flight=self.max_in_flight,
+                nodes=self._nodes(self.engines[name]),
+            )
+            for name in names
+        )
         return Fleet((Cell("cell"),), tuple(replace(unit, **changed) for unit in units))
+
+    def _nodes(self, engine: Engine) -> tuple[Node, ...]:
+        """The nodes of a unit as configured: with their agents, if the stage has agents."""
+        if not self.agents:
+            return ()
+        leader, *others = engine.nodes
+        return (
+            Node(leader.name, Role.LEADER, leader.agent),
+            *(Node(node.name, Role.FOLLOWER, node.agent) for node in others),
+        )
 
     def is_lost(self, engine: Engine) -> bool:
         """Whether nothing can come from this engine: it is dead, stuck or cut off."""
@@ -206,9 +256,12 @@ class Stage:
 
     # -- clients -------------------------------------------------------------------------------------------
 
-    async def ask(self, *, manner: Manner = ORDINARY, path: str = CHAT, **fields: Any) -> Visit:
+    async def ask(
+        self, *, manner: Manner = ORDINARY, path: str = CHAT, prompt_tokens: int = 0, **fields: Any
+    ) -> Visit:
         """One generation, on a connection of its own; `fields` go into the body."""
-        body = chat(f"prompt {len(self.visits)}", **fields)
+        prompt = f"prompt {len(self.visits)} ".ljust(BYTES_PER_TOKEN * prompt_tokens, "x")
+        body = chat(prompt, **fields)
         visit = self._visit(path, body)
         headers = {"x-request-id": visit.request_id}
         visit.reply = await self.client.request("POST", path, encode(body), headers, manner)

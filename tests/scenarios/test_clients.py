@@ -12,8 +12,8 @@ from tests.scenarios.harness import LATENCY_S, Stage
 from tests.scenarios.visit import Visit, chat
 from tests.sim.client import Manner
 from tests.sim.conversation import End
-from tests.sim.engine import Timing
 from tests.sim.sequence import Served
+from tests.sim.timing import Timing
 
 
 def served(stage: Stage, visit: Visit) -> list[Served]:

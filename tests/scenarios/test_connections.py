@@ -13,8 +13,9 @@ from proxy.wire.pool import EARLY_S
 from proxy.wire.relay import Relay
 from router.nouns import Outcome, Verdict
 from tests.scenarios.harness import BACK_S, PROMISE_S, Stage
-from tests.sim.engine import PORT, Timing
+from tests.sim.engine import PORT
 from tests.sim.tcp import Link
+from tests.sim.timing import Timing
 
 # -- connections that fail ---------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from tests.scenarios.harness import BACK_S, LATENCY_S, PROMISE_S, RULES, Stage
 from tests.scenarios.visit import Visit
 from tests.sim.behaviour import Behaviour
 from tests.sim.conversation import End
-from tests.sim.engine import Timing
+from tests.sim.timing import Timing
 
 SLOW_TO_START = Timing(prefill_s=1.0)
 """So that half of a crowd waits for its first token when something happens to the unit."""

@@ -8,7 +8,7 @@ from router.nouns import Fleet, Verdict
 from tests.scenarios.harness import BACK_S, LATENCY_S, Stage
 from tests.scenarios.visit import chat
 from tests.sim.conversation import End
-from tests.sim.engine import Timing
+from tests.sim.timing import Timing
 
 SLOW_TO_START = Timing(prefill_s=1.0)
 

@@ -16,9 +16,10 @@ from tests.scenarios.harness import BACK_S, CHAT, Stage
 from tests.scenarios.visit import Visit, chat
 from tests.sim.chaos import STRIKES, Chaos, Strike
 from tests.sim.client import Manner
-from tests.sim.engine import Engine, Timing
+from tests.sim.engine import Engine
 from tests.sim.loop import START_S
 from tests.sim.tcp import Link
+from tests.sim.timing import Timing
 from tests.sim.world import World
 
 UNITS = 3

@@ -14,8 +14,8 @@ from tests.scenarios.harness import CHAT, LATENCY_S, Stage
 from tests.scenarios.visit import chat, encode
 from tests.sim.client import Manner
 from tests.sim.conversation import End
-from tests.sim.engine import Timing
 from tests.sim.tcp import READ_SIZE, WINDOW
+from tests.sim.timing import Timing
 
 NEVER_READS = Manner(read_every_s=math.inf, leave_after_s=60.0)
 

@@ -24,7 +24,8 @@ class Behaviour:
     follower_lost: at the next step all requests fail in the engine, and soon after the leader exits.
     slow: factor on every step and prefill.
     error_rate, error_status: this share of generations gets this status at once.
-    busy_status: 429 or 503 for every generation.
+    busy_status: 429 or 503 for every generation: the engine is full of other people's work, and works.
+    late_s: what probes ask (`/health`, `/metrics`, `/v1/models`) is answered so much later.
     breaks, breaks_after_events: each stream breaks after so many content events.
     garbage: generations are answered with what is no HTTP.
     keepalive_s: a `:` comment this often on every stream accepted from now on, tokens or not.
@@ -40,6 +41,7 @@ class Behaviour:
     error_rate: float = 0.0
     error_status: int = 500
     busy_status: int | None = None
+    late_s: float = 0.0
     breaks: Break | None = None
     breaks_after_events: int = 0
     garbage: bool = False

@@ -1,19 +1,22 @@
-"""A simulated leader: OpenAI's API, generation in batched steps, faults on demand, a record of all.
+"""A simulated unit: OpenAI's API, generation in batched steps, faults on demand, a record of all.
 
-Like real engines it answers 200 before prefill, says `/health` 200 whatever its followers do, and forgets a
+Like real leaders it answers 200 before prefill, says `/health` 200 whatever its followers do, and forgets a
 request whose client has left.
 """
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+import math
+import sys
 from typing import TYPE_CHECKING
 
 from tests.sim import openai_shapes as shapes
 from tests.sim.behaviour import Behaviour, Break
 from tests.sim.http_server import Connection, Exchange
+from tests.sim.node import Node
 from tests.sim.sequence import Sequence, Served, UnknownModelError
+from tests.sim.timing import USUAL, Timing
 
 if TYPE_CHECKING:
     from tests.sim.world import World
@@ -22,37 +25,42 @@ PORT = 8000
 EXIT_S = 0.05  # From a lost follower's error to the leader's exit.
 LOOK_AGAIN_S = 0.1
 CANARY = "cellgate-canary-"
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """First token after `prefill_s`, then one each `step_s`; at most `max_running` at once, the rest waits.
-
-    `warm_up_s` is added to the first prefill of every process.
-    """
-
-    prefill_s: float = 0.05
-    step_s: float = 0.02
-    max_running: int = 256
-    warm_up_s: float = 0.0
-
-
-USUAL = Timing()
+BYTES_PER_TOKEN = 4  # Of a prompt, as gates estimate it.
+OTHERS_WAITING = 8  # Requests of other people's at a unit that says it is busy.
 
 
 class Engine:
-    """One engine at `url`. `served` holds every generation by request id, canaries apart."""
+    """One engine at `url`. `served` holds every generation by request id, canaries apart.
 
-    def __init__(self, world: World, name: str, timing: Timing = USUAL, model: str = "tiny") -> None:
+    `nodes` are its machines: the leader's, which has the engine's own address, and those of its followers.
+    `is_blind`: it has no /metrics. When `max_waiting` requests wait it refuses more with 503. `unproven` are
+    the generations that a process took before it had answered a canary, and how long after its start.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        timing: Timing = USUAL,
+        *,
+        model: str = "tiny",
+        followers: int = 0,
+        is_blind: bool = False,
+    ) -> None:
         self.name = name
         self.model = model
         self.timing = timing
+        self.is_blind = is_blind
+        self.max_waiting = sys.maxsize
         self.behaviour = Behaviour()
         self.served: dict[str, list[Served]] = {}
         self.canaries: list[Served] = []
+        self.unproven: list[tuple[Served, float]] = []
         self._world = world
         self._loop = world.loop
-        self.host = world.net.add_host(name)
+        names = [name, *(f"{name}-{rank}" for rank in range(1, followers + 1))]
+        self.nodes = [Node(world, each) for each in names]
+        self.host = self.nodes[0].host
         self.start()
 
     @property
@@ -72,27 +80,32 @@ class Engine:
     def start(self) -> None:
         """A fresh process: nothing counted, nothing running, not warm."""
         self.started_s = self._loop.time()
-        self.steps = self.tokens = 0
+        self.steps = self.tokens = self.prompt_tokens = 0
         self.running: dict[Sequence, None] = {}
         self.waiting: dict[Sequence, None] = {}
-        self._is_warm = False
+        self._is_warm = self._is_proven = False
         self._step: asyncio.Handle | None = None
+        self._exit: asyncio.Handle | None = None
         self._frozen_metrics = b""
         self._world.net.listen(lambda: Connection(self._loop, self._handle), self.host, PORT, is_outside=True)
 
     def die(self) -> None:
-        """The process is gone: connections are reset, the port refuses."""
+        """The leader is gone: connections are reset, the port refuses."""
         self._world.trace.note("die", self.name)
-        if self._step is not None:
-            self._step.cancel()
+        for handle in (self._step, self._exit):
+            if handle is not None:
+                handle.cancel()
+        self.nodes[0].die()
         for sequence in [*self.running, *self.waiting]:
             self._forget(sequence, "died")
         self._world.net.kill(self.address)
 
     def restart(self) -> None:
-        """A new, healthy process in the place of this one."""
+        """New, healthy processes in the place of all there were."""
         self.die()
         self.behaviour = Behaviour()
+        for node in self.nodes:
+            node.start()
         self.start()
 
     # Requests
@@ -103,27 +116,41 @@ class Engine:
         if self.behaviour.silent:
             self._loop.outside(LOOK_AGAIN_S, self._handle, exchange)
             return
-        request = exchange.request
-        match request.method, request.path:
-            case "GET" | "HEAD", "/health":
+        self._schedule_step()
+        if exchange.request.method == "POST":
+            self._generate(exchange)
+        elif self.behaviour.late_s:
+            self._loop.outside(self.behaviour.late_s, self._answer, exchange)
+        else:
+            self._answer(exchange)
+
+    def _answer(self, exchange: Exchange) -> None:
+        """What probes ask for."""
+        if exchange.is_gone:
+            return
+        match exchange.request.path:
+            case "/health":
                 exchange.reply(200, b"")
-            case "GET", "/v1/models":
+            case "/v1/models":
                 exchange.reply(200, shapes.models(self.model))
-            case "GET", "/metrics":
+            case "/metrics" if not self.is_blind:
                 exchange.reply(200, self._metrics(), "text/plain; version=0.0.4; charset=utf-8")
-            case "POST", "/v1/chat/completions" | "/v1/completions":
-                self._generate(exchange)
             case _:
                 exchange.reply(404, b'{"detail":"Not Found"}')
 
     def _generate(self, exchange: Exchange) -> None:
         behaviour = self.behaviour
+        if exchange.request.path not in ("/v1/chat/completions", "/v1/completions"):
+            exchange.reply(404, b'{"detail":"Not Found"}')
+            return
         if behaviour.garbage:
             exchange.cut(b"\x16\x03\x01 this is no HTTP\r\n\r\n")
             return
         status = behaviour.busy_status
         if status is None and self._world.rng.random() < behaviour.error_rate:
             status = behaviour.error_status
+        if status is None and len(self.waiting) >= self.max_waiting:
+            status = 503
         if status is not None:
             exchange.reply(status, shapes.error(status, "simulated"), extra="retry-after: 1\r\n")
             return
@@ -143,6 +170,8 @@ class Engine:
             self.canaries.append(served)
         else:
             self.served.setdefault(served.request_id, []).append(served)
+            if not self._is_proven:
+                self.unproven.append((served, served.arrived_s - self.started_s))
         sequence.exchange.on_gone = lambda: self._forget(sequence, "aborted")
         if sequence.stream:
             sequence.begin(self.behaviour, self._world.rng)
@@ -161,12 +190,14 @@ class Engine:
 
     # Steps
 
-    def _schedule_step(self) -> None:
-        if self._step is None and (self.running or self.waiting):
-            self._step = self._loop.outside(self.timing.step_s * self.behaviour.slow, self._run_step)
+    def _schedule_step(self, prefill_s: float = 0.0) -> None:
+        if self._step is None and (self.running or self.waiting or self.behaviour.busy_status):
+            delay_s = (self.timing.step_s + prefill_s) * self.behaviour.slow
+            self._step = self._loop.outside(delay_s, self._run_step)
 
     def _run_step(self) -> None:
         self._step = None
+        prefilled = 0
         if self.behaviour.follower_lost:
             self._break_down()
         elif not self.behaviour.is_stuck:
@@ -174,9 +205,11 @@ class Engine:
             self._admit()
             now_s = self._loop.time()
             for sequence in list(self.running):
-                if sequence.first_token_s <= now_s:
+                if sequence.first_token_s <= now_s and not sequence.prompt_left:
                     self._advance(sequence)
-        self._schedule_step()
+            prefilled = self.timing.prefill(self.running)
+            self.prompt_tokens += prefilled
+        self._schedule_step(prefilled / self.timing.prefill_tokens_per_s)
 
     def _admit(self) -> None:
         for sequence in list(self.waiting)[: self.timing.max_running - len(self.running)]:
@@ -186,6 +219,8 @@ class Engine:
             sequence.first_token_s = (
                 self._loop.time() + (prefill_s - self.timing.step_s) * self.behaviour.slow
             )
+            if math.isfinite(self.timing.prefill_tokens_per_s):
+                sequence.prompt_left = len(sequence.served.text) // BYTES_PER_TOKEN
             self._is_warm = True
 
     def _advance(self, sequence: Sequence) -> None:
@@ -197,6 +232,7 @@ class Engine:
             return
         self.tokens += 1
         if sequence.advance():
+            self._is_proven = self._is_proven or sequence.served.request_id.startswith(CANARY)
             self._forget(sequence, "finished")
 
     def _break_stream(self, sequence: Sequence, breaks: Break) -> None:
@@ -213,7 +249,8 @@ class Engine:
         for sequence in [*self.running, *self.waiting]:
             self._forget(sequence, "failed")
             sequence.fail("EngineCore encountered an issue")
-        self._loop.outside(EXIT_S, self.die)
+        if self._exit is None:
+            self._exit = self._loop.outside(EXIT_S, self.die)
 
     def _forget(self, sequence: Sequence, outcome: str) -> None:
         sequence.exchange.on_gone = None
@@ -227,9 +264,10 @@ class Engine:
                 {
                     "vllm:num_requests_running": len(self.running),
                     "vllm:num_requests_waiting": len(self.waiting)
-                    + 8 * (self.behaviour.busy_status is not None),
+                    + OTHERS_WAITING * (self.behaviour.busy_status is not None),
                     "vllm:iteration_tokens_total_count": self.steps,
                     "vllm:generation_tokens_total": self.tokens,
+                    "vllm:prompt_tokens_total": self.prompt_tokens,
                     "process_start_time_seconds": self.started_s,
                 },
                 self.model,

@@ -33,13 +33,16 @@ class Served:
 
 
 class Sequence:
-    """`first_token_s` is when its prefill ends, set by the engine."""
+    """`first_token_s` is when its first token may come, `prompt_left` so many tokens of its prompt are yet to
+    be computed; the engine sets both.
+    """
 
     def __init__(self, exchange: Exchange, body: dict[str, Any], served: Served) -> None:
         self.exchange = exchange
         self.served = served
         self.stream = bool(body.get("stream"))
         self.first_token_s = 0.0
+        self.prompt_left = 0
         self._chat = "messages" in body
         self._model: str = body["model"]
         self._left: int = body.get("max_completion_tokens") or body.get("max_tokens") or DEFAULT_MAX_TOKENS

@@ -13,9 +13,10 @@ import pytest
 from tests.sim.behaviour import Behaviour, Break
 from tests.sim.client import Client, Manner
 from tests.sim.conversation import End, Reply
-from tests.sim.engine import Engine, Timing
+from tests.sim.engine import Engine
 from tests.sim.loop import START_S
 from tests.sim.speech import answer, chat_text
+from tests.sim.timing import Timing
 from tests.sim.world import World, run
 
 SOON = Manner(timeout_s=20.0)
