@@ -1,0 +1,97 @@
+"""How fast a unit has been of late."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.pace import GAPS_MS, MARK_S, Pace
+
+law = settings(derandomize=True, deadline=None, max_examples=50)
+
+
+def paced(*gaps_ms: int, times: int = 100) -> Pace:
+    """A pace that has seen these gaps so many times each."""
+    pace = Pace()
+    add(pace, *gaps_ms, times=times)
+    return pace
+
+
+def add(pace: Pace, *gaps_ms: int, times: int = 100) -> None:
+    for gap_ms in gaps_ms:
+        pace.gaps_ms[gap_ms] += times
+
+
+def test_too_few_gaps_tell_nothing() -> None:
+    assert paced(20, times=99).gap_s(0.5) is None
+    assert paced(20, times=100).gap_s(0.5) == 0.021
+
+
+def test_a_gap_is_told_by_its_upper_bound() -> None:
+    pace = paced(10, times=99)
+    add(pace, 200, times=1)
+    assert pace.gap_s(0.5) == pace.gap_s(0.99) == 0.011
+    assert pace.gap_s(1.0) == 0.201
+
+
+@law
+@given(st.dictionaries(st.integers(0, GAPS_MS - 1), st.integers(1, 50), min_size=1), st.floats(0.01, 1.0))
+def test_at_least_the_share_asked_for_does_not_exceed_the_gap(seen: dict[int, int], share: float) -> None:
+    pace = Pace()
+    for gap_ms, times in seen.items():
+        pace.gaps_ms[gap_ms] += times
+    gap_s, total = pace.gap_s(share), sum(seen.values())
+    assert (gap_s is None) is (total < 100)
+    if gap_s is not None:
+        within = sum(times for gap_ms, times in seen.items() if (gap_ms + 1) / 1000 <= gap_s)
+        below = sum(times for gap_ms, times in seen.items() if (gap_ms + 1) / 1000 < gap_s)
+        assert below < share * total <= within
+
+
+def test_what_is_older_than_two_marks_is_forgotten() -> None:
+    pace = paced(500)
+    pace.mark(MARK_S)
+    add(pace, 20)
+    assert pace.gap_s(0.99) == 0.021, "the first mark already hides what came before it"
+    pace.mark(2 * MARK_S)
+    assert pace.gap_s(0.99) == 0.021, "between the marks"
+    pace.mark(3 * MARK_S)
+    assert pace.gap_s(0.99) is None, "nothing came since the second mark"
+
+
+def test_a_mark_too_soon_is_none() -> None:
+    pace = paced(20)
+    pace.mark(MARK_S)
+    add(pace, 30)
+    pace.mark(1.9 * MARK_S)
+    assert pace.gap_s(0.5) == 0.031
+
+
+def test_prefill_is_judged_slow_until_something_is_known() -> None:
+    assert Pace().prefill_s(100_000) == 50.0
+    assert Pace().prefill_s(0) == 0.0
+
+
+def test_prefill_is_judged_by_the_faster_of_the_recent_ones_but_not_the_fastest() -> None:
+    pace = Pace()
+    for tokens_per_s in (1_000, 4_000, 4_000, 4_000, 100_000):
+        pace.prefilled(1_000, 1_000 / tokens_per_s)
+    assert pace.prefill_s(8_000) == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(("tokens", "ttft_s"), [(255, 0.1), (1_000, 0.0), (1_000, -1.0)])
+def test_short_prompts_and_impossible_times_say_nothing_of_prefill(tokens: int, ttft_s: float) -> None:
+    pace = Pace()
+    pace.prefilled(tokens, ttft_s)
+    assert pace.prefill_s(2_000) == 1.0
+
+
+@law
+@given(st.lists(st.floats(0.001, 100.0), max_size=100), st.integers(0, 10**6), st.integers(0, 10**6))
+def test_a_larger_prompt_never_takes_less(ttfts_s: list[float], one: int, other: int) -> None:
+    pace = Pace()
+    for ttft_s in ttfts_s:
+        pace.prefilled(1_000, ttft_s)
+    small, large = sorted((one, other))
+    assert pace.prefill_s(small) <= pace.prefill_s(large)
