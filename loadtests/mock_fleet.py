@@ -131,7 +131,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m loadtests.mock_fleet", description=__doc__)
     parser.add_argument("--units", type=int, default=1000)
     parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--metrics-kb", type=float, default=30.0, help="size of each page of metrics")
+    parser.add_argument("--metrics-kb", type=float, default=50.0, help="size of each page of metrics")
     parser.add_argument("--busy", action="store_true", help="the engines' counters grow")
     args = parser.parse_args()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)

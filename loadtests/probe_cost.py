@@ -28,7 +28,9 @@ PROBES_PER_S = NODES + 1
 ENOUGH = 0.85
 """Of the looks that are due: each pause is stretched by up to a tenth."""
 
-METRICS_KB = 30.0
+METRICS_KB = 50.0
+"""As large as the page of vLLM 0.32 after its first requests: 614 lines."""
+
 SETTLE_S = 10.0
 
 
