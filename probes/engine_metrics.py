@@ -105,8 +105,19 @@ def _pattern() -> tuple[re.Pattern[bytes], dict[bytes, Role], dict[bytes, tuple[
         else:
             key, _, value = label.partition(b"=")
             families.setdefault(name, (key + b'="', {}))[1][value] = role
-    names = b"|".join(sorted(map(re.escape, [*roles, *families]), reverse=True))
+    names = _any_of([*roles, *families])
     return re.compile(rb"\n(%b)(?:\{([^\n]*)\})? ([^ \n]+)" % names), roles, families
+
+
+def _any_of(names: list[bytes]) -> bytes:
+    """An expression for each of `names` that decides byte by byte: most lines of a page fail at the first."""
+    rests: dict[bytes, list[bytes]] = {}
+    for name in names:
+        rests.setdefault(name[:1], []).append(name[1:])
+    branches = [
+        re.escape(head) + _any_of(rests[head]) if head else b"" for head in sorted(rests, reverse=True)
+    ]
+    return branches[0] if len(branches) == 1 else b"(?:%b)" % b"|".join(branches)
 
 
 _SAMPLE, _ROLES, _FAMILIES = _pattern()
