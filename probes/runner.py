@@ -43,6 +43,7 @@ class Runner:
         self._asleep: asyncio.Future[None] | None = None
         self._overdue = False
         self._last_at = -math.inf
+        self._is_looking = False
 
     def nudge(self) -> None:
         """Look now."""
@@ -51,7 +52,12 @@ class Runner:
             _wake(self._asleep)
 
     def due_at(self) -> float:
-        """When it looks again at the latest, as things stand; inf: not before a nudge."""
+        """When it looks again at the latest, as things stand; inf: not before a nudge.
+
+        While it looks, that is when it began to.
+        """
+        if self._is_looking:
+            return self._last_at
         if self._nudged:
             return self._last_at + GAP_S
         return self._probe.due_at(self._patient, self._last_at)
@@ -62,7 +68,9 @@ class Runner:
             await self._until_due()
             self._nudged = False
             self._last_at = self._patient.now()
+            self._is_looking = True
             await self._look()
+            self._is_looking = False
 
     async def _until_due(self) -> None:
         due = self.due_at()

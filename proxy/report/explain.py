@@ -9,7 +9,7 @@ from __future__ import annotations
 from proxy.report.outlook import advice, what_comes
 from proxy.report.standing import Moment, Standing, silent_s, standing
 from router.board import SLOW_START_LEAST, Desk
-from router.nouns import Evidence, Sign
+from router.nouns import Case, Evidence, Sign, Verdict
 
 QUIET_S = 0.25
 """A unit that has requests and was heard of more recently is not called silent."""
@@ -99,18 +99,23 @@ def _besides(desk: Desk, stands: Standing, moment: Moment) -> list[str]:
 
 def _heard(desk: Desk, moment: Moment) -> list[str]:
     """The last word of every source: what is bad or open in full, what is good in one line."""
-    news = sorted(desk.news.values(), key=_at, reverse=True)
-    told = [desk.news.get(fault) for fault in desk.case.faults]
+    case, news = desk.case, sorted(desk.news.values(), key=_at, reverse=True)
+    told = [case.because, *(desk.news.get(fault) for fault in case.faults)]
     lines = [
         f"{'Also bad' if word.sign is Sign.BAD else 'Proves nothing'}: {_said(word, moment)}"
         for word in news
-        if word.sign is not Sign.GOOD and word is not desk.case.because and word not in told
+        if word.sign is not Sign.GOOD and word not in told and not _is_answered(word, case)
     ]
     good = [w for w in news if w.sign is Sign.GOOD]
     if good:
         each = (f"{_source(w.node, w.source)} ({moment.ago(w.at)} ago)" for w in good)
         lines.append(f"Last good news: {', '.join(each)}.")
     return lines
+
+
+def _is_answered(word: Evidence, case: Case) -> bool:
+    """What was said before a unit came up has been answered by that; a node's word holds until the next."""
+    return word.node is None and case.verdict in (Verdict.UP, Verdict.STARTING) and word.at < case.since
 
 
 def _at(evidence: Evidence) -> float:

@@ -164,6 +164,12 @@ def test_bad_and_open_words_are_told_in_full_and_good_ones_in_one_line() -> None
     assert "Last good news: agent of node a1-0 (3.0 s ago), canary (1m 50s ago)." in text
 
 
+def test_what_was_said_before_a_unit_came_up_has_been_answered() -> None:
+    old = Evidence("a1", Sign.BAD, Strength.STRONG, "request", "the connection broke", 99.0)
+    assert "the connection broke" not in told(board(old, PASSED).desks["a1"])
+    assert "the connection broke" in told(board(PASSED, replace(old, at=101.0)).desks["a1"])
+
+
 @pytest.mark.parametrize(
     ("verdict", "drained", "doubted", "full"), list(product(Verdict, *[(False, True)] * 3))
 )

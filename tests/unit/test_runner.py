@@ -186,6 +186,19 @@ def test_what_is_not_due_before_a_nudge_waits_for_one() -> None:
     assert probe.began == [1005.0]
 
 
+def test_while_it_looks_it_is_due_since_the_look_began() -> None:
+    """Whoever asks what comes next is told that it is on its way, even when the look takes long."""
+    probe = Glance(period_s=10.0, takes_s=5.0)
+    due: list[float] = []
+
+    def ask(runner: Runner) -> None:
+        for at_s in (1.0, 4.0, 6.0):
+            call_later(at_s, lambda: due.append(runner.due_at()))
+
+    watch(probe, for_s=8.0, meanwhile=ask)
+    assert due == [probe.began[0], probe.began[0], probe.began[0] + 10.0]
+
+
 def test_an_exception_is_one_line_and_neutral_evidence(caplog: pytest.LogCaptureFixture) -> None:
     """And the next look comes as if nothing had happened."""
     probe = Glance(error=ZeroDivisionError("by\nzero"))
