@@ -76,6 +76,7 @@ class Row:
             if outcome.waited_s > self.wait_limit_s:
                 bad.append(f"without a token for {outcome.waited_s:.2f} s beyond detection")
             problems += [f"round {number}: {each}" for each in bad]
+            problems += [f"round {number} was: {each}" for each in outcome.story if bad]
         return problems
 
     def cells(self) -> list[str]:

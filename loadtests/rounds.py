@@ -6,9 +6,10 @@ clock; waits are those of clients.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 from loadtests.client import Answer, End
 from loadtests.gate import GateProcess
@@ -26,7 +27,8 @@ _LOOK_S = 0.02
 @dataclass(frozen=True, slots=True)
 class Moments:
     """One round as it passed. `fault_at` is of `time.monotonic`; all else is in seconds after the fault, but
-    `up_s`: after the unit was whole again. None: never. `trouble`: what the gate must not have done.
+    `up_s`: after the unit was whole again. None: never. `trouble`: what the gate must not have done;
+    `story`: the unit's flips, each with its time after the fault.
     """
 
     fault_at: float
@@ -35,6 +37,7 @@ class Moments:
     up_s: float | None
     is_healed: bool
     trouble: list[str]
+    story: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,7 @@ class Outcome:
     broken: int
     up_s: float | None
     bad: list[str]
+    story: list[str]
 
 
 async def hurt_and_heal(
@@ -67,13 +71,15 @@ async def hurt_and_heal(
         healed = time.time()
         up = await _until(gate, unit, "up", before_heal, HEAL_PATIENCE_S)
         up_s = None if up is None else max(0.0, up - healed)
+    flips = await asyncio.to_thread(gate.flips, fault_time)
     return Moments(
         fault_at=fault_at,
         down_s=None if down is None else down - fault_time,
         last_sent_s=last_sent_s,
         up_s=up_s,
         is_healed=heal is not None,
-        trouble=await asyncio.to_thread(_trouble, gate, unit, fault_time, before_heal),
+        trouble=_trouble(flips, unit, before_heal),
+        story=[f"{f['at'] - fault_time:.2f} s {f['line']}" for f in flips if f["unit"] == unit],
     )
 
 
@@ -86,9 +92,8 @@ async def _until(gate: GateProcess, unit: str, after: str, since: float, patienc
     return at
 
 
-def _trouble(gate: GateProcess, unit: str, since: float, before_heal: float) -> list[str]:
+def _trouble(flips: Sequence[Mapping[str, Any]], unit: str, before_heal: float) -> list[str]:
     """Flips that must not be: a healthy unit shot, a hurt one trusted again."""
-    flips = gate.flips(since)
     wrong = [f for f in flips if f["unit"] != unit and f["after"] == "down"]
     down_at = next((f["at"] for f in flips if f["unit"] == unit and f["after"] == "down"), before_heal)
     wrong += [
@@ -126,6 +131,7 @@ def _outcome(moments: Moments, answers: Sequence[Answer]) -> Outcome:
         broken=sum(answer.end() is End.BROKEN for answer in answers),
         up_s=moments.up_s,
         bad=bad,
+        story=moments.story,
     )
 
 

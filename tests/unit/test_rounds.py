@@ -17,7 +17,7 @@ def answer(sent_at: float, first_at: float | None, ended_at: float, **fields: ob
 
 
 def moments(fault_at: float, down_s: float | None = 1.0, up_s: float | None = 0.5) -> Moments:
-    return Moments(fault_at, down_s, last_sent_s=0.1, up_s=up_s, is_healed=True, trouble=[])
+    return Moments(fault_at, down_s, last_sent_s=0.1, up_s=up_s, is_healed=True, trouble=[], story=[])
 
 
 BROKEN = {"text": "", "done": False, "error": "gone", "cut": "closed"}
