@@ -19,7 +19,9 @@ from probes.engines import METRICS, Role, engine
 from router.nouns import Finding, Load
 
 _ABSENT = "absent"
-"""Note: True when the last reply held none of the names."""
+"""Note: where the last replies held none of the names, and how many in a row they were."""
+_ABSENT_LOOKS = 3
+"""So many in a row are no passing trouble."""
 _EPOCH = "epoch"
 """Note: when the youngest process seen was born, as it was written."""
 
@@ -28,7 +30,7 @@ _LIMIT_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class EngineMetrics:
-    """Asks every `period_s`; every `absent_s` a unit that shows no engine's numbers.
+    """Asks every `period_s`; every `absent_s` a unit that has shown no engine's numbers for some looks.
 
     A look that brings no reply is soon repeated: the next one may show the unit's next epoch.
     """
@@ -44,8 +46,8 @@ class EngineMetrics:
 
     def due_at(self, patient: Patient, last_at: float) -> float:
         """Late for a unit that has no metrics where its engine would show them."""
-        absent = patient.notes.get(_ABSENT) == _url(patient)
-        return last_at + (self.absent_s if absent else self.period_s)
+        is_absent = _absences(patient, _url(patient)) >= _ABSENT_LOOKS
+        return last_at + (self.absent_s if is_absent else self.period_s)
 
     async def look(self, patient: Patient) -> AsyncGenerator[Finding, None]:
         """The load, or nothing: absence of metrics says nothing about the unit."""
@@ -58,9 +60,15 @@ class EngineMetrics:
         load = (
             scan(reply.body, patient.unit.name, patient.now(), own_in_flight) if reply.status == 200 else None
         )
-        patient.notes[_ABSENT] = url if load is None else None
+        patient.notes[_ABSENT] = url, _absences(patient, url) + 1 if load is None else 0
         if load is not None:
             yield replace(load, epoch=_youngest(patient, load.epoch))
+
+
+def _absences(patient: Patient, url: str) -> int:
+    """How many replies in a row held none of the names at `url`."""
+    where, looks = patient.notes.get(_ABSENT, ("", 0))
+    return looks if where == url else 0
 
 
 def _url(patient: Patient) -> str:

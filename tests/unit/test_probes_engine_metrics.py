@@ -132,7 +132,8 @@ def test_each_engine_is_asked_where_it_shows_them(engine: str, metrics_url: str,
 def test_a_unit_that_became_another_engine_is_asked_at_once() -> None:
     """That the other one had no metrics says nothing."""
     patient = FakePatient(lambda _: reply(404), engine="vllm")
-    look(EngineMetrics(), patient)
+    for _ in range(3):
+        look(EngineMetrics(), patient)
     patient.engine = "triton"
     assert EngineMetrics().due_at(patient, 100.0) == 101.0
 
@@ -164,17 +165,23 @@ def test_a_timestamp_after_the_value_is_not_taken_for_it() -> None:
 
 @pytest.mark.parametrize("answer", [reply(404), reply(200, b"go_goroutines 9\n"), reply(503, VLLM)])
 def test_a_unit_without_metrics_is_left_alone_for_a_while(answer: Answer) -> None:
-    """No finding; asked again after half a minute."""
+    """No finding; after three such looks asked again each half minute."""
     patient = FakePatient(lambda _: answer)
-    assert look(EngineMetrics(), patient) == []
-    assert EngineMetrics().due_at(patient, 100.0) == 130.0
+    due = []
+    for _ in range(4):
+        assert look(EngineMetrics(), patient) == []
+        due.append(EngineMetrics().due_at(patient, 100.0))
+    assert due == [101.0, 101.0, 130.0, 130.0]
 
 
 def test_metrics_that_appear_later_are_read_each_second_again() -> None:
     """The back-off ends with the first success."""
     patient = FakePatient(lambda _: reply(404))
-    look(EngineMetrics(), patient)
+    for _ in range(3):
+        look(EngineMetrics(), patient)
     patient.answer = lambda _: reply(200, VLLM)
+    look(EngineMetrics(), patient)
+    patient.answer = lambda _: reply(503)
     look(EngineMetrics(), patient)
     assert EngineMetrics().due_at(patient, 100.0) == 101.0
 
