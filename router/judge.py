@@ -30,6 +30,7 @@ class Signal(Enum):
     CANARY_FAILED = "canary failed"
     CANARY_PASSED = "canary passed"
     STRONG = "strong"
+    UNSEEN = "node unseen"
     WEAK = "weak rate"
     READY = "ready"
     NODES_BACK = "every node is back"
@@ -54,11 +55,13 @@ TRANSITIONS: dict[tuple[Verdict, Signal], tuple[Verdict, bool]] = {
     (_STARTING, Signal.FATAL): (_DOWN, False),
     (_UP, Signal.CANARY_FAILED): (_SUSPECT, True),
     (_UP, Signal.STRONG): (_SUSPECT, True),
+    (_UP, Signal.UNSEEN): (_SUSPECT, True),
     (_UP, Signal.WEAK): (_SUSPECT, True),
     (_UP, Signal.FATAL): (_DOWN, False),
     (_SUSPECT, Signal.CANARY_PASSED): (_UP, False),
     (_SUSPECT, Signal.CANARY_FAILED): (_DOWN, False),
     (_SUSPECT, Signal.STRONG): (_SUSPECT, True),
+    (_SUSPECT, Signal.UNSEEN): (_SUSPECT, True),
     (_SUSPECT, Signal.FATAL): (_DOWN, False),
     (_DOWN, Signal.READY): (_DOWN, True),
     (_DOWN, Signal.NODES_BACK): (_DOWN, True),
@@ -130,13 +133,16 @@ def _is_no_news(case: Case, evidence: Evidence) -> bool:
 
 
 def _faults(faults: frozenset[tuple[str, str]], evidence: Evidence) -> frozenset[tuple[str, str]]:
-    """The standing faults of nodes after `evidence`: its source alone can take back what it said."""
+    """The standing faults of nodes after `evidence`. Its source alone can take back what it said, by good news or
+    by having lost sight of the node: then canaries decide.
+    """
     if evidence.node is None:
         return faults
     fault = (evidence.node, evidence.source)
     if evidence.sign is Sign.BAD and evidence.strength is Strength.FATAL:
         return faults | {fault}
-    return faults - {fault} if evidence.sign is Sign.GOOD and faults else faults
+    lost_sight = evidence.sign is Sign.BAD and evidence.strength is Strength.STRONG
+    return faults - {fault} if faults and (evidence.sign is Sign.GOOD or lost_sight) else faults
 
 
 def _move(case: Case, signal: Signal, evidence: Evidence, rules: Rules) -> Judgement:
@@ -169,7 +175,10 @@ def _signal(window: tuple[Evidence, ...], evidence: Evidence, rules: Rules) -> S
     if evidence.strength is Strength.FATAL:
         return Signal.FATAL
     if evidence.strength is Strength.STRONG:
-        return Signal.CANARY_FAILED if evidence.source == CANARY_SOURCE else Signal.STRONG
+        if evidence.source == CANARY_SOURCE:
+            return Signal.CANARY_FAILED
+        # What is not seen of a node is a suspicion about a unit that works, and no more.
+        return Signal.STRONG if evidence.node is None else Signal.UNSEEN
     # One node's rate is not to be diluted by the good news of the others, nor one probe's of it by another's.
     own = [e.sign is Sign.BAD for e in window if _is_of_one_rate(e, evidence)]
     bad = sum(own)

@@ -33,6 +33,7 @@ EVIDENCE_FOR: dict[Signal, Evidence] = {
     Signal.CANARY_FAILED: FAILED,
     Signal.CANARY_PASSED: PASSED,
     Signal.STRONG: evidence(BAD, Strength.STRONG),
+    Signal.UNSEEN: replace(evidence(BAD, Strength.STRONG, "agent"), node="n"),
     Signal.WEAK: WEAK,
     Signal.READY: READY,
     Signal.NODES_BACK: replace(READY, source="agent", node="n"),
@@ -193,6 +194,14 @@ def test_one_bad_node_is_a_bad_unit_until_its_own_source_takes_it_back() -> None
     back = fold(down, *others, BACK)
     assert (back.case.verdict, back.wants_canary) == (Verdict.DOWN, True)
     assert fold(back.case, PASSED, PASSED).case.verdict is Verdict.UP
+
+
+def test_a_fault_whose_source_has_lost_sight_of_the_node_is_left_to_canaries() -> None:
+    """Else an agent that never comes back would keep its unit down for ever."""
+    unseen = EVIDENCE_FOR[Signal.UNSEEN]
+    case = fold(Case(Verdict.UP, 0.0), GONE, unseen)
+    assert (case.case.verdict, case.wants_canary, case.case.faults) == (Verdict.DOWN, True, frozenset())
+    assert fold(case.case, PASSED, unseen, PASSED).case.verdict is Verdict.UP
 
 
 def test_a_unit_is_not_back_while_another_of_its_nodes_is_bad() -> None:
