@@ -25,12 +25,11 @@ from proxy.report.ready import as_json, readiness
 from proxy.report.record import Finished
 from proxy.settings import Settings
 from proxy.vigil import Vigil
-from proxy.watch import Watch, Ways
+from proxy.watch import Watch
 from proxy.wire.downstream import ClientConnection
-from proxy.wire.fetch import UnitFetch
 from proxy.wire.memory import BodyMemory
-from proxy.wire.net import UnitNet
 from proxy.wire.pool import Pool
+from proxy.wire.reach import Reach
 from proxy.wire.request import Request
 from router.board import Board, Consequence, Desk
 from router.judge import nothing_to_learn
@@ -83,7 +82,14 @@ class Gate:
             connections=self._connections,
             suspended=lambda: self.watch.distrusted,
         )
-        self.watch = Watch(self.board, self._ways_to, rng, self._flipped, settings.agent_token or "")
+        self._reach = Reach(
+            loop,
+            connect_timeout_s=settings.timeouts.connect_s,
+            tls=unit_tls,
+            on_broken=self._doubt,
+            on_own_trouble=lambda reason: self._vigil.own_trouble(reason),
+        )
+        self.watch = Watch(self.board, self._reach.ways, rng, self._flipped, settings.agent_token or "")
         self._vigil = Vigil(self.board, self.watch, events, loop.time)
         self.own_answers = OwnAnswers(self.board)
         self.now = loop.time
@@ -93,9 +99,6 @@ class Gate:
         self._read_large = read_large
         self._publish = publish
         self._telling = False
-        self._unit_tls = unit_tls
-        self._pools: dict[Desk, Pool] = {}
-        self._nets: dict[Desk, UnitNet] = {}
         self._server: asyncio.Server | None = None
         self._tick_handle: asyncio.TimerHandle | None = None
         self._due = 0.0
@@ -128,10 +131,7 @@ class Gate:
         added, removed, probed_anew = self.board.configure(fleet, self.now())
         for unit in removed:
             self.watch.stop(unit.name)
-            if (net := self._nets.pop(old[unit.name], None)) is not None:
-                net.close()
-            if (pool := self._pools.get(old[unit.name])) is not None:
-                pool.close()
+            self._reach.leave(old[unit.name])
         for unit in (*added, *probed_anew):
             self.watch.start(unit)
         self._tell_soon()
@@ -160,10 +160,7 @@ class Gate:
         if self._tick_handle is not None:
             self._tick_handle.cancel()
         await self.watch.close()
-        for pool in self._pools.values():
-            pool.close()
-        for net in self._nets.values():
-            net.close()
+        self._reach.close()
         # One turn for the connections that were aborted to say goodbye.
         await asyncio.sleep(0)
         self._access_log.close()
@@ -210,19 +207,7 @@ class Gate:
 
     def pool(self, desk: Desk) -> Pool:
         """The connections to a unit."""
-        pool = self._pools.get(desk)
-        if pool is None:
-            timeout_s = self.settings.timeouts.connect_s
-            pool = Pool(
-                desk.unit.url,
-                self._loop,
-                connect_timeout_s=timeout_s,
-                tls=self._unit_tls,
-                on_broken=lambda: self._doubt(desk),
-                on_own_trouble=self._vigil.own_trouble,
-            )
-            self._pools[desk] = pool
-        return pool
+        return self._reach.pool(desk)
 
     def read_large(self, body: bytes, tell: Callable[[Ask | Failure], None]) -> None:
         """Parse a large body off the loop, then `tell`."""
@@ -303,9 +288,8 @@ class Gate:
         self.metrics.flip(flip)
         self.events.add(flip, consequence.evicted)
         desk = self.board.desks[flip.unit]
-        if flip.after in (Verdict.DOWN, Verdict.STARTING) and desk in self._pools:
-            # What is open leads to a process that is gone or cannot be trusted.
-            self._pools[desk].purge()
+        if flip.after in (Verdict.DOWN, Verdict.STARTING):
+            self._reach.distrust(desk)
         if consequence.evicted:
             # Not now: this may be called in the middle of one of the exchanges concerned.
             self._loop.call_soon(_evict, consequence.evicted)
@@ -339,12 +323,7 @@ class Gate:
         self._vigil.tick(now, lag_s)
         for client in list(self.clients):
             client.tick(now)
-        for desk, pool in list(self._pools.items()):
-            pool.purge(now)
-            if desk.retired and not desk.leases:
-                del self._pools[desk]
-        for net in self._nets.values():
-            net.purge(now)
+        self._reach.tick(now)
         if len(self.router.waiting):
             self.router.serve_waiting(now)
         if self._stopping and not self.clients:
@@ -353,26 +332,8 @@ class Gate:
         self._tell()
         self._schedule_tick()
 
-    def _ways_to(self, desk: Desk) -> Ways:
-        def heard() -> None:
-            desk.heard_at = self.now()
-
-        net = self._nets.get(desk)
-        if net is None:
-            timeout_s = self.settings.timeouts.connect_s
-            net = UnitNet(
-                self._loop,
-                heard,
-                connect_timeout_s=timeout_s,
-                tls=self._unit_tls,
-                on_own_trouble=self._vigil.own_trouble,
-            )
-            self._nets[desk] = net
-        return Ways(UnitFetch(self.pool(desk), self._loop, heard, desk.unit.api_key), net)
-
     def _connections(self) -> dict[str, int]:
-        units = sum(len(pool.connections) for pool in self._pools.values())
-        return {"client": len(self.clients), "unit": units}
+        return {"client": len(self.clients), "unit": len(self._reach)}
 
 
 def _evict(leases: tuple[Lease, ...]) -> None:

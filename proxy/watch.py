@@ -20,16 +20,9 @@ from probes.base import Fetch, Net, Probe
 from probes.canary import Canary
 from probes.engine_metrics import EngineMetrics
 from probes.runner import Runner
+from proxy.wire.reach import Ways
 from router.board import Board, Consequence, Desk
 from router.nouns import Evidence, Finding, Load, Models, Node, Rules, Served, Sign, Strength, Unit, Verdict
-
-
-@dataclass(frozen=True, slots=True)
-class Ways:
-    """How the probes of a unit reach it: its own address, and any other."""
-
-    fetch: Fetch
-    net: Net
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,8 +133,9 @@ def _is_no_news(case: Case, evidence: Evidence) -> bool:
 
 
 def _faults(faults: frozenset[tuple[str, str]], evidence: Evidence) -> frozenset[tuple[str, str]]:
-    """The standing faults of nodes after `evidence`. Its source alone can take back what it said, by good news or
-    by having lost sight of the node: then canaries decide.
+    """The standing faults of nodes after `evidence`.
+
+    Its source alone can take back what it said: by good news, or by having lost sight of the node.
     """
     if evidence.node is None:
         return faults
