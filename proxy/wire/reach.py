@@ -1,4 +1,4 @@
-"""The connections to all units, and the ways their probes go: made when first needed, gone with their unit."""
+"""The connections to all units, and the ways their probes go: made when first needed, gone with the unit."""
 
 from __future__ import annotations
 
