@@ -1,0 +1,52 @@
+"""How many load balancers look at the gate or at one of its units: each of them may fill only its part. Pure.
+
+HAProxy says who it is on every health check (`http-check send-state`); where it does not, the addresses that
+ask on the agent port are counted. One HAProxy with a unit in two backends counts twice, as it should: each
+backend has a maxconn of its own.
+"""
+
+from __future__ import annotations
+
+import re
+
+SEEN_S = 30.0
+"""Who has not asked for so long is gone: fifteen checks at HAProxy's default of 2 s."""
+BALANCERS_MAX = 1024
+
+# `UP 2/3; name=bck/srv2; node=lb1; weight=1/2; scur=13/22; qcur=0`
+_NAME = re.compile(r"(?:^|;)\s*name=([^;\s]{1,128})")
+_NODE = re.compile(r"(?:^|;)\s*node=([^;\s]{1,128})")
+
+
+class Balancers:
+    """Who asked about what (a unit's name, or `gate`), and when last."""
+
+    def __init__(self) -> None:
+        self._told: dict[tuple[str, str], float] = {}
+        self._asked: dict[tuple[str, str], float] = {}
+
+    def told(self, about: str, state: str, now: float) -> None:
+        """A health check came with this `X-Haproxy-Server-State`. What is no such state is not counted."""
+        name, node = _NAME.search(state), _NODE.search(state)
+        if name is not None and node is not None:
+            _note(self._told, (about, f"{node[1]} {name[1]}"), now)
+
+    def asked(self, about: str, address: str, now: float) -> None:
+        """A question came to the agent port from this address."""
+        _note(self._asked, (about, address), now)
+
+    def count(self, about: str, now: float) -> int:
+        """How many look at it now; at least 1."""
+        counts = [
+            sum(a == about and now - at <= SEEN_S for (a, _), at in seen.items())
+            for seen in (self._told, self._asked)
+        ]
+        return max(1, *counts)
+
+
+def _note(seen: dict[tuple[str, str], float], key: tuple[str, str], now: float) -> None:
+    # The one that was heard longest ago comes first, and goes first.
+    seen.pop(key, None)
+    seen[key] = now
+    while len(seen) > BALANCERS_MAX or now - next(iter(seen.values())) > SEEN_S:
+        del seen[next(iter(seen))]

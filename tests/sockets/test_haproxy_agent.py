@@ -1,0 +1,153 @@
+"""The agent port over real sockets: what is asked well, badly, late, and by whom."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from proxy.report import haproxy_agent
+from proxy.report.balancers import Balancers
+from proxy.report.haproxy_agent import HaproxyAgent
+from router.board import Board
+from router.nouns import Evidence, Fleet, Rules, Sign, Strength, Unit
+from tests.wire.stage import live
+
+GATE_UP = b"up ready weight:100% maxconn:32\n"
+UNIT_UP = b"up ready weight:100% maxconn:16\n"
+
+
+class Port:
+    """An agent port before two units that are UP, and whoever asks there."""
+
+    def __init__(self) -> None:
+        self.board = Board(Rules(slow_start_s=0.001))
+        self.board.configure(
+            Fleet(units=tuple(Unit(name, "c", f"http://{name}", max_in_flight=16) for name in ("u1", "u2"))),
+            0.0,
+        )
+        for name in ("u1", "u2"):
+            self.board.observe(Evidence(name, Sign.GOOD, Strength.STRONG, "canary", "it answers", 0.0))
+        self.stopping = False
+        self.welcome = True
+        self.agent = HaproxyAgent(
+            self.board, lambda: 100.0, lambda: self.stopping, lambda _: self.welcome, Balancers()
+        )
+        self.port = 0
+
+    async def ask(self, *parts: bytes, pause_s: float = 0.0, eof: bool = False) -> bytes:
+        """All that comes back for what is said."""
+        async with asyncio.timeout(5.0):
+            reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+            try:
+                for part in parts:
+                    writer.write(part)
+                    await asyncio.sleep(pause_s)
+                if eof:
+                    writer.write_eof()
+                return await reader.read()
+            except ConnectionError:
+                return b""
+            finally:
+                writer.transport.abort()
+
+
+@asynccontextmanager
+async def port() -> AsyncIterator[Port]:
+    """A port that listens."""
+    here = Port()
+    here.port = await here.agent.start("127.0.0.1", 0)
+    yield here
+    here.agent.close()
+
+
+@live
+async def test_a_line_asks_for_a_unit_or_the_gate() -> None:
+    async with port() as here:
+        assert await here.ask(b"u1\n") == UNIT_UP
+        assert await here.ask(b"gate\n") == GATE_UP
+        assert await here.ask(b"u1\r\n") == UNIT_UP
+        assert await here.ask(b"u", b"1", b"\n", pause_s=0.01) == UNIT_UP
+        here.board.drain("u1", drained=True)
+        assert await here.ask(b"u1\n") == b"drain\n"
+        assert here.agent.counts["up"] == 4
+
+
+@live
+async def test_a_unit_nobody_knows_is_drained_as_on_its_health_url() -> None:
+    async with port() as here:
+        assert await here.ask(b"u9\n") == b"drain\n"
+        assert here.agent.counts["unknown"] == 1
+
+
+@pytest.mark.parametrize(
+    "question",
+    [b"\n", b"GET / HTTP/1.1\r\n\r\n", b"u1 u2\n", b"\x16\x03\x01\n", b"u1\nu2\n", b"x" * 5000, b"-\n"],
+)
+def test_what_is_no_question_gets_no_answer_least_of_all_down(question: bytes) -> None:
+    @live
+    async def run() -> None:
+        async with port() as here:
+            assert await here.ask(question) == b""
+            assert here.agent.counts["malformed"] == 1
+
+    run()
+
+
+@live
+async def test_who_says_nothing_is_told_of_the_gate_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(haproxy_agent, "QUESTION_WAIT_S", 0.05)
+    async with port() as here:
+        assert await here.ask() == GATE_UP
+        assert await here.ask(b"u1") == UNIT_UP
+
+
+@live
+async def test_who_ends_without_a_line_end_has_asked_who_ends_without_a_word_has_not() -> None:
+    async with port() as here:
+        assert await here.ask(b"u1", eof=True) == UNIT_UP
+        assert await here.ask(eof=True) == b""
+        assert sum(here.agent.counts.values()) == 1
+
+
+@live
+async def test_strangers_get_no_answer() -> None:
+    async with port() as here:
+        here.welcome = False
+        assert await here.ask(b"u1\n") == b""
+        assert here.agent.counts["refused"] == 1
+
+
+@live
+async def test_a_gate_that_stops_drains_itself_and_says_of_its_units_what_is_so() -> None:
+    async with port() as here:
+        here.stopping = True
+        assert await here.ask(b"gate\n") == b"drain\n"
+        assert await here.ask(b"u1\n") == UNIT_UP
+
+
+@live
+async def test_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(haproxy_agent, "VISITORS_MAX", 2)
+    async with port() as here:
+        held = [await asyncio.open_connection("127.0.0.1", here.port) for _ in range(2)]
+        assert await here.ask(b"u1\n") == b""
+        assert here.agent.counts["too_many"] == 1
+        for _, writer in held:
+            writer.close()
+            await writer.wait_closed()
+        await asyncio.sleep(0.01)
+        assert await here.ask(b"u1\n") == UNIT_UP
+
+
+@live
+async def test_closing_leaves_nobody_waiting() -> None:
+    async with port() as here:
+        reader, writer = await asyncio.open_connection("127.0.0.1", here.port)
+        await asyncio.sleep(0.01)
+        here.agent.close()
+        assert await reader.read() == b""
+        writer.close()
+        await writer.wait_closed()
