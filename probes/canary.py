@@ -126,17 +126,21 @@ def _model(patient: Patient) -> str:
 
 async def _fly(patient: Patient, model: str, deadline: float) -> _Fate:
     """Ask for one token until the unit says something else than that it is busy. Raises FetchError."""
-    life_at, busy_at = patient.life_at, inf
+    life_at, busy_at, has_work = patient.life_at, inf, True
     while True:
         asked_at, is_usual = patient.now(), patient.verdict in _WARM and _has_nothing_to_do(patient)
         name, reply = await _ask(patient, model, deadline)
         if reply.status not in _BUSY:
             break
         busy_at = min(busy_at, patient.now())
+        # What it refuses at once is in flight for a moment, too; only what stays there is work.
+        has_work = has_work and patient.in_flight > 0
         if _is_empty_since(patient, busy_at):
             return _Fate(Sign.BAD, Strength.STRONG, f"busy with an empty queue, {_say(name, model, reply)}")
         if patient.now() + ASK_AGAIN_S >= deadline:
-            return _stayed_busy(patient, life_at, patient.now() - busy_at, _say(name, model, reply))
+            busy_s, moved = patient.now() - busy_at, patient.life_at > life_at
+            stuck = has_work and not moved and patient.load is not None and patient.load.sighted
+            return _stayed_busy(busy_s, _say(name, model, reply), stuck=stuck)
         await patient.pause(ASK_AGAIN_S)
     fate = _read(name, _say(name, model, reply), reply)
     if fate.sign is Sign.GOOD:
@@ -190,10 +194,9 @@ def _is_empty_since(patient: Patient, busy_at: float) -> bool:
     return patient.load is not None and patient.load.at > busy_at and _has_nothing_to_do(patient)
 
 
-def _stayed_busy(patient: Patient, life_at: float, busy_s: float, said: str) -> _Fate:
-    """Requests of ours are there and no step is counted: not busy, but stuck. Who counts none is let off."""
-    is_sighted = patient.load is not None and patient.load.sighted
-    if is_sighted and patient.in_flight > 0 and patient.life_at <= life_at:
+def _stayed_busy(busy_s: float, said: str, *, stuck: bool) -> _Fate:
+    """Stuck: requests of ours were there all the time, and an engine that counts its steps counted none."""
+    if stuck:
         return _Fate(Sign.BAD, Strength.STRONG, f"busy, yet nothing moved for {busy_s:.3g} s, {said}")
     return _Fate(Sign.NEUTRAL, Strength.WEAK, f"busy, {said}")
 

@@ -33,11 +33,12 @@ class UnitNet:
         self._tls = tls
         self._on_own_trouble = on_own_trouble
         self._pools: dict[str, Pool] = {}
+        self._fetches: dict[str, UnitFetch] = {}
 
     def fetch(self, url: str) -> UnitFetch:
-        """A `Fetch` to the server of `url`."""
-        pool = self._pools.get(url)
-        if pool is None:
+        """A `Fetch` to the server of `url`; the same each time, for it keeps its connection."""
+        fetch = self._fetches.get(url)
+        if fetch is None:
             pool = Pool(
                 url,
                 self._loop,
@@ -46,7 +47,8 @@ class UnitNet:
                 on_own_trouble=self._on_own_trouble,
             )
             self._pools[url] = pool
-        return UnitFetch(pool, self._loop, self._heard)
+            self._fetches[url] = fetch = UnitFetch(pool, self._loop, self._heard)
+        return fetch
 
     async def connect(
         self, address: str, factory: Callable[[], P], *, timeout_s: float
