@@ -104,7 +104,7 @@ def _heard(desk: Desk, moment: Moment) -> list[str]:
     lines = [
         f"{'Also bad' if word.sign is Sign.BAD else 'Proves nothing'}: {_said(word, moment)}"
         for word in news
-        if word.sign is not Sign.GOOD and word not in told and not _is_answered(word, case)
+        if word.sign is not Sign.GOOD and word not in told and not _is_over(word, case)
     ]
     good = [w for w in news if w.sign is Sign.GOOD]
     if good:
@@ -113,8 +113,13 @@ def _heard(desk: Desk, moment: Moment) -> list[str]:
     return lines
 
 
-def _is_answered(word: Evidence, case: Case) -> bool:
-    """What was said before a unit came up has been answered by that; a node's word holds until the next."""
+def _is_over(word: Evidence, case: Case) -> bool:
+    """What was said before a unit came up has been answered by that; a node's word holds until the next.
+
+    A mere reading of the epoch was never for or against it.
+    """
+    if word.epoch is not None and word.sign is Sign.NEUTRAL:
+        return True
     return word.node is None and case.verdict in (Verdict.UP, Verdict.STARTING) and word.at < case.since
 
 

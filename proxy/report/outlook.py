@@ -30,7 +30,7 @@ _ADVICE: dict[Standing, str] = {
     Standing.DOWN: "look at its engine's log ({url}); one that hangs has to be started anew on all nodes.",
 }
 _GONE = "see that its engine runs and listens at {url}; this gate notices by itself."
-_NODES = "look at node {nodes} and start anew what is missing; this gate notices by itself."
+_NODES = "look at node {nodes}, and see that what it needs runs again; this gate notices by itself."
 _SLOW = "compare clocks, temperatures and links of its nodes with those of the other units."
 
 
@@ -60,7 +60,7 @@ def advice(desk: Desk, stands: Standing) -> Iterator[str]:
     elif stands is Standing.DOWN and because is not None and because.strength is Strength.FATAL:
         words = _GONE
     if words:
-        yield words.format(unit=desk.unit.name, url=desk.unit.url, nodes=", ".join(nodes))
+        yield words.format(unit=desk.unit.name, url=desk.unit.url, nodes=" and ".join(nodes))
     if desk.slowness.degraded:
         yield _SLOW
 

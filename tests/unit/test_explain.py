@@ -88,7 +88,7 @@ def test_a_fault_of_a_node_stands_until_its_source_takes_it_back() -> None:
     text = told(board(PASSED, GONE).desks["a1"], canary_s=None)
     assert "Because: process 33 is gone (agent of node a1-1, 10.0 s ago)." in text
     assert "Next: nothing brings it back before that is taken back by agent of node a1-1; then" in text
-    assert "You can look at node a1-1 and start anew what is missing" in text
+    assert "You can look at node a1-1, and see that what it needs runs again" in text
 
 
 def test_a_second_fault_is_told_beside_the_one_that_decided() -> None:
@@ -168,6 +168,13 @@ def test_what_was_said_before_a_unit_came_up_has_been_answered() -> None:
     old = Evidence("a1", Sign.BAD, Strength.STRONG, "request", "the connection broke", 99.0)
     assert "the connection broke" not in told(board(old, PASSED).desks["a1"])
     assert "the connection broke" in told(board(PASSED, replace(old, at=101.0)).desks["a1"])
+
+
+def test_a_reading_of_the_epoch_is_no_news() -> None:
+    read = Evidence("a1", Sign.NEUTRAL, Strength.WEAK, "engine_metrics", "started at 5", 101.0, epoch="5")
+    assert "started at 5" not in told(board(PASSED, read).desks["a1"])
+    text = told(board(PASSED, read, replace(read, reason="started at 6", at=200.0, epoch="6")).desks["a1"])
+    assert "Because: started at 6 (engine_metrics, 10.0 s ago)." in text
 
 
 @pytest.mark.parametrize(
