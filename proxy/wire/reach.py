@@ -24,8 +24,8 @@ class Ways(NamedTuple):
 class Reach:
     """Pools by desk.
 
-    `on_broken` is told of a unit that ended a connection out of turn, `on_own_trouble` why the gate itself could
-    not open one.
+    `on_broken` is told of a unit that ended a connection out of turn, `on_own_trouble` why the gate itself
+    could not open one.
     """
 
     def __init__(
