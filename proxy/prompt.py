@@ -1,0 +1,152 @@
+"""The prompt of a request as a chain of block hashes: a common beginning is seen without keeping any text.
+
+The prompt is written as one run of bytes in the order in which chat templates render it: tools and system
+text, then the messages. What must stay true: equal beginnings give equal bytes and so equal hashes, and
+nothing that a client appends changes a block that was full before. It is a guess at what an engine caches,
+never an identity: a wrong one costs time, not correctness.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any, NamedTuple
+
+import orjson
+from xxhash import xxh3_64_intdigest
+
+BLOCK_BYTES = 512
+"""About 128 tokens of English text."""
+MAX_BLOCKS = 8192
+"""Blocks beyond (4 MiB) are counted and not hashed: no engine's context is longer."""
+TOKEN_ID_BYTES = 4
+"""A token id takes as many bytes as a token of text does on average."""
+MEDIA_BYTES = 2048
+"""An image, a sound or a video stands for so many bytes, whatever its file takes."""
+
+_RECORD, _FIELD = b"\x1e", b"\x1f"
+_PREAMBLE = ("tools", "functions", "documents", "instructions", "system")
+_PROMPTS = ("messages", "prompt", "input", "text", "text_input", "input_ids", "token_ids")
+_MEDIA = ("image_url", "video_url", "audio_url", "input_audio", "image", "source", "file", "file_data")
+_RENDERING = ("cache_salt", "chat_template", "chat_template_kwargs", "mm_processor_kwargs")
+"""What makes all of a prompt another one."""
+_PLAIN = frozenset(("role", "content"))
+
+
+class Prompt(NamedTuple):
+    """`blocks` are the chained 60-bit hashes of all full blocks, `size` the bytes of the whole prompt."""
+
+    blocks: tuple[int, ...]
+    size: int
+
+
+def read_prompt(data: dict[str, Any]) -> Prompt:
+    """The prompt in the parsed body of any API that generates; an empty one where there is none."""
+    text = canonical(data)
+    return Prompt(block_hashes(text, _seed(data)), len(text))
+
+
+def block_hashes(text: bytes, seed: int) -> tuple[int, ...]:
+    """The hash of each full block, seeded with the one before it. 60 bits: an int of two digits, 32 bytes."""
+    end = min(len(text) // BLOCK_BYTES, MAX_BLOCKS) * BLOCK_BYTES
+    return tuple(
+        [
+            seed := xxh3_64_intdigest(text[at : at + BLOCK_BYTES], seed) >> 4
+            for at in range(0, end, BLOCK_BYTES)
+        ]
+    )
+
+
+def canonical(data: dict[str, Any]) -> bytes:
+    """The prompt as one run of bytes."""
+    out: list[bytes] = []
+    for name in _PREAMBLE:
+        if value := data.get(name):
+            out += (_RECORD, name.encode(), _FIELD)
+            _content(value, out)
+    for name in _PROMPTS:
+        if value := data.get(name):
+            _prompt(value, out)
+    return b"".join(out)
+
+
+def _seed(data: dict[str, Any]) -> int:
+    model = data.get("model")
+    parts = [model.encode() if isinstance(model, str) else b""]
+    parts += [_bytes_of(data[name]) for name in _RENDERING if data.get(name)]
+    return xxh3_64_intdigest(_FIELD.join(parts))
+
+
+def _prompt(value: Any, out: list[bytes]) -> None:
+    """Text, token ids, messages, or several texts or lists of ids, one after another."""
+    if not isinstance(value, list):
+        out.append(_bytes_of(value))
+    elif isinstance(value[0], dict):
+        for message in value:
+            _message(message, out)
+    elif isinstance(value[0], int):
+        out.append(_token_ids(value))
+    else:
+        for prompt in value:
+            out += (_RECORD, _token_ids(prompt) if isinstance(prompt, list) else _bytes_of(prompt))
+
+
+def _message(message: Any, out: list[bytes]) -> None:
+    """A message of a chat, or an item of a response's input: role, content, then all the rest by name."""
+    if not isinstance(message, dict):
+        out += (_RECORD, _bytes_of(message))
+        return
+    out += (_RECORD, _bytes_of(message.get("role", "")), _FIELD)
+    _content(message.get("content"), out)
+    if not message.keys() <= _PLAIN:
+        for name in sorted(message.keys() - _PLAIN):
+            if value := message[name]:
+                out += (_FIELD, name.encode(), _FIELD, _bytes_of(value))
+
+
+def _content(content: Any, out: list[bytes]) -> None:
+    """Text, or parts. One part of text is the same as the text itself: clients write both."""
+    if not isinstance(content, list):
+        if content:
+            out.append(_bytes_of(content))
+        return
+    for number, part in enumerate(content):
+        if number:
+            out.append(_FIELD)
+        out.append(_part(part))
+
+
+def _part(part: Any) -> bytes:
+    if not isinstance(part, dict):
+        return _bytes_of(part)
+    text = part.get("text")
+    if isinstance(text, str):
+        return text.encode()
+    for name in _MEDIA:
+        if thing := part.get(name):
+            return _media(thing)
+    return _bytes_of(part)
+
+
+def _media(thing: Any) -> bytes:
+    """A stretch of bytes that only this image (by its URL or its data) has."""
+    if isinstance(thing, dict):
+        thing = thing.get("url") or thing.get("data") or thing
+    digest = b"%016x" % xxh3_64_intdigest(_bytes_of(thing))
+    return digest * (MEDIA_BYTES // len(digest))
+
+
+def _token_ids(ids: list[Any]) -> bytes:
+    try:
+        return array("I", ids).tobytes()
+    except (OverflowError, TypeError):
+        return _bytes_of(ids)
+
+
+def _bytes_of(value: Any) -> bytes:
+    if isinstance(value, str):
+        return value.encode()
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        # Nested deeper than can be written: no engine takes it either.
+        return b""
