@@ -9,15 +9,15 @@ from __future__ import annotations
 import asyncio
 import platform
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from itertools import permutations
 from typing import TYPE_CHECKING
 
 from prometheus_client import Metric
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
+from proxy.report.families import Row, counter, gauge, histogram
 from proxy.report.histogram import Buckets, Histogram, buckets, gap_buckets
 from router.board import Board, Desk
 from router.nouns import Load, Sign, Verdict
@@ -25,7 +25,6 @@ from router.nouns import Load, Sign, Verdict
 if TYPE_CHECKING:
     from proxy.report.metrics import Metrics
 
-Row = tuple[Sequence[str], float]
 _FLIPS = tuple(permutations(Verdict, 2))
 
 
@@ -48,9 +47,7 @@ class Exposition(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """All families of the gate."""
-        yield _gauge(
-            "build_info", "Constant 1; the labels tell what runs.", ("version", "python"), [_build()]
-        )
+        yield gauge("build_info", "Constant 1; the labels tell what runs.", ("version", "python"), [_build()])
         yield from self._requests()
         yield from self._latencies()
         yield from self._gate()
@@ -61,31 +58,31 @@ class Exposition(Collector):
     def _requests(self) -> Iterator[Metric]:
         m = self._metrics
         units = [(name, tally) for name, tally in m.tallies.items() if name]
-        yield _counter(
+        yield counter(
             "requests",
             "Attempts on a unit, by how they ended.",
             ("unit", "outcome"),
             (((name, outcome.value), n) for name, tally in units for outcome, n in tally.outcomes.items()),
         )
-        yield _counter(
+        yield counter(
             "responses",
             "Requests answered, by kind of path and by the status the client was sent (499: it left before).",
             ("route", "status"),
             (((route, str(status)), n) for (route, status), n in m.responses.items()),
         )
-        yield _counter(
+        yield counter(
             "retries",
             "Requests that went on to another unit because this one failed them.",
             ("unit",),
             (((name,), tally.retries) for name, tally in units),
         )
-        yield _counter(
+        yield counter(
             "refusals",
             "Requests that no unit could be given to, by reason.",
             ("reason",),
             (((reason.value,), n) for reason, n in m.refusals.items()),
         )
-        yield _counter(
+        yield counter(
             "flips",
             "Changes of verdict.",
             ("unit", "before", "after"),
@@ -98,19 +95,19 @@ class Exposition(Collector):
 
     def _latencies(self) -> Iterator[Metric]:
         tallies = self._metrics.tallies
-        yield _histogram(
+        yield histogram(
             "ttft_seconds",
             "From a request's first byte to the first token sent to its client, by the unit that answered.",
             ("unit",),
             (((name,), *_rendered(tally.ttft)) for name, tally in tallies.items() if name),
         )
-        yield _histogram(
+        yield histogram(
             "inter_token_latency_seconds",
             "Between two pieces of a stream as the unit sent them, by unit.",
             ("unit",),
             (((desk.unit.name,), *gap_buckets(desk.gaps_ms)) for desk in self._board),
         )
-        yield _histogram(
+        yield histogram(
             "request_duration_seconds",
             "From a request's first byte to its answer's last, by the unit that answered (empty: none).",
             ("unit",),
@@ -119,29 +116,29 @@ class Exposition(Collector):
 
     def _gate(self) -> Iterator[Metric]:
         m = self._metrics
-        yield _counter(
+        yield counter(
             "bytes",
             "Bytes from (in) and to (out) clients.",
             ("direction",),
             [(("in",), m.bytes_in), (("out",), m.bytes_out)],
         )
-        yield _histogram(
+        yield histogram(
             "loop_lag_seconds", "How late timers of the event loop fire.", (), [((), *_rendered(m.lag))]
         )
-        yield _gauge(
+        yield gauge(
             "loop_lag_max_seconds",
             "How late the latest timer of the last minute fired.",
             (),
             [((), max(m.last_lags_s, default=0.0))],
         )
-        yield _gauge(
+        yield gauge(
             "tasks",
             "Asyncio tasks alive: probes, and what the admin port does.",
             (),
             [((), len(asyncio.all_tasks()))],
         )
-        yield _gauge("waiting", "Requests waiting for a unit with room.", (), [((), self._waiting())])
-        yield _gauge(
+        yield gauge("waiting", "Requests waiting for a unit with room.", (), [((), self._waiting())])
+        yield gauge(
             "connections",
             "Open connections, by who is at the other end.",
             ("side",),
@@ -154,13 +151,13 @@ class Exposition(Collector):
         in_flight: Counter[str] = Counter()
         for desk in (*board, *board.leaving):
             in_flight[desk.unit.name] += desk.in_flight
-        yield _gauge(
+        yield gauge(
             "in_flight",
             "Attempts open on a unit now.",
             ("unit",),
             (((name,), n) for name, n in in_flight.items()),
         )
-        yield _gauge(
+        yield gauge(
             "unit_verdict",
             "What is believed of a unit: 1 at its verdict, 0 at the others.",
             ("unit", "cell", "verdict"),
@@ -170,7 +167,7 @@ class Exposition(Collector):
                 for verdict in Verdict
             ),
         )
-        yield _gauge(
+        yield gauge(
             "unit_drained",
             "1 when an operator took the unit out of rotation.",
             ("unit", "cell"),
@@ -179,19 +176,19 @@ class Exposition(Collector):
 
     def _judgement(self) -> Iterator[Metric]:
         board = self._board
-        yield _gauge(
+        yield gauge(
             "unit_degraded",
             "How much slower than the others of its cell a unit is: 0 not at all, 0.5 half as fast.",
             ("unit", "cell"),
             (((desk.unit.name, desk.unit.cell), desk.slowness.degraded) for desk in board),
         )
-        yield _gauge(
+        yield gauge(
             "unit_doubted",
             "1 while a unit gets nothing because it may have started anew.",
             ("unit", "cell"),
             (((desk.unit.name, desk.unit.cell), desk.is_doubted()) for desk in board),
         )
-        yield _gauge(
+        yield gauge(
             "node_up",
             "1 when the last word of this source about the node was good.",
             ("unit", "node", "source"),
@@ -202,13 +199,13 @@ class Exposition(Collector):
                 if node is not None
             ),
         )
-        yield _gauge(
+        yield gauge(
             "panic",
             "1 while units that nothing answers of are held in rotation.",
             (),
             [((), board.panic_at is not None)],
         )
-        yield _counter(
+        yield counter(
             "evidence_suspended",
             "Bad news not counted because the gate itself lagged.",
             (),
@@ -220,7 +217,7 @@ class Exposition(Collector):
         now = self._now()
 
         def per_unit(name: str, text: str, value: Callable[[Load], float]) -> Metric:
-            return _gauge(name, text, ("unit",), ((_unit(desk), value(load)) for desk, load in known))
+            return gauge(name, text, ("unit",), ((_unit(desk), value(load)) for desk, load in known))
 
         yield per_unit(
             "unit_load_running", "Requests the engine says it is computing.", lambda load: load.running
@@ -244,26 +241,3 @@ def _unit(desk: Desk) -> Sequence[str]:
 
 def _rendered(histogram: Histogram) -> tuple[Buckets, float]:
     return buckets(histogram), histogram.total
-
-
-def _counter(name: str, text: str, labels: Sequence[str], rows: Iterable[Row]) -> Metric:
-    family = CounterMetricFamily(f"cellgate_{name}", text, labels=labels)
-    for row, value in rows:
-        family.add_metric(row, value)
-    return family
-
-
-def _gauge(name: str, text: str, labels: Sequence[str], rows: Iterable[Row]) -> Metric:
-    family = GaugeMetricFamily(f"cellgate_{name}", text, labels=labels)
-    for row, value in rows:
-        family.add_metric(row, float(value))
-    return family
-
-
-def _histogram(
-    name: str, text: str, labels: Sequence[str], rows: Iterable[tuple[Sequence[str], Buckets, float]]
-) -> Metric:
-    family = HistogramMetricFamily(f"cellgate_{name}", text, labels=labels)
-    for row, bounds, total in rows:
-        family.add_metric(row, bounds, total)
-    return family

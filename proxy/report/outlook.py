@@ -11,7 +11,7 @@ from router.nouns import Rules, Strength
 _NEXT: dict[Standing, str] = {
     Standing.DRAINED: "nothing, until an operator puts it back (cellgate undrain {unit}).",
     Standing.HELD: "each unit is judged by itself again when units answer, in {panic_left} at the latest.",
-    Standing.DOUBTED: "{canary}. Any work that it shows ends the doubt; so do {doubt_left} without a new one.",
+    Standing.DOUBTED: "{canary}. Any work it shows ends the doubt; so do {doubt_left} without a new one.",
     Standing.SUSPECT: "{canary}. If it passes, the suspicion is over; if it fails, the unit is down.",
     Standing.FULL: "requests go there again as others end.",
     Standing.IN: "{canary}, unless the unit shows work before.",

@@ -112,7 +112,7 @@ def test_a_unit_in_doubt_gets_nothing_until_it_shows_life() -> None:
     desk.doubted_at = 209.5
     text = told(desk, canary_s=0.0)
     assert text.startswith("a1 gets no request at the moment: it ended a connection out of turn 0.5 s ago")
-    assert "ends the doubt; so do 4.5 s without a new one" in text
+    assert "Any work it shows ends the doubt; so do 4.5 s without a new one." in text
 
 
 def test_a_unit_held_by_panic_points_at_the_gates_own_network() -> None:
