@@ -68,7 +68,7 @@ def advice(desk: Desk, stands: Standing) -> Iterator[str]:
 def _canary(moment: Moment) -> str:
     if moment.canary_s is None:
         return "no canary (a request for one token) is planned"
-    when = f"in {moment.canary_s:.1f} s" if moment.canary_s else "is on its way"
+    when = f"within {moment.canary_s:.1f} s" if moment.canary_s else "is on its way"
     return f"a canary (a request for one token) {when}"
 
 

@@ -28,8 +28,8 @@ class Standing(Enum):
 class Moment:
     """When a unit is looked at, and what only others know.
 
-    `canary_s` is until its next canary begins (0: it is on its way; None: none is planned), `panic_at` since
-    when the gate holds its rotation (None: it does not).
+    `canary_s` is within what time its next canary begins (0: it is on its way; None: none is planned),
+    `panic_at` since when the gate holds its rotation (None: it does not).
     """
 
     now: float

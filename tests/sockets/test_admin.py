@@ -177,7 +177,7 @@ def test_a_unit_is_shown_with_the_evidence_behind_its_verdict() -> None:
         assert page.keys() > unit.keys()
         assert page["why"][0] == "a1 is out of rotation, for 2.0 s: it is down."
         assert page["next_canary_s"] == 0.8
-        assert "in 0.8 s" in page["why"][-2]
+        assert "within 0.8 s" in page["why"][-2]
         status, units = await port.get("/units")
         assert (status, [u["name"] for u in units], units[0], units[1]["load"]) == (
             200,

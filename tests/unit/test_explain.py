@@ -50,7 +50,7 @@ def test_a_unit_that_works_is_in_rotation_with_its_last_proof() -> None:
         "Because: one token by chat (canary, 1m 50s ago).",
         "0 of 2 requests are there now.",
         "Last good news: canary (1m 50s ago).",
-        "Next: a canary (a request for one token) in 0.8 s, unless the unit shows work before.",
+        "Next: a canary (a request for one token) within 0.8 s, unless the unit shows work before.",
         "You can take it out of rotation (cellgate drain a1); what runs there finishes.",
     ]
 
@@ -73,7 +73,7 @@ def test_a_unit_that_is_down_says_what_brings_it_back() -> None:
     text = told(board(PASSED, REFUSED).desks["a1"])
     assert text.startswith("a1 is out of rotation, for 10.0 s: it is down.")
     assert "Because: connection refused (requests of clients, 10.0 s ago)." in text
-    assert "Next: a canary (a request for one token) in 0.8 s. 2 have to pass in a row; then it gets" in text
+    assert "Next: a canary (a request for one token) within 0.8 s. 2 have to pass in a row; then it gets" in text
     assert "You can see that its engine runs and listens at http://10.0.0.1:8000" in text
 
 

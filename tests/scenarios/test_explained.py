@@ -1,0 +1,101 @@
+"""What a unit's page tells comes true: in virtual time, at whatever moment it is asked."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import orjson
+import pytest
+
+from probes.canary import Canary
+from probes.runner import JITTER
+from proxy.report.unit_view import unit_page
+from router.nouns import Verdict
+from tests.scenarios.harness import BACK_S, LATENCY_S, RULES, Stage
+from tests.sim.behaviour import Behaviour
+
+
+def page(stage: Stage, name: str = "a") -> dict[str, Any]:
+    """The page as it goes over the wire."""
+    gate, desk = stage.gate, stage.gate.board.desks[name]
+    canary_s = gate.watch.due_s(name, Canary.name, stage.now)
+    shown: dict[str, Any] = orjson.loads(orjson.dumps(unit_page(desk, gate.board, stage.now, canary_s)))
+    for line in shown["why"]:
+        assert line.endswith("."), line
+        assert "\n" not in line
+        assert "None" not in line
+    return shown
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_canary_comes_when_it_was_told_to(seed: int) -> None:
+    stage = Stage(seed)
+
+    async def scenario() -> None:
+        for _ in range(10):
+            await asyncio.sleep(stage.rng.uniform(0.5, 3.0))
+            canaries = stage.engines["a"].canaries
+            due_s, before = page(stage)["next_canary_s"], len(canaries)
+            if due_s:
+                await asyncio.sleep(due_s - JITTER * RULES.canary_idle_s - 0.01)
+                assert len(canaries) == before, "it came too soon"
+                await asyncio.sleep(JITTER * RULES.canary_idle_s + LATENCY_S)
+                assert len(canaries) == before + 1, "it is late"
+
+    stage.play(scenario())
+
+
+def test_the_way_out_of_rotation_and_back_is_told_step_by_step() -> None:
+    stage = Stage()
+    told: list[str] = []
+
+    async def watch() -> None:
+        while True:
+            shown = page(stage)
+            head = shown["why"][0].split(",")[0]
+            if not told or told[-1] != head:
+                told.append(head)
+            is_in = stage.verdict("a") in (Verdict.UP, Verdict.SUSPECT)
+            assert shown["usable"] is is_in
+            await asyncio.sleep(0.02)
+
+    async def scenario() -> None:
+        await asyncio.sleep(1.0)
+        watching = asyncio.create_task(watch())
+        stage.engines["a"].behaviour = Behaviour(wedged=True)
+        await stage.until(lambda: stage.verdict("a") is Verdict.DOWN, stage.promise_s)
+        assert "a canary (a request for one token) is on its way" in page(stage)["why"][-2]
+        stage.engines["a"].behaviour = Behaviour()
+        await stage.until(stage.all_up, BACK_S)
+        assert any(line.startswith("Slow start: it gets 10% of its share now") for line in page(stage)["why"])
+        await asyncio.sleep(0.1)
+        watching.cancel()
+
+    stage.play(scenario())
+    assert told == [
+        "a is in rotation",
+        "a is under suspicion",
+        "a is out of rotation",
+        "a is out of rotation still: it was down",
+        "a is in rotation",
+    ]
+
+
+def test_a_stopped_node_is_named_until_it_goes_on() -> None:
+    stage = Stage(agents=True, followers=1)
+
+    async def scenario() -> None:
+        await asyncio.sleep(1.0)
+        node = stage.engines["a"].nodes[1]
+        node.stop()
+        await stage.until(lambda: stage.verdict("a") is Verdict.DOWN, 1.0)
+        shown = page(stage)
+        assert shown["faults"] == [{"node": node.name, "source": "agent"}]
+        assert shown["next_canary_s"] is None
+        assert f"before that is taken back by agent of node {node.name}" in shown["why"][-2]
+        node.go_on()
+        await stage.until(stage.all_up, BACK_S)
+        assert page(stage)["faults"] == []
+
+    stage.play(scenario())
