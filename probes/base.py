@@ -164,3 +164,9 @@ class Probe(Protocol):
     def look(self, patient: Patient) -> AsyncGenerator[Finding, None]:
         """What one look finds: none, one or several findings. Troubles of the fetch are findings too."""
         ...
+
+
+def is_in_use(patient: Patient) -> bool:
+    """Whether the unit is known to work on anything, of ours or of others."""
+    load = patient.load
+    return patient.in_flight > 0 or (load is not None and load.running + load.waiting > 0)

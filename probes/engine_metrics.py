@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 from urllib.parse import urlsplit
 
-from probes.base import Fetch, FetchError, Patient
+from probes.base import Fetch, FetchError, Patient, is_in_use
 from probes.engines import METRICS, Role, engine
-from router.nouns import Finding, Load
+from router.nouns import Finding, Load, Verdict
 
 _ABSENT = "absent"
 """Note: where the last replies held none of the names, and how many in a row they were."""
@@ -30,13 +30,15 @@ _LIMIT_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class EngineMetrics:
-    """Asks every `period_s`; every `absent_s` a unit that has shown no engine's numbers for some looks.
+    """Asks every `period_s`; every `idle_s` a unit without work, which readiness looks at meanwhile; every
+    `absent_s` one that has shown no engine's numbers for some looks.
 
     A look that brings no reply is soon repeated: the next one may show the unit's next epoch.
     """
 
     name: ClassVar[str] = "engine_metrics"
     period_s: float = 1.0
+    idle_s: float = 3.0
     absent_s: float = 30.0
     timeout_s: float = 2.0
 
@@ -45,9 +47,12 @@ class EngineMetrics:
         return self.timeout_s
 
     def due_at(self, patient: Patient, last_at: float) -> float:
-        """Late for a unit that has no metrics where its engine would show them."""
-        is_absent = _absences(patient, _url(patient)) >= _ABSENT_LOOKS
-        return last_at + (self.absent_s if is_absent else self.period_s)
+        """Later for a unit without work, late for one that has no metrics where its engine shows them."""
+        absences = _absences(patient, _url(patient))
+        if absences:
+            return last_at + (self.absent_s if absences >= _ABSENT_LOOKS else self.period_s)
+        is_idle = patient.verdict is Verdict.UP and patient.load is not None and not is_in_use(patient)
+        return last_at + (self.idle_s if is_idle else self.period_s)
 
     async def look(self, patient: Patient) -> AsyncGenerator[Finding, None]:
         """The load, or nothing: absence of metrics says nothing about the unit."""

@@ -10,9 +10,9 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from probes.base import FetchError, Patient, Reply, Trouble
+from probes.base import FetchError, Patient, Reply, Trouble, is_in_use
 from probes.engines import engine
-from router.nouns import Evidence, Finding, Sign, Strength
+from router.nouns import Evidence, Finding, Sign, Strength, Verdict
 
 _Weight = tuple[Sign, Strength]
 
@@ -34,21 +34,27 @@ _PATH = "path"
 class Readiness:
     """GET the engine's readiness path every `period_s`.
 
+    Every `metered_s` while the metrics of an UP unit are read all the time: the same server answers both, and one
+    look a second is enough.
+
     `timeout_s` (3) is so long that slow answers alone stay below the rate that makes a busy unit suspect
     (5 in 10 s).
     """
 
     name: ClassVar[str] = "readiness"
     period_s: float = 1.0
+    metered_s: float = 3.0
     timeout_s: float = 3.0
 
     def limit_s(self, _patient: Patient) -> float:
         """One timeout for all paths."""
         return self.timeout_s
 
-    def due_at(self, _patient: Patient, last_at: float) -> float:
-        """One period after the last look."""
-        return last_at + self.period_s
+    def due_at(self, patient: Patient, last_at: float) -> float:
+        """One period after the last look; a longer one while metrics come all the time."""
+        load = patient.load
+        is_metered = load is not None and patient.now() - load.at < 2 * self.period_s and is_in_use(patient)
+        return last_at + (self.metered_s if is_metered and patient.verdict is Verdict.UP else self.period_s)
 
     async def look(self, patient: Patient) -> AsyncGenerator[Finding, None]:
         """One piece of evidence."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from probes.base import Trouble
+from probes.engine_metrics import EngineMetrics
 from probes.engines import ENGINES
 from probes.readiness import Readiness
-from router.nouns import Evidence, Rules, Sign, Strength
+from router.nouns import Evidence, Load, Rules, Sign, Strength, Verdict
 from tests.patient import Answer, FakePatient, look, reply
 
 
@@ -122,3 +124,20 @@ def test_slow_answers_alone_do_not_reach_the_rate_that_is_suspicious() -> None:
     """Looks do not overlap, so that timeouts come at most one per `timeout_s`."""
     rules = Rules()
     assert rules.weak_window_s // Readiness().timeout_s + 1 < rules.weak_min
+
+
+def test_one_look_a_second_is_shared_with_the_metrics() -> None:
+    """The same server answers both: while one of them asks all the time, the other need not."""
+    patient = FakePatient(lambda _: reply(200))
+    busy, idle = Load("u", 100.0, running=1), Load("u", 100.0)
+    for load, verdict, readiness_s, metrics_s in (
+        (None, Verdict.UP, 1.0, 1.0),
+        (busy, Verdict.UP, 3.0, 1.0),
+        (busy, Verdict.SUSPECT, 1.0, 1.0),
+        (idle, Verdict.UP, 1.0, 3.0),
+        (idle, Verdict.STARTING, 1.0, 1.0),
+        (replace(busy, at=97.0), Verdict.UP, 1.0, 1.0),
+    ):
+        patient.load, patient.verdict = load, verdict
+        due = Readiness().due_at(patient, 100.0), EngineMetrics().due_at(patient, 100.0)
+        assert due == (100.0 + readiness_s, 100.0 + metrics_s)
