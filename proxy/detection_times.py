@@ -81,8 +81,8 @@ def rows(kind: Kind, rules: Rules) -> list[Row]:
 
 
 def canary_s(rules: Rules, counts: bool) -> float:
-    """How long a canary may take; twice as long where only answers show that the engine works."""
-    return rules.canary_timeout_s if counts else 2.0 * rules.canary_timeout_s
+    """How long a canary may take: at least as long as silence may; twice where only answers show work."""
+    return max(rules.canary_timeout_s, rules.silent_min_s) * (1.0 if counts else 2.0)
 
 
 def busy_hang_s(rules: Rules, counts: bool) -> float:
@@ -102,7 +102,7 @@ def idle_hang_s(rules: Rules, counts: bool) -> float:
     Work done just before the fault is a sign of life when the counters are read next. Where only answers show
     work, a first canary may count as an excuse for itself: it is a request that is there.
     """
-    one_s, excused_s = canary_s(rules, counts), 0.0 if counts else rules.canary_timeout_s
+    one_s, excused_s = canary_s(rules, counts), 0.0 if counts else canary_s(rules, True)
     due_s = max(EngineMetrics().period_s + rules.canary_idle_s, one_s)
     return due_s + excused_s + 2.0 * one_s + SLACK_S
 
@@ -110,7 +110,7 @@ def idle_hang_s(rules: Rules, counts: bool) -> float:
 def lost_machine_s(rules: Rules, counts: bool) -> float:
     """Until its agent is missed, or the canary on its way is back; then one fails."""
     one_s = canary_s(rules, counts)
-    excused_s = 0.0 if counts else rules.canary_timeout_s
+    excused_s = 0.0 if counts else canary_s(rules, True)
     return max(SILENCE_S + BEAT_S, one_s) + excused_s + one_s + SLACK_S
 
 

@@ -19,10 +19,10 @@ HANGS = "the engine hangs, its processes run"
 STOPS = "a process is killed or stopped"
 
 
-def promised(stage: Stage, fault: str) -> tuple[float, float]:
+def promised(stage: Stage, fault: str, rules: Rules = RULES) -> tuple[float, float]:
     """The times of a fault, with streams and without, as they would be printed."""
     (kind,) = kinds([desk.unit for desk in stage.gate.board])
-    row = {row.fault: row for row in rows(kind._replace(counts=not stage.is_blind), RULES)}[fault]
+    row = {row.fault: row for row in rows(kind._replace(counts=not stage.is_blind), rules)}[fault]
     return row.busy_s, row.idle_s
 
 
@@ -76,3 +76,16 @@ def test_a_fault_is_found_as_soon_as_promised(
         stage = Stage(seed, is_blind=is_blind, agents=agents, followers=int(agents))
         found_s = measured_s(stage, fail, is_busy=is_busy)
         assert found_s < promised(stage, fault)[not is_busy]
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [Rules(silent_min_s=0.4, canary_timeout_s=0.6, canary_idle_s=0.8), Rules(canary_timeout_s=0.3)],
+    ids=["impatient", "of which one overrules the other"],
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_other_rules_make_other_promises_that_are_kept(rules: Rules, seed: int) -> None:
+    for is_busy in (True, False):
+        stage = Stage(seed, rules=rules)
+        found_s = measured_s(stage, wedge, is_busy=is_busy)
+        assert found_s < promised(stage, HANGS, rules)[not is_busy] < promised(stage, HANGS)[not is_busy]
