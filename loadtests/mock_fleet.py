@@ -23,7 +23,7 @@ _BODY = (
     b'{"id":"1","object":"chat.completion","choices":[{"index":0,'
     b'"message":{"role":"assistant","content":"a"},"finish_reason":"length"}]}'
 )
-_MODELS = b'{"object":"list","data":[{"id":"mock","object":"model","owned_by":"mock"}]}'
+_MODELS = b'{"object":"list","data":[{"id":"mock","object":"model","owned_by":"vllm"}]}'
 _FAMILY = "vllm:filler_seconds_bucket"
 
 

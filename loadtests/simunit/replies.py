@@ -82,7 +82,7 @@ def error(status: int, message: str) -> dict[str, object]:
 
 def models(name: str, created: int, max_model_len: int) -> dict[str, object]:
     """Body of /v1/models."""
-    entry = {"id": name, "object": "model", "created": created, "owned_by": "simunit", "root": name}
+    entry = {"id": name, "object": "model", "created": created, "owned_by": "vllm", "root": name}
     return {"object": "list", "data": [entry | {"parent": None, "max_model_len": max_model_len}]}
 
 
