@@ -1,0 +1,194 @@
+"""What an ask costs on a unit, in predicted seconds: the one number by which units are compared. Pure.
+
+    (prefill tokens ahead + own uncached tokens) / prefill rate + answer tokens * step + wait for KV cache,
+    all over the unit's share (weight, slow start, degraded), + penalties for errors, doubt and distance
+
+`forecast` takes together what changes slowly, a few times a second and at each report; `cost` adds what this
+gate has there at this moment. Rules: a cost is positive and finite; more work never makes it less; a unit of
+which nothing is heard is neither idle nor lost: it counts as its peers do, and a little more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import NamedTuple
+
+from router.rates import Rates
+from router.work import Work
+
+KV_MAX_S = 60.0
+"""The longest that a wait for KV cache is taken to be: for an ask that does not fit at all."""
+
+_SHARE_MIN = 1e-3
+_TOKENS_MAX = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class CostRules:
+    """What a cost goes by.
+
+    report_half_life_s (2): after so long a report counts half, and the median of the unit's peers the other.
+    doubt_s (0.1): added for a unit whose report does not count at all any more.
+    error_s (5), error_max_s (60): error_s * p / (1 - p) is added for a share p of failures.
+    foreign_tokens (1000): the uncached prompt of somebody else's request, where the engine does not tell.
+    """
+
+    report_half_life_s: float = 2.0
+    doubt_s: float = 0.1
+    error_s: float = 5.0
+    error_max_s: float = 60.0
+    foreign_tokens: float = 1000.0
+
+
+class Report(NamedTuple):
+    """What an engine says beyond what this gate has there: other people's requests, and its KV cache in use.
+
+    `waiting_tokens` is None where the engine counts requests only. `kv_use` is a share, 0 to 1.
+    """
+
+    waiting: float
+    running: float
+    kv_use: float
+    age_s: float
+    waiting_tokens: float | None = None
+
+
+class Facts(NamedTuple):
+    """What is known of a unit apart from this gate's own work there.
+
+    `share` is its weight now (slow start and degradation included), `error_share` 0 to 1, `far_s` what being
+    in another cell costs, `kv_tokens` the size of its KV cache (0: unknown).
+    """
+
+    rates: Rates
+    report: Report | None = None
+    share: float = 1.0
+    error_share: float = 0.0
+    far_s: float = 0.0
+    kv_tokens: int = 0
+
+
+class Forecast(NamedTuple):
+    """The side of a cost that changes slowly. `token_s`, `step_s` and `sequence_s` are seconds for each
+    uncached token, decoding step, and sequence in it, over the unit's share; `tokens_s` is its prefill rate.
+    """
+
+    tokens_s: float
+    token_s: float
+    step_s: float
+    sequence_s: float
+    answer_tokens: float
+    foreign_tokens: float
+    foreign_batch: float
+    kv_tokens: int
+    kv_reported: float
+    error_s: float
+    doubt_s: float
+    far_s: float
+
+
+class Cost(NamedTuple):
+    """Predicted seconds, term by term; `total_s` is their sum, and what policies compare.
+
+    The first four are already divided by the unit's share.
+    """
+
+    total_s: float
+    queue_s: float
+    prefill_s: float
+    decode_s: float
+    kv_s: float
+    error_s: float
+    doubt_s: float
+    far_s: float
+
+    @property
+    def ttft_s(self) -> float:
+        """When the first token is due, as far as work goes."""
+        return self.queue_s + self.prefill_s + self.kv_s
+
+
+_IDLE = Report(waiting=0.0, running=0.0, kv_use=0.0, age_s=0.0)
+_new = tuple.__new__
+
+
+def forecast(units: Sequence[Facts], rules: CostRules) -> list[Forecast]:
+    """The forecasts of units, in their order; they are made together because they stand in for each other."""
+    reports = [facts.report for facts in units if facts.report is not None]
+    usual = _usual([r for r in reports if _trust(r, rules) >= 0.5] or reports or [_IDLE], rules)
+    return [_forecast(facts, usual, rules) for facts in units]
+
+
+def cost(unit: Forecast, work: Work, prompt_tokens: float, cached_tokens: float, now: float) -> Cost:
+    """What a prompt of so many tokens, of which so many are in the unit's prefix cache, costs there."""
+    (tokens_s, token_s, step_s, sequence_s, answer, foreign, batch, kv_tokens, _, error_s, doubt_s, far_s) = (
+        unit
+    )
+    uncached = prompt_tokens - cached_tokens
+    if uncached < 1.0:
+        # The last token is always computed: it gives the first one of the answer.
+        uncached = 1.0
+    queue_s = (work.backlog_tokens(now, tokens_s) + foreign) * token_s
+    prefill_s = uncached * token_s
+    decode_s = answer * (step_s + sequence_s * (work.batch + batch + 1.0))
+    kv_s = _kv_s(unit, work, prompt_tokens + answer, decode_s) if kv_tokens else 0.0
+    total_s = queue_s + prefill_s + decode_s + kv_s + error_s + doubt_s + far_s
+    # Not by its own constructor, which takes as long as all of the above: this is done for each unit and ask.
+    return _new(Cost, (total_s, queue_s, prefill_s, decode_s, kv_s, error_s, doubt_s, far_s))
+
+
+def _usual(reports: Sequence[Report], rules: CostRules) -> Report:
+    """What units have as a rule."""
+    return Report(
+        waiting=median(report.waiting for report in reports),
+        running=median(report.running for report in reports),
+        kv_use=median(report.kv_use for report in reports),
+        age_s=0.0,
+        waiting_tokens=median(_waiting_tokens(report, rules) for report in reports),
+    )
+
+
+def _forecast(facts: Facts, usual: Report, rules: CostRules) -> Forecast:
+    rates, own, share = facts.rates, facts.report or usual, max(facts.share, _SHARE_MIN)
+    trust = _trust(own, rules) if facts.report is not None else 0.0
+    tokens, others = _waiting_tokens(own, rules), _waiting_tokens(usual, rules)
+    errors = facts.error_share
+    return Forecast(
+        tokens_s=rates.prefill_tokens_s.value,
+        token_s=1.0 / rates.prefill_tokens_s.value / share,
+        step_s=rates.steps.base_s / share,
+        sequence_s=rates.steps.per_sequence_s / share,
+        answer_tokens=rates.answer_tokens.value,
+        foreign_tokens=_blend(trust, tokens, others),
+        foreign_batch=_blend(trust, own.waiting + own.running, usual.waiting + usual.running),
+        kv_tokens=facts.kv_tokens,
+        kv_reported=_blend(trust, own.kv_use, usual.kv_use) * facts.kv_tokens,
+        error_s=min(rules.error_s * errors / max(1.0 - errors, 1e-9), rules.error_max_s),
+        doubt_s=rules.doubt_s * (1.0 - trust),
+        far_s=facts.far_s,
+    )
+
+
+def _kv_s(unit: Forecast, work: Work, needed: float, stay_s: float) -> float:
+    """How long until enough of the KV cache is free: what is in use comes free evenly over a stay."""
+    if needed >= unit.kv_tokens:
+        return KV_MAX_S
+    used = max(work.kv_tokens, unit.kv_reported)
+    missing = used + needed - unit.kv_tokens
+    return min(missing * stay_s / used, KV_MAX_S) if missing > 0.0 else 0.0
+
+
+def _trust(report: Report, rules: CostRules) -> float:
+    """How much a report counts: 1 when it is new, half of it a half-life later."""
+    return float(0.5 ** (max(report.age_s, 0.0) / rules.report_half_life_s))
+
+
+def _waiting_tokens(report: Report, rules: CostRules) -> float:
+    tokens = report.waiting_tokens
+    return min(report.waiting * rules.foreign_tokens if tokens is None else tokens, _TOKENS_MAX)
+
+
+def _blend(trust: float, own: float, others: float) -> float:
+    return trust * own + (1.0 - trust) * others

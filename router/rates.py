@@ -1,0 +1,167 @@
+"""How fast one unit is, learnt from what the gate sees of it. Pure: no clock, no chance.
+
+Rules:
+1. Every estimate is positive, finite and within fixed bounds, whatever it is fed.
+2. One sample moves it by little: samples are clipped at a factor, and count the less the more there were. A
+   change that lasts is followed within some ten samples.
+3. A guess from elsewhere (configuration, the engine, the unit's peers) holds only until something was seen.
+"""
+
+from __future__ import annotations
+
+from math import exp, inf, isfinite, log
+
+FIRST_PREFILL_TOKENS_S = 4000.0
+FIRST_BYTES_PER_TOKEN = 4.0
+FIRST_ANSWER_TOKENS = 128.0
+FIRST_STEP_S = 0.02
+
+_GAIN = 0.1
+_CLIP = log(2.0)
+_CLIP_FIRST = log(20.0)
+_WINDOW_TOKENS = 2048
+"""A prefill rate is taken over at least so many tokens: prompts that share a step end at the same time."""
+_WINDOW_S = 0.005
+_MEASURED_TOKENS = 32
+"""A shorter prompt says more about the chat template than about bytes per token."""
+
+
+class Estimate:
+    """A positive number that follows its samples in the logarithm."""
+
+    __slots__ = ("_high", "_low", "seen", "value")
+
+    def __init__(self, first: float, low: float, high: float) -> None:
+        self._low, self._high = low, high
+        self.seen = 0
+        self.value = min(max(first, low), high)
+
+    def guess(self, value: float) -> None:
+        """Take over an estimate from elsewhere, unless something was seen already or it makes no sense."""
+        if not self.seen and 0.0 < value < inf:
+            self.value = min(max(value, self._low), self._high)
+
+    def learn(self, sample: float) -> None:
+        """Take over one sample; what is no positive number is ignored."""
+        if not 0.0 < sample < inf:
+            return
+        self.seen += 1
+        clip = max(_CLIP, _CLIP_FIRST / self.seen)
+        by = min(max(log(sample) - log(self.value), -clip), clip)
+        self.value = min(max(self.value * exp(by * max(_GAIN, 1.0 / self.seen)), self._low), self._high)
+
+
+class Steps:
+    """How long a decoding step takes: `base_s + per_sequence_s * batch`, by least squares that fade."""
+
+    __slots__ = ("_n", "_x", "_xx", "_xy", "_y", "base_s", "per_sequence_s", "seen")
+
+    MIN_S, MAX_S = 1e-5, 10.0
+    _FADE = 0.98
+    _FLAT = 4.0
+    """Added to the variance of the batch: a slope seen over few different batches is hardly one."""
+    _CLIP = 4.0
+
+    def __init__(self) -> None:
+        self._n = self._x = self._y = self._xx = self._xy = 0.0
+        self.seen = 0
+        self.base_s, self.per_sequence_s = FIRST_STEP_S, 0.0
+
+    def guess(self, base_s: float, per_sequence_s: float = 0.0) -> None:
+        """As for an Estimate."""
+        if not self.seen and 0.0 < base_s < inf and 0.0 <= per_sequence_s < inf:
+            self.base_s, self.per_sequence_s = self._bounded(base_s), min(per_sequence_s, self.MAX_S)
+
+    def at(self, batch: float) -> float:
+        """Seconds a step with so many sequences."""
+        return min(self.base_s + self.per_sequence_s * batch, self.MAX_S)
+
+    def learn(self, step_s: float, batch: float) -> None:
+        """Steps took so long on average while so many sequences were there."""
+        if not (0.0 < step_s < inf and 0.0 <= batch < inf):
+            return
+        self.seen += 1
+        expected = self.at(batch)
+        factor = max(self._CLIP, exp(_CLIP_FIRST / self.seen))
+        step_s = self._bounded(min(max(step_s, expected / factor), expected * factor))
+        batch = min(batch, 1e6)
+        keep = self._FADE
+        self._n = self._n * keep + 1.0
+        self._x = self._x * keep + batch
+        self._y = self._y * keep + step_s
+        self._xx = self._xx * keep + batch * batch
+        self._xy = self._xy * keep + batch * step_s
+        mean_x, mean_y = self._x / self._n, self._y / self._n
+        variance = max(self._xx / self._n - mean_x * mean_x, 0.0) + self._FLAT
+        slope = (self._xy / self._n - mean_x * mean_y) / variance
+        # A step with more sequences is never shorter, and one with none is not for nothing.
+        self.per_sequence_s = min(max(slope, 0.0), 0.9 * mean_y / max(mean_x, 1.0))
+        self.base_s = self._bounded(mean_y - self.per_sequence_s * mean_x)
+
+    def _bounded(self, step_s: float) -> float:
+        return min(max(step_s, self.MIN_S), self.MAX_S)
+
+
+class Rates:
+    """All that is learnt of one unit."""
+
+    __slots__ = ("_busy_s", "_tokens", "answer_tokens", "bytes_per_token", "prefill_tokens_s", "steps")
+
+    def __init__(self) -> None:
+        self.prefill_tokens_s = Estimate(FIRST_PREFILL_TOKENS_S, 1.0, 1e8)
+        self.bytes_per_token = Estimate(FIRST_BYTES_PER_TOKEN, 0.25, 64.0)
+        self.answer_tokens = Estimate(FIRST_ANSWER_TOKENS, 1.0, 1e6)
+        self.steps = Steps()
+        self._tokens = 0
+        self._busy_s = 0.0
+
+    def prefilled(self, tokens: int, busy_s: float) -> None:
+        """So many uncached tokens were computed in so many seconds with something to compute."""
+        if tokens < 0 or not (isfinite(busy_s) and busy_s >= 0.0):
+            return
+        self._tokens += tokens
+        self._busy_s += busy_s
+        if self._tokens >= _WINDOW_TOKENS and self._busy_s >= _WINDOW_S:
+            self.prefill_tokens_s.learn(self._tokens / self._busy_s)
+            self._tokens, self._busy_s = 0, 0.0
+
+    def used(self, prompt_bytes: int, prompt_tokens: int, answer_tokens: int) -> None:
+        """What the `usage` of an answer says."""
+        if prompt_tokens >= _MEASURED_TOKENS:
+            self.bytes_per_token.learn(prompt_bytes / prompt_tokens)
+        self.answer_tokens.learn(float(answer_tokens))
+
+    def reset(self) -> None:
+        """The unit has started anew: estimates stay as guesses, and give way to the first samples."""
+        self._tokens, self._busy_s = 0, 0.0
+        self.prefill_tokens_s.seen = self.answer_tokens.seen = self.bytes_per_token.seen = 0
+        base_s, per_sequence_s = self.steps.base_s, self.steps.per_sequence_s
+        self.steps = Steps()
+        self.steps.guess(base_s, per_sequence_s)
+
+
+class Errors:
+    """The share of attempts that fail on a unit, of late: each failure halves what is missing to 1."""
+
+    __slots__ = ("_at", "_share")
+
+    HALF_LIFE_S = 10.0
+    MAX = 0.99
+
+    def __init__(self) -> None:
+        self._share = 0.0
+        self._at = 0.0
+
+    def share(self, now: float) -> float:
+        """0 to MAX. It fades: who failed long ago may try again."""
+        return self._share * 0.5 ** (max(now - self._at, 0.0) / self.HALF_LIFE_S) if self._share else 0.0
+
+    def failed(self, now: float) -> None:
+        """An attempt came to nothing through the unit's fault."""
+        share = self.share(now)
+        self._share, self._at = min(share + (1.0 - share) / 2.0, self.MAX), now
+
+    def worked(self, now: float) -> None:
+        """An attempt went well."""
+        if self._share:
+            self._share, self._at = self.share(now) / 2.0, now

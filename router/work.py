@@ -1,0 +1,92 @@
+"""What one unit still has to do for this gate: prompts to prefill, sequences to decode. Exact and fresh.
+
+Rules:
+1. A job is queued until its first token is shown, then decoding, until it is taken out. Sums are those of the
+   jobs that are there: when all are gone, all are zero.
+2. Prompts are taken to be prefilled one after the other, as engines do: of the one in front a part is done by
+   now, but never more than all of it. A unit on which nothing moves keeps the rest of its backlog.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import NamedTuple
+
+
+class Job(NamedTuple):
+    """One attempt: the tokens that have to be computed before it shows anything, and those it holds in the KV
+    cache that others do not.
+    """
+
+    uncached_tokens: int
+    kv_tokens: int
+
+
+class Prefilled(NamedTuple):
+    """So many tokens were computed in so many seconds in which the unit had prompts to prefill."""
+
+    tokens: int
+    busy_s: float
+
+
+class Work:
+    """The jobs of one unit, by the lease (or whatever else stands for the attempt)."""
+
+    __slots__ = ("_decoding", "_queued", "_since", "batch", "kv_tokens", "queued_tokens")
+
+    def __init__(self) -> None:
+        self.queued_tokens = 0
+        """Uncached tokens of the prompts that have shown nothing yet."""
+        self.kv_tokens = 0
+        self.batch = 0
+        """All jobs: those that decode, and those that will."""
+        self._queued: dict[Hashable, Job] = {}
+        self._decoding: dict[Hashable, Job] = {}
+        # Since when the prompt in front is being computed.
+        self._since = 0.0
+
+    @property
+    def queued(self) -> int:
+        """Prompts that have shown nothing yet."""
+        return len(self._queued)
+
+    def open(self, key: Hashable, job: Job, now: float) -> None:
+        """An attempt was sent to the unit."""
+        if not self._queued:
+            self._since = now
+        self._queued[key] = job
+        self.batch += 1
+        self.queued_tokens += job.uncached_tokens
+        self.kv_tokens += job.kv_tokens
+
+    def show(self, key: Hashable, now: float) -> Prefilled | None:
+        """The first token has come. None when it was taken out, or has shown one, before."""
+        job = self._queued.pop(key, None)
+        if job is None:
+            return None
+        self._decoding[key] = job
+        self.queued_tokens -= job.uncached_tokens
+        busy_s, self._since = max(now - self._since, 0.0), now
+        return Prefilled(job.uncached_tokens, busy_s)
+
+    def close(self, key: Hashable, now: float) -> None:
+        """The attempt is over, however it ended. Nothing happens the second time."""
+        if self._queued and next(iter(self._queued)) == key:
+            # What was computed of it counts for nothing; the next prompt begins now.
+            self._since = now
+        job = self._queued.pop(key, None)
+        if job is not None:
+            self.queued_tokens -= job.uncached_tokens
+        else:
+            job = self._decoding.pop(key, None)
+        if job is not None:
+            self.kv_tokens -= job.kv_tokens
+            self.batch -= 1
+
+    def backlog_tokens(self, now: float, tokens_s: float) -> float:
+        """Uncached tokens that have yet to be computed, at a prefill rate of so many a second."""
+        if not self._queued:
+            return 0.0
+        front = next(iter(self._queued.values())).uncached_tokens
+        done = (now - self._since) * tokens_s
+        return self.queued_tokens - (front if done > front else done if done > 0.0 else 0.0)
