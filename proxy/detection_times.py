@@ -11,7 +11,6 @@ from typing import NamedTuple, cast
 
 from probes.agent import BEAT_S, LOOK_S
 from probes.agent_link import SILENCE_S
-from probes.engine_metrics import EngineMetrics
 from probes.engines import METRICS, Role
 from probes.node import NodeProbe
 from probes.readiness import Readiness
@@ -99,11 +98,11 @@ def busy_hang_s(rules: Rules, counts: bool) -> float:
 def idle_hang_s(rules: Rules, counts: bool) -> float:
     """Until a canary is due, after the last sign of life or the canary on its way; then two fail.
 
-    Work done just before the fault is a sign of life when the counters are read next. Where only answers show
-    work, a first canary may count as an excuse for itself: it is a request that is there.
+    A canary on its way may be excused by what it moved itself just before the fault, when the counters are read
+    at its end. Where only answers show work, the next one may be an excuse for itself: a request that is there.
     """
     one_s, excused_s = canary_s(rules, counts), 0.0 if counts else canary_s(rules, True)
-    due_s = max(EngineMetrics().period_s + rules.canary_idle_s, one_s)
+    due_s = max(canary_s(rules, True) + rules.canary_idle_s, one_s)
     return due_s + excused_s + 2.0 * one_s + SLACK_S
 
 

@@ -73,7 +73,7 @@ def test_a_unit_that_is_down_says_what_brings_it_back() -> None:
     text = told(board(PASSED, REFUSED).desks["a1"])
     assert text.startswith("a1 is out of rotation, for 10.0 s: it is down.")
     assert "Because: connection refused (requests of clients, 10.0 s ago)." in text
-    assert "Next: a canary (a request for one token) within 0.8 s. 2 have to pass in a row; then it gets" in text
+    assert "Next: a canary (a request for one token) within 0.8 s. 2 have to pass in a row; then it" in text
     assert "You can see that its engine runs and listens at http://10.0.0.1:8000" in text
 
 
