@@ -19,6 +19,7 @@ from itertools import count
 from random import Random
 from typing import Any
 
+from probes.http_status import HttpProbe
 from probes.runner import JITTER
 from proxy.ask import read_ask
 from proxy.failure import Failure
@@ -77,6 +78,7 @@ class Stage:
         timing: Timing = USUAL,
         followers: int = 0,
         agents: bool = False,
+        pages: bool = False,
         is_blind: bool = False,
         max_in_flight: int = 256,
         policy: str = "least_load",
@@ -91,6 +93,7 @@ class Stage:
         self.promise_s = promise_s(timing, is_blind=is_blind)
         self.followers = followers
         self.agents = agents
+        self.pages = pages
         self.is_blind = is_blind
         self.max_in_flight = max_in_flight
         self.engines: dict[str, Engine] = {}
@@ -174,7 +177,8 @@ class Stage:
         if self._is_over:
             return
         for engine in self.engines.values():
-            if self.is_lost(engine):
+            # In panic the gate holds on to units on purpose.
+            if self.is_lost(engine) and self.gate.board.panic_at is None:
                 self._lost_since.setdefault(engine.url, self.now)
             else:
                 self._lost_since.pop(engine.url, None)
@@ -223,13 +227,17 @@ class Stage:
         return Fleet((Cell("cell"),), tuple(replace(unit, **changed) for unit in units))
 
     def _nodes(self, engine: Engine) -> tuple[Node, ...]:
-        """The nodes of a unit as configured: with their agents, if the stage has agents."""
-        if not self.agents:
+        """The nodes of a unit as configured: with their agents and pages, as far as the stage has them."""
+        if not self.agents and not self.pages:
             return ()
-        leader, *others = engine.nodes
-        return (
-            Node(leader.name, Role.LEADER, leader.agent),
-            *(Node(node.name, Role.FOLLOWER, node.agent) for node in others),
+        return tuple(
+            Node(
+                node.name,
+                Role.FOLLOWER if rank else Role.LEADER,
+                node.agent if self.agents else "",
+                (HttpProbe(url=node.page),) if self.pages else (),
+            )
+            for rank, node in enumerate(engine.nodes)
         )
 
     def is_lost(self, engine: Engine) -> bool:

@@ -11,7 +11,7 @@ import asyncio
 import math
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from random import Random
 from typing import Any
 
@@ -69,7 +69,7 @@ async def short_queues(stage: Stage, seconds: float) -> None:
     """Both units have a short queue, and many more users than fit."""
     for engine in stage.engines.values():
         engine.max_waiting = 4
-    users = Users(stage, 2 * STREAMS)
+    users = Users(stage, STREAMS)
     await asyncio.sleep(seconds)
     await users.leave()
     for engine in stage.engines.values():
@@ -115,18 +115,26 @@ PHASES: dict[str, Phase] = {
 
 
 def weather(
-    seed: int, timing: Timing, phases: dict[str, Phase] = PHASES, *, minutes: float, phase_s: float = PHASE_S
+    seed: int,
+    timing: Timing,
+    phases: Iterable[Phase] = tuple(PHASES.values()),
+    *,
+    minutes: float = 0.0,
+    phase_s: float = PHASE_S,
+    streams: int = STREAMS,
 ) -> Stage:
-    """Let the phases take turns over a full load; the stage afterwards."""
+    """Let the phases take turns over a full load, once at least; the stage afterwards."""
     stage = Stage(seed, timing=timing)
 
     async def scenario() -> None:
-        users, over_at = Users(stage, STREAMS), stage.now + 60.0 * minutes
-        while stage.now < over_at:
-            for phase in phases.values():
+        users, over_at = Users(stage, streams), stage.now + 60.0 * minutes
+        while True:
+            for phase in phases:
                 await phase(stage, phase_s)
                 for engine in stage.engines.values():
                     engine.behaviour = Behaviour()
+            if stage.now >= over_at:
+                break
         await users.leave()
 
     stage.play(scenario())

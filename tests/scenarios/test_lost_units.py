@@ -95,7 +95,8 @@ def test_a_restarted_unit_is_looked_at_anew_before_it_gets_users() -> None:
         await stage.until(lambda: stage.flips("a")[-1] == "starting", 2.0)
         assert all(visit.unit == "b" for visit in await stage.crowd(8))
         await stage.until(stage.all_up, BACK_S)
-        assert any(visit.unit == "a" for visit in await stage.crowd(8))
+        # It has only just come up: its share is small yet.
+        assert any(visit.unit == "a" for visit in await stage.crowd(32))
 
     stage.play(scenario())
 

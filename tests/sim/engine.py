@@ -238,6 +238,9 @@ class Engine:
     def _break_stream(self, sequence: Sequence, breaks: Break) -> None:
         if breaks is Break.STALL:
             return
+        if breaks is Break.LOSE:
+            self.running.pop(sequence)
+            return
         self._forget(sequence, breaks.name.lower())
         if breaks is Break.ERROR:
             sequence.fail("simulated failure in the stream")

@@ -1,0 +1,126 @@
+"""Units of several nodes: what agents and pages tell of one is believed of all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from router.nouns import Verdict
+from tests.scenarios.harness import BACK_S, LATENCY_S, PROMISE_S, Stage
+from tests.scenarios.storms import shots
+from tests.scenarios.users import Users
+from tests.sim.engine import Engine
+from tests.sim.hurt import kill, stop
+from tests.sim.node import AGENT_PORT, Node
+from tests.sim.timing import Timing
+
+TIMING = Timing(step_s=0.1)
+USERS = 8
+PREFILL_S = 2.0
+NODE_PERIODS_S = 3.5
+"""A page is asked each second, with jitter; twice it must say that it is not well."""
+
+
+@pytest.mark.parametrize(("hurt", "heal"), [(Node.die, Node.start), (Node.stop, Node.go_on)])
+def test_while_a_follower_s_fault_stands_no_canary_brings_the_unit_back(
+    hurt: Callable[[Node], None], heal: Callable[[Node], None]
+) -> None:
+    stage = Stage(timing=TIMING, followers=2, agents=True)
+    follower = stage.engines["a"].nodes[1]
+
+    async def scenario() -> None:
+        users = Users(stage, USERS)
+        await asyncio.sleep(2.0)
+        # The engine goes on answering: only the agent knows.
+        hurt(follower)
+        await stage.until(lambda: stage.verdict("a") is Verdict.DOWN, 0.3)
+        down_at = stage.now
+        await asyncio.sleep(30.0)
+        assert stage.verdict("a") is Verdict.DOWN
+        assert not stage.picks("a", down_at)
+        heal(follower)
+        await stage.until(stage.all_up, 5.0)
+        await asyncio.sleep(5.0)
+        assert stage.picks("a", down_at)
+        await users.leave()
+
+    stage.play(scenario())
+    assert stage.flips("a").count("down") == 1
+    assert stage.flips("b") == ["up"]
+
+
+def test_a_follower_that_has_started_anew_makes_the_unit_start_anew() -> None:
+    stage = Stage(timing=TIMING, followers=2, agents=True)
+
+    async def scenario() -> None:
+        await asyncio.sleep(2.0)
+        stage.engines["a"].nodes[2].start()
+        await asyncio.sleep(1.0)
+        await stage.until(stage.all_up, BACK_S)
+
+    stage.play(scenario())
+    assert stage.flips("a") == ["up", "starting", "up"]
+
+
+@pytest.mark.parametrize("hurt", [kill, stop])
+def test_the_page_of_a_follower_tells_of_it_too(hurt: Callable[[Engine, int], None]) -> None:
+    stage = Stage(timing=TIMING, followers=2, pages=True)
+
+    async def scenario() -> None:
+        await asyncio.sleep(2.0)
+        hurt(stage.engines["a"], 1)
+        limit_s = NODE_PERIODS_S if hurt is kill else PROMISE_S
+        await stage.until(lambda: stage.verdict("a") is Verdict.DOWN, limit_s)
+        stage.engines["a"].restart()
+        await stage.until(stage.all_up, BACK_S)
+
+    stage.play(scenario())
+    assert stage.flips("b") == ["up"]
+
+
+def test_agents_that_cannot_be_reached_take_no_unit_out() -> None:
+    stage = Stage(timing=TIMING, followers=2, agents=True)
+
+    async def scenario() -> None:
+        users = Users(stage, USERS)
+        await asyncio.sleep(2.0)
+        for node in stage.engines["a"].nodes:
+            stage.world.net.partition(f"{node.name}:{AGENT_PORT}")
+        await asyncio.sleep(30.0)
+        assert stage.all_up()
+        stage.world.net.heal()
+        await asyncio.sleep(5.0)
+        await users.leave()
+
+    stage.play(scenario())
+    assert set(stage.flips("a")) <= {"up", "suspect"}
+    # Once for each node: that it goes on is no news.
+    assert stage.flips("a").count("suspect") <= 3
+    assert all(visit.is_answered for visit in stage.visits)
+
+
+def test_a_unit_with_agents_at_rest_is_left_alone() -> None:
+    stage = Stage(timing=TIMING, followers=3, agents=True, pages=True)
+
+    async def scenario() -> None:
+        await asyncio.sleep(60.0)
+
+    stage.play(scenario())
+    assert not shots(stage)
+
+
+def test_a_follower_killed_under_an_agent_moves_its_requests_at_once() -> None:
+    stage = Stage(timing=Timing(prefill_s=PREFILL_S), followers=1, agents=True)
+
+    async def scenario() -> None:
+        crowd = stage.crowd(16)
+        await asyncio.sleep(1.0)
+        kill(stage.engines["a"], 1)
+        killed_at = stage.now
+        visits = await crowd
+        assert all(visit.is_answered and visit.unit == "b" for visit in visits)
+        assert max(visit.reply.event_times_s[0] for visit in visits) < killed_at + 0.3 + PREFILL_S + LATENCY_S
+
+    stage.play(scenario())

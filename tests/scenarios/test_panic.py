@@ -1,0 +1,118 @@
+"""A gate that is cut off holds its rotation for a while; a unit that is wedged is never held."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from proxy.gate import TICK_S
+from router.nouns import Verdict
+from tests.scenarios.harness import BACK_S, PROMISE_S, RULES, Stage
+from tests.scenarios.users import Users
+from tests.sim.timing import Timing
+
+TIMING = Timing(step_s=0.1)
+USERS = 12
+
+
+def told(stage: Stage) -> list[str]:
+    """What was told of panic."""
+    kinds = [event["kind"] for event in stage.gate.events.last()]
+    return [kind for kind in kinds if kind.startswith("panic")]
+
+
+def cut_off(stage: Stage, names: str) -> None:
+    for name in names:
+        stage.world.net.partition(stage.engines[name].address)
+
+
+@pytest.mark.parametrize("users", [0, USERS])
+def test_a_gate_cut_off_from_three_units_holds_them_for_half_a_minute_and_says_so(users: int) -> None:
+    stage = Stage(units=3, timing=TIMING)
+
+    async def scenario() -> None:
+        crowd = Users(stage, users)
+        await asyncio.sleep(3.0)
+        cut_off(stage, "abc")
+        cut_at = stage.now
+        await asyncio.sleep(RULES.panic_max_s - 1.0)
+        assert all(desk.is_usable() for desk in stage.gate.board)
+        assert told(stage) == ["panic"]
+        await stage.until(lambda: not any(desk.is_usable() for desk in stage.gate.board), 10.0)
+        assert stage.now - cut_at < RULES.panic_max_s + PROMISE_S
+        await asyncio.sleep(2 * TICK_S)
+        assert told(stage) == ["panic", "panic_over"]
+        stage.world.net.heal()
+        await stage.until(stage.all_up, BACK_S)
+        assert (await stage.ask()).is_answered
+        await crowd.leave()
+
+    stage.play(scenario())
+
+
+def test_a_cut_that_heals_in_time_costs_no_unit_and_no_stream() -> None:
+    stage = Stage(units=3, timing=TIMING)
+
+    async def scenario() -> None:
+        crowd = Users(stage, USERS)
+        await asyncio.sleep(3.0)
+        cut_off(stage, "abc")
+        await asyncio.sleep(15.0)
+        stage.world.net.heal()
+        await asyncio.sleep(5.0)
+        assert stage.all_up()
+        await crowd.leave()
+        assert all(visit.is_answered for visit in stage.visits)
+
+    stage.play(scenario())
+    assert told(stage) == ["panic", "panic_over"]
+    assert not any("down" in stage.flips(name) for name in "abc")
+
+
+def test_two_units_are_too_few_for_panic() -> None:
+    stage = Stage(units=2, timing=TIMING)
+
+    async def scenario() -> None:
+        await asyncio.sleep(3.0)
+        cut_off(stage, "ab")
+        await stage.until(lambda: stage.verdict("a") is stage.verdict("b") is Verdict.DOWN, PROMISE_S)
+
+    stage.play(scenario())
+    assert told(stage) == []
+
+
+def test_a_wedged_unit_whose_leader_answers_is_not_held_while_the_others_are() -> None:
+    stage = Stage(units=5, timing=TIMING)
+
+    async def scenario() -> None:
+        await asyncio.sleep(3.0)
+        cut_off(stage, "abc")
+        await asyncio.sleep(PROMISE_S)
+        stage.engines["d"].behaviour.wedged = True
+        await stage.until(lambda: stage.verdict("d") is Verdict.DOWN, PROMISE_S)
+        assert all(stage.gate.board.desks[name].is_usable() for name in "abc")
+
+    stage.play(scenario())
+    assert stage.flips("e") == ["up"]
+
+
+def test_a_sidecar_whose_only_unit_is_wedged_is_not_ready_and_does_not_panic() -> None:
+    stage = Stage(units=1, timing=TIMING)
+
+    async def scenario() -> None:
+        crowd = Users(stage, USERS)
+        await asyncio.sleep(2.0)
+        assert (await stage.send("GET", "/readyz")).reply.status == 200
+        stage.engines["a"].behaviour.wedged = True
+        await stage.until(lambda: stage.verdict("a") is Verdict.DOWN, PROMISE_S)
+        for _ in range(10):
+            assert (await stage.send("GET", "/readyz")).reply.status == 503
+            await asyncio.sleep(4.0)
+        stage.engines["a"].behaviour.wedged = False
+        await stage.until(stage.all_up, BACK_S)
+        assert (await stage.send("GET", "/readyz")).reply.status == 200
+        await crowd.leave()
+
+    stage.play(scenario())
+    assert told(stage) == []

@@ -1,0 +1,63 @@
+"""Units that are slow, or have only just come up: they get less, and are not taken for dead."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.scenarios.harness import BACK_S, RULES, Stage
+from tests.scenarios.storms import shots
+from tests.scenarios.users import Users
+from tests.sim.timing import Timing
+
+TIMING = Timing(step_s=0.1)
+USERS = 16
+DEGRADED_LIMIT_S = 60.0
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_unit_1_5_times_as_slow_is_degraded_within_a_minute_and_never_suspected(seed: int) -> None:
+    stage = Stage(seed, timing=TIMING)
+    board, engine = stage.gate.board, stage.engines["a"]
+
+    async def scenario() -> None:
+        users = Users(stage, USERS)
+        await asyncio.sleep(15.0)
+        engine.behaviour.slow = 1.5
+        await stage.until(lambda: board.desks["a"].slowness.degraded > 0.0, DEGRADED_LIMIT_S)
+        at = stage.now
+        await asyncio.sleep(30.0)
+        assert board.desks["a"].slowness.degraded == pytest.approx(1.0 - 1.0 / 1.5, abs=0.1)
+        assert len(stage.picks("a", at)) < 0.75 * len(stage.picks("b", at))
+        engine.behaviour.slow = 1.0
+        await stage.until(lambda: board.desks["a"].slowness.degraded == 0.0, DEGRADED_LIMIT_S)
+        await users.leave()
+
+    stage.play(scenario())
+    assert not shots(stage)
+    told = [(event["kind"], event["unit"]) for event in stage.gate.events.last() if event["kind"] != "flip"]
+    assert told == [("degraded", "a"), ("recovered", "a")]
+
+
+def test_a_unit_that_came_back_gets_its_share_little_by_little() -> None:
+    stage = Stage(timing=TIMING)
+    board = stage.gate.board
+
+    async def scenario() -> None:
+        users = Users(stage, USERS)
+        await asyncio.sleep(2.0)
+        stage.engines["a"].die()
+        await asyncio.sleep(5.0)
+        stage.engines["a"].restart()
+        await stage.until(stage.all_up, BACK_S)
+        shares = []
+        for _ in range(3):
+            await asyncio.sleep(RULES.slow_start_s / 3.0)
+            shares.append(board.desks["a"].in_flight / board.in_flight)
+        assert shares[0] < shares[1] < shares[2]
+        assert shares[0] < 0.35
+        assert shares[2] > 0.4
+        await users.leave()
+
+    stage.play(scenario())
