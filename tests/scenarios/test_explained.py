@@ -99,3 +99,21 @@ def test_a_stopped_node_is_named_until_it_goes_on() -> None:
         assert page(stage)["faults"] == []
 
     stage.play(scenario())
+
+
+def test_a_gate_that_is_cut_off_says_so_of_each_unit_that_it_holds() -> None:
+    stage = Stage(units=3)
+
+    async def scenario() -> None:
+        await asyncio.sleep(1.0)
+        for engine in stage.engines.values():
+            stage.world.net.partition(engine.host)
+        await stage.until(lambda: page(stage)["held_by_panic"], 10.0)
+        shown = page(stage)
+        assert shown["why"][0].startswith("a is kept in rotation, although nothing of it has answered for ")
+        assert shown["why"][-1] == ("You can look at the network of this gate first: the units may be well.")
+        stage.world.net.heal()
+        await stage.until(lambda: not page(stage)["held_by_panic"], 5.0)
+        assert page(stage)["usable"]
+
+    stage.play(scenario())
