@@ -4,6 +4,8 @@
    good answer says both, also when nothing bad was said by this process: the one before it may have.
 2. A weight tells what a unit can do beside what it was configured for; how busy it is, HAProxy counts itself.
 3. 0 has a meaning of its own (a weight of 0 is a drain, a maxconn of 0 no limit), and is never said.
+4. Only what HAProxy 2.6 takes as well: to it `down#reason` without the space and `weight:62%` mean nothing,
+   and it says so nowhere but in its statistics.
 """
 
 from __future__ import annotations
@@ -81,13 +83,13 @@ class Speaker:
         if word.stand is Stand.DRAIN:
             return b"drain\n"
         if word.stand is Stand.DOWN:
-            return b"down#%b\n" % _harmless(word.reason)
+            return b"down #%b\n" % _harmless(word.reason)
         places = max(1, word.places // balancers)
         percent_said, places_said = self._said.get(about, (0, 0))
         percent = _steady(percent_said, word.percent, 100)
         places = _steady(places_said, places, max(places, places_said))
         self._said[about] = percent, places
-        return b"up ready weight:%d%% maxconn:%d\n" % (percent, places)
+        return b"up ready %d%% maxconn:%d\n" % (percent, places)
 
     def forget(self, about: str) -> None:
         """This one is no more."""

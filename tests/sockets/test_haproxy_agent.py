@@ -15,8 +15,8 @@ from router.board import Board
 from router.nouns import Evidence, Fleet, Rules, Sign, Strength, Unit
 from tests.wire.stage import live
 
-GATE_UP = b"up ready weight:100% maxconn:32\n"
-UNIT_UP = b"up ready weight:100% maxconn:16\n"
+GATE_UP = b"up ready 100% maxconn:32\n"
+UNIT_UP = b"up ready 100% maxconn:16\n"
 
 
 class Port:

