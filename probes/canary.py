@@ -67,7 +67,9 @@ class Canary:
         if patient.held_down:
             return inf
         due = last_at + self.period_s
-        if patient.verdict is Verdict.UP:
+        # One that ran out of time is repeated, for it may have been excused by its own first steps.
+        is_doubtful = patient.notes.get(_TIMEOUTS, 0) > 0 and patient.in_flight == 0
+        if patient.verdict is Verdict.UP and not is_doubtful:
             return max(due, patient.life_at + patient.rules.canary_idle_s)
         return due
 
@@ -84,7 +86,9 @@ class Canary:
         if patient.verdict is Verdict.DOWN:
             doublings: int = min(patient.notes.get(_TIMEOUTS, 0), _DOUBLINGS_MAX)
             return min(rules.warm_up_timeout_s, rules.canary_timeout_s * (1 << doublings))
-        limit_s = max(rules.canary_timeout_s, patient.silent_limit_s, _USUAL_TIMES * _usual_s(patient))
+        # A suspect has been silent for once the limit already.
+        silent_s = patient.silent_limit_s * (0.5 if patient.verdict is Verdict.SUSPECT else 1.0)
+        limit_s = max(rules.canary_timeout_s, silent_s, _USUAL_TIMES * _usual_s(patient))
         load = patient.load
         sees = load is not None and (load.sighted or _has_nothing_to_do(patient))
         return limit_s if sees else 2.0 * limit_s
@@ -116,7 +120,7 @@ class Canary:
     async def _learn_usual(self, patient: Patient, model: str) -> None:
         """The first canary may have warmed the engine up: only the next one shows what is usual."""
         with suppress(FetchError):
-            await _fly(patient, model, patient.now() + _USUAL_TIMES * patient.rules.canary_timeout_s)
+            await _fly(patient, model, patient.now() + patient.rules.canary_timeout_s)
 
 
 def _model(patient: Patient) -> str:

@@ -34,8 +34,8 @@ _PATH = "path"
 class Readiness:
     """GET the engine's readiness path every `period_s`.
 
-    Every `metered_s` while the metrics of an UP unit are read all the time: the same server answers both, and one
-    look a second is enough.
+    Every `metered_s` while the metrics of an UP unit are read all the time: the same server answers both, and
+    one look a second is enough.
 
     `timeout_s` (3) is so long that slow answers alone stay below the rate that makes a busy unit suspect
     (5 in 10 s).

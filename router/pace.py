@@ -1,4 +1,4 @@
-"""How fast a unit has been of late: the gaps between its tokens, and its time to first token by prompt size.
+"""How fast a unit has been of late: the gaps between its tokens, and how long its prefills take.
 
 `gaps_ms` is written by the byte path, one place per millisecond, and is never reset: it is also the histogram
 that the metrics show. What is recent is the difference to where the counts stood 10 to 20 s ago.
@@ -6,32 +6,31 @@ that the metrics show. What is recent is the difference to where the counts stoo
 
 from __future__ import annotations
 
-from collections import deque
 from itertools import accumulate
+
+from router.rates import Rates
 
 GAPS_MS = 4096
 """Gaps between tokens are counted per millisecond up to this; the last place takes all that are longer."""
 MARK_S = 10.0
 
 _ENOUGH_GAPS = 100
-_PREFILLS_KEPT = 64
-_PROMPT_MIN_TOKENS = 256
-"""The time to first token of a shorter prompt says little about prefill."""
-_FIRST_TOKENS_PER_S = 2000.0
-"""Taken for the prefill rate until there is something to go by. Low: patience at first does no harm."""
+BEYOND_MAX = 4.0
 
 
 class Pace:
     """The recent speed of one unit."""
 
-    __slots__ = ("_before", "_mark", "_marked_at", "_prefill_rates", "gaps_ms")
+    __slots__ = ("_before", "_largest", "_mark", "_marked_at", "_shown_at", "gaps_ms", "rates")
 
     def __init__(self) -> None:
         self.gaps_ms = [0] * GAPS_MS
         self._before: list[int] | None = None
         self._mark: list[int] | None = None
         self._marked_at = 0.0
-        self._prefill_rates: deque[float] = deque(maxlen=_PREFILLS_KEPT)
+        self.rates = Rates()
+        self._shown_at = 0.0
+        self._largest = 0
 
     def mark(self, now: float) -> None:
         """Note where the counts stand, if that is due. To be called now and then while tokens flow."""
@@ -52,16 +51,21 @@ class Pace:
         # A gap is counted by its whole milliseconds; it was up to one longer.
         return (gap_ms + 1) / 1000
 
-    def prefilled(self, tokens: int, ttft_s: float) -> None:
-        """An ask with a prompt of so many tokens has shown its first one."""
-        if tokens >= _PROMPT_MIN_TOKENS and ttft_s > 0.0:
-            self._prefill_rates.append(tokens / ttft_s)
+    def prefilled(self, tokens: int, opened_at: float, now: float) -> None:
+        """An ask with a prompt of so many tokens, at the unit since `opened_at`, has shown its first one.
+
+        Prompts are computed one after the other or in one step, so its time began when the one before it was
+        done: to go by its time to first token would be to go by the length of the queue.
+        """
+        self.rates.prefilled(tokens, max(0.0, now - max(self._shown_at, opened_at)))
+        self._shown_at = now
+        self._largest = max(self._largest, tokens)
 
     def prefill_s(self, tokens: int) -> float:
-        """How long the prefill of a prompt takes, judged by the faster of the recent ones.
+        """How long the prefill of a prompt takes.
 
-        A time to first token includes waiting for others, so the slower ones tell of the queue; and the
-        fastest ones were found in the prefix cache.
+        What is said of a much larger prompt than any before is a guess: it may take up to four times as long.
+        The rate may have come from prompts in the prefix cache, and attention grows with the square.
         """
-        rates = sorted(self._prefill_rates)
-        return tokens / (rates[len(rates) * 3 // 4] if rates else _FIRST_TOKENS_PER_S)
+        beyond = min(max(1.0, tokens / max(self._largest, 1)), BEYOND_MAX)
+        return beyond * tokens / self.rates.prefill_tokens_s.value

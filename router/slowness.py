@@ -49,7 +49,7 @@ def compare(before: Slowness, unit: Speed, others: Sequence[Speed], rules: Rules
         return Slowness(1.0 - 1.0 / times) if streak >= STREAK else Slowness(streak=streak)
     # It has to come half the way back: a unit at the edge must not flap.
     if times >= (1.0 + rules.degraded_ratio) / 2.0:
-        return Slowness(1.0 - 1.0 / times)
+        return Slowness((before.degraded + 1.0 - 1.0 / times) / 2.0)
     streak = before.streak + 1
     return Slowness() if streak >= STREAK else Slowness(before.degraded, streak)
 

@@ -103,7 +103,7 @@ def test_the_limit_grows_with_the_slowest_usual_step() -> None:
 def test_the_limit_grows_with_the_largest_prompt_that_has_shown_nothing() -> None:
     desk, _, made = working()
     large = made.open("a", STREAM._replace(prompt_tokens=100_000), NOW, retry=False)
-    assert silent_limit_s(desk, RULES) == PREFILLS * 50.0
+    assert silent_limit_s(desk, RULES) == PREFILLS * desk.pace.prefill_s(100_000) > 75.0
     assert silence(desk, NOW + 74.0, RULES) is None
     large.commit(NOW + 10.0)
     assert silent_limit_s(desk, RULES) == RULES.silent_min_s
