@@ -1,0 +1,126 @@
+"""Whose turn it is: deficit round robin in tokens among tenants (Shreedhar and Varghese, 1995). Pure.
+
+Each visit of the round adds a quantum to what a tenant may spend; who has enough for its first ask is served.
+Over any time in which two tenants wait, they get the same but for a quantum and the largest ask of each. A
+tenant that has nothing more to ask for keeps nothing.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Container, Hashable
+from dataclasses import dataclass, field
+from math import ceil
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Place(Generic[T]):
+    """A place in the queue, for `item`. `tokens` is its uncached work (at least 1), `size` its bytes.
+
+    `group` says which units could serve it: where one of a group finds no room, no other of it does.
+    `due` is where it stands among those of its tenant.
+    """
+
+    item: T
+    tenant: str
+    priority: int
+    tokens: int
+    size: int
+    entered_at: float
+    deadline_at: float
+    group: Hashable
+    due: tuple[float, int]
+
+
+@dataclass(slots=True, eq=False)
+class Tenant(Generic[T]):
+    """One tenant's places, in their order, and what it may spend."""
+
+    name: str
+    deficit: float = 0.0
+    tokens: int = 0
+    size: int = 0
+    places: list[Place[T]] = field(default_factory=list)
+
+    def first(self, blocked: Container[Hashable]) -> Place[T] | None:
+        """The first place whose group is not blocked."""
+        return next((place for place in self.places if place.group not in blocked), None)
+
+    def tokens_before(self, place: Place[T]) -> int:
+        """The work that comes before `place`."""
+        return sum(other.tokens for other in self.places if other.due < place.due)
+
+
+class Ring(Generic[T]):
+    """The tenants of one class, in the order of the round. The first is being visited, or will be next."""
+
+    __slots__ = ("_is_visiting", "quantum", "tenants")
+
+    def __init__(self, quantum: int) -> None:
+        self.quantum = quantum
+        self.tenants: list[Tenant[T]] = []
+        self._is_visiting = False
+
+    def tenant(self, name: str) -> Tenant[T] | None:
+        """The tenant of that name, if it waits."""
+        return next((tenant for tenant in self.tenants if tenant.name == name), None)
+
+    def add(self, place: Place[T]) -> None:
+        """A new tenant comes last in the round."""
+        tenant = self.tenant(place.tenant)
+        if tenant is None:
+            tenant = Tenant(place.tenant)
+            self.tenants.append(tenant)
+        insort(tenant.places, place, key=lambda other: other.due)
+        tenant.tokens += place.tokens
+        tenant.size += place.size
+
+    def remove(self, place: Place[T]) -> None:
+        """Take a place out that is there."""
+        tenant = self.tenant(place.tenant)
+        assert tenant is not None
+        tenant.places.remove(place)
+        tenant.tokens -= place.tokens
+        tenant.size -= place.size
+        if not tenant.places:
+            if tenant is self.tenants[0]:
+                self._is_visiting = False
+            self.tenants.remove(tenant)
+
+    def first(self, blocked: Container[Hashable]) -> Place[T] | None:
+        """The one to be served next, of those that are not blocked; nothing changes by asking."""
+        turns = [
+            (self._turn(at, place), place)
+            for at, tenant in enumerate(self.tenants)
+            if (place := tenant.first(blocked)) is not None
+        ]
+        return min(turns, key=lambda turn: turn[0])[1] if turns else None
+
+    def take(self, place: Place[T]) -> None:
+        """Serve one: the round goes on to its tenant as often as it needs, and the tenant pays."""
+        at = next(at for at, tenant in enumerate(self.tenants) if tenant.name == place.tenant)
+        turn = self._turn(at, place)
+        for number, tenant in enumerate(self.tenants):
+            visits = turn[0] if self._stands(number) <= turn[1] else turn[0] - 1
+            tenant.deficit += max(visits, 0) * self.quantum
+            if number != at:
+                # Who could not be served for want of a unit does not save up meanwhile.
+                tenant.deficit = min(tenant.deficit, max(tenant.places[0].tokens, self.quantum))
+        self.tenants = self.tenants[at:] + self.tenants[:at]
+        self._is_visiting = True
+        self.tenants[0].deficit -= place.tokens
+        self.remove(place)
+
+    def _turn(self, at: int, place: Place[T]) -> tuple[int, int]:
+        """In which pass of the round a tenant can pay for a place, and where in that pass. (0, 0): now."""
+        visits = ceil((place.tokens - self.tenants[at].deficit) / self.quantum)
+        if self._stands(at) == at:
+            return max(visits, 1), at
+        return (visits, self._stands(at)) if visits > 0 else (0, 0)
+
+    def _stands(self, at: int) -> int:
+        """Where in a pass a tenant is visited: the one that is being visited comes last again."""
+        return len(self.tenants) if at == 0 and self._is_visiting else at
