@@ -43,6 +43,8 @@ class Play:
             seed,
             UNITS,
             timing=Timing(rng.choice((0.05, 0.5)), max_running=rng.choice((4, 256))),
+            followers=1,
+            agents=rng.random() < 0.5,
             timeouts=TIMEOUTS,
             max_in_flight=32,
             policy=rng.choice(sorted(POLICIES)),

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tests.sim.behaviour import Behaviour, Break
+from tests.sim.hurt import go_on, kill, stop, stop_core
 
 if TYPE_CHECKING:
     from tests.sim.engine import Engine
@@ -27,6 +28,10 @@ def _behave(**fields: object) -> Strike:
 STRIKES: dict[str, Strike] = {
     "die": lambda _, engine: engine.die(),
     "restart": lambda _, engine: engine.restart(),
+    "kill the last node": lambda _, engine: kill(engine, len(engine.nodes) - 1),
+    "stop the last node": lambda _, engine: stop(engine, len(engine.nodes) - 1),
+    "stop the core": lambda _, engine: stop_core(engine),
+    "agent out of reach": lambda world, engine: world.net.partition(engine.nodes[-1].agent),
     "lose a follower": _behave(follower_lost=True),
     "wedge": _behave(wedged=True),
     "wedge under comments": _behave(wedged=True, keepalive_s=1.0),
@@ -103,6 +108,8 @@ class Chaos:
         self._well.append(engine)
         self._world.trace.note("cure", engine.name)
         self._world.net.heal(engine.address)
+        self._world.net.heal(engine.nodes[-1].agent)
         if engine.is_dead or engine.behaviour.follower_lost:
             engine.restart()
+        go_on(engine)
         engine.behaviour = Behaviour()
