@@ -81,6 +81,7 @@ class Gate:
             waiting=lambda: len(self.router.waiting),
             connections=self._connections,
             suspended=lambda: self.watch.distrusted,
+            own_troubles=lambda: self._vigil.own_troubles,
         )
         self._reach = Reach(
             loop,

@@ -31,6 +31,8 @@ HEARTBEAT_S = 10.0
 SEND_TIMEOUT_S = 30.0
 """How long a follower of the live stream may not read at all before its connection is dropped."""
 
+NAMES_SHOWN = 20
+
 _CHALLENGE = {"WWW-Authenticate": "Bearer"}
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -188,7 +190,8 @@ class _Admin:
         if name in desks:
             return desks[name]
         near = difflib.get_close_matches(name, desks, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else f"; there are: {', '.join(desks) or 'none'}"
+        some = ", ".join(list(desks)[:NAMES_SHOWN]) + (", …" if len(desks) > NAMES_SHOWN else "")
+        hint = f"; did you mean {near[0]!r}?" if near else f"; there are: {some or 'none'}"
         raise web.HTTPNotFound(text=f"no unit is named {name!r}{hint}")
 
 

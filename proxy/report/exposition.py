@@ -211,6 +211,12 @@ class Exposition(Collector):
             (),
             [((), self._metrics.suspended())],
         )
+        yield counter(
+            "own_troubles",
+            "Connections the gate could not open through no fault of a unit.",
+            (),
+            [((), self._metrics.own_troubles())],
+        )
 
     def _loads(self) -> Iterator[Metric]:
         known = [(desk, desk.load) for desk in self._board if desk.load is not None]

@@ -52,7 +52,8 @@ class Metrics:
     """Counts everything that happens, and renders it beside the state of the Board.
 
     `waiting` tells how many requests wait for a unit, `connections` how many connections are open by side
-    (`client`, `unit`), `suspended` how much evidence was not counted; all are called at scrape only.
+    (`client`, `unit`), `suspended` how much evidence was not counted, `own_troubles` how many connections
+    the gate could not open through no fault of a unit; all are called at scrape only.
     """
 
     def __init__(
@@ -63,9 +64,11 @@ class Metrics:
         waiting: Callable[[], int],
         connections: Callable[[], Mapping[str, int]],
         suspended: Callable[[], int] = int,
+        own_troubles: Callable[[], int] = int,
     ) -> None:
         self.board = board
         self.suspended = suspended
+        self.own_troubles = own_troubles
         self.tallies: dict[str, Tally] = {}
         self.responses: defaultdict[tuple[str, int], int] = defaultdict(int)
         self.refusals = dict.fromkeys(Refusal, 0)
