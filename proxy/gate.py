@@ -31,7 +31,8 @@ from proxy.wire.memory import BodyMemory
 from proxy.wire.pool import Pool
 from proxy.wire.reach import Reach
 from proxy.wire.request import Request
-from router.board import Board, Consequence, Desk
+from router.board import Board, Consequence
+from router.desk import Desk
 from router.judge import nothing_to_learn
 from router.lease import Lease
 from router.nouns import Ask, Evidence, Fleet, Outcome, Refusal, Sign, Strength, Verdict

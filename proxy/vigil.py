@@ -12,7 +12,8 @@ from collections.abc import Callable
 from probes.engine_metrics import EngineMetrics
 from proxy.report.events import Action, ActionKind, EventLog
 from proxy.watch import Watch
-from router.board import Board, Desk
+from router.board import Board
+from router.desk import Desk
 from router.nouns import Evidence, Sign, Strength
 from router.silence import silence
 from router.slowness import COMPARE_S

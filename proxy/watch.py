@@ -21,7 +21,8 @@ from probes.canary import Canary
 from probes.engine_metrics import EngineMetrics
 from probes.runner import Runner
 from proxy.wire.reach import Ways
-from router.board import Board, Consequence, Desk
+from router.board import Board, Consequence
+from router.desk import Desk
 from router.nouns import Evidence, Finding, Load, Models, Node, Rules, Served, Sign, Strength, Unit, Verdict
 
 

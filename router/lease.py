@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from router.nouns import Ask
 
 if TYPE_CHECKING:
-    from router.board import Desk
+    from router.desk import Desk
 
 
 class Lease:

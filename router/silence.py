@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from router.nouns import Rules
 
 if TYPE_CHECKING:
-    from router.board import Desk
+    from router.desk import Desk
     from router.lease import Lease
 
 STEPS = 4.0

@@ -25,7 +25,8 @@ from proxy.report.metrics import Metrics
 from proxy.report.ready import as_json, readiness, unit_health
 from proxy.report.trust import refusal
 from proxy.report.unit_view import unit_page, unit_view
-from router.board import Board, Desk
+from router.board import Board
+from router.desk import Desk
 
 HEARTBEAT_S = 10.0
 SEND_TIMEOUT_S = 30.0

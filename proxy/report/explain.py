@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from proxy.report.outlook import advice, what_comes
 from proxy.report.standing import Moment, Standing, silent_s, standing
-from router.board import SLOW_START_LEAST, Desk
+from router.desk import SLOW_START_LEAST, Desk
 from router.nouns import Case, Evidence, Sign, Verdict
 
 QUIET_S = 0.25

@@ -19,7 +19,8 @@ from prometheus_client.registry import Collector
 
 from proxy.report.families import Row, counter, gauge, histogram
 from proxy.report.histogram import Buckets, Histogram, buckets, gap_buckets
-from router.board import Board, Desk
+from router.board import Board
+from router.desk import Desk
 from router.nouns import Load, Sign, Verdict
 
 if TYPE_CHECKING:

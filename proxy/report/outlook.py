@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from proxy.report.standing import Moment, Standing
-from router.board import DOUBT_S, SLOW_START_LEAST, Desk
+from router.board import DOUBT_S
+from router.desk import SLOW_START_LEAST, Desk
 from router.nouns import Rules, Strength
 
 _NEXT: dict[Standing, str] = {

@@ -7,7 +7,8 @@ from typing import Any
 
 import orjson
 
-from router.board import Board, Desk
+from router.board import Board
+from router.desk import Desk
 
 
 def readiness(board: Board, stopping: bool) -> tuple[bool, dict[str, Any]]:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from proxy.cli_tables import duration
-from router.board import Board, Desk
+from router.board import Board
+from router.desk import Desk
 from router.nouns import Rules, Verdict
 
 

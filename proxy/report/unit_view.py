@@ -10,7 +10,8 @@ from typing import Any
 from proxy.report.explain import explain
 from proxy.report.ready import why
 from proxy.report.standing import Moment, is_held, silent_s
-from router.board import Board, Desk
+from router.board import Board
+from router.desk import Desk
 from router.nouns import Case, Evidence, Load
 
 EVIDENCE_SHOWN = 5

@@ -11,7 +11,7 @@ from probes.base import Fetch, Net
 from proxy.wire.fetch import UnitFetch
 from proxy.wire.net import UnitNet
 from proxy.wire.pool import Pool
-from router.board import Desk
+from router.desk import Desk
 
 
 class Ways(NamedTuple):

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from policies import POLICIES
-from router.board import Board, Desk
+from router.board import Board
+from router.desk import Desk
 from router.lease import Lease
 from router.nouns import (
     Ask,

@@ -16,7 +16,7 @@ from proxy.gate import Gate
 from proxy.report.record import Finished
 from proxy.wire.downstream import ClientConnection
 from proxy.wire.request import Request
-from router.board import Desk
+from router.desk import Desk
 from router.lease import Lease
 from router.nouns import Ask, Outcome, Refusal, Verdict
 from router.router import Router

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.board import DOUBT_S, SLOW_START_LEAST, Board, Desk
+from router.board import DOUBT_S, Board
+from router.desk import SLOW_START_LEAST, Desk
 from router.nouns import Ask, Evidence, Fleet, Load, Refusal, Rules, Served, Sign, Strength, Unit, Verdict
 from router.slowness import Slowness
 

@@ -10,7 +10,8 @@ import pytest
 from proxy.report.explain import explain
 from proxy.report.standing import Moment, Standing, standing
 from proxy.report.unit_view import unit_page
-from router.board import Board, Desk
+from router.board import Board
+from router.desk import Desk
 from router.nouns import Ask, Cell, Evidence, Fleet, Node, Role, Rules, Sign, Strength, Unit, Verdict
 from router.slowness import Slowness
 

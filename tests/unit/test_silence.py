@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.board import Board, Desk
+from router.board import Board
+from router.desk import Desk
 from router.lease import Lease
 from router.nouns import Ask, Fleet, Load, Rules, Unit
 from router.silence import COUNTERS_FRESH_S, PREFILLS, STEPS, silence, silent_limit_s

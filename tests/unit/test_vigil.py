@@ -10,7 +10,8 @@ from probes.engine_metrics import EngineMetrics
 from proxy.report.events import EventLog
 from proxy.vigil import DISTRUST_S, LAG_S, Vigil
 from proxy.watch import Watch
-from router.board import Board, Desk
+from router.board import Board
+from router.desk import Desk
 from router.nouns import Ask, Evidence, Fleet, Flip, Load, Rules, Sign, Strength, Unit, Verdict
 from router.slowness import COMPARE_S
 

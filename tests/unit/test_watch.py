@@ -13,7 +13,8 @@ from probes.base import FetchError, Net, Reply, Trouble
 from probes.runner import GAP_S, JITTER
 from proxy.watch import Watch
 from proxy.wire.reach import Ways
-from router.board import Board, Consequence, Desk
+from router.board import Board, Consequence
+from router.desk import Desk
 from router.nouns import Ask, Cell, Evidence, Fleet, Rules, Sign, Strength, Unit, Verdict
 from tests.sim.world import World, run
 

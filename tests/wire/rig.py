@@ -11,7 +11,7 @@ from proxy.wire.downstream import ClientConnection
 from proxy.wire.pool import Pool
 from proxy.wire.relay import Relay
 from proxy.wire.upstream import ReplyHead, UnitConnection
-from router.board import Desk
+from router.desk import Desk
 from router.judge import open_case
 from router.lease import Lease
 from router.nouns import Ask, Unit
