@@ -7,7 +7,8 @@
 
 from __future__ import annotations
 
-from router.board import Board, Desk
+from router.board import Board
+from router.desk import Desk
 from router.nouns import Verdict
 
 FAIL_NOW = ("x-envoy-immediate-health-check-fail", "1")

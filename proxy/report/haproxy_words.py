@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from proxy.report.ready import why
-from router.board import Board, Desk
+from router.board import Board
+from router.desk import Desk
 from router.nouns import Verdict
 
 SUSPECT_PERCENT = 1

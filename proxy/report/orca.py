@@ -18,7 +18,8 @@ from typing import NamedTuple
 import orjson
 
 from proxy.wire.heads import Fields
-from router.board import Board, Desk
+from router.board import Board
+from router.desk import Desk
 
 FORMAT_FIELD = b"endpoint-load-metrics-format"
 """The request field that asks for another carrier. It is for the gate and never goes on to a unit."""
