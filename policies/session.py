@@ -1,0 +1,51 @@
+"""Session: who comes again goes where it was before, as far as that unit is not overloaded.
+
+Rendezvous hashing (Thaler and Ravishankar, 1996) with bounded loads (Mirrokni, Thorup, Zadimoghaddam, 2018):
+gates that know the same units agree without talking. A unit that goes takes only its own sessions with it,
+and each of those has one next owner of its own.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import log
+
+from xxhash import xxh3_64_intdigest
+
+from policies.least_load import LeastLoad
+from router.nouns import Ask, Candidate
+
+_WITHOUT_SESSION = LeastLoad()
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """Ranks a session's units by rendezvous hashing; those above `bound` (1.25) times their share come last.
+
+    An ask without a session goes by least load.
+    """
+
+    bound: float = 1.25
+
+    def rank(self, ask: Ask, candidates: Sequence[Candidate], rng: random.Random) -> Sequence[Candidate]:
+        """All candidates, the session's own unit first."""
+        session = getattr(ask, "session", None)
+        if not session:
+            return _WITHOUT_SESSION.rank(ask, candidates, rng)
+        return self.owners(session, candidates)
+
+    def owners(self, session: str, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """The units of a session in the order in which they own it: those with room, then the others."""
+        if len(candidates) == 1:
+            return list(candidates)
+        fair = (sum(c.load for c in candidates) + 1.0) / sum(c.weight for c in candidates) * self.bound
+        return sorted(candidates, key=lambda c: (c.load >= fair * c.weight, _distance(session, c)))
+
+
+def _distance(session: str, candidate: Candidate) -> float:
+    """How far a unit is from owning a session; a unit of twice the weight is nearest to twice as many."""
+    # 53 bits and a half: a number between 0 and 1, and neither of the two.
+    point = ((xxh3_64_intdigest(f"{session}\0{candidate.unit}".encode()) >> 11) + 0.5) / (1 << 53)
+    return -log(point) / candidate.weight
