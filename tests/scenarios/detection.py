@@ -80,8 +80,16 @@ class Case:
     agents: bool
     load: bool
 
+    def __str__(self) -> str:
+        return ", ".join(self.columns())
+
+    def columns(self) -> tuple[str, str, str]:
+        """What tells it from the others."""
+        return self.fault, "agents" if self.agents else "none", "load" if self.load else "idle"
+
     @property
     def limit_s(self) -> float:
+        """From the fault to DOWN."""
         with_agents_s, load_s, idle_s = FAULTS[self.fault].limit_s
         if self.agents and with_agents_s is not None:
             return with_agents_s
@@ -184,9 +192,7 @@ def cells(case: Case, outcomes: Sequence[Outcome]) -> tuple[str, ...]:
     down_s = sorted(outcome.down_s for outcome in outcomes)
     waited_s = sorted(outcome.waited_s for outcome in outcomes)
     return (
-        case.fault,
-        "agents" if case.agents else "none",
-        "load" if case.load else "idle",
+        *case.columns(),
         *(f"{_quantile(down_s, share):.2f}" for share in (0.5, 0.99, 1.0)),
         f"{case.limit_s:.1f}",
         *(f"{_quantile(waited_s, share):.2f}" if case.load else "-" for share in (0.99, 1.0)),

@@ -59,14 +59,14 @@ async def long_prompts(stage: Stage, seconds: float) -> None:
 
 
 async def queues_full(stage: Stage, seconds: float) -> None:
-    """One unit refuses everybody with 503 and the other with 429; then each has a short queue."""
+    """One unit refuses everybody with 503 and the other with 429: they are full of other people's work."""
     for engine, status in zip(stage.engines.values(), (503, 429), strict=True):
         engine.behaviour = Behaviour(busy_status=status)
     await asyncio.sleep(seconds)
 
 
 async def short_queues(stage: Stage, seconds: float) -> None:
-    """Both units have a short queue, and many more users than fit."""
+    """Few may wait at each unit, and more users come than have a place."""
     for engine in stage.engines.values():
         engine.max_waiting = 4
     users = Users(stage, STREAMS)
