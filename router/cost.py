@@ -1,6 +1,6 @@
 """What an ask costs on a unit, in predicted seconds: the one number by which units are compared. Pure.
 
-    (prefill tokens ahead + own uncached tokens) / prefill rate + answer tokens * step + wait for KV cache,
+    (prefill tokens ahead + own uncached tokens) / prefill rate + first steps of decoding + wait for KV cache,
     all over the unit's share (weight, slow start, degraded), + penalties for errors, doubt and distance
 
 `forecast` takes together what changes slowly, a few times a second and at each report; `cost` adds what this
@@ -33,6 +33,8 @@ class CostRules:
     doubt_s (0.1): added for a unit whose report does not count at all any more.
     error_s (5), error_max_s (60): error_s * p / (1 - p) is added for a share p of failures.
     foreign_tokens (1000): the uncached prompt of somebody else's request, where the engine does not tell.
+    decode_tokens (16): so many tokens of the answer count as waiting. With all of them, long answers would be
+    sent away from where their prompts are cached, and everybody would wait longer for the first token.
     """
 
     report_half_life_s: float = 2.0
@@ -40,6 +42,7 @@ class CostRules:
     error_s: float = 5.0
     error_max_s: float = 60.0
     foreign_tokens: float = 1000.0
+    decode_tokens: float = 16.0
 
 
 class Report(NamedTuple):
@@ -79,6 +82,7 @@ class Forecast(NamedTuple):
     token_s: float
     step_s: float
     sequence_s: float
+    decode_tokens: float
     answer_tokens: float
     foreign_tokens: float
     foreign_batch: float
@@ -123,7 +127,7 @@ def forecast(units: Sequence[Facts], rules: CostRules) -> list[Forecast]:
 
 def cost(unit: Forecast, work: Work, prompt_tokens: float, cached_tokens: float, now: float) -> Cost:
     """What a prompt of so many tokens, of which so many are in the unit's prefix cache, costs there."""
-    (tokens_s, token_s, step_s, sequence_s, answer, foreign, batch, kv_tokens, _, error_s, doubt_s, far_s) = (
+    tokens_s, token_s, step_s, sequence_s, first, answer, foreign, batch, kv, _, error_s, doubt_s, far_s = (
         unit
     )
     uncached = prompt_tokens - cached_tokens
@@ -132,8 +136,9 @@ def cost(unit: Forecast, work: Work, prompt_tokens: float, cached_tokens: float,
         uncached = 1.0
     queue_s = (work.backlog_tokens(now, tokens_s) + foreign) * token_s
     prefill_s = uncached * token_s
-    decode_s = answer * (step_s + sequence_s * (work.batch + batch + 1.0))
-    kv_s = _kv_s(unit, work, prompt_tokens + answer, decode_s) if kv_tokens else 0.0
+    step_s += sequence_s * (work.batch + batch + 1.0)
+    decode_s = first * step_s
+    kv_s = _kv_s(unit, work, prompt_tokens + answer, answer * step_s) if kv else 0.0
     total_s = queue_s + prefill_s + decode_s + kv_s + error_s + doubt_s + far_s
     # Not by its own constructor, which takes as long as all of the above: this is done for each unit and ask.
     return _new(Cost, (total_s, queue_s, prefill_s, decode_s, kv_s, error_s, doubt_s, far_s))
@@ -160,6 +165,7 @@ def _forecast(facts: Facts, usual: Report, rules: CostRules) -> Forecast:
         token_s=1.0 / rates.prefill_tokens_s.value / share,
         step_s=rates.steps.base_s / share,
         sequence_s=rates.steps.per_sequence_s / share,
+        decode_tokens=min(rules.decode_tokens, rates.answer_tokens.value),
         answer_tokens=rates.answer_tokens.value,
         foreign_tokens=_blend(trust, tokens, others),
         foreign_batch=_blend(trust, own.waiting + own.running, usual.waiting + usual.running),

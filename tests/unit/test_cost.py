@@ -132,11 +132,13 @@ def test_a_prefix_that_the_unit_holds_lowers_the_own_part_alone() -> None:
     assert everything.prefill_s == pytest.approx(0.001)
 
 
-def test_an_answer_takes_its_steps_at_the_batch_it_will_be_in() -> None:
+def test_the_first_tokens_are_decoded_at_the_batch_that_will_be_there() -> None:
     learnt = rates(answer_tokens=100.0)
     learnt.steps.guess(0.01, 0.001)
-    assert cost_of(Facts(learnt)).decode_s == pytest.approx(1.1)
-    assert cost_of(Facts(learnt), busy(1, 1, 1)).decode_s == pytest.approx(1.4)
+    assert cost_of(Facts(learnt)).decode_s == pytest.approx(RULES.decode_tokens * 0.011)
+    assert cost_of(Facts(learnt), busy(1, 1, 1)).decode_s == pytest.approx(RULES.decode_tokens * 0.014)
+    short = rates(answer_tokens=2.0, step_s=0.01)
+    assert cost_of(Facts(short)).decode_s == pytest.approx(0.02)
 
 
 def test_what_is_known_to_wait_there_of_others_is_waited_for_as_well() -> None:
