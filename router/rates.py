@@ -5,6 +5,8 @@ Rules:
 2. One sample moves it by little: samples are clipped at a factor, and count the less the more there were. A
    change that lasts is followed within some ten samples.
 3. A guess from elsewhere (configuration, the engine, the unit's peers) holds only until something was seen.
+4. What is not confirmed leans towards what peers have. A unit that looks slow, because others keep it busy or
+   because it once was, would else get no more work that could show how fast it is.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ FIRST_PREFILL_TOKENS_S = 4000.0
 FIRST_BYTES_PER_TOKEN = 4.0
 FIRST_ANSWER_TOKENS = 128.0
 FIRST_STEP_S = 0.02
+LEAN_S = 60.0
+"""Samples come faster than this where there is work, and hold an estimate close to what they say."""
 
 _GAIN = 0.1
 _CLIP = log(2.0)
@@ -48,7 +52,15 @@ class Estimate:
         self.seen += 1
         clip = max(_CLIP, _CLIP_FIRST / self.seen)
         by = min(max(log(sample) - log(self.value), -clip), clip)
-        self.value = min(max(self.value * exp(by * max(_GAIN, 1.0 / self.seen)), self._low), self._high)
+        self._move(by * max(_GAIN, 1.0 / self.seen))
+
+    def lean(self, towards: float, elapsed_s: float) -> None:
+        """Go some of the way to what peers have: half of it in LEAN_S."""
+        if self.seen and 0.0 < towards < inf and elapsed_s > 0.0:
+            self._move((log(towards) - log(self.value)) * (1.0 - 0.5 ** (elapsed_s / LEAN_S)))
+
+    def _move(self, by: float) -> None:
+        self.value = min(max(self.value * exp(by), self._low), self._high)
 
 
 class Steps:

@@ -31,6 +31,7 @@ def test_an_estimate_is_always_within_its_bounds(samples: list[float]) -> None:
     estimate = Estimate(1e9, 0.5, 1e4)
     for sample in samples:
         estimate.guess(sample)
+        estimate.lean(sample, abs(sample))
         assert 0.5 <= estimate.value <= 1e4
         estimate.learn(sample)
         assert 0.5 <= estimate.value <= 1e4
@@ -119,6 +120,30 @@ def test_a_guess_holds_until_something_was_seen() -> None:
     fed(3000.0, 5, rates)
     rates.prefill_tokens_s.guess(9000.0)
     assert rates.prefill_tokens_s.value == pytest.approx(3000.0, rel=0.2)
+
+
+def test_a_unit_that_looks_slow_and_gets_no_work_leans_towards_its_peers() -> None:
+    rates = fed(1_000.0, 50)
+    rates.prefill_tokens_s.lean(16_000.0, 60.0)
+    assert rates.prefill_tokens_s.value == pytest.approx(4_000.0, rel=0.05)
+    for _ in range(2400):
+        rates.prefill_tokens_s.lean(16_000.0, 0.25)
+    assert rates.prefill_tokens_s.value == pytest.approx(16_000.0, rel=0.01)
+
+
+def test_a_slow_unit_with_work_is_not_talked_out_of_it() -> None:
+    rates = fed(7_000.0, 50)
+    for _ in range(100):
+        fed(7_000.0, 1, rates)
+        rates.prefill_tokens_s.lean(14_000.0, 1.0)
+    assert rates.prefill_tokens_s.value == pytest.approx(7_000.0, rel=0.12)
+
+
+def test_what_was_never_seen_does_not_lean() -> None:
+    rates = Rates()
+    for nonsense in (0.0, -1.0, math.nan, math.inf, 1e4):
+        rates.prefill_tokens_s.lean(nonsense, 1.0)
+    assert rates.prefill_tokens_s.value == FIRST_PREFILL_TOKENS_S
 
 
 def test_a_new_incarnation_is_learnt_anew_from_where_the_last_one_was() -> None:
