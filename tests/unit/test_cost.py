@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.cost import KV_MAX_S, Cost, CostRules, Facts, Forecast, Report, cost, forecast
-from router.rates import Rates
+from router.prefix import PrefixCache
+from router.rates import Errors, Rates
 from router.work import Job, Work
 
 law = settings(derandomize=True, deadline=None, max_examples=100)
@@ -204,3 +205,48 @@ def test_without_peers_an_old_report_is_the_best_there_is() -> None:
 def test_a_report_of_nothing_is_no_reason_to_prefer_a_silent_unit() -> None:
     known, silent = forecast([Facts(rates(), fresh()), Facts(rates())], RULES)
     assert cost(known, Work(), 100, 0, NOW).total_s < cost(silent, Work(), 100, 0, NOW).total_s
+
+
+# -- over time ---------------------------------------------------------------------------------------------
+
+
+def test_a_unit_that_fails_at_once_gets_no_more_than_a_canary_would_send() -> None:
+    """Four units at two thirds of what they can do; one answers everything with an error, immediately."""
+    names = range(4)
+    works, errors, free_at = [Work() for _ in names], [Errors() for _ in names], [0.0] * 4
+    asked, done = 0, list[tuple[float, int, int]]()
+    for number in range(2400):
+        now = number * 0.05
+        for due in sorted(entry for entry in done if entry[0] <= now):
+            done.remove(due)
+            works[due[1]].close(due[2], due[0])
+            errors[due[1]].worked(due[0])
+        units = forecast([Facts(rates(), fresh(), error_share=errors[n].share(now)) for n in names], RULES)
+        best = min(names, key=lambda n: cost(units[n], works[n], 100.0, 0.0, now).total_s)
+        if best == 3:
+            asked += 1
+            errors[3].failed(now)
+        else:
+            works[best].open(number, Job(100, 100), now)
+            free_at[best] = max(free_at[best], now) + 0.1
+            done.append((free_at[best], best, number))
+    # A unit that shows no life gets a canary every 2 s.
+    assert asked <= 120.0 / 2
+
+
+def test_a_dead_units_prefixes_go_where_there_is_least_to_do() -> None:
+    """Nobody else holds them, so nothing but the work of the others decides."""
+    prompt, caches = tuple(range(1, 100)), [PrefixCache(1000) for _ in range(3)]
+    caches[0].record(prompt)
+    works = [Work(), busy(3000), busy(10)]
+    units = forecast([Facts(rates(), fresh()) for _ in works], RULES)
+
+    def best(names: list[int]) -> int:
+        held = [cache.match(prompt) * 128.0 for cache in caches]
+        return min(names, key=lambda n: cost(units[n], works[n], 99 * 128.0, held[n], NOW).total_s)
+
+    assert best([0, 1, 2]) == 0
+    assert best([1, 2]) == 2
+    caches[2].record(prompt)
+    works[2] = busy(4000)
+    assert best([1, 2]) == 2
