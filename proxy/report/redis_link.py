@@ -1,0 +1,222 @@
+"""The gate's line to Redis: writes what it knows of its units, reads what other gates do. Advisory.
+
+1. Nobody waits for it: it runs in tasks of its own, and whatever fails there ends in a pause and a new try.
+2. Every exchange with Redis is bounded in time. While there is none the roster keeps what it has.
+3. One line in the log for each change of state; passwords are in none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from typing import Any
+
+from redis.asyncio import Redis
+
+from proxy.report.redis_connect import EXCHANGE_S, Connect, in_words, is_refusal
+from proxy.report.redis_roster import Key, Roster
+from proxy.report.redis_schema import (
+    EXPIRY_HEARTBEATS,
+    HEARTBEAT_S,
+    Names,
+    Seen,
+    View,
+    age_s,
+    read,
+    written,
+)
+from proxy.report.redis_talk import Member, Talk
+
+REFUSED_PAUSE_S = 5.0
+"""Between two tries with credentials that were refused: some servers lock out who asks too often."""
+FLIPS_KEPT = 1024
+ABSENT_MAX = 240
+"""An entry of an index whose document was missing in so many beats (a minute) is taken off the index."""
+
+_WELL = "Redis answers: other gates are told of this one's units, and heard"
+_FULL = "Redis takes no writes (it is full, or read-only)"
+_CANCEL_S = 0.05
+
+
+class RedisLink:
+    """`views` gives what there is to tell, `roster` takes what others tell. `on_flip` is called for each
+    change of verdict that another gate tells of, `tell` with each line for the operator.
+    """
+
+    def __init__(
+        self,
+        connect: Connect,
+        gate: str,
+        views: Callable[[], Iterable[View]],
+        roster: Roster,
+        *,
+        now: Callable[[], float],
+        rng: random.Random,
+        on_flip: Callable[[Seen], None],
+        tell: Callable[[str], None],
+        names: Names,
+        heartbeat_s: float = HEARTBEAT_S,
+    ) -> None:
+        self._connect = connect
+        self._gate = gate
+        self._views = views
+        self._roster = roster
+        self._now = now
+        self._rng = rng
+        self._on_flip = on_flip
+        self._tell = tell
+        self._names = names
+        self._heartbeat_s = heartbeat_s
+        self._expiry_ms = round(1000 * heartbeat_s * EXPIRY_HEARTBEATS)
+        self._flips: list[bytes] = []
+        self._wake = asyncio.Event()
+        self._verdicts: dict[Key, str] = {}
+        self._sessions = 0
+        self._own: set[Member] = set()
+        self._known: set[Member] = set()
+        self._absent: dict[Member, int] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self.state = "not connected yet"
+        """What is wrong; empty while all is well."""
+        self.counts = dict.fromkeys(
+            ("beats", "failures", "writes_refused", "documents_read", "documents_refused", "flips_told"), 0
+        )
+
+    def start(self) -> None:
+        """Begin, and go on until `close`."""
+        self._tasks = [
+            asyncio.create_task(self._forever(self._beats, tells=True), name="redis beats"),
+            asyncio.create_task(self._forever(self._listens, tells=False), name="redis flips"),
+        ]
+
+    async def close(self) -> None:
+        """End; what was written expires by itself."""
+        # redis-py sends within asyncio.wait_for, which in Python 3.11 may swallow a cancellation.
+        while pending := [task for task in self._tasks if not task.done()]:
+            for task in pending:
+                task.cancel()
+            await asyncio.wait(pending, timeout=_CANCEL_S)
+
+    def flipped(self, view: View) -> None:
+        """A verdict of ours has changed: tell it now. Never waits."""
+        if len(self._flips) < FLIPS_KEPT:
+            self._flips.append(written(view))
+        self._wake.set()
+
+    # -- staying connected ---------------------------------------------------------------------------------
+
+    async def _forever(self, session: Callable[[Redis], Awaitable[None]], *, tells: bool) -> None:
+        while True:
+            pause_s, client = self._heartbeat_s, self._connect()
+            try:
+                await session(client)
+            except Exception as error:  # Whatever it is: it must not end the one who is to recover from it.
+                if is_refusal(error):
+                    pause_s = REFUSED_PAUSE_S
+                if tells:
+                    self.counts["failures"] += 1
+                    self._roster.silent()
+                    self._note(f"Redis does not answer ({in_words(error)})")
+            finally:
+                with suppress(Exception):
+                    await client.aclose()
+            # Jittered, so that many gates do not come back to it as one.
+            await asyncio.sleep(pause_s * self._rng.uniform(0.5, 1.0))
+
+    def _note(self, state: str) -> None:
+        if state != self.state:
+            self.state = state
+            what_now = "requests are routed by what this gate sees itself, and it goes on trying"
+            self._tell(f"{state}; {what_now}" if state else _WELL)
+
+    # -- beats ---------------------------------------------------------------------------------------------
+
+    async def _beats(self, client: Redis) -> None:
+        talk = Talk(client, self._names)
+        self._sessions += 1
+        while True:
+            is_refused = await self._write(talk)
+            await self._read(talk)
+            self.counts["beats"] += 1
+            self._note(_FULL if is_refused else "")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._heartbeat_s * self._rng.uniform(0.9, 1.0)):
+                    await self._wake.wait()
+            self._wake.clear()
+
+    async def _write(self, talk: Talk) -> bool:
+        """Write all there is to tell; whether anything of it was refused."""
+        flips, self._flips = self._flips, []
+        await talk.publish(flips)
+        own, refused = await talk.put(self._views(), self._expiry_ms)
+        self._own = own
+        self.counts["writes_refused"] += refused
+        return refused > 0
+
+    async def _read(self, talk: Talk) -> None:
+        """Read what others have written of the same cells."""
+        index = await talk.index(sorted({member.cell for member in self._own}))
+        self._known = index
+        # What a Redis that came back empty has forgotten is put on the index again.
+        await talk.enlist(self._own - index)
+        seen: dict[Key, Seen] = {}
+        async for member, document, pttl_ms in talk.get(m for m in index if m.gate != self._gate):
+            key = member.unit, member.gate
+            if (one := self._seen(key, document, pttl_ms)) is not None:
+                seen[key] = one
+            self._absent[member] = self._absent.get(member, 0) + 1 if document is None else 0
+        self._roster.answered(seen, self._now())
+        for key, one in seen.items():
+            self._look_for_flip(key, one)
+        await self._forget_departed(talk, index)
+
+    def _seen(self, key: Key, document: Any, pttl_ms: Any) -> Seen | None:
+        """What stands at a key; None when that is nothing, or not what should be there."""
+        if document is None:
+            return None
+        age = age_s(pttl_ms, self._expiry_ms / 1000) if isinstance(pttl_ms, int) else None
+        view = read(document) if isinstance(document, bytes) else None
+        if view is None or age is None or (view.unit, view.gate) != key:
+            self.counts["documents_refused"] += 1
+            return None
+        self.counts["documents_read"] += 1
+        return Seen(view, age)
+
+    async def _forget_departed(self, talk: Talk, index: set[Member]) -> None:
+        """Gates come and go under new names: the index must not grow with every one there ever was."""
+        gone = {member for member, beats in self._absent.items() if beats >= ABSENT_MAX}
+        await talk.delist(gone)
+        for member in [member for member in self._absent if member in gone or member not in index]:
+            del self._absent[member]
+            self._verdicts.pop((member.unit, member.gate), None)
+
+    # -- flips ---------------------------------------------------------------------------------------------
+
+    async def _listens(self, client: Redis) -> None:
+        async with client.pubsub(ignore_subscribe_messages=True) as pubsub:
+            await pubsub.subscribe(self._names.flips)
+            session = self._sessions
+            # Who only listens does not notice that the other end is gone. The beats do.
+            while session == self._sessions:
+                message = await pubsub.get_message(timeout=EXCHANGE_S)
+                if message is not None:
+                    self._heard(message["data"])
+
+    def _heard(self, document: Any) -> None:
+        view = read(document) if isinstance(document, bytes) else None
+        # Whoever is not on the index yet is read at the next beat: what strangers shout is not kept.
+        if view is None or Member(view.cell, view.unit, view.gate) not in self._known:
+            self.counts["documents_refused"] += 1
+        elif view.gate != self._gate:
+            self._roster.told((view.unit, view.gate), Seen(view, 0.0), self._now())
+            self._look_for_flip((view.unit, view.gate), Seen(view, 0.0))
+
+    def _look_for_flip(self, key: Key, one: Seen) -> None:
+        """A verdict may be heard of twice, on the channel and at the next beat: it is told once."""
+        verdict = one.view.verdict.value
+        if self._verdicts.get(key) != verdict:
+            self._verdicts[key] = verdict
+            self.counts["flips_told"] += 1
+            self._on_flip(one)

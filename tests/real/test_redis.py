@@ -1,0 +1,279 @@
+"""Gates that share a real Redis: what they hear of each other, and that nothing it suffers harms them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from proxy.report.redis_connect import connector
+from proxy.report.redis_link import RedisLink
+from proxy.report.redis_roster import Roster
+from proxy.report.redis_schema import EXPIRY_HEARTBEATS, HEARTBEAT_S, Names, Seen, View, written
+from router.nouns import Verdict
+from tests.real.redis_server import RedisServer
+from tests.wire.stage import live
+
+BEAT_S = 0.1
+EXPIRY_S = BEAT_S * EXPIRY_HEARTBEATS
+PATIENCE_S = 5.0
+
+
+class Gate:
+    """One gate's side: what it tells of two units, what it hears, and what it says to its operator."""
+
+    def __init__(self, name: str, url: str, *, beat_s: float = BEAT_S, password: str | None = None) -> None:
+        self.name = name
+        self.views = [
+            View(unit, "a", name, Verdict.UP, f"http://{unit}:8000", in_flight=5) for unit in ("u1", "u2")
+        ]
+        self.now = asyncio.get_running_loop().time
+        self.roster = Roster(name, beat_s)
+        self.lines: list[str] = []
+        self.flips: list[tuple[float, Seen]] = []
+        self.link = RedisLink(
+            connector(url, password=password),
+            name,
+            lambda: self.views,
+            self.roster,
+            now=self.now,
+            rng=random.Random(1),
+            on_flip=lambda seen: self.flips.append((time.perf_counter(), seen)),
+            tell=self.lines.append,
+            names=Names(),
+            heartbeat_s=beat_s,
+        )
+
+    def flip(self, verdict: Verdict) -> None:
+        """A verdict of its own changes."""
+        self.views[0] = replace(self.views[0], verdict=verdict)
+        self.link.flipped(self.views[0])
+
+    def others(self) -> int:
+        """How many requests the others have on u1."""
+        return self.roster.others_in_flight("u1", self.now())
+
+
+async def until(is_so: object, within_s: float = PATIENCE_S) -> float:
+    """Wait for what must come to be; returns how long that took."""
+    assert callable(is_so)
+    began_at = time.perf_counter()
+    while not is_so():
+        assert time.perf_counter() - began_at < within_s
+        await asyncio.sleep(0.002)
+    return time.perf_counter() - began_at
+
+
+@asynccontextmanager
+async def linked(*gates: Gate) -> AsyncIterator[None]:
+    """Gates whose links run."""
+    for gate in gates:
+        gate.link.start()
+    try:
+        yield
+    finally:
+        for gate in gates:
+            await gate.link.close()
+
+
+@live
+async def test_gates_hear_of_each_others_units(tmp_path: Path) -> None:
+    with RedisServer(tmp_path) as server:
+        one, other = Gate("g1", server.url), Gate("g2", server.url)
+        async with linked(one, other):
+            await until(lambda: one.others() == 5 and other.others() == 5)
+            merged = one.roster.of("u1", one.now())
+            assert merged is not None
+            assert merged.view == other.views[0]
+            assert one.lines == ["Redis answers: other gates are told of this one's units, and heard"]
+            # As docs/redis.md shows it.
+            assert server.do("SMEMBERS", "cellgate:cells") == {b"a"}
+            assert b"u1:g1" in server.do("SMEMBERS", "cellgate:cell:a")
+            assert server.do("GET", "cellgate:unit:u1:g1").startswith(
+                b'{"v":1,"unit":"u1","cell":"a","gate":"g1"'
+            )
+            assert 0 < server.do("PTTL", "cellgate:unit:u1:g1") <= 1000 * EXPIRY_S
+
+
+@live
+async def test_a_flip_is_heard_at_once_and_once(tmp_path: Path) -> None:
+    with RedisServer(tmp_path) as server:
+        one, other = Gate("g1", server.url, beat_s=HEARTBEAT_S), Gate("g2", server.url, beat_s=HEARTBEAT_S)
+        async with linked(one, other):
+            await until(lambda: one.others() and len(other.flips) >= 2)
+            await asyncio.sleep(2 * HEARTBEAT_S)
+            other.flips.clear()
+            took_s = []
+            for number in range(60):
+                verdict = Verdict.SUSPECT if number % 2 else Verdict.DOWN
+                at = time.perf_counter()
+                one.flip(verdict)
+                await until(lambda n=number: len(other.flips) > n)
+                took_s.append(other.flips[-1][0] - at)
+                assert other.flips[-1][1].view.verdict is verdict
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(2 * HEARTBEAT_S)
+    assert len(other.flips) == 60
+    took_s.sort()
+    print(f"a flip: median {1000 * took_s[30]:.1f} ms, p98 {1000 * took_s[58]:.1f} ms")
+    assert took_s[58] < 0.05
+
+
+@live
+async def test_a_gate_that_dies_stops_counting_within_one_expiry(tmp_path: Path) -> None:
+    with RedisServer(tmp_path) as server:
+        one, other = Gate("g1", server.url), Gate("g2", server.url)
+        async with linked(one, other):
+            await until(lambda: one.others() == 5)
+            await other.link.close()
+            assert await until(lambda: one.others() == 0) <= EXPIRY_S + BEAT_S
+            # What it said of its units' health holds until somebody has asked it.
+            await until(lambda: one.roster.missed(one.now()) == {"g2"})
+            assert one.roster.units() == {"u1", "u2"}
+            one.roster.not_ready("g2", one.now())
+            assert one.roster.units() == set()
+
+
+@live
+async def test_a_redis_that_is_not_there_is_told_once_and_found_when_it_comes(tmp_path: Path) -> None:
+    server = RedisServer(tmp_path)
+    one = Gate("g1", server.url)
+    async with linked(one):
+        await until(lambda: one.link.counts["failures"] >= 3)
+        assert len(one.lines) == 1
+        assert one.lines[0].startswith("Redis does not answer (ConnectionError: ")
+        with server:
+            await until(lambda: one.link.counts["beats"] >= 2)
+    assert one.lines[1:] == ["Redis answers: other gates are told of this one's units, and heard"]
+
+
+@live
+async def test_killed_and_back_empty_it_empties_no_fleet_and_views_heal_in_two_heartbeats(
+    tmp_path: Path,
+) -> None:
+    with RedisServer(tmp_path) as server:
+        one, other = Gate("g1", server.url), Gate("g2", server.url)
+        async with linked(one, other):
+            await until(lambda: one.others() == 5)
+            server.kill()
+            await until(lambda: one.link.state and other.link.state)
+            for _ in range(20):
+                await asyncio.sleep(0.02)
+                assert one.roster.units() == {"u1", "u2"}
+                assert one.roster.missed(one.now()) == set()
+            server.start()
+            healed_s = await until(lambda: one.others() == 5 and other.others() == 5)
+            assert one.roster.missed(one.now()) == set()
+            assert len(one.lines) == 3
+    print(f"healed {1000 * healed_s:.0f} ms after the first answer of a Redis that came back")
+    assert healed_s < 2 * BEAT_S + 0.1
+
+
+@live
+async def test_frozen_it_delays_nothing(tmp_path: Path) -> None:
+    with RedisServer(tmp_path) as server:
+        one, other = Gate("g1", server.url), Gate("g2", server.url)
+        async with linked(one, other):
+            await until(lambda: one.others() == 5)
+            server.freeze()
+            worst_s, until_s = 0.0, time.perf_counter() + 1.5
+            while (at := time.perf_counter()) < until_s:
+                one.flip(Verdict.UP)
+                await asyncio.sleep(0.001)
+                worst_s = max(worst_s, time.perf_counter() - at)
+            await until(lambda: one.link.state)
+            assert one.lines[-1].startswith("Redis does not answer (nothing came within 1 s)")
+            assert one.roster.units() == {"u1", "u2"}
+            server.thaw()
+            await until(lambda: one.others() == 5 and not one.link.state)
+    print(f"the loop's worst turn beside a frozen Redis: {1000 * worst_s:.1f} ms")
+    assert worst_s < 0.1
+
+
+@live
+async def test_full_it_is_still_read(tmp_path: Path) -> None:
+    with RedisServer(tmp_path) as server:
+        one, other = Gate("g1", server.url), Gate("g2", server.url)
+        async with linked(one, other):
+            await until(lambda: one.others() == 5)
+            server.do("CONFIG", "SET", "maxmemory", "1")
+            await until(lambda: one.link.state == "Redis takes no writes (it is full, or read-only)")
+            assert one.link.counts["writes_refused"]
+            lines = len(one.lines)
+            await asyncio.sleep(3 * BEAT_S)
+            assert len(one.lines) == lines
+            server.do("CONFIG", "SET", "maxmemory", "0")
+            await until(lambda: not one.link.state and one.others() == 5)
+
+
+@live
+async def test_garbage_is_counted_and_changes_nothing(tmp_path: Path) -> None:
+    with RedisServer(tmp_path) as server:
+        one, other = Gate("g1", server.url), Gate("g2", server.url)
+        async with linked(one, other):
+            await until(lambda: one.others() == 5)
+            names = Names()
+            garbage = [b"", b"\xff" * 300, b"{}", b"[1]", b'{"v":1,"unit":"u1"}', b"9" * 100_000]
+            members = [f"u{number}:g9" for number in range(len(garbage))]
+            server.do("SADD", names.units_of("a"), *members, "no colon", ":::", "\xff:\xff", "u1:", ":g2")
+            for number, document in enumerate(garbage):
+                server.do("SET", names.unit(f"u{number}", "g9"), document, "PX", 60_000)
+                server.do("PUBLISH", names.flips, document)
+            server.do("PUBLISH", names.flips, written(replace(one.views[0], gate="g77")))
+            server.do("LPUSH", names.unit("u8", "g9"), "a list")
+            server.do("SADD", names.units_of("a"), "u8:g9", "u9:g9")
+            # One that pretends to be another gate's, and one that never expires.
+            server.do("SET", names.unit("u9", "g9"), server.do("GET", names.unit("u1", "g2")), "PX", 600)
+            refused = one.link.counts["documents_refused"]
+            await until(lambda: one.link.counts["documents_refused"] > refused + 3 * len(garbage))
+            assert one.roster.units() == {"u1", "u2"}
+            assert one.others() == 5
+            assert {seen.view.gate for _, seen in one.flips} == {"g2"}
+            assert len(one.lines) == 1
+            server.do("DEL", names.units_of("a"), names.cells)
+            server.do("SET", names.units_of("a"), "a text where the index was")
+            await asyncio.sleep(3 * BEAT_S)
+            server.do("DEL", names.units_of("a"))
+            await until(lambda: one.others() == 5)
+            assert len(one.lines) == 1
+
+
+@live
+async def test_wrong_credentials_are_told_in_one_line_without_them(tmp_path: Path) -> None:
+    with RedisServer(tmp_path, "--requirepass", "right") as server:
+        one, other = Gate("g1", server.url, password="wrong-one"), Gate("g2", server.url, password="right")
+        async with linked(one, other):
+            await until(lambda: one.lines and not other.link.state and other.lines)
+            assert one.lines == [
+                "Redis does not answer (it refuses these credentials); requests are routed by what this gate "
+                "sees itself, and it goes on trying"
+            ]
+
+
+@live
+async def test_what_is_no_redis_is_told_as_such() -> None:
+    async def visit(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(100)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(visit, "127.0.0.1", 0)
+    one = Gate("g1", f"redis://:secret@127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    async with linked(one):
+        await until(lambda: one.link.counts["failures"] >= 2)
+    server.close()
+    assert one.lines[0].startswith("Redis does not answer (")
+    assert not any("secret" in line for line in one.lines)
+
+
+@pytest.mark.parametrize("url", ["", "http://h", "redis//h", "redis://h:port", "localhost:6379"])
+def test_a_url_that_is_none_is_refused_in_one_line_without_its_password(url: str) -> None:
+    with pytest.raises(ValueError, match="not a Redis URL like") as caught:
+        connector(url.replace("h", "user:secret@h"))
+    assert "secret" not in str(caught.value)
