@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,9 +18,11 @@ from proxy.report.redis_link import RedisLink
 from proxy.report.redis_roster import Roster
 from proxy.report.redis_schema import EXPIRY_HEARTBEATS, HEARTBEAT_S, Names, Seen, View, written
 from router.nouns import Verdict
+from tests.real.programs import ROOT
 from tests.real.redis_server import RedisServer
 from tests.wire.stage import live
 
+PAGE = ROOT / "docs" / "redis.md"
 BEAT_S = 0.1
 EXPIRY_S = BEAT_S * EXPIRY_HEARTBEATS
 PATIENCE_S = 5.0
@@ -28,7 +31,7 @@ PATIENCE_S = 5.0
 class Gate:
     """One gate's side: what it tells of two units, what it hears, and what it says to its operator."""
 
-    def __init__(self, name: str, url: str, *, beat_s: float = BEAT_S, password: str | None = None) -> None:
+    def __init__(self, name: str, url: str, *, beat_s: float = BEAT_S, **credentials: str) -> None:
         self.name = name
         self.views = [
             View(unit, "a", name, Verdict.UP, f"http://{unit}:8000", in_flight=5) for unit in ("u1", "u2")
@@ -38,7 +41,7 @@ class Gate:
         self.lines: list[str] = []
         self.flips: list[tuple[float, Seen]] = []
         self.link = RedisLink(
-            connector(url, password=password),
+            connector(url, **credentials),
             name,
             lambda: self.views,
             self.roster,
@@ -254,6 +257,21 @@ async def test_wrong_credentials_are_told_in_one_line_without_them(tmp_path: Pat
                 "Redis does not answer (it refuses these credentials); requests are routed by what this gate "
                 "sees itself, and it goes on trying"
             ]
+
+
+@live
+async def test_the_rights_that_the_page_names_are_enough(tmp_path: Path) -> None:
+    found = re.search(r"ACL user with `([^`]+)`, keys `([^`]+)` and\s+channel\s+`([^`]+)`", PAGE.read_text())
+    assert found is not None
+    with RedisServer(tmp_path) as server:
+        server.do("ACL", "SETUSER", "gate", "on", ">right", *found[1].split(), *found.groups()[1:])
+        gates = [Gate(name, server.url, username="gate", password="right") for name in ("g1", "g2")]
+        async with linked(*gates):
+            await until(lambda: all(gate.others() == 5 for gate in gates))
+            gates[0].flip(Verdict.DOWN)
+            await until(lambda: gates[1].flips[-1][1].view.verdict is Verdict.DOWN)
+            assert [gate.link.counts["failures"] for gate in gates] == [0, 0]
+        assert server.do("ACL", "LOG") == []
 
 
 @live
