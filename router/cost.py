@@ -114,8 +114,9 @@ class Cost(NamedTuple):
         return self.queue_s + self.prefill_s + self.kv_s
 
 
+Terms = tuple[float, float, float, float, float, float, float, float]
+
 _IDLE = Report(waiting=0.0, running=0.0, kv_use=0.0, age_s=0.0)
-_new = tuple.__new__
 
 
 def forecast(units: Sequence[Facts], rules: CostRules) -> list[Forecast]:
@@ -127,21 +128,29 @@ def forecast(units: Sequence[Facts], rules: CostRules) -> list[Forecast]:
 
 def cost(unit: Forecast, work: Work, prompt_tokens: float, cached_tokens: float, now: float) -> Cost:
     """What a prompt of so many tokens, of which so many are in the unit's prefix cache, costs there."""
-    tokens_s, token_s, step_s, sequence_s, first, answer, foreign, batch, kv, _, error_s, doubt_s, far_s = (
-        unit
-    )
+    return Cost(*terms(unit, work, prompt_tokens, cached_tokens, now))
+
+
+def terms(unit: Forecast, work: Work, prompt_tokens: float, cached_tokens: float, now: float) -> Terms:
+    """The fields of `cost` as a bare tuple, total first: this is made for each unit and ask."""
+    tokens_s, token_s, step_s, sequence_s, first, answer, foreign, batch, kv, in_use = unit[:10]
+    error_s, doubt_s, far_s = unit[10:]
     uncached = prompt_tokens - cached_tokens
     if uncached < 1.0:
         # The last token is always computed: it gives the first one of the answer.
         uncached = 1.0
-    queue_s = (work.backlog_tokens(now, tokens_s) + foreign) * token_s
+    # As Work.backlog_tokens, without the call.
+    done, front = (now - work.front_since) * tokens_s, work.front_tokens
+    queue_s = (work.queued_tokens - (done if done < front else front) + foreign) * token_s
     prefill_s = uncached * token_s
     step_s += sequence_s * (work.batch + batch + 1.0)
     decode_s = first * step_s
-    kv_s = _kv_s(unit, work, prompt_tokens + answer, answer * step_s) if kv else 0.0
+    kv_s = 0.0
+    # Mostly there is room even if what this gate has there is not in the engine's own count.
+    if kv and work.kv_tokens + in_use + prompt_tokens + answer > kv:
+        kv_s = _kv_s(unit, work, prompt_tokens + answer, answer * step_s)
     total_s = queue_s + prefill_s + decode_s + kv_s + error_s + doubt_s + far_s
-    # Not by its own constructor, which takes as long as all of the above: this is done for each unit and ask.
-    return _new(Cost, (total_s, queue_s, prefill_s, decode_s, kv_s, error_s, doubt_s, far_s))
+    return total_s, queue_s, prefill_s, decode_s, kv_s, error_s, doubt_s, far_s
 
 
 def _usual(reports: Sequence[Report], rules: CostRules) -> Report:

@@ -32,7 +32,7 @@ class Prefilled(NamedTuple):
 class Work:
     """The jobs of one unit, by the lease (or whatever else stands for the attempt)."""
 
-    __slots__ = ("_decoding", "_queued", "_since", "batch", "kv_tokens", "queued_tokens")
+    __slots__ = ("_decoding", "_queued", "batch", "front_since", "front_tokens", "kv_tokens", "queued_tokens")
 
     def __init__(self) -> None:
         self.queued_tokens = 0
@@ -40,10 +40,11 @@ class Work:
         self.kv_tokens = 0
         self.batch = 0
         """All jobs: those that decode, and those that will."""
+        self.front_tokens = 0
+        """Uncached tokens of the prompt that is being computed, since `front_since`."""
+        self.front_since = 0.0
         self._queued: dict[Hashable, Job] = {}
         self._decoding: dict[Hashable, Job] = {}
-        # Since when the prompt in front is being computed.
-        self._since = 0.0
 
     @property
     def queued(self) -> int:
@@ -53,7 +54,7 @@ class Work:
     def open(self, key: Hashable, job: Job, now: float) -> None:
         """An attempt was sent to the unit."""
         if not self._queued:
-            self._since = now
+            self.front_tokens, self.front_since = job.uncached_tokens, now
         self._queued[key] = job
         self.batch += 1
         self.queued_tokens += job.uncached_tokens
@@ -66,14 +67,13 @@ class Work:
             return None
         self._decoding[key] = job
         self.queued_tokens -= job.uncached_tokens
-        busy_s, self._since = max(now - self._since, 0.0), now
+        busy_s = max(now - self.front_since, 0.0)
+        self._begin_next(now)
         return Prefilled(job.uncached_tokens, busy_s)
 
     def close(self, key: Hashable, now: float) -> None:
         """The attempt is over, however it ended. Nothing happens the second time."""
-        if self._queued and next(iter(self._queued)) == key:
-            # What was computed of it counts for nothing; the next prompt begins now.
-            self._since = now
+        was_in_front = bool(self._queued) and next(iter(self._queued)) == key
         job = self._queued.pop(key, None)
         if job is not None:
             self.queued_tokens -= job.uncached_tokens
@@ -82,11 +82,15 @@ class Work:
         if job is not None:
             self.kv_tokens -= job.kv_tokens
             self.batch -= 1
+        if was_in_front:
+            # What was computed of it counts for nothing.
+            self._begin_next(now)
 
     def backlog_tokens(self, now: float, tokens_s: float) -> float:
         """Uncached tokens that have yet to be computed, at a prefill rate of so many a second."""
-        if not self._queued:
-            return 0.0
-        front = next(iter(self._queued.values())).uncached_tokens
-        done = (now - self._since) * tokens_s
-        return self.queued_tokens - (front if done > front else done if done > 0.0 else 0.0)
+        done = (now - self.front_since) * tokens_s
+        return self.queued_tokens - (done if done < self.front_tokens else self.front_tokens)
+
+    def _begin_next(self, now: float) -> None:
+        self.front_since = now
+        self.front_tokens = next(iter(self._queued.values())).uncached_tokens if self._queued else 0
