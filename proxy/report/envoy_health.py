@@ -20,6 +20,11 @@ DEGRADED_SHARE = 0.5
 Headers = tuple[tuple[str, str], ...]
 
 
+def lines(headers: Headers) -> bytes:
+    """Headers as lines of a head."""
+    return b"".join(f"{name}: {value}\r\n".encode() for name, value in headers)
+
+
 def readyz_headers(board: Board, *, stopping: bool) -> Headers:
     """What a reply to /readyz says beside its status."""
     if stopping:
@@ -29,7 +34,7 @@ def readyz_headers(board: Board, *, stopping: bool) -> Headers:
 
 def response_line(*, stopping: bool) -> bytes:
     """The header line of any other response: a stopping gate gets no request more, not one check later."""
-    return b"%b: %b\r\n" % (FAIL_NOW[0].encode(), FAIL_NOW[1].encode()) if stopping else b""
+    return _FAIL_NOW_LINE if stopping else b""
 
 
 def unit_headers(board: Board, name: str) -> Headers:
@@ -41,6 +46,9 @@ def unit_headers(board: Board, name: str) -> Headers:
 def is_degraded(desk: Desk) -> bool:
     """Whether a usable unit should come after others: it is suspected, in doubt, or slower than the rest."""
     return desk.case.verdict is Verdict.SUSPECT or desk.is_doubted() or desk.slowness.degraded > 0.0
+
+
+_FAIL_NOW_LINE = lines((FAIL_NOW,))
 
 
 def gate_is_degraded(board: Board) -> bool:

@@ -15,20 +15,20 @@ async def get(port: int, path: str) -> tuple[int, str]:
     return await asyncio.to_thread(_get, port, path)
 
 
-async def post(port: int) -> int:
+async def post(port: int, body: bytes = b"") -> int:
     """The status of one request for tokens; 0: it failed."""
     with suppress(OSError, asyncio.IncompleteReadError, IndexError, ValueError):
-        return await _post(port)
+        return await _post(port, body)
     return 0
 
 
-async def steadily(port: int, *, rps: float, seconds: float) -> list[int]:
+async def steadily(port: int, *, rps: float, seconds: float, body: bytes = b"") -> list[int]:
     """The statuses of so many POSTs a second, each sent on time, answered or not those before it."""
     loop, tasks = asyncio.get_running_loop(), []
     began_at = loop.time()
     for number in range(int(rps * seconds)):
         await asyncio.sleep(max(0.0, began_at + number / rps - loop.time()))
-        tasks.append(asyncio.create_task(post(port)))
+        tasks.append(asyncio.create_task(post(port, body)))
     return await asyncio.gather(*tasks)
 
 
@@ -54,12 +54,11 @@ def _get(port: int, path: str) -> tuple[int, str]:
         connection.close()
 
 
-async def _post(port: int) -> int:
+async def _post(port: int, body: bytes) -> int:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
-        writer.write(
-            b"POST /v1/chat/completions HTTP/1.1\r\nhost: t\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
-        )
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: t\r\ncontent-length: {len(body)}\r\n"
+        writer.write(head.encode() + b"connection: close\r\n\r\n" + body)
         return int((await reader.read()).split(maxsplit=2)[1])
     finally:
         writer.close()
