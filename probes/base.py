@@ -108,6 +108,16 @@ class Patient(Protocol):
         ...
 
     @property
+    def hides_work(self) -> bool:
+        """Whether it may be busy with requests of ours, and could not show it."""
+        ...
+
+    @property
+    def shows_work(self) -> bool:
+        """Whether a stream of ours would move if it worked."""
+        ...
+
+    @property
     def held_down(self) -> bool:
         """True while the unit is DOWN for a fault of a node that stands: no canary can bring it back."""
         ...

@@ -27,6 +27,7 @@ ASK_AGAIN_S = 0.25
 """Between two tries at a unit that says it is busy."""
 _USUAL_TIMES = 4.0
 _USUAL_SHARE = 0.2
+_IN_LINE = 8.0
 _WARM = (Verdict.UP, Verdict.SUSPECT, Verdict.PROBATION)
 """A unit with another verdict may take its first request, which warms the engine up."""
 _NOT_SERVED = frozenset({400, 404, 405, 422, 501})
@@ -91,7 +92,10 @@ class Canary:
         limit_s = max(rules.canary_timeout_s, silent_s, _USUAL_TIMES * _usual_s(patient))
         load = patient.load
         sees = load is not None and (load.sighted or _has_nothing_to_do(patient))
-        return limit_s if sees else 2.0 * limit_s
+        if sees:
+            return limit_s
+        # Nobody knows what others have asked of it: a canary may have to stand in line.
+        return limit_s * (2.0 if patient.verdict is Verdict.UP or patient.shows_work else _IN_LINE)
 
     async def look(self, patient: Patient) -> AsyncGenerator[Finding, None]:
         """Evidence of one canary; before it what the unit serves, if nobody knew."""
@@ -109,7 +113,7 @@ class Canary:
         except FetchError as error:
             timed_out = error.trouble is Trouble.TIMEOUT
             # A unit that has started anew meanwhile may take longer than this canary has waited.
-            excused = patient.life_at > life_at or self.timeout_s(patient) > timeout_s
+            excused = patient.life_at > life_at or patient.hides_work or self.timeout_s(patient) > timeout_s
             reason = f"no token within {timeout_s:g} s: {error}" if timed_out else f"no token: {error}"
             fate = _Fate(*_weigh(error.trouble, excused=excused), reason)
         patient.notes[_TIMEOUTS] = patient.notes.get(_TIMEOUTS, 0) + 1 if timed_out else 0

@@ -231,6 +231,8 @@ class Gate:
         """A generation has ended well: a proof of life."""
         desk, now = lease.desk, self.now()
         desk.life_at = now
+        if not lease.ask.stream:
+            desk.pace.answered(now - lease.opened_at)
         if not nothing_to_learn(desk.case):
             self._observe(desk, Sign.GOOD, Strength.STRONG, "it finished a generation")
 

@@ -15,7 +15,7 @@ from proxy.watch import Watch
 from router.board import Board
 from router.desk import Desk
 from router.nouns import Evidence, Sign, Strength
-from router.silence import silence
+from router.silence import SOURCE, silence
 from router.slowness import COMPARE_S
 
 LAG_S = 0.25
@@ -71,6 +71,8 @@ class Vigil:
         # The counters say whether the engine moves although nothing of ours does.
         if desk.counters_at:
             self._watch.look_now(desk.unit.name, EngineMetrics.name)
+        since = max(desk.life_at, desk.work_at)
+        desk.stands_still(since, max(0.0, desk.counters_at - since))
         found = silence(desk, now, self._board.rules)
         if found is None or now - desk.told_at < found.limit_s:
             return
@@ -79,7 +81,7 @@ class Vigil:
             f"nothing has moved for {found.silent_s:.1f} s with {found.waiting} requests there; "
             f"{found.limit_s:.1f} s are allowed"
         )
-        self._watch.observe(Evidence(desk.unit.name, Sign.BAD, Strength.STRONG, "progress", reason, now))
+        self._watch.observe(Evidence(desk.unit.name, Sign.BAD, Strength.STRONG, SOURCE, reason, now))
 
     def _note_lag(self, lag_s: float, now: float) -> None:
         self._watch.trust_from(now + DISTRUST_S)

@@ -68,6 +68,14 @@ class _DeskPatient:
         return bool(self.desk.case.faults)
 
     @property
+    def hides_work(self) -> bool:
+        return self.desk.hides_work(self.loop.time())
+
+    @property
+    def shows_work(self) -> bool:
+        return self.desk.shows_work()
+
+    @property
     def engine(self) -> str:
         return self.desk.engine
 
@@ -162,6 +170,9 @@ class Watch:
         if consequence.wants_canary:
             self.look_now(evidence.unit, Canary.name)
         if consequence.flip is not None:
+            if consequence.flip.after is Verdict.PROBATION:
+                # It may have started anew while it was down: that must be known before it gets users.
+                self.look_now(evidence.unit, EngineMetrics.name)
             self._on_consequence(consequence)
         return consequence
 

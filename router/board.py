@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from router import panic
+from router import panic, silence
 from router.desk import BUSY_S, Desk
 from router.judge import judge, open_case
 from router.lease import Lease
@@ -125,8 +125,11 @@ class Board:
             return Consequence(wants_canary=wants_canary) if wants_canary else _NOTHING
         if reborn:
             self._forget(desk)
-        if after.verdict is Verdict.UP and before.verdict is not Verdict.SUSPECT:
-            desk.risen_at = evidence.at
+        if after.verdict is Verdict.UP:
+            if before.verdict is not Verdict.SUSPECT:
+                desk.risen_at = evidence.at
+            elif before.because is not None and before.because.source == silence.SOURCE:
+                desk.cleared_at = evidence.at
         flip = Flip(desk.unit.name, desk.unit.cell, before.verdict, after.verdict, evidence.at, evidence)
         evicted = self._evict(desk) if reborn or after.verdict is Verdict.DOWN else ()
         return Consequence(flip, evicted, wants_canary)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING
 
 from router import panic
 from router.nouns import Case, Evidence, Load, Rules, Unit, Verdict
-from router.pace import Pace
-from router.silence import silent_limit_s
+from router.pace import LARGE_TOKENS, Pace
+from router.silence import CLEARED_S, hides_work, silent_limit_s
 from router.slowness import Slowness, Speed
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 BUSY_S = 10.0
 """How long a 503 is remembered: a report read after it tells whether there was anything to be busy with."""
 SLOW_START_LEAST = 0.1
+STILLS_KEPT = 64
 
 _USABLE = (Verdict.UP, Verdict.SUSPECT)
 
@@ -26,14 +28,16 @@ class Desk:
     `life_at` is when the unit last proved by work that it lives, `heard_at` when anything of it last
     answered, `work_at` since when it has had requests without a break, `counters_at` when its engine's
     counters were last read (0: never), `doubted_at` when it last showed a sign of having started anew,
-    `risen_at` when it last came up from below; `told_at` when its silence was last held
-    against it; `news` is the last word of each (node, source).
+    `risen_at` when it last came up from below, `told_at` when silence was last held against it,
+    `cleared_at` when a canary last cleared it of that; `news` is the last word of each (node, source),
+    `stills` are the last spells (since, seconds) in which nothing moved although there was work.
     """
 
     __slots__ = (
         "batch",
         "busy_at",
         "case",
+        "cleared_at",
         "cool_until",
         "counters_at",
         "doubted_at",
@@ -51,6 +55,7 @@ class Desk:
         "retired",
         "risen_at",
         "slowness",
+        "stills",
         "told_at",
         "unit",
         "weight",
@@ -75,6 +80,8 @@ class Desk:
         self.doubted_at = -1.0
         self.risen_at = 0.0
         self.told_at = 0.0
+        self.cleared_at = -CLEARED_S
+        self.stills: deque[tuple[float, float]] = deque(maxlen=STILLS_KEPT)
         self.batch = 0.0
         self.busy_at = -BUSY_S
         self.slowness = Slowness()
@@ -113,6 +120,27 @@ class Desk:
     def silent_limit_s(self, rules: Rules) -> float:
         """How long nothing may move on the unit with the work it has now."""
         return silent_limit_s(self, rules)
+
+    def prefilled(self, tokens: int, opened_at: float, now: float) -> None:
+        """An ask that came at `opened_at` has shown its first token."""
+        self.pace.prefilled(tokens, opened_at, now)
+        if tokens >= LARGE_TOKENS and self.counters_at:
+            ended = (still_s for since, still_s in self.stills if since + still_s >= opened_at)
+            self.pace.stood(tokens, max(ended, default=0.0))
+
+    def stands_still(self, since: float, still_s: float) -> None:
+        """Nothing has moved `since`, for so long until now."""
+        if self.stills and self.stills[-1][0] == since:
+            self.stills.pop()
+        self.stills.append((since, still_s))
+
+    def hides_work(self, now: float) -> bool:
+        """Whether it may be busy with requests of ours and could not show it."""
+        return hides_work(self, now)
+
+    def shows_work(self) -> bool:
+        """Whether a stream of ours would move if it worked."""
+        return any(lease.committed and lease.ask.stream and not lease.paused for lease in self.leases)
 
     def speed(self) -> Speed | None:
         """How fast it is, for a comparison; None when too few tokens came of late."""

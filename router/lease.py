@@ -53,7 +53,7 @@ class Lease:
         self.committed = True
         self.first_at = now
         if self.ask.stream:
-            self.desk.pace.prefilled(self.ask.prompt_tokens, self.opened_at, now)
+            self.desk.prefilled(self.ask.prompt_tokens, self.opened_at, now)
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else "evicted" if self.evicted else "open"

@@ -16,12 +16,25 @@ MARK_S = 10.0
 
 _ENOUGH_GAPS = 100
 BEYOND_MAX = 4.0
+LARGE_TOKENS = 8192
+STOOD_FADES = 0.9
 
 
 class Pace:
     """The recent speed of one unit."""
 
-    __slots__ = ("_before", "_largest", "_mark", "_marked_at", "_shown_at", "gaps_ms", "rates")
+    __slots__ = (
+        "_before",
+        "_largest",
+        "_mark",
+        "_marked_at",
+        "_shown_at",
+        "_stood_s",
+        "_stood_tokens",
+        "gaps_ms",
+        "longest_answer_s",
+        "rates",
+    )
 
     def __init__(self) -> None:
         self.gaps_ms = [0] * GAPS_MS
@@ -31,6 +44,9 @@ class Pace:
         self.rates = Rates()
         self._shown_at = 0.0
         self._largest = 0
+        self._stood_tokens = 0
+        self._stood_s = 0.0
+        self.longest_answer_s = 0.0
 
     def mark(self, now: float) -> None:
         """Note where the counts stand, if that is due. To be called now and then while tokens flow."""
@@ -61,11 +77,24 @@ class Pace:
         self._shown_at = now
         self._largest = max(self._largest, tokens)
 
-    def prefill_s(self, tokens: int) -> float:
-        """How long the prefill of a prompt takes.
+    def stood(self, tokens: int, still_s: float) -> None:
+        """While a large prompt was computed, the engine's counters stood still for so long at the longest."""
+        self._stood_tokens = max(self._stood_tokens, tokens)
+        self._stood_s = max(still_s, STOOD_FADES * self._stood_s)
 
+    def answered(self, answer_s: float) -> None:
+        """A plain answer has taken so long."""
+        self.longest_answer_s = max(answer_s, STOOD_FADES * self.longest_answer_s)
+
+    def prefill_s(self, tokens: int, *, counts: bool = False) -> float:
+        """How long the prefill of a prompt takes, or may show nothing of an engine that counts its steps.
+
+        Most engines compute a large prompt in pieces, and count each; which do, is known once one was seen.
         What is said of a much larger prompt than any before is a guess: it may take up to four times as long.
         The rate may have come from prompts in the prefix cache, and attention grows with the square.
         """
         beyond = min(max(1.0, tokens / max(self._largest, 1)), BEYOND_MAX)
-        return beyond * tokens / self.rates.prefill_tokens_s.value
+        prefill_s = beyond * tokens / self.rates.prefill_tokens_s.value
+        if counts and LARGE_TOKENS <= tokens <= 2 * self._stood_tokens:
+            return min(prefill_s, 2.0 * self._stood_s)
+        return prefill_s

@@ -48,6 +48,8 @@ class FakePatient:
     load: Load | None = None
     silent_limit_s: float = 1.0
     held_down: bool = False
+    hides_work: bool = False
+    shows_work: bool = False
     engine: str = ""
     models: frozenset[str] = frozenset({"m"})
     rules: Rules = _RULES

@@ -110,6 +110,17 @@ def test_a_prompt_larger_than_any_before_is_given_more_time() -> None:
     assert pace.prefill_s(400_000) == pytest.approx(4 * 10.0, rel=0.05)
 
 
+def test_an_engine_that_counts_the_pieces_of_a_large_prompt_is_given_the_time_of_a_piece() -> None:
+    """Known only once one was seen, and only of prompts like it."""
+    pace = Pace()
+    first_s = pace.prefill_s(100_000, counts=True)
+    assert first_s == pace.prefill_s(100_000) > 50.0
+    pace.stood(100_000, 0.3)
+    assert pace.prefill_s(100_000, counts=True) == pytest.approx(0.6)
+    assert pace.prefill_s(100_000, counts=False) == first_s
+    assert pace.prefill_s(300_000, counts=True) > first_s
+
+
 @law
 @given(st.lists(st.floats(0.001, 100.0), max_size=100), st.integers(0, 10**6), st.integers(0, 10**6))
 def test_a_larger_prompt_never_takes_less(busy_s: list[float], one: int, other: int) -> None:

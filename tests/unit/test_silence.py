@@ -12,7 +12,16 @@ from router.board import Board
 from router.desk import Desk
 from router.lease import Lease
 from router.nouns import Ask, Fleet, Load, Rules, Unit
-from router.silence import COUNTERS_FRESH_S, PREFILLS, STEPS, silence, silent_limit_s
+from router.silence import (
+    CLEARED_S,
+    COUNTERS_FRESH_S,
+    PLAIN_S,
+    PREFILLS,
+    STEPS,
+    hides_work,
+    silence,
+    silent_limit_s,
+)
 
 RULES = Rules()
 NOW = 100.0
@@ -31,6 +40,8 @@ def working(ask: Ask = STREAM, *, sighted: bool = False, since: float = NOW) -> 
     """A unit with one request, whose counters (if it has some) were read just now."""
     made = board()
     lease = made.open("a", ask, since, retry=False)
+    if ask.stream:
+        lease.commit(since)
     if sighted:
         made.report(Load("a", since, running=1, progress=7.0, sighted=True))
     return made.desks["a"], lease, made
@@ -65,7 +76,7 @@ def test_what_no_client_reads_and_what_has_been_taken_away_proves_nothing(mark: 
     desk, lease, made = working(sighted=True)
     setattr(lease, mark, True)
     assert silence(desk, NOW + 30.0, RULES) is None
-    made.open("a", STREAM, NOW, retry=False)
+    made.open("a", STREAM, NOW, retry=False).commit(NOW)
     found = silence(desk, NOW + 30.0, RULES)
     assert found is not None
     assert found.waiting == 1
@@ -74,6 +85,38 @@ def test_what_no_client_reads_and_what_has_been_taken_away_proves_nothing(mark: 
 def test_plain_answers_of_an_engine_without_counters_prove_nothing() -> None:
     desk, _, _ = working(PLAIN)
     assert silence(desk, NOW + 1000.0, RULES) is None
+
+
+def test_a_stream_that_has_yet_to_begin_may_stand_in_line_where_no_step_is_counted() -> None:
+    """Behind what others have asked of the unit; where steps are counted, those would show."""
+    for sighted, found in ((False, None), (True, (1.0, 1.0, 1))):
+        desk, lease, made = working(sighted=sighted)
+        made.close(lease)
+        made.open("a", STREAM, NOW, retry=False)
+        assert silence(desk, NOW + COUNTERS_FRESH_S, RULES) == found
+
+
+def test_requests_that_a_unit_has_lost_are_held_against_it_once() -> None:
+    """A canary has passed while they stood still, and would pass again every second."""
+    desk, _, made = working()
+    desk.cleared_at = NOW + 2.0
+    assert silence(desk, NOW + 10.0, RULES) is None
+    made.open("a", STREAM, NOW + 3.0, retry=False).commit(NOW + 3.5)
+    found = silence(desk, NOW + 10.0, RULES)
+    assert found is not None
+    assert found.waiting == 1
+    assert silence(desk, NOW + 2.0 + CLEARED_S, RULES) is not None
+
+
+def test_plain_answers_hide_what_a_unit_does_that_counts_no_steps() -> None:
+    desk, _, made = working(PLAIN)
+    assert hides_work(desk, NOW + PLAIN_S - 0.1)
+    assert not hides_work(desk, NOW + PLAIN_S)
+    desk.pace.answered(100.0)
+    assert hides_work(desk, NOW + 199.0)
+    made.report(Load("a", NOW, running=1, progress=7.0, sighted=True))
+    assert not hides_work(desk, NOW)
+    assert not hides_work(working()[0], NOW), "a stream shows"
 
 
 def test_plain_answers_show_in_the_counters_of_an_engine_that_has_them() -> None:

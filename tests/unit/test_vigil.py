@@ -63,7 +63,7 @@ def _no_way(desk: Desk) -> Any:
 
 def test_a_silent_unit_is_suspected_with_a_reason_and_a_canary_is_sent() -> None:
     scene = Round()
-    scene.board.open("a", STREAM, NOW, retry=False)
+    scene.board.open("a", STREAM, NOW, retry=False).commit(NOW)
     scene.vigil.tick(NOW + 0.75, 0.0)
     assert scene.verdict() is Verdict.UP
     scene.vigil.tick(NOW + 1.0, 0.0)
@@ -75,7 +75,7 @@ def test_a_silent_unit_is_suspected_with_a_reason_and_a_canary_is_sent() -> None
 
 def test_a_silence_that_goes_on_is_held_against_the_unit_once_for_each_limit() -> None:
     scene = Round()
-    scene.board.open("a", STREAM, NOW, retry=False)
+    scene.board.open("a", STREAM, NOW, retry=False).commit(NOW)
     for quarter in range(4, 13):
         scene.vigil.tick(NOW + quarter / 4, 0.0)
     assert scene.asked == [("a", Canary.name)] * 3
@@ -83,7 +83,7 @@ def test_a_silence_that_goes_on_is_held_against_the_unit_once_for_each_limit() -
 
 def test_a_quiet_unit_with_counters_has_them_read_before_it_is_judged() -> None:
     scene = Round()
-    scene.board.open("a", STREAM, NOW, retry=False)
+    scene.board.open("a", STREAM, NOW, retry=False).commit(NOW)
     scene.board.report(Load("a", NOW, running=1, progress=1.0, sighted=True))
     scene.vigil.tick(NOW + 0.2, 0.0)
     assert scene.asked == [], "tokens came a moment ago"
@@ -125,7 +125,7 @@ def test_bad_news_counts_again_when_the_lag_is_over() -> None:
 
 def test_a_silence_that_the_gate_slept_through_is_not_held_against_the_unit() -> None:
     scene = Round()
-    scene.board.open("a", STREAM, NOW, retry=False)
+    scene.board.open("a", STREAM, NOW, retry=False).commit(NOW)
     scene.vigil.tick(NOW + 10.0, 9.75)
     assert scene.verdict() is Verdict.UP
 
