@@ -1,0 +1,29 @@
+"""Which addresses are trusted: this machine itself, and the networks that the configuration names. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+
+Network = IPv4Network | IPv6Network
+
+
+class Peers:
+    """Trusts loopback and `networks` (10.0.0.0/8, 2001:db8::/32, or a single address).
+
+    Raises ValueError for what is no network, or has bits beyond its mask.
+    """
+
+    def __init__(self, networks: Iterable[str] = ()) -> None:
+        self._networks: list[Network] = [ip_network(network) for network in networks]
+
+    def trusts(self, peer: str) -> bool:
+        """Whether an address (no port) is trusted. What is no address is not."""
+        try:
+            address = ip_address(peer.partition("%")[0])
+        except ValueError:
+            return False
+        # A socket that speaks both families shows an IPv4 peer like this.
+        if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+            address = address.ipv4_mapped
+        return address.is_loopback or any(address in network for network in self._networks)
