@@ -27,7 +27,8 @@ ASK_AGAIN_S = 0.25
 """Between two tries at a unit that says it is busy."""
 _USUAL_TIMES = 4.0
 _USUAL_SHARE = 0.2
-_IN_LINE = 8.0
+IN_LINE = 4.0
+"""So many times longer a canary may take where nothing shows whether it has to wait for others."""
 _WARM = (Verdict.UP, Verdict.SUSPECT, Verdict.PROBATION)
 """A unit with another verdict may take its first request, which warms the engine up."""
 _NOT_SERVED = frozenset({400, 404, 405, 422, 501})
@@ -77,8 +78,8 @@ class Canary:
     def timeout_s(self, patient: Patient) -> float:
         """Short where users are served, long where the first request may have to warm the engine up.
 
-        Never shorter than the unit may be silent by the work it has, nor than what is usual for it; twice
-        that while it may have work of which nothing but its answers shows that it moves. For a DOWN unit it
+        Never shorter than the unit may be silent by the work it has, nor than what is usual for it; longer
+        while it may have work of which nothing but its answers shows that it moves. For a DOWN unit it
         doubles from one timeout to the next: it may need to warm up, or be gone again.
         """
         rules = patient.rules
@@ -95,7 +96,7 @@ class Canary:
         if sees:
             return limit_s
         # Nobody knows what others have asked of it: a canary may have to stand in line.
-        return limit_s * (2.0 if patient.verdict is Verdict.UP or patient.shows_work else _IN_LINE)
+        return limit_s * (2.0 if patient.verdict is Verdict.UP or patient.shows_work else IN_LINE)
 
     async def look(self, patient: Patient) -> AsyncGenerator[Finding, None]:
         """Evidence of one canary; before it what the unit serves, if nobody knew."""

@@ -11,6 +11,7 @@ from typing import NamedTuple, cast
 
 from probes.agent import BEAT_S, LOOK_S
 from probes.agent_link import SILENCE_S
+from probes.canary import IN_LINE
 from probes.engines import METRICS, Role
 from probes.node import NodeProbe
 from probes.readiness import Readiness
@@ -84,6 +85,11 @@ def canary_s(rules: Rules, counts: bool) -> float:
     return max(rules.canary_timeout_s, rules.silent_min_s) * (1.0 if counts else 2.0)
 
 
+def in_line_s(rules: Rules, counts: bool) -> float:
+    """How long the canary of a suspect may take without streams of ours: others may be before it in line."""
+    return canary_s(rules, True) * (1.0 if counts else IN_LINE)
+
+
 def busy_hang_s(rules: Rules, counts: bool) -> float:
     """Until its silence is noticed on a tick, and the canary that this calls for has failed.
 
@@ -103,14 +109,14 @@ def idle_hang_s(rules: Rules, counts: bool) -> float:
     """
     one_s, excused_s = canary_s(rules, counts), 0.0 if counts else canary_s(rules, True)
     due_s = max(canary_s(rules, True) + rules.canary_idle_s, one_s)
-    return due_s + excused_s + 2.0 * one_s + SLACK_S
+    return due_s + excused_s + one_s + in_line_s(rules, counts) + SLACK_S
 
 
 def lost_machine_s(rules: Rules, counts: bool) -> float:
     """Until its agent is missed, or the canary on its way is back; then one fails."""
     one_s = canary_s(rules, counts)
     excused_s = 0.0 if counts else canary_s(rules, True)
-    return max(SILENCE_S + BEAT_S, one_s) + excused_s + one_s + SLACK_S
+    return max(SILENCE_S + BEAT_S, one_s) + excused_s + in_line_s(rules, counts) + SLACK_S
 
 
 def degraded_s() -> float:
