@@ -36,5 +36,5 @@ def test_named_networks_are_trusted(peer: str, is_trusted: bool) -> None:
 
 @pytest.mark.parametrize("network", ["10.0.0.1/8", "ten", "", "10.0.0.0/33"])
 def test_what_is_no_network_is_refused(network: str) -> None:
-    with pytest.raises(ValueError, match="."):
+    with pytest.raises(ValueError, match=r"does not appear|has host bits"):
         Peers([network])
