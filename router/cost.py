@@ -1,7 +1,8 @@
 """What an ask costs on a unit, in predicted seconds: the one number by which units are compared. Pure.
 
-    (prefill tokens ahead + own uncached tokens) / prefill rate + first steps of decoding + wait for KV cache,
-    all over the unit's share (weight, slow start, degraded), + penalties for errors, doubt and distance
+    (prefill tokens ahead + own uncached tokens) / prefill rate + first steps of decoding + wait for KV cache
+    + what is pushed out of the prefix cache, all over the unit's share (weight, slow start, degraded),
+    + penalties for errors, doubt and distance
 
 `forecast` takes together what changes slowly, a few times a second and at each report; `cost` adds what this
 gate has there at this moment. Rules: a cost is positive and finite; more work never makes it less; a unit of
@@ -29,6 +30,9 @@ _TOKENS_MAX = 1e9
 class CostRules:
     """What a cost goes by.
 
+    evict_share (0.5): tokens new to a prefix cache push out as many, some of which will have to be computed
+    again: so large a share where as much was written of late as on the unit's peers, less where it was less.
+    Without it, whoever holds a common beginning draws all conversations, and the other caches lie idle.
     report_half_life_s (2): after so long a report counts half, and the median of the unit's peers the other.
     doubt_s (0.1): added for a unit whose report does not count at all any more.
     error_s (5), error_max_s (60): error_s * p / (1 - p) is added for a share p of failures.
@@ -37,6 +41,7 @@ class CostRules:
     sent away from where their prompts are cached, and everybody would wait longer for the first token.
     """
 
+    evict_share: float = 0.5
     report_half_life_s: float = 2.0
     doubt_s: float = 0.1
     error_s: float = 5.0
@@ -62,7 +67,7 @@ class Facts(NamedTuple):
     """What is known of a unit apart from this gate's own work there.
 
     `share` is its weight now (slow start and degradation included), `error_share` 0 to 1, `far_s` what being
-    in another cell costs, `kv_tokens` the size of its KV cache (0: unknown).
+    in another cell costs, `kv_tokens` the size of its KV cache (0: unknown), `written_tokens` as Work has it.
     """
 
     rates: Rates
@@ -71,6 +76,7 @@ class Facts(NamedTuple):
     error_share: float = 0.0
     far_s: float = 0.0
     kv_tokens: int = 0
+    written_tokens: float = 0.0
 
 
 class Forecast(NamedTuple):
@@ -88,6 +94,7 @@ class Forecast(NamedTuple):
     foreign_batch: float
     kv_tokens: int
     kv_reported: float
+    evict_share: float
     error_s: float
     doubt_s: float
     far_s: float
@@ -96,7 +103,7 @@ class Forecast(NamedTuple):
 class Cost(NamedTuple):
     """Predicted seconds, term by term; `total_s` is their sum, and what policies compare.
 
-    The first four are already divided by the unit's share.
+    The first five are already divided by the unit's share.
     """
 
     total_s: float
@@ -104,6 +111,7 @@ class Cost(NamedTuple):
     prefill_s: float
     decode_s: float
     kv_s: float
+    evict_s: float
     error_s: float
     doubt_s: float
     far_s: float
@@ -114,7 +122,7 @@ class Cost(NamedTuple):
         return self.queue_s + self.prefill_s + self.kv_s
 
 
-Terms = tuple[float, float, float, float, float, float, float, float]
+Terms = tuple[float, float, float, float, float, float, float, float, float]
 
 _IDLE = Report(waiting=0.0, running=0.0, kv_use=0.0, age_s=0.0)
 
@@ -123,7 +131,8 @@ def forecast(units: Sequence[Facts], rules: CostRules) -> list[Forecast]:
     """The forecasts of units, in their order; they are made together because they stand in for each other."""
     reports = [facts.report for facts in units if facts.report is not None]
     usual = _usual([r for r in reports if _trust(r, rules) >= 0.5] or reports or [_IDLE], rules)
-    return [_forecast(facts, usual, rules) for facts in units]
+    written = _written(units)
+    return [_forecast(facts, usual, share, rules) for facts, share in zip(units, written, strict=True)]
 
 
 def cost(unit: Forecast, work: Work, prompt_tokens: float, cached_tokens: float, now: float) -> Cost:
@@ -134,7 +143,7 @@ def cost(unit: Forecast, work: Work, prompt_tokens: float, cached_tokens: float,
 def terms(unit: Forecast, work: Work, prompt_tokens: float, cached_tokens: float, now: float) -> Terms:
     """The fields of `cost` as a bare tuple, total first: this is made for each unit and ask."""
     tokens_s, token_s, step_s, sequence_s, first, answer, foreign, batch, kv, in_use = unit[:10]
-    error_s, doubt_s, far_s = unit[10:]
+    evict_share, error_s, doubt_s, far_s = unit[10:]
     uncached = prompt_tokens - cached_tokens
     if uncached < 1.0:
         # The last token is always computed: it gives the first one of the answer.
@@ -149,8 +158,9 @@ def terms(unit: Forecast, work: Work, prompt_tokens: float, cached_tokens: float
     # Mostly there is room even if what this gate has there is not in the engine's own count.
     if kv and work.kv_tokens + in_use + prompt_tokens + answer > kv:
         kv_s = _kv_s(unit, work, prompt_tokens + answer, answer * step_s)
-    total_s = queue_s + prefill_s + decode_s + kv_s + error_s + doubt_s + far_s
-    return total_s, queue_s, prefill_s, decode_s, kv_s, error_s, doubt_s, far_s
+    evict_s = prefill_s * evict_share
+    total_s = queue_s + prefill_s + decode_s + kv_s + evict_s + error_s + doubt_s + far_s
+    return total_s, queue_s, prefill_s, decode_s, kv_s, evict_s, error_s, doubt_s, far_s
 
 
 def _usual(reports: Sequence[Report], rules: CostRules) -> Report:
@@ -164,7 +174,15 @@ def _usual(reports: Sequence[Report], rules: CostRules) -> Report:
     )
 
 
-def _forecast(facts: Facts, usual: Report, rules: CostRules) -> Forecast:
+def _written(units: Sequence[Facts]) -> list[float]:
+    """How much was written into each prefix cache of late, for its size, as multiples of the mean."""
+    sized = all(facts.kv_tokens for facts in units)
+    written = [facts.written_tokens / (facts.kv_tokens if sized else 1) for facts in units]
+    mean = sum(written) / max(len(written), 1)
+    return [tokens / mean if mean > 0.0 else 0.0 for tokens in written]
+
+
+def _forecast(facts: Facts, usual: Report, written: float, rules: CostRules) -> Forecast:
     rates, own, share = facts.rates, facts.report or usual, max(facts.share, _SHARE_MIN)
     trust = _trust(own, rules) if facts.report is not None else 0.0
     tokens, others = _waiting_tokens(own, rules), _waiting_tokens(usual, rules)
@@ -180,6 +198,7 @@ def _forecast(facts: Facts, usual: Report, rules: CostRules) -> Forecast:
         foreign_batch=_blend(trust, own.waiting + own.running, usual.waiting + usual.running),
         kv_tokens=facts.kv_tokens,
         kv_reported=_blend(trust, own.kv_use, usual.kv_use) * facts.kv_tokens,
+        evict_share=rules.evict_share * written,
         error_s=min(rules.error_s * errors / max(1.0 - errors, 1e-9), rules.error_max_s),
         doubt_s=rules.doubt_s * (1.0 - trust),
         far_s=facts.far_s,

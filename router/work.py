@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import NamedTuple
 
+WRITTEN_HALF_LIFE_S = 120.0
+
 
 class Job(NamedTuple):
     """One attempt: the tokens that have to be computed before it shows anything, and those it holds in the KV
@@ -32,7 +34,17 @@ class Prefilled(NamedTuple):
 class Work:
     """The jobs of one unit, by the lease (or whatever else stands for the attempt)."""
 
-    __slots__ = ("_decoding", "_queued", "batch", "front_since", "front_tokens", "kv_tokens", "queued_tokens")
+    __slots__ = (
+        "_decoding",
+        "_queued",
+        "_written",
+        "_written_at",
+        "batch",
+        "front_since",
+        "front_tokens",
+        "kv_tokens",
+        "queued_tokens",
+    )
 
     def __init__(self) -> None:
         self.queued_tokens = 0
@@ -43,6 +55,7 @@ class Work:
         self.front_tokens = 0
         """Uncached tokens of the prompt that is being computed, since `front_since`."""
         self.front_since = 0.0
+        self._written = self._written_at = 0.0
         self._queued: dict[Hashable, Job] = {}
         self._decoding: dict[Hashable, Job] = {}
 
@@ -55,6 +68,7 @@ class Work:
         """An attempt was sent to the unit."""
         if not self._queued:
             self.front_tokens, self.front_since = job.uncached_tokens, now
+        self._written, self._written_at = self.written_tokens(now) + job.uncached_tokens, now
         self._queued[key] = job
         self.batch += 1
         self.queued_tokens += job.uncached_tokens
@@ -90,6 +104,10 @@ class Work:
         """Uncached tokens that have yet to be computed, at a prefill rate of so many a second."""
         done = (now - self.front_since) * tokens_s
         return self.queued_tokens - (done if done < self.front_tokens else self.front_tokens)
+
+    def written_tokens(self, now: float) -> float:
+        """Uncached tokens sent here of late: new to the prefix cache, and pushing others out of it."""
+        return self._written * float(0.5 ** ((now - self._written_at) / WRITTEN_HALF_LIFE_S))
 
     def _begin_next(self, now: float) -> None:
         self.front_since = now

@@ -63,6 +63,7 @@ facts = st.builds(
     error_share=st.floats(0, 0.99),
     far_s=st.floats(0, 10),
     kv_tokens=st.sampled_from([0, 1, 1000, 2_000_000]),
+    written_tokens=st.floats(0, 1e12),
 )
 works = st.lists(st.integers(0, 10**7), max_size=5).map(lambda prompts: busy(*prompts))
 sizes = st.integers(0, 10**7)
@@ -160,11 +161,25 @@ def test_an_ask_that_does_not_fit_into_the_kv_cache_waits_for_others_to_end() ->
     assert cost_of(unit, work, prompt=1e9).kv_s == KV_MAX_S
 
 
+def test_a_cache_into_which_little_was_written_is_the_better_place_for_something_new() -> None:
+    calm, average, busy_one = forecast(
+        [Facts(rates(1000.0), written_tokens=tokens) for tokens in (0.0, 1e5, 2e5)], RULES
+    )
+    new = [cost(unit, Work(), 1000.0, 0.0, NOW).evict_s for unit in (calm, average, busy_one)]
+    assert new == pytest.approx([0.0, RULES.evict_share, 2 * RULES.evict_share])
+    assert cost(busy_one, Work(), 1000.0, 990.0, NOW).evict_s == pytest.approx(0.02 * RULES.evict_share)
+    assert alone(Facts(rates())).evict_share == 0.0
+    large, small = forecast(
+        [Facts(rates(), kv_tokens=kv, written_tokens=1e5) for kv in (10**6, 10**5)], RULES
+    )
+    assert large.evict_share < small.evict_share
+
+
 def test_weight_divides_the_work_and_not_the_penalties() -> None:
     whole = cost_of(Facts(rates(), share=1.0, error_share=0.5, far_s=2.0), busy(1000))
     half = cost_of(Facts(rates(), share=0.5, error_share=0.5, far_s=2.0), busy(1000))
-    assert half[1:5] == pytest.approx([2 * term for term in whole[1:5]])
-    assert half[5:] == whole[5:]
+    assert half[1:6] == pytest.approx([2 * term for term in whole[1:6]])
+    assert half[6:] == whole[6:]
     assert (whole.error_s, whole.far_s) == (5.0, 2.0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -45,6 +46,15 @@ def test_a_prompt_given_up_counts_for_nothing_and_the_next_begins() -> None:
     work.close("a", 12.0)
     assert work.backlog_tokens(12.0, 100.0) == 500
     assert work.show("b", 13.0) == Prefilled(500, 1.0)
+
+
+def test_what_was_written_of_late_fades() -> None:
+    work = Work()
+    work.open("a", Job(1000, 0), 10.0)
+    work.close("a", 11.0)
+    work.open("b", Job(500, 0), 130.0)
+    assert work.written_tokens(130.0) == pytest.approx(1000.0)
+    assert work.written_tokens(250.0) == pytest.approx(500.0)
 
 
 @law
