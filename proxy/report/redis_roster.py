@@ -22,7 +22,8 @@ class Roster:
     def __init__(self, own: str, heartbeat_s: float = HEARTBEAT_S) -> None:
         self._own = own
         self._patience_s = EXPIRY_HEARTBEATS * heartbeat_s
-        self._views: dict[Key, tuple[View, float]] = {}
+        self._units: dict[str, dict[str, tuple[View, float]]] = {}
+        """By unit and gate: what was said, and when."""
         self._answering_since: float | None = None
 
     def answered(self, seen: Mapping[Key, Seen], now: float) -> None:
@@ -34,9 +35,12 @@ class Roster:
 
     def told(self, key: Key, one: Seen, now: float) -> None:
         """One view has come, by an answer or by itself. An older one than is known changes nothing."""
-        known, at = self._views.get(key), now - one.age_s
-        if key[1] != self._own and (known is None or at >= known[1]):
-            self._views[key] = one.view, at
+        unit, gate = key
+        if gate == self._own:
+            return
+        gates, at = self._units.setdefault(unit, {}), now - one.age_s
+        if gate not in gates or at >= gates[gate][1]:
+            gates[gate] = one.view, at
 
     def silent(self) -> None:
         """Redis does not answer. What was known holds."""
@@ -44,31 +48,36 @@ class Roster:
 
     def missed(self, now: float) -> set[str]:
         """The gates with a view that should have been renewed by now: it is time to ask them."""
-        if self._answering_since is None or now - self._answering_since < self._patience_s:
-            return set()
-        return {gate for (_, gate), (_, at) in self._views.items() if now - at > self._patience_s}
+        return {gate for _, gate in self._missed_keys(now)}
 
     def not_ready(self, gate: str, now: float) -> None:
         """A gate that was missed does not answer either, or is not ready: its views that are old end."""
-        for key in [key for key in self._missed_keys(now) if key[1] == gate]:
-            del self._views[key]
+        for unit, missed in list(self._missed_keys(now)):
+            if missed == gate:
+                del self._units[unit][gate]
+                if not self._units[unit]:
+                    del self._units[unit]
 
     def of(self, unit: str, now: float) -> Merged | None:
         """What the other gates together say of a unit."""
-        return merge([Seen(view, now - at) for (name, _), (view, at) in self._views.items() if name == unit])
+        return merge([Seen(view, now - at) for view, at in self._units.get(unit, {}).values()])
 
     def others_in_flight(self, unit: str, now: float) -> int:
         """Requests that the other gates have there. What is too old to be so any more does not count."""
-        return sum(
-            view.in_flight
-            for (name, _), (view, at) in self._views.items()
-            if name == unit and now - at <= self._patience_s
-        )
+        said = self._units.get(unit, {}).values()
+        return sum(view.in_flight for view, at in said if now - at <= self._patience_s)
+
+    def lived_at(self, unit: str) -> float | None:
+        """When another gate last saw the unit work."""
+        said = self._units.get(unit, {}).values()
+        return max((at - view.life_age_s for view, at in said if view.life_age_s is not None), default=None)
 
     def units(self) -> set[str]:
-        """All units that any gate has told of."""
-        return {unit for unit, _ in self._views}
+        """All units that another gate has told of."""
+        return set(self._units)
 
     def _missed_keys(self, now: float) -> Iterator[Key]:
-        if self.missed(now):
-            yield from (key for key, (_, at) in self._views.items() if now - at > self._patience_s)
+        if self._answering_since is None or now - self._answering_since < self._patience_s:
+            return
+        for unit, gates in self._units.items():
+            yield from ((unit, gate) for gate, (_, at) in gates.items() if now - at > self._patience_s)

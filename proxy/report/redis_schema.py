@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from router.desk import Desk
-from router.nouns import Evidence, Sign, Strength, Verdict
+from router.nouns import Strength, Verdict
 
 VERSION = 1
 CORE = ("unit", "cell", "gate", "verdict", "url", "in_flight")
@@ -133,22 +133,6 @@ def merge(seen: Sequence[Seen]) -> Merged | None:
     # The gate's name settles ties, so that all readers come to the same.
     ranked = sorted(seen, key=lambda one: (not one.view.fatal, one.age_s, one.view.gate))
     return Merged(ranked[0].view, sum(one.view.in_flight for one in seen))
-
-
-def evidence_of(seen: Seen, now: float) -> Evidence | None:
-    """What another gate's view amounts to for one's own judge; None when it is nothing new.
-
-    Its DOWN is strong and no more: a canary of one's own decides. Its proof of life spares one a canary.
-    """
-    view, at = seen.view, now - seen.age_s
-    if view.verdict is Verdict.DOWN:
-        reason = f"gate {view.gate} holds it to be down: {view.reason}"
-        return Evidence(view.unit, Sign.BAD, Strength.STRONG, f"gate {view.gate}", reason, now)
-    if view.life_age_s is None:
-        return None
-    reason = f"gate {view.gate} has seen it work"
-    lived_at = at - view.life_age_s
-    return Evidence(view.unit, Sign.GOOD, Strength.STRONG, f"gate {view.gate}", reason, lived_at)
 
 
 def view_of(

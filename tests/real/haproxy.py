@@ -7,12 +7,18 @@ import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from tests.real.programs import ROOT, find, free_port, running, tail
-from tests.real.tiny_gate import TinyGate
 
 CONFIGURATIONS = ROOT / "deploy" / "ingress"
+
+
+class Gate(Protocol):
+    """What HAProxy needs of a gate."""
+
+    port: int
+    agent_port: int
 
 
 class Server(NamedTuple):
@@ -33,7 +39,9 @@ class Haproxy:
         self._stats = stats
 
     def servers(self) -> dict[str, Server]:
-        """Its servers, by name."""
+        """Its servers, by name; none while it starts."""
+        if not self._stats.exists():
+            return {}
         rows = csv.DictReader(self.command("show stat").removeprefix("# ").splitlines())
         return {
             row["svname"]: Server(
@@ -55,7 +63,7 @@ class Haproxy:
 @contextmanager
 def haproxy(
     folder: Path,
-    gates: Mapping[str, TinyGate],
+    gates: Mapping[str, Gate],
     *,
     configuration: str = "haproxy.cfg",
     node: str = "lb1",

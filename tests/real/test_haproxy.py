@@ -20,11 +20,8 @@ async def until_server(here: Haproxy, name: str, **fields: object) -> Server:
     """Wait until HAProxy holds this of a server."""
 
     def is_so() -> bool:
-        try:
-            server = here.servers()[name]
-        except OSError:
-            return False
-        return all(getattr(server, field) == value for field, value in fields.items())
+        server = here.servers().get(name)
+        return server is not None and all(getattr(server, field) == value for field, value in fields.items())
 
     await until(is_so)
     return here.servers()[name]

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.report.redis_roster import Roster
 from proxy.report.redis_schema import (
     CORE,
     DOCUMENT_MAX,
@@ -18,7 +17,6 @@ from proxy.report.redis_schema import (
     Seen,
     View,
     age_s,
-    evidence_of,
     merge,
     read,
     view_of,
@@ -53,7 +51,7 @@ views = st.builds(
     itl_s=maybe,
 )
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=8,
 )
@@ -157,81 +155,3 @@ def test_a_desk_is_written_as_it_is() -> None:
     here.observe(Evidence("u1", Sign.BAD, Strength.FATAL, "tcp_accept", "refused", 4.0))
     view = view_of(here.desks["u1"], "g1", 5.0)
     assert (view.verdict, view.fatal, view.reason) == (Verdict.DOWN, True, "refused")
-
-
-def test_another_gates_down_is_evidence_that_asks_for_a_canary_and_no_order() -> None:
-    here = board()
-    down = replace(VIEW, verdict=Verdict.DOWN, fatal=True, reason="refused")
-    evidence = evidence_of(Seen(down, 0.1), 5.0)
-    assert evidence is not None
-    consequence = here.observe(evidence)
-    assert consequence.wants_canary
-    assert here.desks["u1"].case.verdict is Verdict.SUSPECT
-    assert consequence.evicted == ()
-
-
-def test_another_gates_proof_of_life_is_one_as_of_when_it_was() -> None:
-    here = board()
-    evidence = evidence_of(Seen(replace(VIEW, life_age_s=0.5), 0.25), 5.0)
-    assert evidence is not None
-    here.observe(evidence)
-    assert here.desks["u1"].life_at == 4.25
-    assert evidence_of(Seen(VIEW, 0.25), 5.0) is None
-
-
-def seen_by(gate: str, age: float = 0.0, **changes: Any) -> dict[tuple[str, str], Seen]:
-    return {("u1", gate): Seen(replace(VIEW, gate=gate, **changes), age)}
-
-
-def test_ones_own_views_are_no_news() -> None:
-    roster = Roster("g1")
-    roster.answered(seen_by("g1") | seen_by("g2", in_flight=5), 0.0)
-    assert roster.others_in_flight("u1", 0.0) == 5
-
-
-def test_a_gate_that_died_stops_counting_after_one_expiry_whatever_redis_does() -> None:
-    roster = Roster("g1")
-    roster.answered(seen_by("g2", in_flight=100), 10.0)
-    assert roster.others_in_flight("u1", 10.75) == 100
-    assert roster.others_in_flight("u1", 10.76) == 0
-
-
-def test_while_redis_is_gone_the_last_view_holds() -> None:
-    roster = Roster("g1")
-    roster.answered(seen_by("g2"), 0.0)
-    roster.silent()
-    assert roster.missed(1000.0) == set()
-    assert roster.of("u1", 1000.0) is not None
-
-
-def test_a_redis_that_came_back_empty_does_not_empty_the_fleet() -> None:
-    roster = Roster("g1")
-    roster.answered(seen_by("g2") | seen_by("g3"), 0.0)
-    roster.silent()
-    for beat in range(3):
-        roster.answered({}, 60.0 + beat * 0.25)
-        assert roster.missed(60.0 + beat * 0.25) == set()
-    # One gate has published again, of the other there is still nothing: it is asked, and it is well.
-    roster.answered(seen_by("g2"), 60.75)
-    assert roster.missed(60.75) == {"g3"}
-    assert roster.units() == {"u1"}
-    roster.not_ready("g3", 60.8)
-    assert roster.missed(60.8) == set()
-    assert roster.of("u1", 60.8) is not None
-
-
-def test_a_gate_that_is_missed_and_not_ready_takes_its_views_along() -> None:
-    roster = Roster("g1")
-    roster.answered(seen_by("g2"), 0.0)
-    roster.not_ready("g2", 0.1)
-    assert roster.units() == {"u1"}
-    roster.answered({}, 1.0)
-    roster.not_ready("g2", 1.0)
-    assert roster.units() == set()
-
-
-def test_what_comes_late_does_not_replace_what_is_newer() -> None:
-    roster = Roster("g1")
-    roster.told(("u1", "g2"), Seen(replace(VIEW, gate="g2", in_flight=2), 0.0), 5.0)
-    roster.told(("u1", "g2"), Seen(replace(VIEW, gate="g2", in_flight=1), 0.5), 5.1)
-    assert roster.others_in_flight("u1", 5.1) == 2

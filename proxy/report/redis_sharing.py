@@ -1,0 +1,75 @@
+"""Between the Board and the line to Redis: what a gate tells of its units, what it makes of what it hears.
+
+Pure but for the Board it looks at. What others say changes no verdict by itself: their DOWN is evidence that
+sends a canary, their proof of life spares one, their requests count as load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from proxy.report.redis_roster import Roster
+from proxy.report.redis_schema import Seen, View, view_of
+from router.board import Board
+from router.desk import Desk
+from router.nouns import Evidence, Flip, Sign, Strength, Verdict
+
+PACE_BEATS = 20
+"""A unit's usual pace is found out anew every so many beats: 5 s. It takes 0.1 ms, so they take turns."""
+
+
+class Sharing:
+    """One gate's part in what gates share. `observe` takes evidence (`Watch.observe`)."""
+
+    def __init__(
+        self,
+        board: Board,
+        gate: str,
+        roster: Roster,
+        now: Callable[[], float],
+        observe: Callable[[Evidence], object],
+    ) -> None:
+        self._board = board
+        self._gate = gate
+        self._roster = roster
+        self._now = now
+        self._observe = observe
+        self._beats = 0
+        self._itl_s: dict[str, float | None] = {}
+
+    def views(self) -> Iterator[View]:
+        """What there is to tell now, one unit after the other."""
+        self._beats += 1
+        desks = list(self._board)
+        for number, desk in enumerate(desks):
+            if (self._beats + number) % PACE_BEATS == 0:
+                self._itl_s[desk.unit.name] = desk.pace.gap_s(0.5)
+            yield self._view(desk)
+        self._itl_s = {desk.unit.name: self._itl_s.get(desk.unit.name) for desk in desks}
+
+    def view(self, flip: Flip) -> View | None:
+        """What to tell at once of a verdict that has changed."""
+        desk = self._board.desks.get(flip.unit)
+        return self._view(desk) if desk is not None else None
+
+    def heard(self, seen: Seen) -> None:
+        """Another gate's verdict has changed."""
+        view = seen.view
+        if view.unit in self._board.desks and view.verdict is Verdict.DOWN:
+            reason = f"gate {view.gate} holds it to be down: {view.reason}"
+            source = f"gate {view.gate}"
+            self._observe(Evidence(view.unit, Sign.BAD, Strength.STRONG, source, reason, self._now()))
+
+    def tick(self, now: float) -> dict[str, int]:
+        """Take over others' proofs of life. How many requests they have on each unit that they use."""
+        others = {}
+        for name in self._roster.units() & self._board.desks.keys():
+            desk, lived_at = self._board.desks[name], self._roster.lived_at(name)
+            if lived_at is not None and lived_at > desk.life_at:
+                desk.life_at = lived_at
+            if in_flight := self._roster.others_in_flight(name, now):
+                others[name] = in_flight
+        return others
+
+    def _view(self, desk: Desk) -> View:
+        return view_of(desk, self._gate, self._now(), itl_s=self._itl_s.get(desk.unit.name))
