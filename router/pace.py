@@ -89,12 +89,14 @@ class Pace:
     def prefill_s(self, tokens: int, *, counts: bool = False) -> float:
         """How long the prefill of a prompt takes, or may show nothing of an engine that counts its steps.
 
-        Most engines compute a large prompt in pieces, and count each; which do, is known once one was seen.
-        What is said of a much larger prompt than any before is a guess: it may take up to four times as long.
-        The rate may have come from prompts in the prefix cache, and attention grows with the square.
+        Engines that count their steps mostly compute a large prompt in pieces, and count each; that they do
+        is known once one was seen. Of others what is said of a much larger prompt than any before is a guess:
+        it may take up to four times as long, for attention grows with the square, and the rate may have come
+        from prompts that were in the prefix cache.
         """
-        beyond = min(max(1.0, tokens / max(self._largest, 1)), BEYOND_MAX)
-        prefill_s = beyond * tokens / self.rates.prefill_tokens_s.value
-        if counts and LARGE_TOKENS <= tokens <= 2 * self._stood_tokens:
+        prefill_s = tokens / self.rates.prefill_tokens_s.value
+        if not counts:
+            return prefill_s * min(max(1.0, tokens / max(self._largest, 1)), BEYOND_MAX)
+        if LARGE_TOKENS <= tokens <= 2 * self._stood_tokens:
             return min(prefill_s, 2.0 * self._stood_s)
         return prefill_s

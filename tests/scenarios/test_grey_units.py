@@ -1,0 +1,112 @@
+"""Units that are neither well nor broken in a way that shows: what they may cost, and what they may not."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from proxy.settings import Timeouts
+from router.nouns import Verdict
+from tests.scenarios.harness import Stage
+from tests.scenarios.storms import shots
+from tests.scenarios.users import Users
+from tests.sim.behaviour import Behaviour, Break
+from tests.sim.timing import Timing
+
+STEPS = Timing(step_s=0.05)
+FEW_PLACES = Timing(step_s=0.05, max_running=4)
+CHUNKED = Timing(step_s=0.05, prefill_tokens_per_s=20_000.0, chunk_tokens=2048)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_full_batch_of_long_plain_answers_changes_no_verdict(seed: int) -> None:
+    """Nothing but an answer shows that the engine works, and every canary stands in line behind them."""
+    stage = Stage(seed, timing=FEW_PLACES, is_blind=True)
+
+    async def scenario() -> None:
+        users = Users(stage, 8, lambda _: {"stream": False, "max_tokens": 600})
+        await asyncio.sleep(120.0)
+        await users.leave()
+        assert all(visit.is_answered for visit in users.visits)
+
+    stage.play(scenario())
+    assert not shots(stage)
+
+
+def test_streams_that_a_unit_has_lost_are_held_against_it_now_and_then() -> None:
+    """It passes every canary: to suspect it every second would say nothing new."""
+    stage = Stage(1, timing=STEPS, timeouts=Timeouts(answer_s=60.0))
+
+    async def scenario() -> None:
+        stage.engines["a"].behaviour = Behaviour(breaks=Break.LOSE, breaks_after_events=3)
+        users = Users(stage, 8)
+        await asyncio.sleep(120.0)
+        stage.engines["a"].behaviour = Behaviour()
+        await users.leave()
+
+    stage.play(scenario())
+    assert "down" not in stage.flips("a")
+    # It was 168 when it could be suspected of the same streams again and again.
+    assert len(stage.flips("a")) < 30
+    assert stage.flips("b") == ["up"]
+
+
+@pytest.mark.parametrize("warm", [False, True], ids=["the first large prompt", "one like it was seen"])
+def test_a_wedge_under_a_large_prompt_is_found_sooner_once_one_like_it_was_seen(warm: bool) -> None:
+    stage = Stage(1, timing=CHUNKED)
+
+    async def scenario() -> None:
+        users = Users(stage, 32)
+        await asyncio.sleep(15.0)
+        if warm:
+            for _ in range(4):
+                await stage.ask(prompt_tokens=100_000, max_tokens=4)
+        stage.gate.set_drain("b", drained=True)
+        large = asyncio.ensure_future(stage.ask(prompt_tokens=100_000, max_tokens=4))
+        await asyncio.sleep(0.3)
+        stage.gate.set_drain("b", drained=False)
+        await asyncio.sleep(1.0)
+        stage.engines["a"].behaviour.wedged = True
+        await stage.until(lambda: stage.verdict("a") is Verdict.DOWN, 3.0 if warm else 90.0)
+        await users.leave()
+        assert (await large).is_answered
+
+    stage.play(scenario())
+    assert stage.flips("b") == ["up"]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_unit_that_restarts_while_it_is_down_starts_once(seed: int) -> None:
+    """Its new epoch is read before it gets users, not after."""
+    stage = Stage(seed, timing=STEPS)
+
+    async def scenario() -> None:
+        users = Users(stage, 16)
+        await asyncio.sleep(3.0 + seed / 10)
+        engine = stage.engines["a"]
+        engine.die()
+        await asyncio.sleep(1.5)
+        engine.start()
+        await asyncio.sleep(15.0)
+        await users.leave()
+
+    stage.play(scenario())
+    flips = stage.flips("a")
+    assert flips[-1] == "up"
+    assert flips.count("up") == 2, flips
+
+
+def test_a_gate_that_stands_still_blames_none_of_its_probes(caplog: pytest.LogCaptureFixture) -> None:
+    stage = Stage(1)
+
+    async def scenario() -> None:
+        stage.engines["a"].behaviour.silent = True
+        await asyncio.sleep(1.5)
+        stage.stand_still(5.0)
+        await asyncio.sleep(1.0)
+
+    with caplog.at_level(logging.ERROR):
+        stage.play(scenario())
+    assert not caplog.records
