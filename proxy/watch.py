@@ -216,7 +216,7 @@ class Watch:
     def _take_load(self, desk: Desk, load: Load) -> None:
         known = dict(desk.case.epochs).get(EngineMetrics.name)
         if load.epoch is not None and _is_news(load.epoch, known):
-            reason = f"its process started at {load.epoch}, before: {known}"
+            reason = f"its process started at {load.epoch}" + (f", not at {known} any more" if known else "")
             source = EngineMetrics.name
             self.observe(
                 Evidence(load.unit, Sign.NEUTRAL, Strength.WEAK, source, reason, load.at, epoch=load.epoch)

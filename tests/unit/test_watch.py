@@ -271,7 +271,7 @@ def test_a_new_incarnation_starts_again(scene: Scene) -> None:
         assert scene.consequences[-1].evicted == (lease,)
         flip = scene.consequences[-1].flip
         assert flip is not None
-        assert flip.evidence.reason == "its process started at 2, before: 1"
+        assert flip.evidence.reason == "its process started at 2, not at 1 any more"
         scene.board.close(lease)
         await scene.until("a", UP, within_s=1.0)
 
