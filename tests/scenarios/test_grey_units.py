@@ -10,29 +10,12 @@ import pytest
 from proxy.settings import Timeouts
 from router.nouns import Verdict
 from tests.scenarios.harness import Stage
-from tests.scenarios.storms import shots
 from tests.scenarios.users import Users
 from tests.sim.behaviour import Behaviour, Break
 from tests.sim.timing import Timing
 
 STEPS = Timing(step_s=0.05)
-FEW_PLACES = Timing(step_s=0.05, max_running=4)
 CHUNKED = Timing(step_s=0.05, prefill_tokens_per_s=20_000.0, chunk_tokens=2048)
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_a_full_batch_of_long_plain_answers_changes_no_verdict(seed: int) -> None:
-    """Nothing but an answer shows that the engine works, and every canary stands in line behind them."""
-    stage = Stage(seed, timing=FEW_PLACES, is_blind=True)
-
-    async def scenario() -> None:
-        users = Users(stage, 8, lambda _: {"stream": False, "max_tokens": 600})
-        await asyncio.sleep(120.0)
-        await users.leave()
-        assert all(visit.is_answered for visit in users.visits)
-
-    stage.play(scenario())
-    assert not shots(stage)
 
 
 def test_streams_that_a_unit_has_lost_are_held_against_it_now_and_then() -> None:

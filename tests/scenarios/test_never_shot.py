@@ -25,13 +25,13 @@ def test_prompts_that_stop_everything_for_seconds_change_no_verdict() -> None:
     assert not shots(weather(1, WHOLE, [PHASES["long prompts"]], phase_s=15.0, streams=STREAMS))
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_an_engine_without_metrics_that_answers_after_30_s_changes_no_verdict(seed: int) -> None:
+@pytest.mark.parametrize(("seed", "size"), [(0, 6), (1, 6), (0, 8), (1, 8)])
+def test_an_engine_without_metrics_that_answers_after_30_s_changes_no_verdict(seed: int, size: int) -> None:
+    """With 6 users one place of each unit is free, and canaries show that it lives; with 8 they stand in line."""
     stage = Stage(seed, timing=FEW_PLACES, is_blind=True)
 
     async def scenario() -> None:
-        # One place of each unit is free: nothing but the canaries shows that it lives.
-        users = Users(stage, 6, lambda _: {"stream": False, "max_tokens": 600})
+        users = Users(stage, size, lambda _: {"stream": False, "max_tokens": 600})
         await asyncio.sleep(120.0)
         await users.leave()
         assert all(visit.is_answered for visit in users.visits)
