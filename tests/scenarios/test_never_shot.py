@@ -27,7 +27,7 @@ def test_prompts_that_stop_everything_for_seconds_change_no_verdict() -> None:
 
 @pytest.mark.parametrize(("seed", "size"), [(0, 6), (1, 6), (0, 8), (1, 8)])
 def test_an_engine_without_metrics_that_answers_after_30_s_changes_no_verdict(seed: int, size: int) -> None:
-    """With 6 users one place of each unit is free, and canaries show that it lives; with 8 they stand in line."""
+    """With 6 users one place of each unit is free, and canaries pass; with 8 they stand in line."""
     stage = Stage(seed, timing=FEW_PLACES, is_blind=True)
 
     async def scenario() -> None:
