@@ -4,7 +4,9 @@ The message is xds.data.orca.v3.OrcaLoadReport; its carriers are those of gRFC A
 1. Lines are rendered once a tick of the gate; a request only picks one.
 2. `application_utilization` and `rps_fractional` are means of the same window, so that their quotient, which
    is the weight a balancer gives the gate, is what its units can do, however much they are sent just now.
-3. `application_utilization` is never 0, which would mean "not set".
+3. The means hold still while there is nothing to measure: no unit, or no work. A weight that fell meanwhile
+   would keep requests away, and with them the reports that could raise it again.
+4. `application_utilization` is never 0, which would mean "not set".
 """
 
 from __future__ import annotations
@@ -27,12 +29,10 @@ REPORT_FIELDS = frozenset({b"endpoint-load-metrics", b"endpoint-load-metrics-bin
 """The reply fields an engine may report in. They never cross: the gate's own report stands in their place."""
 
 WINDOW_S = 5.0
-"""The time constant of every mean."""
+"""The time constant of every mean, in seconds in which there was work."""
 KV_FULL = 0.9
 """From this share of the KV cache on, engines preempt: a unit counts as full."""
 LEAST = 0.001
-NO_CAPACITY = 10.0
-"""Utilization of a gate without a usable unit: refusals come fast, and must not make it look strong."""
 
 _NOT_WORK = frozenset(
     {"denied", "health", "model", "models", "tokenize", "unit_health", "unlisted", "unread", "version"}
@@ -95,7 +95,7 @@ class Orca:
         self._board = board
         self._responses = responses
         self._waiting = waiting
-        self._at: float | None = None
+        self._at = math.inf
         self._ended = self._failed = 0
         self._utilization = self._rps = self._eps = 0.0
         self.report = Report(LEAST, 0.0)
@@ -104,10 +104,9 @@ class Orca:
 
     def refresh(self, now: float) -> None:
         """Measure and render anew. To be called by the gate's tick."""
-        utilization, (ended, failed) = gate_utilization(self._board, self._waiting()), self._counts()
-        if self._at is None:
-            self._utilization = utilization
-        elif now > self._at:
+        waiting, (ended, failed) = self._waiting(), self._counts()
+        utilization = gate_utilization(self._board, waiting)
+        if utilization is not None and (utilization > 0.0 or ended > self._ended) and now > self._at:
             passed_s = now - self._at
             part = 1.0 - math.exp(-passed_s / WINDOW_S)
             self._utilization += part * (utilization - self._utilization)
@@ -115,10 +114,7 @@ class Orca:
             self._eps += part * ((failed - self._failed) / passed_s - self._eps)
         self._at, self._ended, self._failed = now, ended, failed
         self.report = Report(
-            max(LEAST, self._utilization),
-            self._rps,
-            self._eps,
-            named_metrics(self._board, self._waiting()),
+            max(LEAST, self._utilization), self._rps, self._eps, named_metrics(self._board, waiting)
         )
         self._render()
 
@@ -143,15 +139,16 @@ class Orca:
         return ended, failed
 
 
-def gate_utilization(board: Board, waiting: int) -> float:
+def gate_utilization(board: Board, waiting: int) -> float | None:
     """How much of what its usable units can take at once is taken now; requests that wait count as taken.
+    None: no unit is usable.
 
     A gate is as full as its units: each counts with its max_in_flight, and with the requests there, others'
     as well, or with its KV cache where that is nearer to its end.
     """
     usable = [desk for desk in board if desk.is_usable()]
     capacity = sum(desk.unit.max_in_flight for desk in usable)
-    return (sum(map(_taken, usable)) + waiting) / capacity if capacity else NO_CAPACITY
+    return (sum(map(_taken, usable)) + waiting) / capacity if capacity else None
 
 
 def named_metrics(board: Board, waiting: int) -> dict[str, float]:

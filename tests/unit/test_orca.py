@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from proxy.report.orca import (
     KV_FULL,
     LEAST,
-    NO_CAPACITY,
     WINDOW_S,
     Orca,
     Report,
@@ -150,10 +149,10 @@ def test_other_peoples_requests_and_a_full_cache_count() -> None:
     assert gate_utilization(here, 0) == 16 / 20
 
 
-def test_a_gate_without_a_usable_unit_is_no_strong_gate() -> None:
+def test_a_gate_without_a_usable_unit_has_no_utilization() -> None:
     here = board(unit("a"))
     down(here, "a")
-    assert gate_utilization(here, 0) == NO_CAPACITY
+    assert gate_utilization(here, 0) is None
     assert named_metrics(here, 2) == {
         "in_flight": 0.0,
         "queued": 2.0,
@@ -183,6 +182,7 @@ class Clocked:
             ended += rps / 4
             self.responses[route, status] += int(ended)
             ended -= int(ended)
+        self.orca.refresh(self.now)
         for lease in leases:
             self.board.close(lease)
         return self.orca.report
@@ -232,6 +232,38 @@ def test_health_checks_are_no_work() -> None:
 def test_idle_is_not_zero() -> None:
     report = Clocked().run(60.0, rps=0.0, in_flight=0)
     assert report.application_utilization == LEAST
+
+
+def test_a_gate_that_was_idle_is_as_strong_as_before() -> None:
+    """Or its first report would keep the next request away, and with it the next report."""
+    gate = Clocked()
+    gate.run(40.0, rps=8.0, in_flight=4)
+    before = gate.weight()
+    gate.run(10_000.0, rps=0.0, in_flight=0)
+    assert gate.weight() == pytest.approx(before, rel=0.05)
+
+
+def test_a_gate_that_had_no_unit_is_as_strong_as_before_whatever_it_refused() -> None:
+    gate = Clocked()
+    gate.run(40.0, rps=8.0, in_flight=4)
+    before = gate.weight()
+    down(gate.board, "a")
+    gate.run(60.0, rps=50.0, in_flight=0, status=503)
+    assert gate.weight() == before
+    for _ in range(3):
+        gate.board.observe(Evidence("a", Sign.GOOD, Strength.STRONG, "canary", "it answers", gate.now))
+    gate.run(5.0, rps=8.0, in_flight=4)
+    assert gate.weight() == pytest.approx(before, rel=0.05)
+
+
+def test_a_gate_that_starts_is_not_weaker_for_having_had_no_unit() -> None:
+    gate = Clocked()
+    down(gate.board, "a")
+    gate.run(20.0, rps=0.0, in_flight=0)
+    for _ in range(3):
+        gate.board.observe(Evidence("a", Sign.GOOD, Strength.STRONG, "canary", "it answers", gate.now))
+    gate.run(5.0, rps=8.0, in_flight=4)
+    assert gate.weight() == pytest.approx(20.0, rel=0.1)
 
 
 def test_a_request_gets_the_carrier_it_asks_for() -> None:
