@@ -167,9 +167,9 @@ class RedisLink:
             if (one := self._seen(key, document, pttl_ms)) is not None:
                 seen[key] = one
             self._absent[member] = self._absent.get(member, 0) + 1 if document is None else 0
-        self._roster.answered(seen, self._now())
-        for key, one in seen.items():
-            self._look_for_flip(key, one)
+        # What was read may be older than what was heard on the channel meanwhile.
+        for key in self._roster.answered(seen, self._now()):
+            self._look_for_flip(key, seen[key])
         await self._forget_departed(talk, index)
 
     def _seen(self, key: Key, document: Any, pttl_ms: Any) -> Seen | None:
@@ -209,8 +209,7 @@ class RedisLink:
         # Whoever is not on the index yet is read at the next beat: what strangers shout is not kept.
         if view is None or Member(view.cell, view.unit, view.gate) not in self._known:
             self.counts["documents_refused"] += 1
-        elif view.gate != self._gate:
-            self._roster.told((view.unit, view.gate), Seen(view, 0.0), self._now())
+        elif self._roster.told((view.unit, view.gate), Seen(view, 0.0), self._now()):
             self._look_for_flip((view.unit, view.gate), Seen(view, 0.0))
 
     def _look_for_flip(self, key: Key, one: Seen) -> None:

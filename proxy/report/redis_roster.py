@@ -26,21 +26,22 @@ class Roster:
         """By unit and gate: what was said, and when."""
         self._answering_since: float | None = None
 
-    def answered(self, seen: Mapping[Key, Seen], now: float) -> None:
-        """Redis has answered, and this is all that there is."""
+    def answered(self, seen: Mapping[Key, Seen], now: float) -> list[Key]:
+        """Redis has answered, and this is all that there is. What of it was news is returned."""
         if self._answering_since is None:
             self._answering_since = now
-        for key, one in seen.items():
-            self.told(key, one, now)
+        return [key for key, one in seen.items() if self.told(key, one, now)]
 
-    def told(self, key: Key, one: Seen, now: float) -> None:
-        """One view has come, by an answer or by itself. An older one than is known changes nothing."""
+    def told(self, key: Key, one: Seen, now: float) -> bool:
+        """One view has come, by an answer or by itself. False: it is older than what is known."""
         unit, gate = key
         if gate == self._own:
-            return
+            return False
         gates, at = self._units.setdefault(unit, {}), now - one.age_s
-        if gate not in gates or at >= gates[gate][1]:
-            gates[gate] = one.view, at
+        if gate in gates and at < gates[gate][1]:
+            return False
+        gates[gate] = one.view, at
+        return True
 
     def silent(self) -> None:
         """Redis does not answer. What was known holds."""

@@ -31,6 +31,8 @@ _URL = re.compile(r"https?://[A-Za-z0-9.\-\[\]:_]{1,255}")
 _TEXT_MAX = 256
 _MODELS_MAX = 256
 _LARGEST = 1e12
+_GRAIN_S = 0.001
+"""What PTTL leaves out. A view must never seem newer than one that came after it."""
 
 
 class Names:
@@ -123,7 +125,7 @@ def age_s(pttl_ms: int, expiry_s: float) -> float | None:
     """How long ago a key was written that was to live for `expiry_s`; None: it is gone, or not of ours."""
     left_s = pttl_ms / 1000.0
     # A PTTL of -1 is a key without expiry, -2 is no key. More left than there could be is another's writing.
-    return None if pttl_ms < 0 or left_s > 10.0 * expiry_s else max(0.0, expiry_s - left_s)
+    return None if pttl_ms < 0 or left_s > 10.0 * expiry_s else max(0.0, expiry_s - left_s) + _GRAIN_S
 
 
 def merge(seen: Sequence[Seen]) -> Merged | None:

@@ -68,8 +68,8 @@ def test_a_gate_that_is_missed_and_not_ready_takes_its_views_along() -> None:
 
 def test_what_comes_late_does_not_replace_what_is_newer() -> None:
     roster = Roster("g1")
-    roster.told(("u1", "g2"), Seen(replace(VIEW, gate="g2", in_flight=2), 0.0), 5.0)
-    roster.told(("u1", "g2"), Seen(replace(VIEW, gate="g2", in_flight=1), 0.5), 5.1)
+    assert roster.told(("u1", "g2"), Seen(replace(VIEW, gate="g2", in_flight=2), 0.0), 5.0)
+    assert not roster.told(("u1", "g2"), Seen(replace(VIEW, gate="g2", in_flight=1), 0.5), 5.1)
     assert roster.others_in_flight("u1", 5.1) == 2
 
 
