@@ -101,7 +101,7 @@ def test_what_is_too_large_is_not_even_parsed() -> None:
 
 @pytest.mark.parametrize(
     ("pttl_ms", "age"),
-    [(750, 0.0), (500, 0.25), (0, 0.75), (900, 0.0), (-1, None), (-2, None), (9_000, None)],
+    [(750, 0.001), (500, 0.251), (0, 0.751), (900, 0.001), (-1, None), (-2, None), (9_000, None)],
 )
 def test_the_age_follows_from_the_time_that_is_left(pttl_ms: int, age: float | None) -> None:
     assert age_s(pttl_ms, 0.75) == age
