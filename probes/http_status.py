@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar
 from urllib.parse import urlsplit
 
 from probes.base import Patient, Reply
 from probes.node import NodeProbe, Said, Word
 
+KNOWN = 16_384
+"""So many URLs are taken apart once and not at each look."""
 _BUSY = 429
 
 
@@ -47,12 +50,14 @@ def _explain(reply: Reply) -> str:
     return f"HTTP {reply.status}"
 
 
+@lru_cache(KNOWN)
 def page_name(url: str) -> str:
     """`HOST:PORT/PATH` of a URL."""
     parts = urlsplit(url)
     return f"{parts.netloc}{parts.path}"
 
 
+@lru_cache(KNOWN)
 def split_url(url: str) -> tuple[str, str]:
     """`http://HOST:PORT/PATH?QUERY` as (`http://HOST:PORT`, `/PATH?QUERY`)."""
     parts = urlsplit(url)

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from typing import ClassVar, NamedTuple
 
 from probes.base import FetchError, Patient, Trouble
@@ -69,7 +70,7 @@ class NodeProbe(ABC):
     @property
     def name(self) -> str:
         """The source of the evidence."""
-        return _on_one_line(f"{self.kind} {self.about}", _NAME_MAX)
+        return _name(self.kind, self.about)
 
     def limit_s(self, _patient: Patient) -> float:
         """One question."""
@@ -116,6 +117,11 @@ def bad_words(patient: Patient) -> int:
     """How often the node said that it is not well, since it last said that it is."""
     said: int = patient.notes.get(_BAD_WORDS, 0)
     return said
+
+
+@lru_cache(16_384)
+def _name(kind: str, about: str) -> str:
+    return _on_one_line(f"{kind} {about}", _NAME_MAX)
 
 
 def _on_one_line(text: str, longest: int) -> str:

@@ -23,9 +23,6 @@ GAP_S = 0.05
 GRACE_S = 1.0
 """Every fetch has a timeout; a look that takes this much longer than its limit is ended here."""
 
-_EVER_S = 1e9
-"""Instead of an infinite limit, which a timer does not take."""
-
 _log = logging.getLogger("cellgate.probes")
 
 
@@ -41,7 +38,10 @@ class Runner:
         self._rng = rng
         self._nudged = False
         self._asleep: asyncio.Future[None] | None = None
+        self._task: asyncio.Task[None] | None = None
         self._overdue = False
+        self._was_late = False
+        self._limit_at = math.inf
         self._last_at = -math.inf
         self._is_looking = False
 
@@ -64,6 +64,7 @@ class Runner:
 
     async def run(self) -> None:
         """Look until cancelled."""
+        self._task = asyncio.current_task()
         while True:
             await self._until_due()
             self._nudged = False
@@ -109,38 +110,34 @@ class Runner:
 
         By hand what `asyncio.timeout` and `aclosing` do: with thousands of looks a second their price counts.
         """
-        task = asyncio.current_task()
-        assert task is not None
-        limit_s = min(self._probe.limit_s(self._patient) + GRACE_S, _EVER_S)
         self._overdue = False
-        self._guard(limit_s, task)
+        self._limit_at = self._last_at + self._probe.limit_s(self._patient) + GRACE_S
         findings = self._probe.look(self._patient)
         try:
             async for finding in findings:
                 self._take(finding)
         except asyncio.CancelledError:
-            if not self._overdue or task.uncancel() > 0:
+            if not self._overdue or (self._task is not None and self._task.uncancel() > 0):
                 raise
             raise TimeoutError from None
         except Exception:
             # It may have been the taker that failed, while the probe is still in the middle of its look.
             await findings.aclose()
             raise
-        finally:
-            self._timer.cancel()
 
-    def _guard(self, limit_s: float, task: asyncio.Task[None]) -> None:
-        loop = asyncio.get_running_loop()
-        due = loop.time() + limit_s
-        self._timer = loop.call_at(due, self._end, task, due)
+    def sweep(self, now: float) -> None:
+        """End a look that takes too long; to be called now and then, for a timer for each costs too much.
 
-    def _end(self, task: asyncio.Task[None], due: float) -> None:
-        if self._patient.now() - due > GRACE_S / 2:
-            # The gate stood still: the probe's own timeouts are due in this same turn, and are to come first.
-            self._guard(GRACE_S, task)
-            return
-        self._overdue = True
-        task.cancel()
+        Only one that was late the time before as well: when the gate has stood still, the probe's own timeouts
+        are due in the same turn, and come first.
+        """
+        if not self._is_looking or now < self._limit_at:
+            self._was_late = False
+        elif not self._was_late:
+            self._was_late = True
+        elif self._task is not None and not self._overdue:
+            self._overdue = True
+            self._task.cancel()
 
 
 def _wake(asleep: asyncio.Future[None] | None) -> None:

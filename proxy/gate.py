@@ -325,6 +325,7 @@ class Gate:
         lag_s = max(0.0, now - self._due)
         self.metrics.loop_lag(lag_s)
         self._vigil.tick(now, lag_s)
+        self.watch.sweep(now)
         for client in list(self.clients):
             client.tick(now)
         self._reach.tick(now)

@@ -113,7 +113,9 @@ class Watch:
         self._rng = rng
         self._on_consequence = on_consequence
         self._probes = [kind() for kind in PROBES.values()]
+        self._all: dict[str, list[Runner]] = {}
         self._runners: dict[str, dict[str, Runner]] = {}
+        """Those that look at the unit as a whole, by the name of their probe."""
         self._trust_from = -math.inf
         self.distrusted = 0
         """How much evidence was not counted because the gate itself lagged."""
@@ -125,9 +127,11 @@ class Watch:
         self.stop(unit.name)
         desk, tasks = self._board.desks[unit.name], []
         runners = self._runners[unit.name] = {}
+        everyone = self._all[unit.name] = []
         ways = self._ways_to(desk)
         for node, probe in self._looks_at(unit):
             runner = self._runner(desk, node, probe, ways)
+            everyone.append(runner)
             if node is None:
                 runners[probe.name] = runner
             of = f"{unit.name} {node.name}" if node is not None else unit.name
@@ -151,6 +155,7 @@ class Watch:
     def stop(self, name: str) -> None:
         """Stop watching a unit; nothing happens when it is not watched."""
         self._runners.pop(name, None)
+        self._all.pop(name, None)
         for task in self._tasks.pop(name, ()):
             task.cancel()
             self._ending.add(task)
@@ -161,6 +166,12 @@ class Watch:
         for name in list(self._tasks):
             self.stop(name)
         await asyncio.gather(*self._ending, return_exceptions=True)
+
+    def sweep(self, now: float) -> None:
+        """End the looks that take too long."""
+        for runners in self._all.values():
+            for runner in runners:
+                runner.sweep(now)
 
     def observe(self, evidence: Evidence) -> Consequence:
         """Fold evidence into the board, and see to what follows from it."""

@@ -16,7 +16,7 @@ from proxy.failure import Failure, Kind
 from proxy.wire.pool import LATE_S, Pool
 from proxy.wire.upstream import ReplyHead, UnitConnection
 
-FRESH_S = 10.0
+FRESH_S = 30.0
 
 TROUBLES = {
     Kind.REFUSED: Trouble.REFUSED,

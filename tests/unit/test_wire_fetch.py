@@ -53,10 +53,10 @@ async def test_a_connection_is_kept_but_now_and_then_it_is_a_new_one() -> None:
     """A unit that lets nobody in any more must not pass for well."""
     async with stage(whole()) as here:
         fetch = fetch_of(here)
-        for _ in range(11):
+        for _ in range(21):
             await fetch("GET", "/health", timeout_s=TIMEOUT_S)
-            await asyncio.sleep(FRESH_S / 5)
-        assert [connection.requests for connection in here.unit.connections] == [5, 5, 1]
+            await asyncio.sleep(FRESH_S / 10)
+        assert [connection.requests for connection in here.unit.connections] == [10, 10, 1]
 
 
 @simulated
