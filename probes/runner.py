@@ -128,7 +128,7 @@ class Runner:
     def sweep(self, now: float) -> None:
         """End a look that takes too long; to be called now and then, for a timer for each costs too much.
 
-        Only one that was late the time before as well: when the gate has stood still, the probe's own timeouts
+        Only one that was late the time before too: when the gate has stood still, the probe's own timeouts
         are due in the same turn, and come first.
         """
         if not self._is_looking or now < self._limit_at:
