@@ -15,7 +15,7 @@ from proxy.watch import Watch
 from router.board import Board
 from router.desk import Desk
 from router.nouns import Evidence, Sign, Strength
-from router.silence import SOURCE, silence
+from router.silence import SOURCE, silence, still_s
 from router.slowness import COMPARE_S
 
 LAG_S = 0.25
@@ -71,8 +71,7 @@ class Vigil:
         # The counters say whether the engine moves although nothing of ours does.
         if desk.counters_at:
             self._watch.look_now(desk.unit.name, EngineMetrics.name)
-        since = max(desk.life_at, desk.work_at)
-        desk.stands_still(since, max(0.0, desk.counters_at - since))
+        desk.stands_still(still_s(desk, now))
         found = silence(desk, now, self._board.rules)
         if found is None or now - desk.told_at < found.limit_s:
             return

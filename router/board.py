@@ -131,6 +131,9 @@ class Board:
             elif before.because is not None and before.because.source == silence.SOURCE:
                 desk.cleared_at = evidence.at
         flip = Flip(desk.unit.name, desk.unit.cell, before.verdict, after.verdict, evidence.at, evidence)
+        if after.verdict is Verdict.DOWN and desk.stills:
+            # This one it did not come out of by itself.
+            desk.stills.pop()
         evicted = self._evict(desk) if reborn or after.verdict is Verdict.DOWN else ()
         return Consequence(flip, evicted, wants_canary)
 

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 BUSY_S = 10.0
 """How long a 503 is remembered: a report read after it tells whether there was anything to be busy with."""
 SLOW_START_LEAST = 0.1
-STILLS_KEPT = 64
+STILLS_KEPT = 256
+SPELL_S = 0.25
+"""Shorter spells are not seen."""
 
 _USABLE = (Verdict.UP, Verdict.SUSPECT)
 
@@ -128,11 +130,17 @@ class Desk:
             ended = (still_s for since, still_s in self.stills if since + still_s >= opened_at)
             self.pace.stood(tokens, max(ended, default=0.0))
 
-    def stands_still(self, since: float, still_s: float) -> None:
-        """Nothing has moved `since`, for so long until now."""
+    def stands_still(self, still_s: float) -> None:
+        """Nothing has moved for so long."""
+        since = max(self.life_at, self.work_at)
         if self.stills and self.stills[-1][0] == since:
             self.stills.pop()
         self.stills.append((since, still_s))
+
+    def longest_spell_s(self) -> float:
+        """The longest time of late in which nothing moved, and then did; as ticks see it, and one more."""
+        since = max(self.life_at, self.work_at)
+        return max((still_s for at, still_s in self.stills if at != since), default=0.0) + SPELL_S
 
     def hides_work(self, now: float) -> bool:
         """Whether it may be busy with requests of ours and could not show it."""

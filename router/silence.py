@@ -2,8 +2,9 @@
 
 Rules:
 1. What moves is work: tokens of our streams, finished generations, step and token counters of the engine.
-2. A unit may be silent for `silent_limit_s`: four steps of the slowest kind, or the prefill of the largest
-   prompt that it has yet to answer and half of that again.
+2. A unit may be silent for `silent_limit_s`: four steps of the slowest kind, but no longer than half as long
+   again as it has been of late and came out of it by itself; or the prefill of the largest prompt that it has
+   yet to answer and half of that again.
 3. Requests that could not show it if the unit worked prove nothing: their client reads nothing; an engine
    that does not count its steps may have put them behind others; a canary has passed while they stood still.
 """
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 SOURCE = "progress"
 STEPS = 4.0
+SPELLS = 1.5
 PREFILLS = 1.5
 COUNTERS_FRESH_S = 1.0
 """Counters read longer ago cannot tell whether the engine moves."""
@@ -40,9 +42,11 @@ class Silence(NamedTuple):
 def silent_limit_s(desk: Desk, rules: Rules) -> float:
     """How long the unit may be silent with what it has to do now."""
     step_s = desk.pace.gap_s(0.99) or 0.0
+    # One stream may stand still while others go on; what the unit came out of by itself tells more than that.
+    steps_s = min(STEPS * step_s, SPELLS * max(step_s, desk.longest_spell_s()))
     largest = max((lease.ask.prompt_tokens for lease in desk.leases if not lease.committed), default=0)
     prefill_s = desk.pace.prefill_s(largest, counts=desk.counters_at > 0.0)
-    return max(rules.silent_min_s, STEPS * step_s, PREFILLS * prefill_s)
+    return max(rules.silent_min_s, steps_s, PREFILLS * prefill_s)
 
 
 def hides_work(desk: Desk, now: float) -> bool:
@@ -56,12 +60,19 @@ def hides_work(desk: Desk, now: float) -> bool:
     return bool(hidden) and now - min(hidden) < max(PLAIN_S, 2.0 * desk.pace.longest_answer_s)
 
 
+def still_s(desk: Desk, now: float) -> float:
+    """For how long nothing has moved, as far as can be seen.
+
+    Counters are as good as the moment they were read at; when nobody answers any more, ours alone count.
+    """
+    seen_until = desk.counters_at if now - desk.counters_at < COUNTERS_FRESH_S else now
+    return max(0.0, seen_until - max(desk.life_at, desk.work_at))
+
+
 def silence(desk: Desk, now: float, rules: Rules) -> Silence | None:
     """The silence of a unit when it has become too long, else None."""
-    since = max(desk.life_at, desk.work_at)
-    if now - since < rules.silent_min_s:
+    if now - max(desk.life_at, desk.work_at) < rules.silent_min_s:
         return None
-    # Counters are as good as the moment they were read at; when nobody answers any more, ours alone count.
     sighted = now - desk.counters_at < COUNTERS_FRESH_S
     cleared_at = desk.cleared_at if now - desk.cleared_at < CLEARED_S else -CLEARED_S
     counts = desk.counters_at > 0.0
@@ -72,9 +83,7 @@ def silence(desk: Desk, now: float, rules: Rules) -> Silence | None:
     )
     if not waiting:
         return None
-    seen_until = desk.counters_at if sighted else now
-    limit_s = silent_limit_s(desk, rules)
-    silent_s = seen_until - since
+    limit_s, silent_s = silent_limit_s(desk, rules), still_s(desk, now)
     return Silence(silent_s, limit_s, waiting) if silent_s >= limit_s else None
 
 

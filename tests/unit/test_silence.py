@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.board import Board
-from router.desk import Desk
+from router.desk import SPELL_S, Desk
 from router.lease import Lease
 from router.nouns import Ask, Fleet, Load, Rules, Unit
 from router.silence import (
@@ -17,6 +17,7 @@ from router.silence import (
     COUNTERS_FRESH_S,
     PLAIN_S,
     PREFILLS,
+    SPELLS,
     STEPS,
     hides_work,
     silence,
@@ -138,9 +139,17 @@ def test_a_stale_counter_hides_no_silence_of_plain_answers_either_way() -> None:
     assert silence(desk, NOW + 1000.0, RULES) is None, "nobody can tell any more"
 
 
-def test_the_limit_grows_with_the_slowest_usual_step() -> None:
+def test_the_limit_grows_with_the_slowest_usual_step_and_the_spells_that_passed() -> None:
+    """Steps of 0.5 s at the 99th percentile; nothing as long as 2 s has ever stood in between."""
     desk, _, _ = working()
     desk.gaps_ms[499] += 1000
+    assert silent_limit_s(desk, RULES) == 1.0
+    desk.stands_still(0.75)
+    assert silent_limit_s(desk, RULES) == 1.0, "this one has not passed yet"
+    desk.life_at = NOW + 1.0
+    assert silent_limit_s(desk, RULES) == SPELLS * (0.75 + SPELL_S)
+    desk.stands_still(5.0)
+    desk.life_at = NOW + 7.0
     assert silent_limit_s(desk, RULES) == STEPS * 0.5
 
 
