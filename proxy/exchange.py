@@ -230,12 +230,13 @@ class Exchange:
         if not step.again:
             return True
         other = self._pick((*self._history.tried, lease.unit), evicted=not step.draws, draws=step.draws)
-        if isinstance(other, Refusal):
+        if isinstance(other, Refusal) and other is not Refusal.UNSURE:
             # Nobody else has room: the unit's own words are the best answer there is.
             return True
         self._gate.close(lease, failure.kind.row.outcome)
+        self._relay = self._lease = None
         self._moves(lease, step, failure)
-        self._attempt(other)
+        self._settle(other)
         return False
 
     def committed(self, body: bytes) -> None:

@@ -16,7 +16,7 @@ from policies import POLICIES
 from probes.canary import Canary
 from probes.engine_metrics import EngineMetrics
 from proxy.exchange import Exchange
-from proxy.failure import Failure
+from proxy.failure import Failure, Kind
 from proxy.own import OwnAnswers
 from proxy.report.access_log import AccessLog
 from proxy.report.events import Action, EventLog
@@ -241,6 +241,8 @@ class Gate:
         if failure.kind.row.by_response and not lease.desk.retired:
             self.board.cool(lease.unit, self.now() + COOL_S)
         strength = failure.kind.row.strength
+        if failure.kind is Kind.UNIT_ERROR and self.board.errs_only(lease.unit, self.now()):
+            strength = Strength.STRONG
         if strength is not None:
             self._observe(lease.desk, Sign.BAD, strength, failure.message)
 

@@ -35,6 +35,7 @@ from router.nouns import (
 )
 from router.slowness import Slowness, Speed, compare
 
+ERRORS_S = 1.0
 DOUBT_S = 5.0
 """A doubt that nothing has settled for so long ends: most likely only connections were lost."""
 
@@ -223,6 +224,18 @@ class Board:
         desk = self.desks.get(name)
         if desk is not None:
             desk.cool_until = until
+
+    def errs_only(self, name: str, now: float) -> bool:
+        """Note an error of a unit; True when the last thing it did, a moment ago, was another one.
+
+        Its engine may have died a moment ago: then errors are all that it has for anyone.
+        """
+        desk = self.desks.get(name)
+        if desk is None:
+            return False
+        again = desk.erred_at > desk.life_at and now - desk.erred_at < ERRORS_S
+        desk.erred_at = now
+        return again
 
     def is_falsely_busy(self, name: str, now: float) -> bool:
         """Note a 503 of a unit; True when its engine has said since the one before that it is idle."""

@@ -45,6 +45,7 @@ class Desk:
         "doubted_at",
         "drained",
         "engine",
+        "erred_at",
         "foreign",
         "gaps_ms",
         "heard_at",
@@ -80,6 +81,7 @@ class Desk:
         self.work_at = 0.0
         self.counters_at = 0.0
         self.doubted_at = -1.0
+        self.erred_at = 0.0
         self.risen_at = 0.0
         self.told_at = 0.0
         self.cleared_at = -CLEARED_S

@@ -102,6 +102,19 @@ def test_a_unit_that_answers_500_goes_down_and_costs_no_request() -> None:
     assert stage.flips("b") == ["up"]
 
 
+def test_a_unit_whose_engine_has_just_died_costs_no_request_however_many_come_at_once() -> None:
+    """More get its 500 than the budget has retries for: after the second one they are no longer paid for."""
+    stage = Stage()
+
+    async def scenario() -> None:
+        stage.engines["a"].behaviour = Behaviour(error_rate=1.0)
+        assert all(visit.is_answered for visit in await stage.crowd(24))
+
+    stage.play(scenario())
+    assert stage.flips("a")[:2] == ["up", "suspect"]
+    assert stage.flips("b") == ["up"]
+
+
 def test_a_unit_that_answers_500_to_every_other_request_costs_no_request() -> None:
     stage = Stage()
 
