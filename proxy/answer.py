@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from proxy.failure import Failure, error_body, error_event
+from proxy.report.envoy_health import response_line
 from proxy.report.record import Finished
 from proxy.wire.heads import is_request_id, own_response
 from router.nouns import Outcome
@@ -55,7 +56,11 @@ class Answer:
 
     def extra_lines(self, unit: str) -> bytes:
         """The gate's own lines in the head of a unit's answer."""
-        return b"x-request-id: %b\r\nx-cellgate-unit: %b\r\n" % (self.request_id, unit.encode())
+        return b"x-request-id: %b\r\nx-cellgate-unit: %b\r\n%b" % (
+            self.request_id,
+            unit.encode(),
+            self._report(),
+        )
 
     def closes_client(self) -> bool:
         """Whether the head being written must say that the connection ends with this answer."""
@@ -67,9 +72,9 @@ class Answer:
         self.sent += relay.sent
         self.events += relay.events
 
-    def own(self, status: int, body: bytes) -> None:
+    def own(self, status: int, body: bytes, lines: bytes) -> None:
         """The end: an answer of the gate's own."""
-        self._write(status, body, b"")
+        self._write(status, body, lines)
         self.end(Outcome.OK if status < 400 else Outcome.GATE_ERROR)
 
     def refuse(self, failure: Failure, line: bytes = b"") -> None:
@@ -77,6 +82,7 @@ class Answer:
         row = failure.kind.row
         if row.retry_after_s is not None:
             line += b"retry-after: %d\r\n" % row.retry_after_s
+        line += self._report()
         self.closes = self.closes or row.closes
         self._write(row.status, error_body(failure), line)
         self.end(row.outcome, failure.kind.value)
@@ -101,6 +107,11 @@ class Answer:
         """The end: all is written; the connection goes on to its next request, or closes."""
         self._record(outcome, code)
         self._client.finish(self._request, keep_alive=not self.closes)
+
+    def _report(self) -> bytes:
+        """What the ingress is told of the gate with this answer."""
+        gate = self._gate
+        return gate.orca.line(self._request.fields) + response_line(stopping=gate.is_stopping())
 
     def _write(self, status: int, body: bytes, line: bytes) -> None:
         self.status = status

@@ -19,8 +19,10 @@ from proxy.exchange import Exchange
 from proxy.failure import Failure, Kind
 from proxy.own import OwnAnswers
 from proxy.report.access_log import AccessLog
+from proxy.report.envoy_health import lines, readyz_headers
 from proxy.report.events import Action, EventLog
 from proxy.report.metrics import Metrics
+from proxy.report.orca import Orca
 from proxy.report.ready import as_json, readiness
 from proxy.report.record import Finished
 from proxy.settings import Settings
@@ -46,7 +48,7 @@ kernel's own limit is as high (net.core.somaxconn).
 """
 COOL_S = 1.0
 
-Publish = Callable[[bool, bytes], None]
+Publish = Callable[[bool, bytes, bytes], None]
 ReadLarge = Callable[[bytes], Awaitable[Ask | Failure]]
 
 
@@ -54,7 +56,7 @@ class Gate:
     """One gate, on one loop.
 
     `read_large` parses large bodies off the loop; `publish` is told whether the gate is ready, and what
-    /readyz is to show; `unit_tls` is for https units.
+    /readyz is to show, in its body and in header lines; `unit_tls` is for https units.
     """
 
     def __init__(
@@ -66,7 +68,7 @@ class Gate:
         events: EventLog,
         access_log: AccessLog,
         read_large: ReadLarge,
-        publish: Publish = lambda _ready, _body: None,
+        publish: Publish = lambda _ready, _body, _lines: None,
         unit_tls: ssl.SSLContext | None = None,
     ) -> None:
         self.settings = settings
@@ -94,6 +96,7 @@ class Gate:
         self.watch = Watch(self.board, self._reach.ways, rng, self._flipped, settings.agent_token or "")
         self._vigil = Vigil(self.board, self.watch, events, loop.time)
         self.own_answers = OwnAnswers(self.board)
+        self.orca = Orca(self.board, self.metrics.responses, lambda: len(self.router.waiting))
         self.now = loop.time
         self._loop = loop
         self._rng = rng
@@ -311,7 +314,7 @@ class Gate:
     def _tell(self) -> None:
         self._telling = False
         ready, detail = readiness(self.board, self._stopping)
-        self._publish(ready, as_json(detail))
+        self._publish(ready, as_json(detail), lines(readyz_headers(self.board, stopping=self._stopping)))
 
     def _serve_waiting(self) -> None:
         self._room_noted = False
@@ -331,6 +334,7 @@ class Gate:
         for client in list(self.clients):
             client.tick(now)
         self._reach.tick(now)
+        self.orca.refresh(now)
         if len(self.router.waiting):
             self.router.serve_waiting(now)
         if self._stopping and not self.clients:

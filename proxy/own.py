@@ -9,6 +9,7 @@ from urllib.parse import unquote_to_bytes
 import orjson
 
 from proxy.failure import Failure, Kind
+from proxy.report.envoy_health import lines, readyz_headers, unit_headers
 from proxy.report.ready import readiness, unit_health
 from router.board import Board
 from router.nouns import Ask, Refusal
@@ -25,20 +26,22 @@ class OwnAnswers:
         self._board = board
         self._made_by: OrderedDict[str, str] = OrderedDict()
 
-    def answer(self, path: bytes, *, stopping: bool) -> tuple[int, bytes]:
-        """Status and JSON body for an own path."""
+    def answer(self, path: bytes, *, stopping: bool) -> tuple[int, bytes, bytes]:
+        """Status, JSON body and header lines for an own path."""
         if path == b"/v1/models":
-            return 200, orjson.dumps({"object": "list", "data": self._models()})
+            return 200, orjson.dumps({"object": "list", "data": self._models()}), b""
         if path == b"/livez":
-            return 200, b'{"alive":true}'
+            return 200, b'{"alive":true}', b""
         if path.startswith(_UNIT_HEALTH):
             name = unquote_to_bytes(path[len(_UNIT_HEALTH) :]).decode("utf-8", "replace")
             status, _ = unit_health(self._board, name)
-            return status, orjson.dumps({"unit": name, "usable": status == 200})
+            headers = unit_headers(self._board, name)
+            return status, orjson.dumps({"unit": name, "usable": status == 200}), lines(headers)
         ready, detail = readiness(self._board, stopping)
         # Which unit is how, and why, is told on the admin port: clients of the API are not to know addresses.
         del detail["units"]
-        return (200 if ready else 503), orjson.dumps(detail)
+        headers = readyz_headers(self._board, stopping=stopping)
+        return (200 if ready else 503), orjson.dumps(detail), lines(headers)
 
     def explain(self, refusal: Refusal, ask: Ask) -> Failure:
         """The failure a refusal amounts to, in words."""

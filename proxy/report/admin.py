@@ -19,6 +19,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from probes.canary import Canary
+from proxy.report.envoy_health import Headers, readyz_headers, unit_headers
 from proxy.report.events import Action, Event, EventLog, Follower
 from proxy.report.log import log_line
 from proxy.report.metrics import Metrics
@@ -120,7 +121,8 @@ class _Admin:
     async def readyz(self, _: web.Request) -> web.Response:
         """200 when there is somebody to send requests to."""
         ready, body = readiness(self._view.board, self._view.stopping())
-        return _json(body, HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE)
+        status = HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE
+        return _json(body, status, readyz_headers(self._view.board, stopping=self._view.stopping()))
 
     async def metrics(self, _: web.Request) -> web.Response:
         """Prometheus' text format."""
@@ -141,7 +143,7 @@ class _Admin:
         """One unit for a load balancer that addresses units itself."""
         name = request.match_info["name"]
         status, reason = unit_health(self._view.board, name)
-        return _json({"unit": name, "reason": reason}, status)
+        return _json({"unit": name, "reason": reason}, status, unit_headers(self._view.board, name))
 
     async def drain(self, request: web.Request) -> web.Response:
         """Take a unit out of rotation; what runs there finishes."""
@@ -220,8 +222,10 @@ def _sse(event: Event) -> bytes:
     return b"id: %d\nevent: %s\ndata: %s\n\n" % (event["id"], event["kind"].encode(), orjson.dumps(event))
 
 
-def _json(value: Any, status: HTTPStatus = HTTPStatus.OK) -> web.Response:
-    return web.Response(body=as_json(value), status=status, content_type="application/json")
+def _json(value: Any, status: HTTPStatus = HTTPStatus.OK, headers: Headers = ()) -> web.Response:
+    return web.Response(
+        body=as_json(value), status=status, content_type="application/json", headers=dict(headers)
+    )
 
 
 def _error(status: HTTPStatus, message: str, headers: dict[str, str] | None = None) -> web.Response:

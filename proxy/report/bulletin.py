@@ -16,17 +16,20 @@ from typing import NamedTuple
 
 SIZE = 1024 * 1024
 _CHECK = struct.Struct("<I")
-_RECORD = struct.Struct("<d?I")
+_RECORD = struct.Struct("<d?II")
 _BODY_AT = _CHECK.size + _RECORD.size
 _TOO_LONG = b'{"ready": %s, "reason": "too many units to list here; GET /units has them"}\n'
 
 
 class Said(NamedTuple):
-    """`at`: when, of `time.monotonic`, which is one clock for all processes. `body`: what /readyz shows."""
+    """`at`: when, of `time.monotonic`, which is one clock for all processes. `body` and header `lines`: what
+    /readyz shows.
+    """
 
     at: float
     ready: bool
     body: bytes
+    lines: bytes = b""
 
 
 class Bulletin:
@@ -43,20 +46,21 @@ class Bulletin:
         if fd is None:
             self.publish(False, b'{"ready": false, "reason": "the gate is starting"}\n')
 
-    def publish(self, ready: bool, body: bytes) -> None:
+    def publish(self, ready: bool, body: bytes, lines: bytes = b"") -> None:
         """Say this from now on. To be called by the loop's own timer as well: its silence is a sign, too."""
-        if len(body) > SIZE - _BODY_AT:
+        if len(lines) + len(body) > SIZE - _BODY_AT:
             body = _TOO_LONG % (b"true" if ready else b"false")
-        record = _RECORD.pack(self._clock(), ready, len(body)) + body
+        record = _RECORD.pack(self._clock(), ready, len(lines), len(body)) + lines + body
         self._memory[: _CHECK.size + len(record)] = _CHECK.pack(zlib.crc32(record)) + record
 
     def read(self) -> Said:
         """What was said last, or before that, while the last is just being written."""
         (check,) = _CHECK.unpack_from(self._memory)
-        at, ready, size = _RECORD.unpack_from(self._memory, _CHECK.size)
-        record = self._memory[_CHECK.size : _BODY_AT + min(size, SIZE)]
+        at, ready, lines, size = _RECORD.unpack_from(self._memory, _CHECK.size)
+        record = self._memory[_CHECK.size : _BODY_AT + min(lines + size, SIZE)]
         if zlib.crc32(record) == check:
-            self._last = Said(at, ready, record[_RECORD.size :])
+            shown = record[_RECORD.size :]
+            self._last = Said(at, ready, shown[lines:], shown[:lines])
         return self._last
 
     def close(self) -> None:

@@ -176,29 +176,29 @@ class Herald:
         self._bulletin.close()
 
     def _answer(self, asked: Question) -> bytes:
-        status, content_type, body = self._livez() if asked.name == "livez" else self._readyz()
+        status, content_type, body, lines = self._livez() if asked.name == "livez" else self._readyz()
         head = (
             f"HTTP/1.1 {status} {_PHRASES[status]}\r\n"
             f"Date: {formatdate(usegmt=True)}\r\n"
             f"Content-Type: {content_type}\r\n"
             f"Content-Length: {len(body)}\r\n"
-            f"Connection: {'keep-alive' if asked.keep_alive else 'close'}\r\n\r\n"
+            f"Connection: {'keep-alive' if asked.keep_alive else 'close'}\r\n"
         )
-        return head.encode() + (b"" if asked.head_only else body)
+        return head.encode() + lines + b"\r\n" + (b"" if asked.head_only else body)
 
-    def _livez(self) -> tuple[int, str, bytes]:
+    def _livez(self) -> tuple[int, str, bytes, bytes]:
         still_s = self._clock() - self._bulletin.read().at
         if still_s <= DEAD_S:
-            return 200, "text/plain; charset=utf-8", b"ok\n"
-        return 503, "text/plain; charset=utf-8", f"{_stood_still(still_s)}; restart the gate\n".encode()
+            return 200, "text/plain; charset=utf-8", b"ok\n", b""
+        return 503, "text/plain; charset=utf-8", f"{_stood_still(still_s)}; restart the gate\n".encode(), b""
 
-    def _readyz(self) -> tuple[int, str, bytes]:
+    def _readyz(self) -> tuple[int, str, bytes, bytes]:
         said = self._bulletin.read()
         still_s = self._clock() - said.at
         if still_s <= STILL_S:
-            return (200 if said.ready else 503), "application/json", said.body
+            return (200 if said.ready else 503), "application/json", said.body, said.lines
         reason = {"ready": False, "reason": _stood_still(still_s)}
-        return 503, "application/json", json.dumps(reason).encode() + b"\n"
+        return 503, "application/json", json.dumps(reason).encode() + b"\n", b""
 
 
 def _stood_still(seconds: float) -> str:

@@ -28,6 +28,8 @@ _HOP_BY_HOP = frozenset(
 REQUEST_FIELDS = _HOP_BY_HOP | {
     # A compressed answer could not be scanned for events, so none is asked for.
     b"accept-encoding",
+    # The report that it asks for is the gate's to give.
+    b"endpoint-load-metrics-format",
     b"expect",
     b"host",
     b"x-forwarded-for",
@@ -37,7 +39,14 @@ REQUEST_FIELDS = _HOP_BY_HOP | {
 }
 """Fields of a request that do not cross as they are."""
 
-REPLY_FIELDS = _HOP_BY_HOP | {b"content-encoding", b"content-type", b"x-request-id"}
+REPLY_FIELDS = _HOP_BY_HOP | {
+    b"content-encoding",
+    b"content-type",
+    # The gate's own report stands in the place of the engine's, which tells of one unit alone.
+    b"endpoint-load-metrics",
+    b"endpoint-load-metrics-bin",
+    b"x-request-id",
+}
 """Fields of a reply that do not cross as they are (the content's are read, and put back)."""
 
 _STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in HTTPStatus}
