@@ -1,0 +1,64 @@
+"""The whole way: a real Envoy before two gates as processes, each before a simulated unit."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import orjson
+import pytest
+
+from loadtests.simunit.process import SimUnit
+from tests.real.asking import steadily, until
+from tests.real.envoy import envoy
+from tests.wire.process import GateProcess
+from tests.wire.stage import live
+
+BODY = orjson.dumps(
+    {"model": "sim", "stream": True, "max_tokens": 8, "messages": [{"role": "user", "content": "Why?"}]}
+)
+
+
+@live
+async def test_the_gate_with_units_of_half_the_speed_gets_half(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        gates = []
+        for name, step_ms in (("fast", 25), ("slow", 50)):
+            unit = stack.enter_context(SimUnit.start(name, step_ms=step_ms))
+            folder = tmp_path / name
+            folder.mkdir()
+            gate = GateProcess(folder, {name: f"http://127.0.0.1:{unit.port}"})
+            gates.append(stack.enter_context(gate))
+        for gate, name in zip(gates, ("fast", "slow"), strict=True):
+            gate.until_up(name)
+        fast, slow = gates
+        here = stack.enter_context(
+            envoy(tmp_path, [gate.port for gate in gates], [gate.admin_port for gate in gates])
+        )
+
+        async def is_up() -> bool:
+            hosts = (await here.hosts()).values()
+            return len(hosts) == 2 and all(host.healthy for host in hosts)
+
+        await until(is_up)
+        assert set(await steadily(here.port, rps=20.0, seconds=3.0, body=BODY)) == {200}
+        before = served(fast), served(slow)
+        statuses = await steadily(here.port, rps=20.0, seconds=6.0, body=BODY)
+        hosts = await here.hosts()
+        share = (served(slow) - before[1]) / (served(fast) - before[0])
+    weights = [hosts[gate.port].weight for gate in gates]
+    print(f"weights {weights}, {share:.2f} of the other's requests")
+    assert set(statuses) == {200}
+    assert share == pytest.approx(0.5, abs=0.12)
+
+
+def served(gate: GateProcess) -> int:
+    """How many generations a gate has answered."""
+    connection = gate.connect(admin=True)
+    try:
+        connection.request("GET", "/metrics")
+        lines = connection.getresponse().read().decode().splitlines()
+    finally:
+        connection.close()
+    (line,) = [one for one in lines if one.startswith('cellgate_responses_total{route="chat",status="200"}')]
+    return int(float(line.split()[-1]))
