@@ -22,6 +22,7 @@ from proxy.report.admin import AdminView
 from proxy.report.admin_port import AdminPort
 from proxy.report.bulletin import Bulletin
 from proxy.report.events import EventLog
+from proxy.report.haproxy_agent import HaproxyAgent
 from proxy.report.log import configure, log_line
 from proxy.settings import Address, Settings, Tls
 
@@ -63,15 +64,20 @@ async def _serve(settings: Settings, reload: Reload) -> int:
         due_s=lambda unit, probe: gate.watch.due_s(unit, probe, gate.now()),
     )
     admin = AdminPort(view, bulletin)
+    agent = HaproxyAgent(gate.board, gate.now, gate.is_stopping, gate.peers.trusts, gate.balancers)
     try:
         with _binding(settings.admin):
             await admin.open(settings.admin)
         with _binding(settings.listen):
             await gate.start(client_context(settings.tls))
+        if (place := settings.agent_check) is not None:
+            with _binding(place):
+                await agent.start(place.host, place.port)
         _announce(gate, admin)
         _calm_the_collector()
         await _until_stopped(gate, loop, reload)
     finally:
+        agent.close()
         events.close()
         await admin.close()
         large.close()

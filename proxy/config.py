@@ -114,6 +114,8 @@ def _settings(file: FileKeys, secrets: Mapping[str, str]) -> Settings:
         ),
         listen=file.listen,
         admin=file.admin,
+        agent_check=file.agent_check,
+        trusted=file.trusted,
         admin_token=secrets[TOKEN_VARIABLE] or file.admin_token_file,
         agent_token=secrets[AGENT_TOKEN_VARIABLE] or None,
         policy=file.policy,

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import get_args
 
 from policies import POLICIES
+from proxy.report.peers import Peers
 from proxy.settings import KIB, MIB, Address, LogFormat
 from router.nouns import Role
 
@@ -166,6 +167,15 @@ def address(found: object) -> Address:
     port = re.fullmatch(r":?(\d{1,5})", str(found), re.ASCII)
     hint = f"did you mean '127.0.0.1:{port[1]}'?" if port and int(port[1]) < 65536 else ""
     raise MisfitError("HOST:PORT, an IPv6 host in brackets", hint)
+
+
+def networks(found: object) -> tuple[str, ...]:
+    """Networks, each like 10.0.0.0/8 or a single address."""
+    if isinstance(found, list) and all(isinstance(network, str) for network in found):
+        with contextlib.suppress(ValueError):
+            Peers(found)
+            return tuple(found)
+    raise MisfitError("a list of networks like 10.0.0.0/8")
 
 
 def target(found: object) -> str:

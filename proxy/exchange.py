@@ -85,6 +85,7 @@ class Exchange:
             reason = "engine administration does not pass the gate; ask the engine itself"
             self._answer.refuse(Failure(Kind.DENIED, reason))
         elif route.kind is RouteKind.OWN:
+            gate.asked(request, self._client.peer)
             self._answer.own(*gate.own_answers.answer(request.path, stopping=gate.is_stopping()))
         elif route.kind is RouteKind.UNLISTED and not gate.settings.pass_unlisted:
             reason = "the gate does not pass this path on; see pass_unlisted in its configuration"

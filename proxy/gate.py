@@ -19,10 +19,13 @@ from proxy.exchange import Exchange
 from proxy.failure import Failure, Kind
 from proxy.own import OwnAnswers
 from proxy.report.access_log import AccessLog
+from proxy.report.balancers import Balancers
 from proxy.report.envoy_health import lines, readyz_headers
 from proxy.report.events import Action, EventLog
+from proxy.report.haproxy_agent import GATE
 from proxy.report.metrics import Metrics
 from proxy.report.orca import Orca
+from proxy.report.peers import Peers
 from proxy.report.ready import as_json, readiness
 from proxy.report.record import Finished
 from proxy.settings import Settings
@@ -96,6 +99,8 @@ class Gate:
         self.watch = Watch(self.board, self._reach.ways, rng, self._flipped, settings.agent_token or "")
         self._vigil = Vigil(self.board, self.watch, events, loop.time)
         self.own_answers = OwnAnswers(self.board)
+        self.balancers = Balancers()
+        self.peers = Peers(settings.trusted)
         self.orca = Orca(self.board, self.metrics.responses, lambda: len(self.router.waiting))
         self.now = loop.time
         self._loop = loop
@@ -248,6 +253,13 @@ class Gate:
             strength = Strength.STRONG
         if strength is not None:
             self._observe(lease.desk, Sign.BAD, strength, failure.message)
+
+    def asked(self, request: Request, peer: str) -> None:
+        """An own path was asked for: it may be a load balancer's health check that says who it is."""
+        for name, value in request.fields:
+            if name == b"x-haproxy-server-state" and self.peers.trusts(peer):
+                about = self.own_answers.about(request.path) or GATE
+                self.balancers.told(about, value.decode("latin-1"), self.now())
 
     def explain(self, refusal: Refusal, ask: Ask) -> Failure:
         """Why no unit could be given to `ask`, for the one who asked."""

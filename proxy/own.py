@@ -26,14 +26,19 @@ class OwnAnswers:
         self._board = board
         self._made_by: OrderedDict[str, str] = OrderedDict()
 
+    def about(self, path: bytes) -> str:
+        """The unit whose health a path is of; empty when it is of none."""
+        if not path.startswith(_UNIT_HEALTH):
+            return ""
+        return unquote_to_bytes(path[len(_UNIT_HEALTH) :]).decode("utf-8", "replace")
+
     def answer(self, path: bytes, *, stopping: bool) -> tuple[int, bytes, bytes]:
         """Status, JSON body and header lines for an own path."""
         if path == b"/v1/models":
             return 200, orjson.dumps({"object": "list", "data": self._models()}), b""
         if path == b"/livez":
             return 200, b'{"alive":true}', b""
-        if path.startswith(_UNIT_HEALTH):
-            name = unquote_to_bytes(path[len(_UNIT_HEALTH) :]).decode("utf-8", "replace")
+        if name := self.about(path):
             status, _ = unit_health(self._board, name)
             headers = unit_headers(self._board, name)
             return status, orjson.dumps({"unit": name, "usable": status == 200}), lines(headers)

@@ -76,12 +76,16 @@ class Tls:
 class Settings:
     """Everything the gate is told at start; `fleet` may be replaced while it runs (SIGHUP).
 
-    `admin_token` is what callers of the admin port show, `agent_token` what the gate shows to agents.
+    `agent_check` is where HAProxy's agent checks are answered (None: nowhere); `trusted` are the networks
+    whose word counts there, beside this machine's. `admin_token` is what callers of the admin port show,
+    `agent_token` what the gate shows to agents.
     """
 
     fleet: Fleet
     listen: Address = Address("127.0.0.1", 8000)
     admin: Address = Address("127.0.0.1", 9901)
+    agent_check: Address | None = None
+    trusted: tuple[str, ...] = ()
     admin_token: str | None = field(default=None, repr=False)
     agent_token: str | None = field(default=None, repr=False)
     policy: str = "least_load"

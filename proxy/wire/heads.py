@@ -35,6 +35,7 @@ REQUEST_FIELDS = _HOP_BY_HOP | {
     b"x-forwarded-for",
     b"x-forwarded-host",
     b"x-forwarded-proto",
+    b"x-haproxy-server-state",
     b"x-request-id",
 }
 """Fields of a request that do not cross as they are."""
