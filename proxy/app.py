@@ -24,6 +24,8 @@ from proxy.report.bulletin import Bulletin
 from proxy.report.events import EventLog
 from proxy.report.haproxy_agent import HaproxyAgent
 from proxy.report.log import configure, log_line
+from proxy.report.redis_link import RedisLink
+from proxy.report.redis_start import share
 from proxy.settings import Address, Settings, Tls
 
 Reload = Callable[[], Settings]
@@ -65,6 +67,7 @@ async def _serve(settings: Settings, reload: Reload) -> int:
     )
     admin = AdminPort(view, bulletin)
     agent = HaproxyAgent(gate.board, gate.now, gate.is_stopping, gate.peers.trusts, gate.balancers)
+    link: RedisLink | None = None
     try:
         with _binding(settings.admin):
             await admin.open(settings.admin)
@@ -73,10 +76,13 @@ async def _serve(settings: Settings, reload: Reload) -> int:
         if (place := settings.agent_check) is not None:
             with _binding(place):
                 await agent.start(place.host, place.port)
+        link = share(gate, settings.redis, settings.redis_password) if settings.redis else None
         _announce(gate, admin)
         _calm_the_collector()
         await _until_stopped(gate, loop, reload)
     finally:
+        if link is not None:
+            await link.close()
         agent.close()
         events.close()
         await admin.close()

@@ -24,6 +24,7 @@ from router.nouns import Cell, Fleet, Node, Role, Unit
 
 TOKEN_VARIABLE = "CELLGATE_ADMIN_TOKEN"
 AGENT_TOKEN_VARIABLE = "CELLGATE_AGENT_TOKEN"
+REDIS_PASSWORD_VARIABLE = "CELLGATE_REDIS_PASSWORD"
 UNIT_API_KEY_VARIABLE = "CELLGATE_UNIT_API_KEY"
 
 _FLAGS = {
@@ -86,7 +87,7 @@ def load(path: str | None, overrides: Overrides, environ: Mapping[str, str] = os
     problems = [_line(path, {}, *problem) for problem in repeated]
     problems += [_line(path, flags, *problem) for problem in (*_repeated_names(keys), *misfits)]
     secrets: dict[str, str] = {}
-    for variable in (TOKEN_VARIABLE, AGENT_TOKEN_VARIABLE, UNIT_API_KEY_VARIABLE):
+    for variable in (TOKEN_VARIABLE, AGENT_TOKEN_VARIABLE, UNIT_API_KEY_VARIABLE, REDIS_PASSWORD_VARIABLE):
         try:
             secrets[variable] = token(environ[variable]) if environ.get(variable) else ""
         except MisfitError as error:
@@ -116,6 +117,8 @@ def _settings(file: FileKeys, secrets: Mapping[str, str]) -> Settings:
         admin=file.admin,
         agent_check=file.agent_check,
         trusted=file.trusted,
+        redis=file.redis,
+        redis_password=secrets[REDIS_PASSWORD_VARIABLE] or None,
         admin_token=secrets[TOKEN_VARIABLE] or file.admin_token_file,
         agent_token=secrets[AGENT_TOKEN_VARIABLE] or None,
         policy=file.policy,

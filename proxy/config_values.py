@@ -169,6 +169,13 @@ def address(found: object) -> Address:
     raise MisfitError("HOST:PORT, an IPv6 host in brackets", hint)
 
 
+def text(found: object) -> str:
+    """Any text."""
+    if isinstance(found, str):
+        return found
+    raise MisfitError("a text")
+
+
 def networks(found: object) -> tuple[str, ...]:
     """Networks, each like 10.0.0.0/8 or a single address."""
     if isinstance(found, list) and all(isinstance(network, str) for network in found):

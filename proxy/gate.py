@@ -40,7 +40,7 @@ from router.board import Board, Consequence
 from router.desk import Desk
 from router.judge import nothing_to_learn
 from router.lease import Lease
-from router.nouns import Ask, Evidence, Fleet, Outcome, Refusal, Sign, Strength, Verdict
+from router.nouns import Ask, Evidence, Fleet, Flip, Outcome, Refusal, Sign, Strength, Verdict
 from router.router import Router
 from router.waiting import Waiting
 
@@ -98,6 +98,8 @@ class Gate:
         )
         self.watch = Watch(self.board, self._reach.ways, rng, self._flipped, settings.agent_token or "")
         self._vigil = Vigil(self.board, self.watch, events, loop.time)
+        self.on_flip: Callable[[Flip], None] = lambda _flip: None
+        self.on_tick: Callable[[float], None] = lambda _now: None
         self.own_answers = OwnAnswers(self.board)
         self.balancers = Balancers()
         self.peers = Peers(settings.trusted)
@@ -308,6 +310,7 @@ class Gate:
         assert flip is not None
         self.metrics.flip(flip)
         self.events.add(flip, consequence.evicted)
+        self.on_flip(flip)
         desk = self.board.desks[flip.unit]
         if flip.after in (Verdict.DOWN, Verdict.STARTING):
             self._reach.distrust(desk)
@@ -346,6 +349,7 @@ class Gate:
         for client in list(self.clients):
             client.tick(now)
         self._reach.tick(now)
+        self.on_tick(now)
         self.orca.refresh(now)
         if len(self.router.waiting):
             self.router.serve_waiting(now)

@@ -86,6 +86,8 @@ class Settings:
     admin: Address = Address("127.0.0.1", 9901)
     agent_check: Address | None = None
     trusted: tuple[str, ...] = ()
+    redis: str = field(default="", repr=False)
+    redis_password: str | None = field(default=None, repr=False)
     admin_token: str | None = field(default=None, repr=False)
     agent_token: str | None = field(default=None, repr=False)
     policy: str = "least_load"

@@ -70,6 +70,8 @@ class Board:
         self.desks: dict[str, Desk] = {}
         self.leaving: list[Desk] = []
         """Desks of units no longer configured (or replaced) that still have open leases."""
+        self.others: dict[str, int] = {}
+        """Requests of other gates, by unit, as far as they told."""
         self.retries_in_flight = 0
         self.in_flight = 0
         self.panic_at: float | None = None
@@ -270,7 +272,9 @@ class Board:
             if in_flight >= desk.unit.max_in_flight * (1.0 + overcommit):
                 full = True
                 continue
-            row = Candidate(name, in_flight, in_flight + desk.foreign, desk.share(now, self.rules))
+            # What the engine says counts others' requests as well, only older.
+            foreign = max(desk.foreign, self.others.get(name, 0))
+            row = Candidate(name, in_flight, in_flight + foreign, desk.share(now, self.rules))
             if desk.case.verdict is not Verdict.UP:
                 suspect.append(row)
             elif desk.cool_until > now:

@@ -1,0 +1,61 @@
+"""Ties a gate to Redis. The one place that knows both."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import socket
+from typing import TYPE_CHECKING
+
+from proxy.report.log import log_line
+from proxy.report.redis_connect import connector
+from proxy.report.redis_link import RedisLink
+from proxy.report.redis_roster import Roster
+from proxy.report.redis_schema import Names
+from proxy.report.redis_sharing import Sharing
+from router.nouns import Flip
+
+if TYPE_CHECKING:
+    from proxy.gate import Gate
+
+
+def share(gate: Gate, url: str, password: str | None) -> RedisLink | None:
+    """Begin to share what `gate` knows. A URL that is none costs a line in the log and no more."""
+    try:
+        connect = connector(url, password=password)
+    except ValueError as error:
+        log_line("error", f"redis: {error}; this gate goes by what it sees itself")
+        return None
+    name = _gate_name()
+    roster = Roster(name)
+    sharing = Sharing(gate.board, name, roster, gate.now, gate.watch.observe)
+    link = RedisLink(
+        connect,
+        name,
+        sharing.views,
+        roster,
+        now=gate.now,
+        rng=random.Random(),
+        on_flip=sharing.heard,
+        tell=lambda line: log_line("warning", line),
+        names=Names(),
+    )
+
+    def flipped(flip: Flip) -> None:
+        view = sharing.view(flip)
+        if view is not None:
+            link.flipped(view)
+
+    def tick(now: float) -> None:
+        gate.board.others = sharing.tick(now)
+
+    gate.on_flip, gate.on_tick = flipped, tick
+    link.start()
+    return link
+
+
+def _gate_name() -> str:
+    """Another one for each process: what a gate wrote before it was started anew is not its own."""
+    host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:80].lstrip(".-") or "gate"
+    return f"{host}-{os.getpid()}-{random.getrandbits(32):08x}"

@@ -1,0 +1,81 @@
+"""Two gates as processes before the same units, and what Redis may suffer while they work."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+
+import orjson
+
+from loadtests.simunit.process import SimUnit
+from tests.real.asking import steadily
+from tests.real.redis_server import RedisServer
+from tests.wire.process import GateProcess, eventually
+from tests.wire.stage import live
+
+BODY = orjson.dumps(
+    {"model": "sim", "stream": True, "max_tokens": 4, "messages": [{"role": "user", "content": "Why?"}]}
+)
+
+
+@live
+async def test_redis_killed_back_empty_and_frozen_fails_no_request(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        units = [stack.enter_context(SimUnit.start(name, step_ms=10)) for name in ("a", "b")]
+        urls = {unit.name: f"http://127.0.0.1:{unit.port}" for unit in units}
+        server = stack.enter_context(RedisServer(tmp_path))
+        gates = []
+        for name in ("one", "other"):
+            (tmp_path / name).mkdir()
+            gates.append(stack.enter_context(GateProcess(tmp_path / name, urls, redis=server.url)))
+        one = gates[0]
+        for gate in gates:
+            gate.until_up("a", "b")
+        assert eventually(lambda: len(server.do("SMEMBERS", "cellgate:cell:c")) == 4)
+        asking = [
+            asyncio.create_task(steadily(gate.port, rps=30.0, seconds=9.0, body=BODY)) for gate in gates
+        ]
+        await asyncio.sleep(1.0)
+        server.kill()
+        await asyncio.sleep(2.0)
+        server.start()
+        await asyncio.sleep(1.0)
+        assert len(server.do("SMEMBERS", "cellgate:cell:c")) == 4
+        server.freeze()
+        await asyncio.sleep(2.5)
+        server.thaw()
+        statuses = Counter([status for task in asking for status in await task])
+        lines = [line for line in one.log.splitlines() if "Redis" in line]
+    assert statuses == {200: 540}
+    assert [line.split(" Redis ")[1].split()[0] for line in lines] == [
+        "answers:",
+        "does",
+        "answers:",
+        "does",
+        "answers:",
+    ]
+
+
+@live
+async def test_what_one_gate_has_seen_the_other_asks_about_at_once(tmp_path: Path) -> None:
+    """A flip is evidence: it sends a canary, and that decides."""
+    with ExitStack() as stack:
+        unit = stack.enter_context(SimUnit.start("a", step_ms=10))
+        server = stack.enter_context(RedisServer(tmp_path))
+        gate = stack.enter_context(
+            GateProcess(tmp_path, {"a": f"http://127.0.0.1:{unit.port}"}, redis=server.url)
+        )
+        gate.until_up("a")
+        (key,) = server.do("KEYS", "cellgate:unit:a:*")
+        document = orjson.loads(server.do("GET", key)) | {
+            "gate": "liar",
+            "verdict": "down",
+            "reason": "I say so",
+        }
+        server.do("SADD", "cellgate:cell:c", "a:liar")
+        server.do("SET", "cellgate:unit:a:liar", orjson.dumps(document), "PX", 700)
+        flips = ("up -> suspect: gate liar holds it to be down: I say so", "suspect -> up")
+        assert eventually(lambda: all(flip in gate.log for flip in flips)), gate.log
+        assert gate.units()["a"]["verdict"] == "up"
