@@ -82,7 +82,6 @@ class Answer:
         row = failure.kind.row
         if row.retry_after_s is not None:
             line += b"retry-after: %d\r\n" % row.retry_after_s
-        line += self._report()
         self.closes = self.closes or row.closes
         self._write(row.status, error_body(failure), line)
         self.end(row.outcome, failure.kind.value)

@@ -41,9 +41,9 @@ async def test_the_gate_with_units_of_half_the_speed_gets_half(tmp_path: Path) -
             return len(hosts) == 2 and all(host.healthy for host in hosts)
 
         await until(is_up)
-        assert set(await steadily(here.port, rps=20.0, seconds=3.0, body=BODY)) == {200}
+        assert set(await steadily(here.port, rps=40.0, seconds=3.0, body=BODY)) == {200}
         before = served(fast), served(slow)
-        statuses = await steadily(here.port, rps=20.0, seconds=6.0, body=BODY)
+        statuses = await steadily(here.port, rps=40.0, seconds=8.0, body=BODY)
         hosts = await here.hosts()
         share = (served(slow) - before[1]) / (served(fast) - before[0])
     weights = [hosts[gate.port].weight for gate in gates]
