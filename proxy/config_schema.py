@@ -206,7 +206,7 @@ class FileKeys(Keys):
     admin: Annotated[Address, PlainValidator(values.address)] = _GIVEN.admin
     agent_check: Annotated[Address | None, PlainValidator(values.address)] = _GIVEN.agent_check
     trusted: Annotated[tuple[str, ...], PlainValidator(values.networks)] = _GIVEN.trusted
-    redis: Annotated[str, PlainValidator(values.text)] = _GIVEN.redis
+    redis: Annotated[str, PlainValidator(values.redis_url)] = _GIVEN.redis
     admin_token_file: Annotated[str | None, PlainValidator(values.token_in_file)] = Field(None, repr=False)
     policy: Annotated[str, PlainValidator(values.policy)] = _GIVEN.policy
     access_log: Annotated[LogFormat, PlainValidator(values.log_format)] = _GIVEN.access_log

@@ -169,11 +169,11 @@ def address(found: object) -> Address:
     raise MisfitError("HOST:PORT, an IPv6 host in brackets", hint)
 
 
-def text(found: object) -> str:
-    """Any text."""
-    if isinstance(found, str):
+def redis_url(found: object) -> str:
+    """`redis://HOST:PORT/DB`, `rediss://` for TLS, or `unix:///PATH`; without a password."""
+    if isinstance(found, str) and re.fullmatch(r"(rediss?://[^@/\s]+(/\d*)?|unix:///[^@\s]+)", found):
         return found
-    raise MisfitError("a text")
+    raise MisfitError("redis://HOST:PORT, rediss://HOST:PORT or unix:///PATH", "its password has a variable")
 
 
 def networks(found: object) -> tuple[str, ...]:

@@ -558,7 +558,7 @@ def said(key: str, default: object) -> str:
     match default:
         case _ if default is PydanticUndefined:
             return "required"
-        case None:
+        case None | "" | ():
             return "`none`"
         case bool():
             return f"`{str(default).lower()}`"
