@@ -18,6 +18,8 @@ BUSY_S = 10.0
 """How long a 503 is remembered: a report read after it tells whether there was anything to be busy with."""
 SLOW_START_LEAST = 0.1
 STILLS_KEPT = 256
+SPEED_BATCH = 0.1
+"""A unit with fewer requests on average has no speed to speak of."""
 SPELL_S = 0.25
 """Shorter spells are not seen."""
 
@@ -154,8 +156,8 @@ class Desk:
 
     def speed(self) -> Speed | None:
         """How fast it is, for a comparison; None when too few tokens came of late."""
-        gap_s = self.pace.gap_s(0.5)
-        if gap_s is None or not self.is_usable():
+        # To count the gaps takes a tenth of a millisecond, and idle units are many.
+        if self.batch < SPEED_BATCH or not self.is_usable() or (gap_s := self.pace.gap_s(0.5)) is None:
             return None
         return Speed(gap_s, self.batch, self.load.kv_use if self.load is not None else 0.0, self.weight)
 

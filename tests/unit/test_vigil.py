@@ -160,6 +160,7 @@ def test_a_slow_unit_is_told_of_once_when_it_is_degraded_and_once_when_it_has_re
     scene = Round(units=3)
     for name, gap_ms in (("a", 39), ("b", 19), ("c", 19)):
         scene.desk(name).gaps_ms[gap_ms] += 200
+        scene.desk(name).batch = 1000.0
     now = NOW
     for _ in range(5):
         scene.vigil.tick(now, 0.0)
@@ -178,6 +179,7 @@ def test_speeds_are_not_compared_on_every_tick() -> None:
     scene = Round(units=3)
     for name, gap_ms in (("a", 39), ("b", 19), ("c", 19)):
         scene.desk(name).gaps_ms[gap_ms] += 200
+        scene.desk(name).batch = 1000.0
     for quarter in range(int(2 * COMPARE_S * 4)):
         scene.vigil.tick(NOW + quarter / 4, 0.0)
     assert scene.desk("a").slowness == (0.0, 2)
