@@ -104,11 +104,11 @@ def busy_hang_s(rules: Rules, counts: bool) -> float:
 def idle_hang_s(rules: Rules, counts: bool) -> float:
     """Until a canary is due, after the last sign of life or the canary on its way; then two fail.
 
-    A canary on its way may be excused by what it moved itself just before the fault, when the counters are
-    read at its end. Where only answers show work, the next one may excuse itself: a request is there.
+    A canary on its way may be excused by what it moved itself just before the fault, and is repeated at once.
+    Where only answers show work, the next one may excuse itself: a request is there.
     """
     one_s, excused_s = canary_s(rules, counts), 0.0 if counts else canary_s(rules, True)
-    due_s = max(canary_s(rules, True) + rules.canary_idle_s, one_s)
+    due_s = max(rules.canary_idle_s, one_s)
     return due_s + excused_s + one_s + in_line_s(rules, counts) + SLACK_S
 
 
