@@ -204,6 +204,10 @@ def load(stage: Stage, arguments: Sequence[str]) -> Iterator[None]:
         return
     command = [sys.executable, "-m", "loadtests.bench.generator", *arguments, f"--port={stage.port}"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as generator:
+        # It warms up with a tenth of its work, and then waits for this.
+        assert generator.stdin is not None
+        generator.stdin.write(b"\n")
+        generator.stdin.flush()
         try:
             # Its warm-up is a load like the other.
             time.sleep(5.0)
