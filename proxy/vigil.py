@@ -49,7 +49,7 @@ class Vigil:
             self._note_lag(lag_s, now)
         self._board.tick(now)
         for desk in self._board:
-            if desk.leases and now - max(desk.life_at, desk.work_at) >= HUSH_S:
+            if desk.leases and now - desk.quiet_since >= HUSH_S:
                 self._look_into_silence(desk, now)
         if self._board.panic_at != self._panic_at:
             self._note_panic(now)

@@ -36,6 +36,7 @@ from router.nouns import (
 from router.slowness import Slowness, Speed, compare
 
 ERRORS_S = 1.0
+"""Errors so soon after each other, with no life between them, are of an engine that has nothing else."""
 DOUBT_S = 5.0
 """A doubt that nothing has settled for so long ends: most likely only connections were lost."""
 
@@ -265,7 +266,7 @@ class Board:
         for name, desk in self.desks.items():
             if not desk.is_usable() or name in tried or not _serves(desk, ask):
                 continue
-            if desk.doubted_at >= desk.life_at:
+            if desk.is_doubted():
                 unsure = True
                 continue
             in_flight = len(desk.leases)

@@ -103,6 +103,11 @@ class Desk:
         """Open leases on this unit."""
         return len(self.leases)
 
+    @property
+    def quiet_since(self) -> float:
+        """Since when it has had requests and has shown nothing."""
+        return max(self.life_at, self.work_at)
+
     def is_usable(self) -> bool:
         """True when the unit may get new requests: believed to work, not drained, not on its way out."""
         return self.case.verdict in _USABLE and not self.drained and not self.retired
@@ -136,14 +141,14 @@ class Desk:
 
     def stands_still(self, still_s: float) -> None:
         """Nothing has moved for so long."""
-        since = max(self.life_at, self.work_at)
+        since = self.quiet_since
         if self.stills and self.stills[-1][0] == since:
             self.stills.pop()
         self.stills.append((since, still_s))
 
     def longest_spell_s(self) -> float:
         """The longest time of late in which nothing moved, and then did; as ticks see it, and one more."""
-        since = max(self.life_at, self.work_at)
+        since = self.quiet_since
         return max((still_s for at, still_s in self.stills if at != since), default=0.0) + SPELL_S
 
     def hides_work(self, now: float) -> bool:

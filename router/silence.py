@@ -66,12 +66,12 @@ def still_s(desk: Desk, now: float) -> float:
     Counters are as good as the moment they were read at; when nobody answers any more, ours alone count.
     """
     seen_until = desk.counters_at if now - desk.counters_at < COUNTERS_FRESH_S else now
-    return max(0.0, seen_until - max(desk.life_at, desk.work_at))
+    return max(0.0, seen_until - desk.quiet_since)
 
 
 def silence(desk: Desk, now: float, rules: Rules) -> Silence | None:
     """The silence of a unit when it has become too long, else None."""
-    if now - max(desk.life_at, desk.work_at) < rules.silent_min_s:
+    if now - desk.quiet_since < rules.silent_min_s:
         return None
     sighted = now - desk.counters_at < COUNTERS_FRESH_S
     cleared_at = desk.cleared_at if now - desk.cleared_at < CLEARED_S else -CLEARED_S

@@ -66,4 +66,4 @@ def is_held(desk: Desk, board: Board, now: float) -> bool:
 
 def silent_s(desk: Desk, now: float) -> float | None:
     """For how long nothing has moved on a unit that has requests; None when it has none."""
-    return now - max(desk.life_at, desk.work_at) if desk.leases else None
+    return now - desk.quiet_since if desk.leases else None
