@@ -64,6 +64,7 @@ async def _serve(settings: Settings, reload: Reload) -> int:
         set_drain=gate.set_drain,
         token=settings.admin_token,
         due_s=lambda unit, probe: gate.watch.due_s(unit, probe, gate.now()),
+        waiting=lambda: len(gate.router.waiting),
     )
     admin = AdminPort(view, bulletin)
     agent = HaproxyAgent(gate.board, gate.now, gate.is_stopping, gate.peers.trusts, gate.balancers)
@@ -76,7 +77,7 @@ async def _serve(settings: Settings, reload: Reload) -> int:
         if (place := settings.agent_check) is not None:
             with _binding(place):
                 await agent.start(place.host, place.port)
-        link = share(gate, settings.redis, settings.redis_password) if settings.redis else None
+        link = share(gate, settings.redis) if settings.redis is not None else None
         _announce(gate, admin)
         _calm_the_collector()
         await _until_stopped(gate, loop, reload)

@@ -21,7 +21,7 @@ from proxy import admin_client, config
 from proxy.cli_tables import fleet_table, shown, units_table
 from proxy.config import ConfigError, Overrides
 from proxy.config_values import MisfitError, address
-from proxy.settings import Address, LogFormat, Settings
+from proxy.settings import Address, LogFormat, RedisAccess, Settings
 from router.nouns import Fleet
 
 FAILED = 1
@@ -61,12 +61,24 @@ def _serve(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> int:
     settings = _load(args)
+    if settings.redis is not None:
+        _check_redis(settings.redis)
     where = f"listens on {settings.listen}, admin on {settings.admin}"
     print(f"{args.config or 'flags'}: good; {where}, policy {settings.policy}")
     from proxy.cli_times import times_text  # Late, because it asks the gate's own modules.
 
     print(fleet_table(settings.fleet), times_text(settings.fleet, settings.rules), sep="\n\n")
     return 0
+
+
+def _check_redis(access: RedisAccess) -> None:
+    """Raises ConfigError for a URL that a gate would serve without."""
+    from proxy.report.redis_connect import connector  # Late, as above.
+
+    try:
+        connector(access)
+    except ValueError as error:
+        raise ConfigError([f"redis: {error}"]) from None
 
 
 def _units(args: argparse.Namespace) -> int:
@@ -88,7 +100,9 @@ def _set_drain(drained: bool, args: argparse.Namespace) -> int:
 
 def _load(args: argparse.Namespace) -> Settings:
     """The settings as they are now; read anew at each call. Raises ConfigError."""
-    flags = Overrides(args.listen, args.admin, tuple(args.unit), args.policy, args.access_log)
+    flags = Overrides(
+        args.listen, args.admin, tuple(args.unit), args.policy, args.access_log, redis=args.redis
+    )
     return config.load(args.config, flags)
 
 
@@ -144,6 +158,7 @@ def _add_settings(command: argparse.ArgumentParser) -> None:
         help="a unit; may be repeated, replaces the file's cells",
     )
     add("--policy", metavar="NAME", help="how units are ranked: " + ", ".join(POLICIES))
+    add("--redis", metavar="URL", help="where gates tell each other of their units (docs/redis.md)")
     add("--access-log", metavar="FORMAT", help="one of " + ", ".join(get_args(LogFormat)))
 
 

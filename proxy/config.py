@@ -19,18 +19,27 @@ from proxy import config_yaml
 from proxy.config_schema import SCHEMA, FileKeys, UnitKeys
 from proxy.config_values import MisfitError, did_you_mean, token
 from proxy.config_yaml import Place, Problem
-from proxy.settings import Settings
+from proxy.settings import RedisAccess, Settings
 from router.nouns import Cell, Fleet, Node, Role, Unit
 
 TOKEN_VARIABLE = "CELLGATE_ADMIN_TOKEN"
 AGENT_TOKEN_VARIABLE = "CELLGATE_AGENT_TOKEN"
+REDIS_USERNAME_VARIABLE = "CELLGATE_REDIS_USERNAME"
 REDIS_PASSWORD_VARIABLE = "CELLGATE_REDIS_PASSWORD"
 UNIT_API_KEY_VARIABLE = "CELLGATE_UNIT_API_KEY"
+_VARIABLES = (
+    TOKEN_VARIABLE,
+    AGENT_TOKEN_VARIABLE,
+    UNIT_API_KEY_VARIABLE,
+    REDIS_USERNAME_VARIABLE,
+    REDIS_PASSWORD_VARIABLE,
+)
 
 _FLAGS = {
     "listen": "--listen",
     "admin": "--admin",
     "cells": "--unit",
+    "redis": "--redis",
     "policy": "--policy",
     "access_log": "--access-log",
 }
@@ -53,6 +62,7 @@ class Overrides:
     units: tuple[str, ...] = ()
     policy: str | None = None
     access_log: str | None = None
+    redis: str | None = None
 
     def keys(self) -> dict[object, object]:
         """The top-level keys of the file that the flags set."""
@@ -62,6 +72,7 @@ class Overrides:
             "cells": [{"name": "default", "units": list(self._units())}] if self.units else None,
             "policy": self.policy,
             "access_log": self.access_log,
+            "redis": self.redis,
         }
         return {key: value for key, value in keys.items() if value is not None}
 
@@ -87,7 +98,7 @@ def load(path: str | None, overrides: Overrides, environ: Mapping[str, str] = os
     problems = [_line(path, {}, *problem) for problem in repeated]
     problems += [_line(path, flags, *problem) for problem in (*_repeated_names(keys), *misfits)]
     secrets: dict[str, str] = {}
-    for variable in (TOKEN_VARIABLE, AGENT_TOKEN_VARIABLE, UNIT_API_KEY_VARIABLE, REDIS_PASSWORD_VARIABLE):
+    for variable in _VARIABLES:
         try:
             secrets[variable] = token(environ[variable]) if environ.get(variable) else ""
         except MisfitError as error:
@@ -117,8 +128,7 @@ def _settings(file: FileKeys, secrets: Mapping[str, str]) -> Settings:
         admin=file.admin,
         agent_check=file.agent_check,
         trusted=file.trusted,
-        redis=file.redis,
-        redis_password=secrets[REDIS_PASSWORD_VARIABLE] or None,
+        redis=_redis(file, secrets),
         admin_token=secrets[TOKEN_VARIABLE] or file.admin_token_file,
         agent_token=secrets[AGENT_TOKEN_VARIABLE] or None,
         policy=file.policy,
@@ -128,6 +138,17 @@ def _settings(file: FileKeys, secrets: Mapping[str, str]) -> Settings:
         tls=file.tls,
         access_log=file.access_log,
         pass_unlisted=file.pass_unlisted,
+    )
+
+
+def _redis(file: FileKeys, secrets: Mapping[str, str]) -> RedisAccess | None:
+    if file.redis is None:
+        return None
+    return RedisAccess(
+        file.redis,
+        secrets[REDIS_USERNAME_VARIABLE] or file.redis_username,
+        secrets[REDIS_PASSWORD_VARIABLE] or file.redis_password_file,
+        file.redis_prefix,
     )
 
 

@@ -21,7 +21,7 @@ from proxy import config_probing as probing
 from proxy import config_values as values
 from proxy.config_values import MisfitError
 from proxy.memory import quarter_of_memory
-from proxy.settings import Address, Limits, LogFormat, Settings, Timeouts, Tls
+from proxy.settings import REDIS_PREFIX, Address, Limits, LogFormat, Settings, Timeouts, Tls
 from router.nouns import Cell, Fleet, Node, Role, Rules, Unit
 
 T = TypeVar("T")
@@ -200,13 +200,19 @@ def _some_unit(cells: list[CellKeys]) -> list[CellKeys]:
 
 
 class FileKeys(Keys):
-    """The whole file. `admin_token_file` is read here, so that what the field holds is the token."""
+    """The whole file. Files of secrets are read here, so that what a field holds is the secret.
+
+    `redis` may be anything: a gate serves without it, and says what is wrong with it.
+    """
 
     listen: Annotated[Address, PlainValidator(values.address)] = _GIVEN.listen
     admin: Annotated[Address, PlainValidator(values.address)] = _GIVEN.admin
     agent_check: Annotated[Address | None, PlainValidator(values.address)] = _GIVEN.agent_check
     trusted: Annotated[tuple[str, ...], PlainValidator(values.networks)] = _GIVEN.trusted
-    redis: Annotated[str, PlainValidator(values.redis_url)] = _GIVEN.redis
+    redis: Annotated[str | None, PlainValidator(values.text)] = Field(None, repr=False)
+    redis_username: Annotated[str | None, PlainValidator(values.redis_username)] = None
+    redis_password_file: Annotated[str | None, PlainValidator(values.token_in_file)] = Field(None, repr=False)
+    redis_prefix: Annotated[str, PlainValidator(values.redis_prefix)] = REDIS_PREFIX
     admin_token_file: Annotated[str | None, PlainValidator(values.token_in_file)] = Field(None, repr=False)
     policy: Annotated[str, PlainValidator(values.policy)] = _GIVEN.policy
     access_log: Annotated[LogFormat, PlainValidator(values.log_format)] = _GIVEN.access_log

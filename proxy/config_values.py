@@ -97,6 +97,13 @@ def _size_hint(text: str) -> str:
 # Words.
 
 
+def text(found: object) -> str:
+    """A text that is looked at only where it is used. Never shown: it may hold a password."""
+    if not isinstance(found, str):
+        raise MisfitError("a text")
+    return found
+
+
 def flag(found: object) -> bool:
     """True or false, as YAML has them."""
     if not isinstance(found, bool):
@@ -169,11 +176,18 @@ def address(found: object) -> Address:
     raise MisfitError("HOST:PORT, an IPv6 host in brackets", hint)
 
 
-def redis_url(found: object) -> str:
-    """`redis://HOST:PORT/DB`, `rediss://` for TLS, or `unix:///PATH`; without a password."""
-    if isinstance(found, str) and re.fullmatch(r"(rediss?://[^@/\s]+(/\d*)?|unix:///[^@\s]+)", found):
+def redis_username(found: object) -> str:
+    """The name of a user in Redis' access control list."""
+    if isinstance(found, str) and re.fullmatch(r"[!-~]+", found):
         return found
-    raise MisfitError("redis://HOST:PORT, rediss://HOST:PORT or unix:///PATH", "its password has a variable")
+    raise MisfitError("a user name of visible ASCII characters")
+
+
+def redis_prefix(found: object) -> str:
+    """What keys begin with; what means something in a pattern of Redis' access control stays out."""
+    if isinstance(found, str) and re.fullmatch(r"[A-Za-z0-9._:/-]{1,64}", found):
+        return found
+    raise MisfitError("a prefix of letters, digits, '.', '_', ':', '/' and '-', at most 64")
 
 
 def networks(found: object) -> tuple[str, ...]:

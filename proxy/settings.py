@@ -11,6 +11,7 @@ KIB = 1024
 MIB = 1024 * KIB
 
 LogFormat = Literal["console", "json", "off"]
+REDIS_PREFIX = "cellgate:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,19 @@ class Tls:
 
 
 @dataclass(frozen=True, slots=True)
+class RedisAccess:
+    """Where Redis is, and as whom the gate comes there. `prefix` begins each key and channel.
+
+    `url` is as the operator wrote it, good or not: what is none must not keep a gate from serving.
+    """
+
+    url: str = field(repr=False)
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    prefix: str = REDIS_PREFIX
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """Everything the gate is told at start; `fleet` may be replaced while it runs (SIGHUP).
 
@@ -86,8 +100,7 @@ class Settings:
     admin: Address = Address("127.0.0.1", 9901)
     agent_check: Address | None = None
     trusted: tuple[str, ...] = ()
-    redis: str = field(default="", repr=False)
-    redis_password: str | None = field(default=None, repr=False)
+    redis: RedisAccess | None = None
     admin_token: str | None = field(default=None, repr=False)
     agent_token: str | None = field(default=None, repr=False)
     policy: str = "least_load"

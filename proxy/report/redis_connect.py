@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from typing import Any
 
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
@@ -10,37 +12,53 @@ from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, NoPermissionError
 
 from proxy.report.log import one_line
+from proxy.settings import RedisAccess, Tls
 
 EXCHANGE_S = 1.0
 """How long one exchange may take before the connection is given up."""
 
+_URL = re.compile(r"rediss?://[^@/?#\s]+(/\d*)?|unix:///[^@?#\s]+(\?db=\d+)?", re.ASCII)
+_NO_URL = (
+    "its URL is none like redis://HOST:PORT/0, rediss://HOST:PORT/0 or unix:///PATH, "
+    "without a user or a password, which have places of their own (docs/redis.md)"
+)
+_NO_TLS = Tls()
 _REFUSED = "invalid username-password pair"
 
 Connect = Callable[[], Redis]
 
 
-def connector(url: str, *, username: str | None = None, password: str | None = None) -> Connect:
-    """What makes a client for a URL (redis://, rediss:// or unix://).
+def connector(access: RedisAccess, tls: Tls = _NO_TLS) -> Connect:
+    """What makes a client of the Redis at a URL: redis://, rediss:// (verified by `tls.ca`, and shown
+    `tls.unit_cert`, as units are), or unix://.
 
-    Raises ValueError, which does not name the password, when the URL is none.
+    Raises ValueError when the URL is none, or holds a password; it does not show what it holds.
     """
+    if _URL.fullmatch(access.url) is None:
+        raise ValueError(_NO_URL)
+    secured: dict[str, Any] = {
+        "ssl_ca_certs": tls.ca,
+        "ssl_certfile": tls.unit_cert,
+        "ssl_keyfile": tls.unit_key,
+    }
 
     def connect() -> Redis:
         client: Redis = Redis.from_url(
-            url,
-            username=username,
-            password=password,
+            access.url,
+            username=access.username,
+            password=access.password,
             protocol=2,
             socket_connect_timeout=EXCHANGE_S,
             socket_timeout=EXCHANGE_S,
             retry=Retry(NoBackoff(), 0),
+            **(secured if access.url.startswith("rediss:") else {}),
         )
         return client
 
     try:
         connect()
     except Exception as error:
-        raise ValueError("not a Redis URL like redis://HOST:PORT/0, rediss://… or unix:///PATH") from error
+        raise ValueError(_NO_URL) from error
     return connect
 
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from proxy.settings import REDIS_PREFIX
 from router.desk import Desk
 from router.nouns import Strength, Verdict
 
@@ -38,7 +39,7 @@ _GRAIN_S = 0.001
 class Names:
     """The names of keys and channels under a prefix. Unit, cell and gate names have no colon."""
 
-    def __init__(self, prefix: str = "cellgate:") -> None:
+    def __init__(self, prefix: str = REDIS_PREFIX) -> None:
         self.prefix = prefix
         self.cells = f"{prefix}cells"
         """The set of cells."""

@@ -14,16 +14,17 @@ from proxy.report.redis_link import RedisLink
 from proxy.report.redis_roster import Roster
 from proxy.report.redis_schema import Names
 from proxy.report.redis_sharing import Sharing
+from proxy.settings import RedisAccess
 from router.nouns import Flip
 
 if TYPE_CHECKING:
     from proxy.gate import Gate
 
 
-def share(gate: Gate, url: str, password: str | None) -> RedisLink | None:
+def share(gate: Gate, access: RedisAccess) -> RedisLink | None:
     """Begin to share what `gate` knows. A URL that is none costs a line in the log and no more."""
     try:
-        connect = connector(url, password=password)
+        connect = connector(access, gate.settings.tls)
     except ValueError as error:
         log_line("error", f"redis: {error}; this gate goes by what it sees itself")
         return None
@@ -39,7 +40,7 @@ def share(gate: Gate, url: str, password: str | None) -> RedisLink | None:
         rng=random.Random(),
         on_flip=sharing.heard,
         tell=lambda line: log_line("warning", line),
-        names=Names(),
+        names=Names(access.prefix),
     )
 
     def flipped(flip: Flip) -> None:

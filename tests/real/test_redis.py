@@ -17,10 +17,11 @@ from proxy.report.redis_connect import connector
 from proxy.report.redis_link import RedisLink
 from proxy.report.redis_roster import Roster
 from proxy.report.redis_schema import EXPIRY_HEARTBEATS, HEARTBEAT_S, Names, Seen, View, written
+from proxy.settings import RedisAccess, Tls
 from router.nouns import Verdict
 from tests.real.programs import ROOT
 from tests.real.redis_server import RedisServer
-from tests.wire.stage import live
+from tests.wire.stage import NO_TLS, live
 
 PAGE = ROOT / "docs" / "redis.md"
 BEAT_S = 0.1
@@ -31,7 +32,9 @@ PATIENCE_S = 5.0
 class Gate:
     """One gate's side: what it tells of two units, what it hears, and what it says to its operator."""
 
-    def __init__(self, name: str, url: str, *, beat_s: float = BEAT_S, **credentials: str) -> None:
+    def __init__(
+        self, name: str, url: str, *, beat_s: float = BEAT_S, tls: Tls = NO_TLS, **credentials: str
+    ) -> None:
         self.name = name
         self.views = [
             View(unit, "a", name, Verdict.UP, f"http://{unit}:8000", in_flight=5) for unit in ("u1", "u2")
@@ -41,7 +44,7 @@ class Gate:
         self.lines: list[str] = []
         self.flips: list[tuple[float, Seen]] = []
         self.link = RedisLink(
-            connector(url, **credentials),
+            connector(RedisAccess(url, **credentials), tls),
             name,
             lambda: self.views,
             self.roster,
@@ -282,7 +285,7 @@ async def test_what_is_no_redis_is_told_as_such() -> None:
         writer.close()
 
     server = await asyncio.start_server(visit, "127.0.0.1", 0)
-    one = Gate("g1", f"redis://:secret@127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    one = Gate("g1", f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}", password="secret")
     async with linked(one):
         await until(lambda: one.link.counts["failures"] >= 2)
     server.close()
@@ -290,8 +293,28 @@ async def test_what_is_no_redis_is_told_as_such() -> None:
     assert not any("secret" in line for line in one.lines)
 
 
-@pytest.mark.parametrize("url", ["", "http://h", "redis//h", "redis://h:port", "localhost:6379"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "http://h",
+        "redis//h",
+        "redis://h:port",
+        "redis://h:70000",
+        "localhost:6379",
+        "redis://h/0?ssl_cert_reqs=none",
+        "redis://me:secret@h",
+        "unix://me:secret@/run/redis.sock",
+        "rediss://:secret@[::1]:6379",
+        "redis://h:6379\n",
+    ],
+)
 def test_a_url_that_is_none_is_refused_in_one_line_without_its_password(url: str) -> None:
-    with pytest.raises(ValueError, match="not a Redis URL like") as caught:
-        connector(url.replace("h", "user:secret@h"))
+    with pytest.raises(ValueError, match="its URL is none like redis://HOST:PORT/0, ") as caught:
+        connector(RedisAccess(url))
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["redis://h", "redis://[::1]:6379/2", "rediss://h:6380/0", "unix:///a?db=3"])
+def test_a_url_that_is_one_is_taken(url: str) -> None:
+    assert connector(RedisAccess(url))() is not None

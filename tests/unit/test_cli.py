@@ -119,6 +119,16 @@ def test_a_wrong_configuration_is_exit_code_2(
     ]
 
 
+@pytest.mark.parametrize("url", ["redis//h:6379", "redis://me:s3cret@h:6379", "http://h", "redis://h:port"])
+def test_check_refuses_what_is_no_url_of_a_redis(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--unit", "http://x:1/", "--redis", url]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("redis: its URL is none like redis://HOST:PORT/0, ")
+    assert len(err.splitlines()) == 1
+    assert "s3cret" not in err
+
+
 def test_serve_hands_over_settings_and_how_to_read_them_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,7 +23,7 @@ from proxy.cli_tables import fleet_table
 from proxy.config import ConfigError, Overrides, load
 from proxy.config_schema import SCHEMA
 from proxy.memory import cgroup_limits, quarter_of_memory
-from proxy.settings import KIB, MIB, Address, Settings
+from proxy.settings import KIB, MIB, Address, RedisAccess, Settings
 from router.nouns import Cell, Fleet, Node, Role, Rules, Unit
 
 ROOT = Path(__file__).parents[2]
@@ -59,8 +59,8 @@ pass_unlisted: true
 
 @pytest.fixture(autouse=True)
 def no_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in ("CELLGATE_ADMIN_TOKEN", "CELLGATE_AGENT_TOKEN", "CELLGATE_UNIT_API_KEY"):
-        monkeypatch.delenv(variable, raising=False)
+    for name in ("ADMIN_TOKEN", "AGENT_TOKEN", "UNIT_API_KEY", "REDIS_USERNAME", "REDIS_PASSWORD"):
+        monkeypatch.delenv(f"CELLGATE_{name}", raising=False)
 
 
 def read(tmp_path: Path, text: str | bytes, **flags: Any) -> Settings:
@@ -141,6 +141,22 @@ def test_the_agents_token_comes_from_the_environment(tmp_path: Path) -> None:
     assert settings.agent_token == "s3cret"
     assert "s3cret" not in repr(settings)
     assert load(str(tmp_path / "gate.yaml"), Overrides(), {}).agent_token is None
+
+
+def test_a_gate_comes_to_redis_as_the_environment_says_before_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "secret").write_text("from-file\n")
+    rest = f"redis_username: me\nredis_password_file: {tmp_path}/secret\nredis_prefix: 'east:'"
+    assert read(tmp_path, CELLS + rest).redis is None
+    text = CELLS + "redis: redis://file:1\n" + rest
+    assert read(tmp_path, text).redis == RedisAccess("redis://file:1", "me", "from-file", "east:")
+    assert read(tmp_path, CELLS, redis="redis://flag:1").redis == RedisAccess("redis://flag:1")
+    monkeypatch.setenv("CELLGATE_REDIS_USERNAME", "you")
+    monkeypatch.setenv("CELLGATE_REDIS_PASSWORD", "from-env")
+    settings = read(tmp_path, text, redis="redis://user:in-url@flag:1")
+    assert settings.redis == RedisAccess("redis://user:in-url@flag:1", "you", "from-env", "east:")
+    assert not any(secret in repr(settings) for secret in ("from-env", "in-url"))
 
 
 def test_a_units_key_comes_from_its_file_before_the_environment(tmp_path: Path) -> None:
@@ -269,6 +285,10 @@ def same(line: str, expected: str) -> bool:
         ),
         ("tls: {ca: /dev/null}", "tls: expected certificates of authorities in ca, PEM, found …"),
         ("admin_token: s3cret", "admin_token: expected a known key, …; did you mean 'admin_token_file'?"),
+        ("redis: 6379", "redis: expected a text, found 6379"),
+        ("redis_prefix: '*'", "redis_prefix: expected a prefix of letters, …, found '*'"),
+        ("redis_username: 'a b'", "redis_username: expected a user name of …, found 'a b'"),
+        ("redis_password: s3cret", "redis_password: …; did you mean 'redis_password_file'?"),
         ("admin_token_file: /dev/null", "admin_token_file: expected a token of …, found nothing"),
     ],
 )
