@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 READY := @flock Makefile $(MAKE) -s --no-print-directory
 
 .PHONY: help run test check format vllm-units bench failover soak detection never-shot restart cut-off \
-	probe-cost vllm-detection lock clean apt
+	probe-cost vllm-detection peers lock clean apt
 
 help:           ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile
@@ -79,6 +79,9 @@ soak:           ## thousands of clients come, leave and never read; all returns 
 	$(READY) .venv/run.ready
 	@$(BIN)/python -m loadtests.soak
 
+peers:          ## other projects' routers, each in a venv of its own, to be measured beside
+	@flock Makefile $(MAKE) -s --no-print-directory $(PEERS:%=.venv-%/made)
+
 lock:           ## resolve the dependencies anew
 	$(READY) .venv/run.ready
 	@$(PIP) uv
@@ -92,6 +95,8 @@ clean:          ## remove what make made
 BUILD_REQUIRES := 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"])'
 COMPILE := $(BIN)/uv pip compile -q --upgrade --generate-hashes --universal --python-version 3.11 \
 	--no-emit-index-url --no-annotate --no-header
+
+PEERS := sglang-router vllm-router
 
 # run.ready: the gate runs from .venv. dev.ready: tests and checks do too. Neither exists while pip is at work,
 # so that what an interrupted set-up leaves behind is recognised, and thrown away.
@@ -110,6 +115,12 @@ COMPILE := $(BIN)/uv pip compile -q --upgrade --generate-hashes --universal --py
 	@rm -f .venv/*.ready
 	@$(PIP) --require-hashes -r requirements-dev.lock
 	@touch .venv/run.ready $@
+
+.venv-%/made: requirements-%.lock
+	@echo "setting up .venv-$*, once ..."
+	@rm -rf .venv-$* && $(PYTHON) -m venv .venv-$*
+	@.venv-$*/bin/python -m pip install -q --disable-pip-version-check --require-hashes -r $<
+	@touch $@
 
 apt:
 	@if [ "$$(id -u)" != 0 ]; then \
