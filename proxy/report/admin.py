@@ -23,7 +23,9 @@ from proxy.report.envoy_health import Headers, readyz_headers, unit_headers
 from proxy.report.events import Action, Event, EventLog, Follower
 from proxy.report.log import log_line
 from proxy.report.metrics import Metrics
+from proxy.report.page import load_page
 from proxy.report.ready import as_json, readiness, unit_health
+from proxy.report.status import status
 from proxy.report.trust import refusal
 from proxy.report.unit_view import unit_page, unit_view
 from router.board import Board
@@ -47,7 +49,8 @@ def _nobody_looks(_unit: str, _probe: str) -> float | None:
 @dataclass(frozen=True, slots=True)
 class AdminView:
     """What the admin port needs. `set_drain(unit, drained)` is False when there is no such unit;
-    `due_s(unit, probe)` is in how many seconds a probe looks again, None when it does not.
+    `due_s(unit, probe)` is in how many seconds a probe looks again, None when it does not; `waiting` is how
+    many requests wait for a unit.
     """
 
     board: Board
@@ -58,6 +61,7 @@ class AdminView:
     set_drain: Callable[[str, bool], bool]
     token: str | None
     due_s: Callable[[str, str], float | None] = _nobody_looks
+    waiting: Callable[[], int] = int
 
 
 def make_admin(view: AdminView) -> web.Application:
@@ -66,9 +70,11 @@ def make_admin(view: AdminView) -> web.Application:
     app = web.Application(middlewares=[admin.guard])
     app.add_routes(
         [
+            web.get("/", admin.page),
             web.get("/livez", admin.livez),
             web.get("/readyz", admin.readyz),
             web.get("/metrics", admin.metrics),
+            web.get("/status", admin.status),
             web.get("/units", admin.units),
             web.get("/units/{name}", admin.unit),
             web.post("/units/{name}/drain", admin.drain),
@@ -95,6 +101,7 @@ class _Admin:
 
     def __init__(self, view: AdminView) -> None:
         self._view = view
+        self._page, self._page_headers = load_page()
 
     @web.middleware
     async def guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
@@ -113,6 +120,16 @@ class _Admin:
             return _error(
                 HTTPStatus.INTERNAL_SERVER_ERROR, f"the gate failed at this: {error!r}; please report it"
             )
+
+    async def page(self, _: web.Request) -> web.Response:
+        """The status page; what it shows it asks for at the other paths."""
+        return web.Response(body=self._page, headers=self._page_headers)
+
+    async def status(self, _: web.Request) -> web.Response:
+        """The fleet at a glance; not indented, because it is asked for every other second."""
+        view = self._view
+        glance = status(view.board, view.now(), waiting=view.waiting(), stopping=view.stopping())
+        return web.Response(body=orjson.dumps(glance), content_type="application/json")
 
     async def livez(self, _: web.Request) -> web.Response:
         """200: the event loop turns, or this would not be answered."""

@@ -1,7 +1,8 @@
 """Who may see and do what on the admin port. Pure.
 
-Probes and scrapers need no secret: liveness, readiness and metrics are for everyone. All else shows addresses
-or changes rotation, and needs a peer on this machine or the token.
+Probes and scrapers need no secret: liveness, readiness and metrics are for everyone. So is the status page,
+which is empty without what it asks for. All else shows addresses or changes rotation, and needs a peer on
+this machine or the token.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from ipaddress import IPv6Address, ip_address
 
-OPEN_PATHS = frozenset({"/livez", "/readyz", "/metrics"})
+OPEN_PATHS = frozenset({"/", "/livez", "/readyz", "/metrics"})
 
 _NOT_FROM_HERE = ("X-Forwarded-For", "Forwarded", "X-Real-IP", "Via", "Origin")
 """A loopback peer that sends one of these speaks for somebody else: a proxy's client, a page in a browser."""

@@ -237,7 +237,7 @@ def test_mistakes_get_one_line_that_says_what_there_is() -> None:
         status, body = await port.get("/unit")
         assert (status, body["error"]["code"]) == (404, "not_found")
         assert body["error"]["message"].startswith(
-            "there is no /unit here; there are: /livez, /readyz, /metrics, "
+            "there is no /unit here; there are: /, /livez, /readyz, /metrics, "
         )
         status, body = await port.post("/units/a11/drain")
         assert (status, body["error"]["message"]) == (404, "no unit is named 'a11'; did you mean 'a1'?")
