@@ -1,0 +1,69 @@
+"""Discovery: where cells and units come from when the configuration does not list them.
+
+1. A source tells each time the whole of what it finds, never a difference; what follows is seen to in follow.py.
+2. A source that loses sight of its world says so and no more: what it told last stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from router.nouns import Cell, Unit
+
+
+class LostError(Exception):
+    """The world of a source cannot be seen. `str()` is one line: in which phase, and what can be done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """What a source holds against a unit, for as long as it tells it.
+
+    `node` is the node concerned, or "group" for the unit as a whole. `fatal`: the unit cannot work while this
+    stands; otherwise it is suspected once, and a canary decides.
+    """
+
+    unit: str
+    node: str
+    reason: str
+    fatal: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """All that a source finds at one moment, in the order in which people are to see it.
+
+    `cells` are those that the source brings along, with their weights; a source of one configured cell has
+    none. `epochs` name the incarnation of units, for those whose processes the source can tell apart.
+    """
+
+    units: tuple[Unit, ...] = ()
+    cells: tuple[Cell, ...] = ()
+    doubts: tuple[Doubt, ...] = ()
+    epochs: tuple[tuple[str, str], ...] = ()
+
+
+class Source(Protocol):
+    """Follows one world. A frozen dataclass whose fields are its configuration: equal ones are the same source.
+
+    `kind` is the name in SOURCES, and the source of its evidence. `gone_is_dead`: a unit that is not found any
+    more has no process left, so that requests there need not wait to find out.
+    """
+
+    kind: ClassVar[str]
+    gone_is_dead: ClassVar[bool]
+
+    @property
+    def title(self) -> str:
+        """Which one of its kind it is, in a few words for the log and for a metric's label."""
+        ...
+
+    def follow(self) -> AsyncGenerator[Found, None]:
+        """What is found: once as soon as the world is reached, then at least whenever it has changed.
+
+        The same again is no news and costs nothing. Never ends by itself; raises LostError when the world is
+        lost, and is then called anew after a pause. It must not block the loop.
+        """
+        ...
