@@ -63,6 +63,7 @@ async def _serve(settings: Settings, reload: Reload) -> int:
         stopping=gate.is_stopping,
         set_drain=gate.set_drain,
         token=settings.admin_token,
+        peers=gate.peers,
         due_s=lambda unit, probe: gate.watch.due_s(unit, probe, gate.now()),
         waiting=lambda: len(gate.router.waiting),
     )

@@ -24,6 +24,7 @@ from proxy.report.events import Action, Event, EventLog, Follower
 from proxy.report.log import log_line
 from proxy.report.metrics import Metrics
 from proxy.report.page import load_page
+from proxy.report.peers import Peers
 from proxy.report.ready import as_json, readiness, unit_health
 from proxy.report.status import status
 from proxy.report.trust import refusal
@@ -60,6 +61,7 @@ class AdminView:
     stopping: Callable[[], bool]
     set_drain: Callable[[str, bool], bool]
     token: str | None
+    peers: Peers
     due_s: Callable[[str, str], float | None] = _nobody_looks
     waiting: Callable[[], int] = int
 
@@ -106,7 +108,8 @@ class _Admin:
     @web.middleware
     async def guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
         """Keep strangers out, and turn everything that goes wrong into one line of JSON."""
-        no = refusal(request.method, request.path, request.remote, request.headers, self._view.token)
+        view = self._view
+        no = refusal(request.method, request.path, request.remote, request.headers, view.token, view.peers)
         if no is not None:
             return _error(*no, _CHALLENGE if no[0] is HTTPStatus.UNAUTHORIZED else None)
         try:

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 import aiohttp
@@ -18,7 +19,8 @@ from proxy.report import admin
 from proxy.report.admin import AdminView, admin_runner
 from proxy.report.events import Action, EventLog
 from proxy.report.metrics import Metrics
-from proxy.report.trust import is_loopback, refusal
+from proxy.report.peers import Peers
+from proxy.report.trust import refusal
 from router.board import Board
 from router.nouns import Cell, Evidence, Fleet, Load, Node, Role, Rules, Sign, Strength, Unit
 
@@ -31,6 +33,7 @@ FLEET = Fleet(
     ),
 )
 RELAYED = {"X-Forwarded-For": "192.0.2.9"}
+NOBODY = Peers()
 
 
 @dataclass
@@ -79,6 +82,7 @@ def run(test: Callable[[Port], Awaitable[None]], token: str | None = None) -> No
                 stopping=lambda: port.stopping,
                 set_drain=lambda name, drained: board.drain(name, drained=drained),
                 token=token,
+                peers=NOBODY,
                 due_s=lambda unit, probe: {("a1", "canary"): 0.8}.get((unit, probe), math.inf),
             )
             runner = admin_runner(view)
@@ -302,13 +306,51 @@ def test_with_a_token_a_relayed_caller_may_do_everything_and_without_it_nothing(
     ],
 )
 def test_who_counts_as_this_machine(peer: str | None, local: bool) -> None:
-    assert is_loopback(peer) is local
-    assert (refusal("GET", "/units", peer, {}, None) is None) is local
+    assert (refusal("GET", "/units", peer, {}, None, NOBODY) is None) is local
+    assert (refusal("POST", "/units/a1/drain", peer, {}, "token", NOBODY) is None) is local
 
 
 def test_only_reading_is_for_everyone() -> None:
-    assert refusal("HEAD", "/readyz", "192.0.2.1", {}, None) is None
-    assert refusal("POST", "/readyz", "192.0.2.1", {}, None) is not None
+    for path in ("/livez", "/readyz", "/metrics"):
+        assert refusal("GET", path, "192.0.2.1", {}, None, NOBODY) is None
+        assert refusal("HEAD", path, "192.0.2.1", {}, None, NOBODY) is None
+        assert refusal("POST", path, "192.0.2.1", {}, None, NOBODY) is not None
+
+
+@pytest.mark.parametrize(
+    "path", ["/units", "/units/a1", "/events", "/status", "/healthz/unit/a1", "/livez/", "//livez", "/x"]
+)
+def test_all_else_is_for_trusted_networks_and_for_who_has_the_token(path: str) -> None:
+    peers = Peers(["10.0.0.0/8"])
+    assert refusal("GET", path, "10.1.2.3", {}, None, peers) is None
+    assert refusal("GET", path, "::ffff:10.1.2.3", {}, None, peers) is None
+    assert refused("GET", path, "11.1.2.3", {}, None, peers) is HTTPStatus.FORBIDDEN
+    assert refused("GET", path, "11.1.2.3", {}, "right", peers) is HTTPStatus.UNAUTHORIZED
+    assert refused("GET", path, "10.1.2.3", RELAYED, None, peers) is HTTPStatus.FORBIDDEN
+    for given in ("Bearer right", "bearer  right"):
+        assert refusal("GET", path, "11.1.2.3", {"Authorization": given}, "right", peers) is None
+    for given in ("Bearer wrong", "Bearer righ", "Basic right", "right", "Bearer \udcff", "Bearer "):
+        headers = {"Authorization": given}
+        assert refused("GET", path, "11.1.2.3", headers, "right", peers) is HTTPStatus.UNAUTHORIZED
+
+
+def refused(*asked: Any) -> HTTPStatus:
+    """The status of a refusal."""
+    no = refusal(*asked)
+    assert no is not None
+    return no[0]
+
+
+def test_tokens_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = []
+
+    def compare(given: bytes, right: bytes) -> bool:
+        compared.append((given, right))
+        return False
+
+    monkeypatch.setattr("hmac.compare_digest", compare)
+    refusal("GET", "/units", "192.0.2.1", {"Authorization": "Bearer wrong"}, "right", NOBODY)
+    assert compared == [(b"wrong", b"right")]
 
 
 def test_followers_get_events_as_they_happen_and_the_end_when_the_gate_goes() -> None:

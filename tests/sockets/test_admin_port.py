@@ -20,6 +20,7 @@ from proxy.report.admin_port import AdminPort
 from proxy.report.bulletin import Bulletin
 from proxy.report.events import EventLog
 from proxy.report.metrics import Metrics
+from proxy.report.peers import Peers
 from proxy.settings import Address
 from router.board import Board
 from router.nouns import Rules
@@ -160,4 +161,4 @@ def test_an_address_in_use_is_an_error() -> None:
 def _view() -> AdminView:
     board, events = Board(Rules()), EventLog(lambda: 0.0, 2, lambda *_: None)
     metrics = Metrics(board, lambda: 0.0, waiting=lambda: 0, connections=dict)
-    return AdminView(board, events, metrics, lambda: 0.0, lambda: False, lambda *_: False, None)
+    return AdminView(board, events, metrics, lambda: 0.0, lambda: False, lambda *_: False, None, Peers())
