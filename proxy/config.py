@@ -7,20 +7,20 @@ configuration, so that the configuration may be shown to anyone.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails
 
 from proxy import config_yaml
-from proxy.config_schema import SCHEMA, FileKeys, UnitKeys
-from proxy.config_values import MisfitError, did_you_mean, token
+from proxy.config_errors import dotted, explained, sentence
+from proxy.config_schema import SCHEMA, FileKeys
+from proxy.config_units import unit_of
+from proxy.config_values import MisfitError, token
 from proxy.config_yaml import Place, Problem
 from proxy.settings import RedisAccess, Settings
-from router.nouns import Cell, Fleet, Node, Role, Unit
+from router.nouns import Cell, Fleet
 
 TOKEN_VARIABLE = "CELLGATE_ADMIN_TOKEN"
 AGENT_TOKEN_VARIABLE = "CELLGATE_AGENT_TOKEN"
@@ -102,7 +102,7 @@ def load(path: str | None, overrides: Overrides, environ: Mapping[str, str] = os
         try:
             secrets[variable] = token(environ[variable]) if environ.get(variable) else ""
         except MisfitError as error:
-            problems.append(f"{variable}: {_sentence(error)}")
+            problems.append(f"{variable}: {sentence(error)}")
     if file is None or problems:
         raise ConfigError(problems)
     return _settings(file, secrets)
@@ -122,7 +122,7 @@ def _settings(file: FileKeys, secrets: Mapping[str, str]) -> Settings:
     return Settings(
         fleet=Fleet(
             cells=tuple(Cell(cell.name, cell.weight) for cell in file.cells),
-            units=tuple(_unit(cell.name, unit, api_key) for cell in file.cells for unit in cell.units),
+            units=tuple(unit_of(cell.name, unit, api_key) for cell in file.cells for unit in cell.units),
         ),
         listen=file.listen,
         admin=file.admin,
@@ -152,23 +152,6 @@ def _redis(file: FileKeys, secrets: Mapping[str, str]) -> RedisAccess | None:
     )
 
 
-def _unit(cell: str, unit: UnitKeys, api_key: str) -> Unit:
-    nodes = tuple(Node(node.name, node.role, node.agent, tuple(node.probes)) for node in unit.nodes)
-    return Unit(
-        unit.name,
-        cell,
-        unit.url,
-        unit.models,
-        unit.weight,
-        unit.max_in_flight,
-        nodes or (Node(unit.name, Role.LEADER),),
-        engine=unit.engine,
-        canary=unit.canary,
-        metrics_url=unit.metrics_url,
-        api_key=unit.api_key_file or api_key,
-    )
-
-
 # What is wrong, and how it is said.
 
 
@@ -176,72 +159,14 @@ def _line(path: str | None, flags: Mapping[object, object], place: Place, text: 
     """The problem `text` at `place`, after the flag or the file that it comes from."""
     if place and (path is None or place[0] in flags):
         return f"{_FLAGS[str(place[0])]}: {text}"
-    return f"{path}: {_dotted(place)}: {text}"
-
-
-def _dotted(place: Place) -> str:
-    """`cells[0].units[1].url`; a key that is no plain word is quoted."""
-    parts = (
-        f"[{key}]"
-        if isinstance(key, int)
-        else f".{key if re.fullmatch('[A-Za-z0-9_-]+', key) else repr(key)}"
-        for key in place
-    )
-    return "".join(parts).removeprefix(".")
+    return f"{path}: {dotted(place)}: {text}"
 
 
 def _checked(keys: Mapping[Any, object]) -> tuple[FileKeys | None, list[Problem]]:
     try:
         return FileKeys.model_validate(keys), []
     except ValidationError as error:
-        return None, [_explained(detail) for detail in error.errors(include_url=False)]
-
-
-def _explained(error: ErrorDetails) -> Problem:
-    """Where an error of the schema is, and the sentence about it."""
-    place, found = error["loc"], error["input"]
-    match error["type"]:
-        case "value_error":
-            return place, _sentence(error["ctx"]["error"], found)
-        case "missing":
-            return place, "expected this key, found nothing"
-        case "extra_forbidden":
-            return place, _sentence(MisfitError("a known key", _known_keys(place)), place[-1])
-        case "invalid_key":
-            return (*place[:-1], _shown(found)), f"expected a word, found {_shown(found)}; put it in quotes"
-        case "list_type":
-            return place, _sentence(MisfitError("a list"), found)
-        case _:
-            return place, _sentence(MisfitError("a mapping"), found)
-
-
-def _sentence(wrong: MisfitError, found: object = None) -> str:
-    text = f"expected {wrong.expected}, found {wrong.found or _shown(found)}"
-    return f"{text}; {wrong.hint}" if wrong.hint else text
-
-
-def _shown(found: object) -> str:
-    """A value in few words, as YAML has it."""
-    match found:
-        case None:
-            return "nothing"
-        case bool():
-            return str(found).lower()
-        case dict():
-            return "a mapping"
-        case list():
-            return "a list"
-    text = repr(found) if isinstance(found, str) else str(found)
-    return text if len(text) <= 80 else f"{text[:80]}…"
-
-
-def _known_keys(place: Place) -> str:
-    """The hint for an unknown key: the nearest here, the same elsewhere, or all that there are here."""
-    level = _dotted(tuple(0 if isinstance(key, int) else key for key in place[:-1])).replace("[0]", "[]")
-    here, key = SCHEMA[level].model_fields, str(place[-1])
-    elsewhere = [f"{other}.{key}" for other, keys in SCHEMA.items() if key in keys.model_fields]
-    near = did_you_mean(key, here) or did_you_mean(".".join(elsewhere[:1]), elsewhere)
-    return near or f"known here: {', '.join(here)}"
+        return None, [explained(detail, SCHEMA) for detail in error.errors(include_url=False)]
 
 
 # Names that stand twice. This looks at what was written, as one bad value elsewhere must not hide it.

@@ -10,32 +10,21 @@ from __future__ import annotations
 import dataclasses
 import ssl
 from collections.abc import Callable
-from dataclasses import MISSING
 from typing import Annotated, Any, TypeVar, get_type_hints
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, create_model
+from pydantic import AfterValidator, Field, PlainValidator, create_model
 
-from probes import NODE_PROBES
-from probes.node import NodeProbe
-from proxy import config_probing as probing
 from proxy import config_values as values
+from proxy.config_units import Keys, NodeKeys, ProbeKeys, UnitKeys
 from proxy.config_values import MisfitError
 from proxy.memory import quarter_of_memory
 from proxy.settings import REDIS_PREFIX, Address, Limits, LogFormat, Settings, Timeouts, Tls
-from router.nouns import Cell, Fleet, Node, Role, Rules, Unit
+from router.nouns import Cell, Fleet, Rules
 
 T = TypeVar("T")
 
 _GIVEN = Settings(fleet=Fleet())
 _CELL = Cell(name="")
-_NODE = Node(name="", role=Role.LEADER)
-_UNIT = Unit(name="", cell="", url="")
-
-
-class Keys(BaseModel):
-    """A mapping of the file: these keys, and no other."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
 
 # Sections: one mapping for each settings dataclass, with its fields as keys.
@@ -111,76 +100,7 @@ TimeoutsKeys = _keys_of(Timeouts)
 TlsKeys = _keys_of(Tls)
 
 
-# Cells, units, nodes, probes, and the file as a whole.
-
-
-class ProbeKeys(Keys):
-    """One probe of a node: its kind, and the fields of that kind as keys."""
-
-    probe: Annotated[str, PlainValidator(probing.probe)]
-    url: Annotated[str | None, PlainValidator(values.page)] = None
-    address: Annotated[str | None, PlainValidator(values.target)] = None
-    expect: Annotated[tuple[int, ...] | None, PlainValidator(probing.statuses)] = None
-    service: Annotated[str | None, PlainValidator(probing.service)] = None
-    rule: Annotated[str | None, PlainValidator(probing.rule)] = None
-    preset: Annotated[str | None, PlainValidator(probing.preset)] = None
-    period_s: Annotated[float | None, PlainValidator(values.seconds)] = None
-    timeout_s: Annotated[float | None, PlainValidator(values.seconds)] = None
-
-
-def _node_probe(found: object) -> NodeProbe:
-    keys = ProbeKeys.model_validate(found)
-    kind = NODE_PROBES[keys.probe]
-    fields = {field.name: field.default for field in dataclasses.fields(kind)}
-    given = {key: value for key, value in keys if key in keys.model_fields_set and key != "probe"}
-    if strange := [key for key in given if key not in fields]:
-        raise MisfitError(f"keys that probe {keys.probe} has ({', '.join(fields)})", found=", ".join(strange))
-    if missing := [name for name, default in fields.items() if default is MISSING and name not in given]:
-        raise MisfitError(f"{' and '.join(missing)} beside probe: {keys.probe}", found="nothing")
-    if "rule" in fields and ("rule" in given) == ("preset" in given):
-        raise MisfitError("either rule or preset", found="both" if "rule" in given else "none of them")
-    return kind(**given)
-
-
-def _each_of_its_own(probes: list[NodeProbe]) -> list[NodeProbe]:
-    """Who said that a node is bad is known by its name, and has to take it back itself."""
-    names = [probe.name for probe in probes]
-    if twice := next((name for name in names if names.count(name) > 1), ""):
-        raise MisfitError("probes of which no two look at the same thing", found=repr(twice))
-    return probes
-
-
-def _one_leader(nodes: list[NodeKeys]) -> list[NodeKeys]:
-    leaders = sum(node.role is Role.LEADER for node in nodes)
-    if leaders != 1:
-        raise MisfitError("nodes of which exactly one has the role leader", found=f"{leaders} leaders")
-    return nodes
-
-
-class NodeKeys(Keys):
-    """One node of a unit."""
-
-    name: Annotated[str, PlainValidator(values.name)]
-    role: Annotated[Role, PlainValidator(values.role)]
-    agent: Annotated[str, PlainValidator(values.target)] = _NODE.agent
-    probes: Annotated[
-        list[Annotated[NodeProbe, PlainValidator(_node_probe)]], AfterValidator(_each_of_its_own)
-    ] = []
-
-
-class UnitKeys(Keys):
-    """One unit of a cell. No `nodes` means one leader with the unit's name; `api_key_file` is read here."""
-
-    name: Annotated[str, PlainValidator(values.name)]
-    url: Annotated[str, PlainValidator(values.url)]
-    weight: Annotated[float, PlainValidator(values.weight)] = _UNIT.weight
-    max_in_flight: Annotated[int, PlainValidator(values.count)] = _UNIT.max_in_flight
-    models: Annotated[tuple[str, ...], PlainValidator(values.models)] = _UNIT.models
-    engine: Annotated[str, PlainValidator(probing.engine)] = _UNIT.engine
-    canary: Annotated[str, PlainValidator(probing.canary)] = _UNIT.canary
-    metrics_url: Annotated[str, PlainValidator(values.page)] = _UNIT.metrics_url
-    api_key_file: Annotated[str | None, PlainValidator(values.token_in_file)] = Field(None, repr=False)
-    nodes: Annotated[list[NodeKeys], AfterValidator(_one_leader)] = []
+# Cells, and the file as a whole.
 
 
 class CellKeys(Keys):
