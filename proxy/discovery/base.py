@@ -1,6 +1,6 @@
 """Discovery: where cells and units come from when the configuration does not list them.
 
-1. A source tells each time the whole of what it finds, never a difference; what follows is seen to in follow.py.
+1. A source tells the whole of what it finds each time, never a difference; follow.py sees to what follows.
 2. A source that loses sight of its world says so and no more: what it told last stays.
 """
 
@@ -46,9 +46,9 @@ class Found:
 
 
 class Source(Protocol):
-    """Follows one world. A frozen dataclass whose fields are its configuration: equal ones are the same source.
+    """Follows one world: a frozen dataclass whose fields are its configuration. Equal ones are the same.
 
-    `kind` is the name in SOURCES, and the source of its evidence. `gone_is_dead`: a unit that is not found any
+    `kind` is its name in SOURCES and that of its evidence. `gone_is_dead`: a unit that is not found any
     more has no process left, so that requests there need not wait to find out.
     """
 

@@ -22,10 +22,41 @@ KEPT = 256
 FOLLOWER_BACKLOG = 64
 
 ActionKind = Literal[
-    "drain", "undrain", "reload", "panic", "panic_over", "degraded", "recovered", "lag", "own_trouble"
+    "drain",
+    "undrain",
+    "reload",
+    "panic",
+    "panic_over",
+    "degraded",
+    "recovered",
+    "lag",
+    "own_trouble",
+    "discovered",
+    "source_lost",
+    "source_back",
+    "clash",
+    "recovery",
+    "recovery_done",
+    "recovery_failed",
+    "recovery_held",
+    "recovery_gave_up",
+    "recovery_unrecorded",
 ]
-_WARNINGS = ("panic", "degraded", "lag", "own_trouble")
-_LEVELS: dict[Verdict, Level] = {Verdict.SUSPECT: "warning", Verdict.DOWN: "warning"}
+_LEVELS: dict[Verdict | ActionKind, Level] = {
+    Verdict.SUSPECT: "warning",
+    Verdict.DOWN: "warning",
+    "panic": "warning",
+    "degraded": "warning",
+    "lag": "warning",
+    "own_trouble": "warning",
+    "source_lost": "warning",
+    "clash": "warning",
+    "recovery": "warning",
+    "recovery_failed": "warning",
+    "recovery_held": "warning",
+    "recovery_gave_up": "error",
+    "recovery_unrecorded": "error",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +128,7 @@ class EventLog:
             self._log(_LEVELS.get(happened.after, "info"), event["line"])
         else:
             event = head | _action_event(happened)
-            self._log("warning" if happened.kind in _WARNINGS else "info", event["line"])
+            self._log(_LEVELS.get(happened.kind, "info"), event["line"])
         self._events.append(event)
         for follower in tuple(self._followers):
             follower.put(event)
@@ -189,6 +220,16 @@ def _action_event(action: Action) -> Event:
         "recovered": f"unit {action.unit} is no longer degraded",
         "lag": "the gate itself lags",
         "own_trouble": "the gate itself is in trouble",
+        "recovery": f"recovering unit {action.unit}",
+        "recovery_done": f"recovery of unit {action.unit}",
+        "recovery_failed": f"recovery of unit {action.unit} failed",
+        "recovery_held": "recovery waits",
+        "recovery_gave_up": f"recovery gave unit {action.unit} up",
+        "recovery_unrecorded": f"the end of a recovery of unit {action.unit} is not in the audit log",
+        "discovered": "units found",
+        "source_lost": "a source of units is lost",
+        "source_back": "a source of units is back",
+        "clash": "two units have one name",
     }[action.kind]
     line += f": {action.detail}" if action.detail else ""
     return {"kind": action.kind, "unit": action.unit, "by": action.by, "line": line}
