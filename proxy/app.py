@@ -17,6 +17,8 @@ import uvloop
 from proxy.config import ConfigError
 from proxy.gate import Gate
 from proxy.large import LargeBodies
+from proxy.recovery.recovery import Recovery
+from proxy.recovery.start import attend
 from proxy.report.access_log import AccessLog, stdout_sink
 from proxy.report.admin import AdminView
 from proxy.report.admin_port import AdminPort
@@ -71,6 +73,7 @@ async def _serve(settings: Settings, reload: Reload) -> int:
     agent = HaproxyAgent(gate.board, gate.now, gate.is_stopping, gate.peers.trusts, gate.balancers)
     link: RedisLink | None = None
     try:
+    recovery: Recovery | None = None
         with _binding(settings.admin):
             await admin.open(settings.admin)
         with _binding(settings.listen):
@@ -81,10 +84,13 @@ async def _serve(settings: Settings, reload: Reload) -> int:
         link = share(gate, settings.redis) if settings.redis is not None else None
         _announce(gate, admin)
         _calm_the_collector()
+        recovery = attend(gate, webhook_context(settings.tls))
         await _until_stopped(gate, loop, reload)
     finally:
         if link is not None:
             await link.close()
+        if recovery is not None:
+            await recovery.close()
         agent.close()
         events.close()
         await admin.close()
@@ -165,6 +171,14 @@ def client_context(tls: Tls) -> ssl.SSLContext | None:
 
 def unit_context(tls: Tls) -> ssl.SSLContext:
     """TLS towards https units: verified by the configured authority, or by the system's."""
+def webhook_context(tls: Tls) -> ssl.SSLContext:
+    """TLS towards webhooks: verified by the system's authorities, and by the configured one."""
+    context = ssl.create_default_context()
+    if tls.ca is not None:
+        context.load_verify_locations(tls.ca)
+    return context
+
+
     context = ssl.create_default_context(cafile=tls.ca)
     if tls.unit_cert is not None:
         context.load_cert_chain(tls.unit_cert, tls.unit_key)

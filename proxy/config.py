@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from proxy import config_yaml
 from proxy.config_errors import dotted, explained, sentence
+from proxy.config_recovery import SECRET_VARIABLE, remedies, unsigned
 from proxy.config_schema import SCHEMA, FileKeys
 from proxy.config_units import unit_of
 from proxy.config_values import MisfitError, token
@@ -33,6 +34,7 @@ _VARIABLES = (
     UNIT_API_KEY_VARIABLE,
     REDIS_USERNAME_VARIABLE,
     REDIS_PASSWORD_VARIABLE,
+    SECRET_VARIABLE,
 )
 
 _FLAGS = {
@@ -103,6 +105,9 @@ def load(path: str | None, overrides: Overrides, environ: Mapping[str, str] = os
             secrets[variable] = token(environ[variable]) if environ.get(variable) else ""
         except MisfitError as error:
             problems.append(f"{variable}: {sentence(error)}")
+    if file is not None:
+        secret = environ.get(SECRET_VARIABLE, "")
+        problems += [_line(path, flags, *problem) for problem in unsigned(file.cells, secret)]
     if file is None or problems:
         raise ConfigError(problems)
     return _settings(file, secrets)
@@ -128,6 +133,7 @@ def _settings(file: FileKeys, secrets: Mapping[str, str]) -> Settings:
         admin=file.admin,
         agent_check=file.agent_check,
         trusted=file.trusted,
+        remedies=remedies(file.cells, secrets[SECRET_VARIABLE]),
         redis=_redis(file, secrets),
         admin_token=secrets[TOKEN_VARIABLE] or file.admin_token_file,
         agent_token=secrets[AGENT_TOKEN_VARIABLE] or None,
@@ -137,6 +143,7 @@ def _settings(file: FileKeys, secrets: Mapping[str, str]) -> Settings:
         timeouts=file.timeouts,
         tls=file.tls,
         access_log=file.access_log,
+        pool_metrics=file.pool_metrics,
         pass_unlisted=file.pass_unlisted,
     )
 

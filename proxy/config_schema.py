@@ -15,9 +15,11 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 from pydantic import AfterValidator, Field, PlainValidator, create_model
 
 from proxy import config_values as values
+from proxy.config_recovery import RecoveryKeys, remedy
 from proxy.config_units import Keys, NodeKeys, ProbeKeys, UnitKeys
 from proxy.config_values import MisfitError
 from proxy.memory import quarter_of_memory
+from proxy.recovery.nouns import Remedy
 from proxy.settings import REDIS_PREFIX, Address, Limits, LogFormat, Settings, Timeouts, Tls
 from router.nouns import Cell, Fleet, Rules
 
@@ -108,6 +110,7 @@ class CellKeys(Keys):
 
     name: Annotated[str, PlainValidator(values.name)]
     weight: Annotated[float, PlainValidator(values.weight)] = _CELL.weight
+    recovery: Annotated[Remedy | None, PlainValidator(remedy)] = None
     units: list[UnitKeys]
 
 
@@ -136,6 +139,7 @@ class FileKeys(Keys):
     admin_token_file: Annotated[str | None, PlainValidator(values.token_in_file)] = Field(None, repr=False)
     policy: Annotated[str, PlainValidator(values.policy)] = _GIVEN.policy
     access_log: Annotated[LogFormat, PlainValidator(values.log_format)] = _GIVEN.access_log
+    pool_metrics: Annotated[bool, PlainValidator(values.flag)] = _GIVEN.pool_metrics
     cells: Annotated[list[CellKeys], AfterValidator(_some_unit)] = Field([], validate_default=True)
     rules: Annotated[Rules, _section(Rules, RulesKeys)] = _GIVEN.rules
     limits: Annotated[Limits, _section(Limits, LimitsKeys, _one_body_fits)] = Field(
@@ -149,6 +153,7 @@ class FileKeys(Keys):
 SCHEMA: dict[str, type[Keys]] = {
     "": FileKeys,
     "cells[]": CellKeys,
+    "cells[].recovery": RecoveryKeys,
     "cells[].units[]": UnitKeys,
     "cells[].units[].nodes[]": NodeKeys,
     "cells[].units[].nodes[].probes[]": ProbeKeys,

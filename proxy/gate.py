@@ -99,7 +99,7 @@ class Gate:
         self.watch = Watch(self.board, self._reach.ways, rng, self._flipped, settings.agent_token or "")
         self._vigil = Vigil(self.board, self.watch, events, loop.time)
         self.on_flip: Callable[[Flip], None] = lambda _flip: None
-        self.on_tick: Callable[[float], None] = lambda _now: None
+        self.on_tick: list[Callable[[float], None]] = []
         self.own_answers = OwnAnswers(self.board)
         self.balancers = Balancers()
         self.peers = Peers(settings.trusted)
@@ -349,7 +349,8 @@ class Gate:
         for client in list(self.clients):
             client.tick(now)
         self._reach.tick(now)
-        self.on_tick(now)
+        for listener in self.on_tick:
+            listener(now)
         self.orca.refresh(now)
         if len(self.router.waiting):
             self.router.serve_waiting(now)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from proxy.recovery.nouns import Remedy
 from router.nouns import Fleet, Rules
 
 KIB = 1024
@@ -88,11 +90,11 @@ class RedisAccess:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything the gate is told at start; `fleet` may be replaced while it runs (SIGHUP).
+    """Everything the gate is told at start; `fleet` and `remedies` may be replaced while it runs (SIGHUP).
 
     `agent_check` is where HAProxy's agent checks are answered (None: nowhere); `trusted` are the networks
-    whose word counts there, beside this machine's. `admin_token` is what callers of the admin port show,
-    `agent_token` what the gate shows to agents.
+    whose word counts there, beside this machine's. `remedies`, by cell, are for units that stay DOWN.
+    `admin_token` is what callers of the admin port show, `agent_token` what the gate shows to agents.
     """
 
     fleet: Fleet
@@ -100,6 +102,7 @@ class Settings:
     admin: Address = Address("127.0.0.1", 9901)
     agent_check: Address | None = None
     trusted: tuple[str, ...] = ()
+    remedies: Mapping[str, Remedy] = field(default_factory=dict)
     redis: RedisAccess | None = None
     admin_token: str | None = field(default=None, repr=False)
     agent_token: str | None = field(default=None, repr=False)
@@ -109,4 +112,6 @@ class Settings:
     timeouts: Timeouts = Timeouts()
     tls: Tls = Tls()
     access_log: LogFormat = "json"
+    pool_metrics: bool = False
+    """Whether /metrics also shows the gate as one engine."""
     pass_unlisted: bool = False

@@ -207,6 +207,12 @@ class Exposition(Collector):
             [((), board.panic_at is not None)],
         )
         yield counter(
+            "recoveries",
+            "Attempts to recover a unit of a cell, by how they ended.",
+            ("cell", "result"),
+            self._metrics.recoveries.items(),
+        )
+        yield counter(
             "evidence_suspended",
             "Bad news not counted because the gate itself lagged.",
             (),

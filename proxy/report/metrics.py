@@ -72,6 +72,7 @@ class Metrics:
         self.tallies: dict[str, Tally] = {}
         self.responses: defaultdict[tuple[str, int], int] = defaultdict(int)
         self.refusals = dict.fromkeys(Refusal, 0)
+        self.recoveries: dict[tuple[str, str], int] = {}
         self.bytes_in = 0
         self.bytes_out = 0
         self.lag = Histogram(LOOP_LAG_BOUNDS_S)

@@ -51,7 +51,9 @@ def share(gate: Gate, access: RedisAccess) -> RedisLink | None:
     def tick(now: float) -> None:
         gate.board.others = sharing.tick(now)
 
-    gate.on_flip, gate.on_tick = flipped, tick
+    gate.on_flip = flipped
+    gate.on_tick.append(tick)
+    gate.metrics.include(RedisMetrics(link))
     link.start()
     return link
 

@@ -1,0 +1,24 @@
+"""When the gate may not act: whoever is cut off sees a dead fleet, and would restart all of a healthy one.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from router.board import Board
+
+
+def reason_to_wait(board: Board, now: float, *, stopping: bool, own_trouble: bool) -> str:
+    """Why nothing may be done now, in words; empty: nothing speaks against it."""
+    if stopping:
+        return "the gate is stopping"
+    if board.panic_at is not None:
+        return "the gate is in panic"
+    if own_trouble:
+        return "the gate cannot open connections of its own"
+    mute = sum(desk.is_mute(now) for desk in board)
+    # Panic ends after a while, and lets units go DOWN, which proves no more then than it did before.
+    units, rules = len(board.desks), board.rules
+    if (mute >= rules.panic_min_units and mute > rules.panic_share * units) or mute == units > 1:
+        return f"nothing of {mute} of {units} units answers; the gate itself may be cut off"
+    return ""

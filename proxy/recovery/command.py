@@ -1,0 +1,123 @@
+"""Runs the command of a remedy: no shell, bounded in time and in output, killed with all that it has started.
+
+It reads the dossier as JSON on its standard input, and finds the most of it in its environment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from contextlib import suppress
+
+import orjson
+
+from proxy.recovery.dossier import environment
+from proxy.recovery.nouns import Dossier, Remedy, Report, Result
+
+OUTPUT_KEPT = 4096
+FLOOD_BYTES = 1024 * 1024
+"""Who prints more than this is killed: to read it all would cost the gate's streams their time."""
+REAP_S = 5.0
+_READ_BYTES = 64 * 1024
+
+
+class _Output:
+    """Both outputs of a command. Keeps the end; `flooded` comes true when there is too much."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._reading, self.writing = os.pipe()
+        os.set_blocking(self._reading, False)
+        self.flooded = asyncio.Event()
+        self._size = 0
+        self._end = b""
+        loop.add_reader(self._reading, self._read)
+
+    def text(self) -> str:
+        """The end of what was printed."""
+        return self._end.decode("utf-8", "replace")
+
+    def close(self) -> None:
+        """Read what is there, and no more: a child in the background may hold the other end for ever."""
+        if not self.flooded.is_set():
+            self._read()
+        self._loop.remove_reader(self._reading)
+        os.close(self._reading)
+
+    def _read(self) -> None:
+        with suppress(BlockingIOError):
+            data = os.read(self._reading, _READ_BYTES)
+            self._size += len(data)
+            self._end = (self._end + data)[-OUTPUT_KEPT:]
+            if not data or self._size > FLOOD_BYTES:
+                self._loop.remove_reader(self._reading)
+            if self._size > FLOOD_BYTES:
+                self.flooded.set()
+
+
+async def run(remedy: Remedy, about: Dossier) -> Report:
+    """Run the command of `remedy` to its end, or to its timeout. Cancelled, it is killed as well."""
+    loop = asyncio.get_running_loop()
+    output = _Output(loop)
+    try:
+        process = await _start(remedy, about, output.writing)
+    except (OSError, ValueError) as error:
+        os.close(output.writing)
+        output.close()
+        return Report(Result.FAILED, f"{remedy.command[0]} could not be started: {error}")
+    os.close(output.writing)
+    ending = [loop.create_task(process.wait()), loop.create_task(output.flooded.wait())]
+    try:
+        await asyncio.wait(ending, timeout=remedy.timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        if process.returncode is None:
+            await _kill(process)
+            killed = True
+        else:
+            killed = False
+        for task in ending:
+            task.cancel()
+        output.close()
+    return _report(remedy, process.returncode, output, killed=killed)
+
+
+def _report(remedy: Remedy, code: int | None, output: _Output, *, killed: bool) -> Report:
+    text = output.text()
+    if output.flooded.is_set():
+        return Report(Result.FLOODED, f"killed: it printed more than {FLOOD_BYTES} bytes", text)
+    if killed:
+        return Report(Result.TIMEOUT, f"killed: it did not end within {remedy.timeout_s:g} s", text)
+    if code == 0:
+        return Report(Result.OK, "it ended with 0", text)
+    how = f"it ended with {code}" if code is None or code > 0 else f"it was killed by signal {-code}"
+    return Report(Result.FAILED, how, text)
+
+
+async def _start(remedy: Remedy, about: Dossier, output: int) -> asyncio.subprocess.Process:
+    # Memory and no pipe: a command that reads nothing of it must not make us wait.
+    told = os.memfd_create("dossier")
+    try:
+        with os.fdopen(os.dup(told), "wb") as file:
+            file.write(orjson.dumps(about))
+        os.lseek(told, 0, os.SEEK_SET)
+        return await asyncio.create_subprocess_exec(
+            *remedy.command,
+            stdin=told,
+            stdout=output,
+            stderr=output,
+            env=environment(about, os.environ),
+            # A group of its own, to be killed as one.
+            start_new_session=True,
+        )
+    finally:
+        os.close(told)
+
+
+async def _kill(process: asyncio.subprocess.Process) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    # What sleeps in the kernel is not gone yet; it is not waited for beyond this.
+    with suppress(TimeoutError):
+        async with asyncio.timeout(REAP_S):
+            await process.wait()

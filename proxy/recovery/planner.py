@@ -1,0 +1,138 @@
+"""Decides which units are to be recovered now. Pure: what is remembered and seen, and now, to what to begin.
+
+1. Only a unit that is DOWN is acted upon, and none that is drained.
+2. Its clock runs only while the gate may act: after panic, or a network that was lost, patience begins anew.
+3. At any time no more units of a cell are being recovered than its remedy has room for.
+4. A unit that this gate has not seen UP since its processes started may still be starting: it is given the
+   time of a backoff first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from proxy.recovery.nouns import Remedy
+from router.nouns import Verdict
+
+
+class Row(NamedTuple):
+    """What is seen of one unit. `since`: when it came to its verdict."""
+
+    unit: str
+    cell: str
+    verdict: Verdict
+    since: float
+    drained: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What is remembered of one unit.
+
+    `down_at`: since when it has been DOWN without having been UP or started anew; `up_at`: since when UP;
+    `is_new`: not seen UP since its processes started; `rest_until`: no attempt before; `is_running`: an
+    attempt is under way; `is_awaited`: there was one, and the unit has yet to come back.
+    """
+
+    cell: str
+    down_at: float | None = None
+    up_at: float | None = None
+    is_new: bool = True
+    tries: int = 0
+    rest_until: float = 0.0
+    is_running: bool = False
+    is_awaited: bool = False
+    gave_up: bool = False
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it counts as being recovered."""
+        return self.is_running or self.is_awaited
+
+
+Courses = Mapping[str, Course]
+
+
+class Plan(NamedTuple):
+    """What is remembered from now on; units to begin with and to give up now; units that are due but held."""
+
+    courses: dict[str, Course]
+    begin: tuple[str, ...] = ()
+    give_up: tuple[str, ...] = ()
+    held: tuple[str, ...] = ()
+
+
+def plan(
+    courses: Courses, rows: Iterable[Row], remedies: Mapping[str, Remedy], now: float, *, may_act: bool
+) -> Plan:
+    """What to do now for all units of the cells that have a remedy."""
+    wards = [row for row in rows if row.cell in remedies]
+    after = {row.unit: _seen(courses.get(row.unit), row, remedies[row.cell], now) for row in wards}
+    due = [row.unit for row in wards if _is_due(after[row.unit], row, remedies[row.cell], now)]
+    # A unit that left the configuration in the middle of an attempt is remembered until that is over.
+    after |= {unit: course for unit, course in courses.items() if unit not in after and course.is_running}
+    if not may_act:
+        return Plan({unit: _held(course, now) for unit, course in after.items()}, held=tuple(due))
+    begin, give_up = [], []
+    for unit in sorted(due, key=lambda unit: (after[unit].down_at or 0.0, unit)):
+        course, remedy = after[unit], remedies[after[unit].cell]
+        if course.tries >= remedy.attempts:
+            give_up.append(unit)
+            after[unit] = replace(course, gave_up=True, is_awaited=False)
+        elif remedy.has_room(_busy_beside(unit, after), sum(row.cell == course.cell for row in wards)):
+            begin.append(unit)
+            after[unit] = replace(course, is_running=True, is_awaited=True, tries=course.tries + 1)
+    return Plan(after, tuple(begin), tuple(give_up))
+
+
+def ended(course: Course, remedy: Remedy, now: float, *, cancelled: bool) -> Course:
+    """An attempt is over. One that was cancelled before anything was done counts for nothing."""
+    if cancelled:
+        return replace(course, is_running=False, is_awaited=False, tries=max(0, course.tries - 1))
+    return replace(course, is_running=False, rest_until=now + remedy.patience_s(course.tries))
+
+
+def _seen(course: Course | None, row: Row, remedy: Remedy, now: float) -> Course:
+    """The course after a look at its unit."""
+    course = course or Course(row.cell)
+    if row.drained:
+        # The operator has taken over; what was tried before does not count afterwards.
+        return Course(row.cell, is_new=course.is_new, is_running=course.is_running)
+    match row.verdict:
+        case Verdict.UP:
+            return _up(course, row, remedy, now)
+        case Verdict.STARTING:
+            return replace(course, down_at=None, up_at=None, is_new=True)
+        case Verdict.DOWN if course.down_at is None:
+            return replace(course, down_at=row.since, up_at=None)
+        case _:
+            return course
+
+
+def _up(course: Course, row: Row, remedy: Remedy, now: float) -> Course:
+    """It came back. What was tried is forgotten once it has stayed for as long as it is given to come back,
+    so that one that falls again and again is not restarted for ever.
+    """
+    up_at = row.since if course.up_at is None else course.up_at
+    if now - up_at >= remedy.patience_s(course.tries):
+        return Course(row.cell, up_at=up_at, is_new=False, is_running=course.is_running)
+    return replace(course, down_at=None, up_at=up_at, is_new=False, is_awaited=False)
+
+
+def _is_due(course: Course, row: Row, remedy: Remedy, now: float) -> bool:
+    if row.verdict is not Verdict.DOWN or row.drained or course.is_running or course.gave_up:
+        return False
+    patience_s = remedy.patience_s(0) if course.is_new else remedy.after_s
+    return course.down_at is not None and now - course.down_at >= patience_s and now >= course.rest_until
+
+
+def _busy_beside(unit: str, courses: Courses) -> int:
+    """How many other units of its cell are being recovered."""
+    cell = courses[unit].cell
+    return sum(course.is_busy and course.cell == cell for name, course in courses.items() if name != unit)
+
+
+def _held(course: Course, now: float) -> Course:
+    return course if course.down_at is None else replace(course, down_at=now)

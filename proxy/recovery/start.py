@@ -1,0 +1,41 @@
+"""Ties recovery to a gate, its processes and the network. The one place that knows them all."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import TYPE_CHECKING
+
+from proxy.recovery import audit, command, webhook
+from proxy.recovery.caution import reason_to_wait
+from proxy.recovery.nouns import Dossier, Remedy, Report
+from proxy.recovery.recovery import Ports, Recovery
+
+if TYPE_CHECKING:
+    import ssl
+
+    from proxy.gate import Gate
+
+TROUBLE_S = 10.0
+"""A gate that could not open a connection so recently, through no fault of a unit, does not act."""
+
+
+def attend(gate: Gate, tls: ssl.SSLContext) -> Recovery:
+    """Begin to recover the units of `gate`; `tls` verifies webhooks."""
+    call = webhook.caller(tls)
+    own_troubles, trouble_at = 0, -TROUBLE_S
+
+    async def act(remedy: Remedy, about: Dossier) -> Report:
+        return await (command.run(remedy, about) if remedy.command else call(remedy, about))
+
+    def waits(now: float) -> str:
+        nonlocal own_troubles, trouble_at
+        if (seen := gate.metrics.own_troubles()) != own_troubles:
+            own_troubles, trouble_at = seen, now
+        own_trouble = now - trouble_at < TROUBLE_S
+        return reason_to_wait(gate.board, now, stopping=gate.is_stopping(), own_trouble=own_trouble)
+
+    ports = Ports(gate.now, time.time, waits, act, audit.record, gate.events.add)
+    recovery = Recovery(gate.board, gate.settings.remedies, ports, random.Random(), gate.metrics.recoveries)
+    gate.on_tick.append(recovery.tick)
+    return recovery

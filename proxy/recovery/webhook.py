@@ -1,0 +1,55 @@
+"""Calls the webhook of a remedy: one signed POST, bounded in time and in what is read of the answer.
+
+`X-Cellgate-Signature` is `sha256=` and the hex HMAC-SHA256, with the secret, over the value of
+`X-Cellgate-Timestamp` (seconds since 1970), a full stop, and the body.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ssl
+import time
+from collections.abc import Callable
+
+import aiohttp
+import orjson
+
+from proxy.recovery.nouns import Act, Dossier, Remedy, Report, Result
+
+ANSWER_KEPT = 4096
+TIMESTAMP, SIGNATURE = "X-Cellgate-Timestamp", "X-Cellgate-Signature"
+
+
+def sign(secret: str, timestamp: str, body: bytes) -> str:
+    """The signature of a body that is sent at `timestamp`."""
+    return "sha256=" + hmac.new(secret.encode(), timestamp.encode() + b"." + body, hashlib.sha256).hexdigest()
+
+
+def caller(tls: ssl.SSLContext, wall: Callable[[], float] = time.time) -> Act:
+    """What calls webhooks, and verifies them by `tls`."""
+
+    async def call(remedy: Remedy, about: Dossier) -> Report:
+        body, timestamp = orjson.dumps(about), str(int(wall()))
+        headers = {
+            "Content-Type": "application/json",
+            TIMESTAMP: timestamp,
+            SIGNATURE: sign(remedy.secret, timestamp, body),
+        }
+        timeout = aiohttp.ClientTimeout(total=remedy.timeout_s)
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=timeout) as session,
+                session.post(
+                    remedy.webhook, data=body, headers=headers, ssl=tls, allow_redirects=False
+                ) as reply,
+            ):
+                text = (await reply.content.read(ANSWER_KEPT)).decode("utf-8", "replace")
+                result = Result.OK if 200 <= reply.status < 300 else Result.FAILED
+                return Report(result, f"it answered {reply.status}", text)
+        except TimeoutError:
+            return Report(Result.TIMEOUT, f"no answer within {remedy.timeout_s:g} s")
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            return Report(Result.FAILED, f"it could not be called: {error or type(error).__name__}")
+
+    return call
