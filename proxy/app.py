@@ -15,6 +15,8 @@ from contextlib import contextmanager, suppress
 import uvloop
 
 from proxy.config import ConfigError
+from proxy.discovery.follow import Discovery
+from proxy.discovery.start import discover
 from proxy.gate import Gate
 from proxy.large import LargeBodies
 from proxy.recovery.recovery import Recovery
@@ -72,12 +74,14 @@ async def _serve(settings: Settings, reload: Reload) -> int:
     admin = AdminPort(view, bulletin)
     agent = HaproxyAgent(gate.board, gate.now, gate.is_stopping, gate.peers.trusts, gate.balancers)
     link: RedisLink | None = None
+    discovery: Discovery | None = None
     try:
     recovery: Recovery | None = None
         with _binding(settings.admin):
             await admin.open(settings.admin)
         with _binding(settings.listen):
             await gate.start(client_context(settings.tls))
+        discovery = discover(gate)
         if (place := settings.agent_check) is not None:
             with _binding(place):
                 await agent.start(place.host, place.port)
@@ -87,6 +91,8 @@ async def _serve(settings: Settings, reload: Reload) -> int:
         recovery = attend(gate, webhook_context(settings.tls))
         await _until_stopped(gate, loop, reload)
     finally:
+        if discovery is not None:
+            await discovery.close()
         if link is not None:
             await link.close()
         if recovery is not None:

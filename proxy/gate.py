@@ -100,6 +100,7 @@ class Gate:
         self._vigil = Vigil(self.board, self.watch, events, loop.time)
         self.on_flip: Callable[[Flip], None] = lambda _flip: None
         self.on_tick: list[Callable[[float], None]] = []
+        self.take_over: Callable[[Settings], str] = lambda anew: self.configure(anew.fleet)
         self.own_answers = OwnAnswers(self.board)
         self.balancers = Balancers()
         self.peers = Peers(settings.trusted)
@@ -290,7 +291,7 @@ class Gate:
 
     def reload(self, settings: Settings) -> None:
         """Take over the units of a configuration that was read anew."""
-        changed = self.configure(settings.fleet)
+        changed = self.take_over(settings)
         self.events.add(Action("reload", "SIGHUP", detail=changed))
 
     # -- inside --------------------------------------------------------------------------------------------

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from proxy.recovery.nouns import Remedy
 from router.nouns import Fleet, Rules
+
+if TYPE_CHECKING:
+    from proxy.discovery.base import Source
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -92,6 +95,7 @@ class RedisAccess:
 class Settings:
     """Everything the gate is told at start; `fleet` and `remedies` may be replaced while it runs (SIGHUP).
 
+    `sources` are what more units are discovered from, also anew by SIGHUP.
     `agent_check` is where HAProxy's agent checks are answered (None: nowhere); `trusted` are the networks
     whose word counts there, beside this machine's. `remedies`, by cell, are for units that stay DOWN.
     `admin_token` is what callers of the admin port show, `agent_token` what the gate shows to agents.
@@ -100,6 +104,7 @@ class Settings:
     fleet: Fleet
     listen: Address = Address("127.0.0.1", 8000)
     admin: Address = Address("127.0.0.1", 9901)
+    sources: tuple[Source, ...] = ()
     agent_check: Address | None = None
     trusted: tuple[str, ...] = ()
     remedies: Mapping[str, Remedy] = field(default_factory=dict)
