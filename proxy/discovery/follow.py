@@ -1,6 +1,6 @@
 """Follows all sources at once and keeps the gate's fleet to what is configured and what they find.
 
-1. What a source told last stays until it tells otherwise: neither its failure nor its replacement takes units away.
+1. What a source told last stays until it tells otherwise, or another one takes its place and has told its own.
 2. What is held against a unit reaches the judge before the unit changes or goes, so that its requests move.
 3. A change of state (lost, back) is one event with its line in the log, however often it is tried.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 

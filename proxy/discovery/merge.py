@@ -10,7 +10,7 @@ from router.nouns import Cell, Fleet, Unit
 
 
 class Merged(NamedTuple):
-    """The fleet, and the names that were left out of it because somebody else had them: (name, who lost it)."""
+    """The fleet, and who was left out of it as somebody else had the name already: (name, title)."""
 
     fleet: Fleet
     clashes: tuple[tuple[str, str], ...]

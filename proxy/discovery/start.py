@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from prometheus_client import Metric
+from prometheus_client.registry import Collector
+
 from proxy.discovery.follow import Discovery
 from proxy.report.events import Action
+from proxy.report.families import gauge
 from router.nouns import Evidence, Fleet
 
 if TYPE_CHECKING:
@@ -31,10 +36,23 @@ class _GateWorld:
         self.gate.events.add(action)
 
 
+class DiscoveryMetrics(Collector):
+    """Which sources see their worlds."""
+
+    def __init__(self, discovery: Discovery) -> None:
+        self._discovery = discovery
+
+    def collect(self) -> Iterator[Metric]:
+        """The one family."""
+        text = "1 while a source of units sees its world; at 0 the units it told last stay."
+        rows = (((title,), up) for title, up in self._discovery.standing().items())
+        yield gauge("discovery_up", text, ("source",), rows)
+
+
 def discover(gate: Gate) -> Discovery:
     """Begin to follow the sources that `gate` is configured with, if any. The gate has started."""
     discovery = Discovery(_GateWorld(gate), random.Random())
-    gate.metrics.sources = discovery.standing
+    gate.metrics.include(DiscoveryMetrics(discovery))
     gate.take_over = lambda settings: discovery.take(settings.fleet, settings.sources)
     gate.take_over(gate.settings)
     return discovery
