@@ -22,7 +22,7 @@ from proxy.report.metrics import Metrics
 from proxy.report.peers import Peers
 from proxy.report.trust import refusal
 from router.board import Board
-from router.nouns import Cell, Evidence, Fleet, Load, Node, Role, Rules, Sign, Strength, Unit
+from router.nouns import Ask, Cell, Evidence, Fleet, Load, Node, Role, Rules, Sign, Strength, Unit
 
 NODES = (Node("a1-0", Role.LEADER), Node("a1-1", Role.FOLLOWER))
 FLEET = Fleet(
@@ -104,6 +104,42 @@ def test_livez_says_ok_and_metrics_are_in_prometheus_format() -> None:
         async with port.client.get(port.url + "/metrics") as reply:
             assert reply.headers["Content-Type"].startswith("text/plain; version=")
             assert 'cellgate_in_flight{unit="a1"} 0.0\n' in await reply.text()
+
+    run(check)
+
+
+def test_the_status_page_is_for_everyone_and_what_it_shows_is_not() -> None:
+    async def check(port: Port) -> None:
+        async with port.client.get(port.url + "/", headers=RELAYED) as reply:
+            assert (reply.status, reply.headers["Content-Type"]) == (200, "text/html; charset=utf-8")
+            assert "default-src 'none'" in reply.headers["Content-Security-Policy"]
+        assert (await port.get("/status", RELAYED))[0] == 401
+        assert (await port.get("/status", RELAYED | {"Authorization": "Bearer t0ken"}))[0] == 200
+
+    run(check, token="t0ken")
+
+
+def test_status_has_each_unit_in_a_word_and_each_node_as_it_was_last_said_to_be() -> None:
+    async def check(port: Port) -> None:
+        port.observe("a1", Sign.GOOD, Strength.STRONG, "canary", "one token in 40 ms")
+        port.board.observe(
+            Evidence("a1", Sign.BAD, Strength.FATAL, "agent", "gone: process 7", port.now, node="a1-1")
+        )
+        port.board.open("a1", Ask(prompt_tokens=4000), port.now, retry=False)
+        _, glance = await port.get("/status")
+        assert (glance["ready"], glance["panic"], glance["waiting"], glance["in_flight"]) == (
+            False,
+            False,
+            0,
+            1,
+        )
+        unit = glance["units"][0]
+        assert (unit["standing"], unit["reason"]) == ("down", "gone: process 7 (source agent)")
+        assert unit["load_s"] == pytest.approx(1.0, rel=0.05)
+        assert unit["nodes"] == [
+            {"name": "a1-0", "role": "leader", "state": "unseen", "reason": ""},
+            {"name": "a1-1", "role": "follower", "state": "bad", "reason": "gone: process 7"},
+        ]
 
     run(check)
 

@@ -1,0 +1,109 @@
+"""Headless Chromium, driven by its DevTools protocol: a page opened, clicked, measured and photographed.
+
+Source of the wire format: https://chromedevtools.github.io/devtools-protocol/ (Page, Runtime, Emulation).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from base64 import b64decode
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from tests.real.programs import find, running
+
+_FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run")
+_START_S = 30.0
+_WAIT_S = 20.0
+
+
+class Page:
+    """One tab. `problems` are what its console complained of: a blocked script, an exception."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self._socket = socket
+        self._ids = count(1)
+        self.problems: list[str] = []
+
+    async def look(self, width: int, height: int, *, dark: bool = False, phone: bool = False) -> None:
+        """Be so large, and in this theme."""
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": phone}
+        await self._call("Emulation.setDeviceMetricsOverride", **metrics)
+        theme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        await self._call("Emulation.setEmulatedMedia", features=[theme])
+
+    async def open(self, url: str) -> None:
+        """Go there; exceptions and refusals of the content security policy are noted from here on."""
+        for domain in ("Page", "Runtime", "Log"):
+            await self._call(f"{domain}.enable")
+        await self._call("Page.navigate", url=url)
+
+    async def send_with(self, headers: dict[str, str]) -> None:
+        """Add these headers to all it asks for, as a proxy would."""
+        await self._call("Network.enable")
+        await self._call("Network.setExtraHTTPHeaders", headers=headers)
+
+    async def run(self, script: str) -> Any:
+        """The value of an expression of JavaScript; promises are awaited. Raises AssertionError."""
+        answer = await self._call(
+            "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True, userGesture=True
+        )
+        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
+        return answer["result"].get("value")
+
+    async def until(self, script: str) -> Any:
+        """The value of an expression once it is true. Raises AssertionError with what the page shows."""
+        give_up_at = time.monotonic() + _WAIT_S
+        while not (value := await self.run(script)):
+            shows = await self.run("document.body.innerText")
+            assert time.monotonic() < give_up_at, f"not so: {script}; shown is:\n{shows}\n{self.problems}"
+            await asyncio.sleep(0.05)
+        return value
+
+    async def photograph(self) -> bytes:
+        """What is in sight, as PNG."""
+        return b64decode((await self._call("Page.captureScreenshot", format="png"))["data"])
+
+    async def _call(self, method: str, **parameters: object) -> Any:
+        number = next(self._ids)
+        await self._socket.send_json({"id": number, "method": method, "params": parameters})
+        while True:
+            message = await self._socket.receive_json(timeout=_WAIT_S)
+            if message.get("id") == number:
+                assert "error" not in message, (method, message["error"])
+                return message["result"]
+            self._note(message)
+
+    def _note(self, message: dict[str, Any]) -> None:
+        if message.get("method") == "Runtime.exceptionThrown":
+            self.problems.append(str(message["params"]["exceptionDetails"]))
+        elif message.get("method") == "Log.entryAdded" and message["params"]["entry"]["source"] == "security":
+            self.problems.append(message["params"]["entry"]["text"])
+
+
+@asynccontextmanager
+async def chromium(folder: Path) -> AsyncIterator[Page]:
+    """A browser with a profile of its own and one tab, for as long as the context lasts."""
+    command = [find("chromium"), *_FLAGS, "--remote-debugging-port=0", f"--user-data-dir={folder}"]
+    with running(command, folder / "chromium.log"):
+        port = await asyncio.to_thread(_port, folder / "DevToolsActivePort")
+        async with aiohttp.ClientSession() as client:
+            async with client.get(f"http://127.0.0.1:{port}/json/list") as reply:
+                tab = next(each for each in await reply.json() if each["type"] == "page")
+            async with client.ws_connect(tab["webSocketDebuggerUrl"], max_msg_size=0) as socket:
+                yield Page(socket)
+
+
+def _port(file: Path) -> int:
+    """Chromium writes there where it listens."""
+    give_up_at = time.monotonic() + _START_S
+    while not file.exists() or "\n" not in file.read_text():
+        assert time.monotonic() < give_up_at, "Chromium does not start"
+        time.sleep(0.05)
+    return int(file.read_text().splitlines()[0])

@@ -1,0 +1,124 @@
+"""An admin port with a Board that a test moves by hand, and a browser before it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+from aiohttp import web
+
+from proxy.report.admin import AdminView, admin_runner
+from proxy.report.events import Action, EventLog
+from proxy.report.metrics import Metrics
+from proxy.report.peers import Peers
+from router.board import Board
+from router.nouns import Cell, Evidence, Fleet, Node, Role, Rules, Sign, Strength, Unit
+from tests.browser.chromium import Page, chromium
+
+TOKEN = "open sesame"
+PHOTOS = os.environ.get("CELLGATE_PHOTOS")
+"""A folder, when somebody wants to look at the photographs."""
+
+
+@dataclass
+class Stage:
+    """What a test has: the page, the Board behind it, and the port's address."""
+
+    page: Page
+    board: Board
+    events: EventLog
+    url: str
+    runner: web.AppRunner
+    now: float = 1000.0
+
+    def say(
+        self, unit: str, sign: Sign, strength: Strength, source: str, reason: str, node: str | None = None
+    ) -> None:
+        """One piece of evidence, and the event if it flips the unit."""
+        said = self.board.observe(Evidence(unit, sign, strength, source, reason, self.now, node=node))
+        if said.flip is not None:
+            self.events.add(said.flip, said.evicted)
+
+    def bring_up(self, units: Iterable[str]) -> None:
+        """Canaries pass, and agents are content."""
+        for name in units:
+            self.say(name, Sign.GOOD, Strength.STRONG, "canary", "one token in 40 ms")
+            for node in self.board.desks[name].unit.nodes:
+                self.say(name, Sign.GOOD, Strength.WEAK, "agent", "all processes run", node.name)
+
+    def kill_node(self, unit: str, node: str) -> None:
+        """An agent sees a process gone."""
+        self.say(unit, Sign.BAD, Strength.FATAL, "agent", "gone: process 4711 (VLLM::Worker_TP1)", node)
+
+    def drain(self, unit: str) -> None:
+        """As an operator does."""
+        self.board.drain(unit, drained=True)
+        self.events.add(Action("drain", "127.0.0.1", unit))
+
+    async def photograph(self, name: str) -> None:
+        """Take a photograph, which must not be of nothing."""
+        photo = await self.page.photograph()
+        assert len(photo) > 8000
+        if PHOTOS:
+            (Path(PHOTOS) / f"{name}.png").write_bytes(photo)
+
+
+def fleet(cells: int, units: int, nodes: int = 2) -> Fleet:
+    """Cells a, b, … of so many units each, of so many nodes each."""
+    names = [chr(ord("a") + number) for number in range(cells)]
+    ports = count(8000)
+    return Fleet(
+        tuple(Cell(name) for name in names),
+        tuple(
+            Unit(
+                f"{cell}{number}",
+                cell,
+                f"http://127.0.0.1:{next(ports)}",
+                models=("tiny",),
+                nodes=tuple(
+                    Node(f"{cell}{number}-{rank}", Role.FOLLOWER if rank else Role.LEADER)
+                    for rank in range(nodes)
+                ),
+            )
+            for cell in names
+            for number in range(1, units + 1)
+        ),
+    )
+
+
+def show(folder: Path, units: Fleet, test: Callable[[Stage], Awaitable[None]]) -> None:
+    """Run a test before a page of these units, all of them up."""
+
+    async def main() -> None:
+        board = Board(Rules())
+        board.configure(units, 900.0)
+        events = EventLog(lambda: 1_700_000_000.0, 2, lambda *_: None)
+        view = AdminView(
+            board=board,
+            events=events,
+            metrics=Metrics(board, lambda: 0.0, waiting=lambda: 0, connections=dict),
+            now=lambda: stage.now,
+            stopping=lambda: False,
+            set_drain=lambda name, drained: board.drain(name, drained=drained),
+            token=TOKEN,
+            peers=Peers(()),
+            waiting=lambda: 3,
+        )
+        runner = admin_runner(view)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}/"
+        try:
+            async with chromium(folder) as page:
+                stage = Stage(page, board, events, url, runner)
+                stage.bring_up(unit.name for unit in units.units)
+                await test(stage)
+                assert page.problems == []
+        finally:
+            await runner.cleanup()
+
+    asyncio.run(main())

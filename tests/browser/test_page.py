@@ -1,0 +1,176 @@
+"""The status page in a real browser: what it shows, on which screens, and what a click does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from router.nouns import Ask, Sign, Strength
+from tests.browser.stage import TOKEN, Stage, fleet, show
+
+DESK = (1280, 860)
+PHONE = (390, 844)
+SPIKED = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
+
+
+async def opened(stage: Stage, *, width: int = DESK[0], height: int = DESK[1], dark: bool = False) -> None:
+    """The page, once it shows units."""
+    await stage.page.look(width, height, dark=dark, phone=width < 600)
+    await stage.page.open(stage.url)
+    await stage.page.until("document.querySelector('.unit') !== null && events.length > 0")
+
+
+def text(selector: str) -> str:
+    return f"document.querySelector({selector!r}).innerText"
+
+
+def click(selector: str) -> str:
+    return f"document.querySelector({selector!r}).click()"
+
+
+def hurt(stage: Stage) -> None:
+    """A wedged unit, one that lost a process, one under suspicion, and a cell that is being emptied."""
+    for strength in (Strength.STRONG, Strength.STRONG):
+        stage.say(
+            "a1", Sign.BAD, strength, "canary", "no token in 1.3 s, and nothing moved; /health says 200"
+        )
+    stage.kill_node("a2", "a2-1")
+    stage.say(
+        "a3", Sign.BAD, Strength.STRONG, "progress", "nothing has moved for 1.2 s with 4 requests there"
+    )
+    for name in ("b1", "b2", "b3"):
+        stage.drain(name)
+    for number, name in enumerate(("a3", "b1", "a4", "c1", "c1", "c2")):
+        stage.board.open(name, Ask(prompt_tokens=3000 * (number + 1)), stage.now, retry=False)
+    stage.now += 75.0
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
+def test_trouble_comes_first_with_its_reason_and_its_node(
+    tmp_path: Path, size: tuple[int, int], dark: bool
+) -> None:
+    async def check(stage: Stage) -> None:
+        hurt(stage)
+        await opened(stage, width=size[0], height=size[1], dark=dark)
+        run = stage.page.run
+        shown = await run(text("#trouble"))
+        assert "Needs a look: 3 units" in shown
+        assert shown.index("no token in 1.3 s") < shown.index("nothing has moved") < shown.index("drained")
+        assert "cell a, for 1m 15s, node a2-1" in shown
+        assert "3 of 4 units: b1, b2, b3" in shown
+        assert "1 in flight there still" in shown
+        assert await run("[...document.querySelectorAll('.node.bad')].map(n => n.innerText).join()") == "a2-1"
+        assert "drained" in await run("document.querySelectorAll('.cell')[1].innerText")
+        assert await run(text("#summary")) == "7 of 12 units in rotation"
+        assert await run("document.documentElement.scrollWidth <= innerWidth"), "it scrolls sideways"
+        await stage.photograph(
+            f"trouble-{'phone' if size == PHONE else 'desk'}-{'dark' if dark else 'light'}"
+        )
+
+    show(tmp_path, fleet(3, 4), check)
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
+def test_five_hundred_units_are_a_map_that_can_be_filtered(
+    tmp_path: Path, size: tuple[int, int], dark: bool
+) -> None:
+    async def check(stage: Stage) -> None:
+        stage.kill_node("d7", "d7-3")
+        stage.drain("b20")
+        await opened(stage, width=size[0], height=size[1], dark=dark)
+        run = stage.page.run
+        assert await run("document.querySelectorAll('.unit').length") == 500
+        assert await run("document.querySelectorAll('.node').length") == 2000 + await run(
+            "document.querySelectorAll('#trouble .node').length"
+        )
+        assert await run("document.documentElement.scrollWidth <= innerWidth"), "it scrolls sideways"
+        await stage.photograph(f"many-{'phone' if size == PHONE else 'desk'}-{'dark' if dark else 'light'}")
+        await run("$('filter').value = 'd7'; $('filter').dispatchEvent(new Event('input'))")
+        assert await run("[...document.querySelectorAll('.unit')].filter(u => u.offsetParent).length") == 11
+
+    show(tmp_path, fleet(5, 100, nodes=4), check)
+
+
+def test_a_flip_is_on_the_page_at_once_not_with_the_next_poll(tmp_path: Path) -> None:
+    async def check(stage: Stage) -> None:
+        await opened(stage)
+        await stage.page.until(f"{text('#live')} === '● live'")
+        await stage.page.run(
+            "clearTimeout(due); look = (old => () => old().then(() => clearTimeout(due)))(look)"
+        )
+        stage.kill_node("a1", "a1-1")
+        await stage.page.until(f"{text('#events li')}.includes('a1 (cell a) up -> down: gone: process 4711')")
+        await stage.page.until("document.querySelector('.unit.down') !== null")
+
+    show(tmp_path, fleet(1, 2), check)
+
+
+def test_a_unit_tells_why_and_is_drained_with_the_token_after_a_second_click(tmp_path: Path) -> None:
+    async def check(stage: Stage) -> None:
+        stage.kill_node("a1", "a1-1")
+        await opened(stage)
+        page, board = stage.page, stage.board
+        await page.run(click(".unit.down"))
+        await page.until(f"{text('#detail-why')}.includes('a1 is out of rotation')")
+        assert "gone: process 4711" in await page.run(text("#detail-nodes"))
+        await stage.photograph("detail")
+        await page.run(click("#detail-drain"))
+        assert await page.run(text("#detail-drain")) == "Drain: sure?"
+        await page.run(click("#detail-drain"))
+        # A page in a browser is not trusted as a person at this machine is.
+        await page.until("$('key').open")
+        assert [each.drained for each in board] == [False, False, False]
+        await page.run(f"$('key-token').value = {TOKEN!r}; {click('#key button')}")
+        await page.run(click("#detail-drain"))
+        await page.run(click("#detail-drain"))
+        await page.until(f"{text('#detail-drain')} === 'Undrain'")
+        assert [each.drained for each in board] == [True, False, False]
+        assert await page.run("localStorage.length + document.cookie.length") == 0
+        await page.run("$('detail').close(); document.querySelector('.cell button').click()")
+        await page.run("document.querySelector('.cell button').click()")
+        await page.until(f"{text('.cell > div')}.includes('Undrain cell')")
+        assert [each.drained for each in board] == [True, True, True]
+
+    show(tmp_path, fleet(1, 3), check)
+
+
+def test_from_elsewhere_the_page_asks_for_the_token_before_it_shows_anything(tmp_path: Path) -> None:
+    async def check(stage: Stage) -> None:
+        await stage.page.send_with({"X-Forwarded-For": "192.0.2.9"})
+        await stage.page.look(*DESK)
+        await stage.page.open(stage.url)
+        await stage.page.until("typeof $ === 'function' && $('key').open")
+        assert await stage.page.run("document.querySelectorAll('.unit').length") == 0
+        await stage.page.run(f"$('key-token').value = {TOKEN!r}; {click('#key button')}")
+        await stage.page.until("document.querySelectorAll('.unit').length === 2")
+
+    show(tmp_path, fleet(1, 2), check)
+
+
+def test_text_from_outside_stays_text(tmp_path: Path) -> None:
+    async def check(stage: Stage) -> None:
+        for _ in range(2):
+            stage.say("a1", Sign.BAD, Strength.STRONG, "canary", f"it answered {SPIKED}")
+        await opened(stage)
+        await stage.page.run(click(".unit.down"))
+        await stage.page.until(f"{text('#detail-why')}.includes('onerror')")
+        assert await stage.page.run("document.querySelectorAll('img').length") == 0
+        assert await stage.page.run("document.scripts.length") == 1
+        assert "owned" not in await stage.page.run("document.title")
+        assert "<img src=x" in await stage.page.run(text("#trouble"))
+
+    show(tmp_path, fleet(1, 2), check)
+
+
+def test_a_gate_that_is_gone_is_said_so_and_what_was_known_stays_pale(tmp_path: Path) -> None:
+    async def check(stage: Stage) -> None:
+        await opened(stage)
+        await stage.runner.cleanup()
+        await stage.page.until(f"{text('#notice')}.includes('has not answered since')")
+        assert await stage.page.run("document.querySelectorAll('.stale .unit').length") == 2
+        await stage.photograph("gone")
+
+    show(tmp_path, fleet(1, 2), check)
