@@ -140,6 +140,9 @@ class Watch:
 
     def _looks_at(self, unit: Unit) -> list[tuple[Node | None, Probe]]:
         """Every probe of a unit, with the node that it looks at, if it is at one."""
+        if not unit.url:
+            # Its source does not know yet where it is, and says so.
+            return []
         looks: list[tuple[Node | None, Probe]] = [(None, probe) for probe in self._probes]
         for node in unit.nodes:
             looks += [(node, cast("Probe", probe)) for probe in node.probes]
