@@ -21,6 +21,7 @@ import yaml
 from loadtests.bench import processes
 
 _UP_TIMEOUT_S = 60.0
+_STOP_TIMEOUT_S = 90.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,8 @@ class Served(Protocol):
 class GateProcess:
     """`python -m proxy serve` before `units`. A context manager: inside, every unit is up.
 
-    `nodes` gives the `nodes` of a unit by its name, as the gate's file has them.
+    `nodes` gives the `nodes` of a unit by its name, as the gate's file has them, `cell` its cell; `settings`
+    are keys of that file, and win over those made here.
     """
 
     def __init__(
@@ -58,10 +60,14 @@ class GateProcess:
         *,
         max_in_flight: int = 256,
         nodes: Callable[[str], Sequence[Mapping[str, object]]] = lambda _: (),
+        cell: Callable[[str], str] = lambda _: "drill",
+        settings: Mapping[str, object] | None = None,
     ) -> None:
         self._units = units
         self._max_in_flight = max_in_flight
         self._nodes = nodes
+        self._cell = cell
+        self._settings = dict(settings or {})
         self._folder = tempfile.TemporaryDirectory(prefix="drill-")
         self.log = Path(self._folder.name) / "gate.log"
         self.port, self.admin_port = processes.free_port(), processes.free_port()
@@ -71,12 +77,9 @@ class GateProcess:
     def __enter__(self) -> Self:
         config = Path(self._folder.name) / "cellgate.yaml"
         config.write_text(yaml.safe_dump(self._configuration()))
-        command = [sys.executable, "-m", "proxy", "serve", "--access-log", "off", "-c", str(config)]
-        self._process = processes.start(command, self.log)
-        self.pid = self._process.pid
+        self._command = [sys.executable, "-m", "proxy", "serve", "--access-log", "off", "-c", str(config)]
         try:
-            processes.wait_ready(self._process, self.admin_port, "/readyz", self.log)
-            self.wait_up()
+            self._start()
         except BaseException:
             self._stop()
             raise
@@ -86,6 +89,16 @@ class GateProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         self._stop()
+
+    def restart(self) -> None:
+        """As a rolling update does: stop in good order, then start the successor on the same ports."""
+        self._process.send_signal(signal.SIGTERM)
+        self._process.wait(_STOP_TIMEOUT_S)
+        self._start()
+
+    def drain(self, unit: str, *, undo: bool = False) -> None:
+        """Take a unit out of rotation, or let it come back."""
+        self._ask(f"/units/{unit}/{'undrain' if undo else 'drain'}", "POST")
 
     def metrics(self) -> str:
         """The page of /metrics."""
@@ -144,18 +157,27 @@ class GateProcess:
         )
 
     def _configuration(self) -> dict[str, object]:
-        units = [self._unit(unit) for unit in self._units]
+        cells: dict[str, list[object]] = {}
+        for unit in self._units:
+            cells.setdefault(self._cell(unit.name), []).append(self._unit(unit))
         listen, admin = f"127.0.0.1:{self.port}", f"127.0.0.1:{self.admin_port}"
         return {
             "listen": listen,
             "admin": admin,
-            "cells": [{"name": "drill", "units": units}],
+            "cells": [{"name": name, "units": units} for name, units in cells.items()],
+            **self._settings,
         }
 
     def _unit(self, unit: Served) -> dict[str, object]:
         entry: dict[str, object] = {"name": unit.name, "url": unit.url, "max_in_flight": self._max_in_flight}
         nodes = list(self._nodes(unit.name))
         return entry | {"nodes": nodes} if nodes else entry
+
+    def _start(self) -> None:
+        self._process = processes.start(self._command, self.log)
+        self.pid = self._process.pid
+        processes.wait_ready(self._process, self.admin_port, "/readyz", self.log)
+        self.wait_up()
 
     def wait_up(self) -> None:
         """Return when every unit is up. Raises RuntimeError when that takes more than 60 s."""
@@ -168,10 +190,10 @@ class GateProcess:
     def _get(self, path: str) -> bytes:
         return self._ask(path)[1]
 
-    def _ask(self, path: str) -> tuple[int, bytes]:
+    def _ask(self, path: str, method: str = "GET") -> tuple[int, bytes]:
         connection = http.client.HTTPConnection("127.0.0.1", self.admin_port, timeout=10)
         try:
-            connection.request("GET", path)
+            connection.request(method, path)
             response = connection.getresponse()
             return response.status, response.read()
         finally:
