@@ -8,9 +8,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from probes.agent import BEAT_S, PRESSURE, TOKEN_VARIABLE
 from probes.agent_stream import AgentStream, LostError, Message, StrangerError
@@ -46,6 +46,21 @@ _SAID_AT = "said at"
 _FAILURES = "failures"
 """Note: connections in a row that came to nothing."""
 _NOT_BEFORE = "not before"
+_CONNECTED = "connected"
+_LOSSES = "losses"
+"""Note: connections that were lost or could not be made, so far."""
+
+
+class Standing(NamedTuple):
+    """How it stands with one agent: whether it is heard now, and how often that has failed."""
+
+    connected: bool
+    losses: int
+
+
+def standing(notes: Mapping[str, Any]) -> Standing:
+    """The same, out of the notes of the patient that an AgentLink looks at."""
+    return Standing(notes.get(_CONNECTED, False), notes.get(_LOSSES, 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +102,7 @@ class AgentLink:
         except StrangerError as error:
             ending = self._shun(patient, error)
         finally:
+            patient.notes[_CONNECTED] = False
             stream.close()
         if ending is not None:
             yield ending
@@ -100,6 +116,7 @@ class AgentLink:
     def _hear(self, patient: Patient, message: Message) -> list[Evidence]:
         """What is new in a message."""
         notes, found = patient.notes, []
+        notes[_CONNECTED] = True
         notes.pop(_LOST_AT, None)
         notes[_FAILURES] = 0
         sign, strength = _STATES.get(message.state, _NOTHING)
@@ -126,6 +143,7 @@ class AgentLink:
             notes.pop(_TOLD, None)
         if isinstance(error, FetchError) and error.trouble is Trouble.OWN:
             return self._evidence(patient, _NOTHING, f"agent {self.address} not asked: {error}")
+        notes[_LOSSES] = notes.get(_LOSSES, 0) + 1
         since = notes.get(_LOST_AT)
         if since is not None and now - notes[_SAID_AT] < _UNREACHABLE_PERIOD_S:
             return None
@@ -139,6 +157,7 @@ class AgentLink:
     def _shun(self, patient: Patient, error: StrangerError) -> Evidence:
         """A wrong address or token is the operator's to mend: no news of the unit."""
         patient.notes[_NOT_BEFORE] = patient.now() + self.stranger_s
+        patient.notes[_LOSSES] = patient.notes.get(_LOSSES, 0) + 1
         if error.status == 401 and self.token:
             reason = f"agent {self.address} does not accept the token of this gate ({TOKEN_VARIABLE})"
         elif error.status == 401:

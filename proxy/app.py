@@ -25,6 +25,7 @@ from proxy.report.access_log import AccessLog, stdout_sink
 from proxy.report.admin import AdminView
 from proxy.report.admin_port import AdminPort
 from proxy.report.bulletin import Bulletin
+from proxy.report.collectors import AgentCheckMetrics
 from proxy.report.events import EventLog
 from proxy.report.haproxy_agent import HaproxyAgent
 from proxy.report.log import configure, log_line
@@ -75,8 +76,8 @@ async def _serve(settings: Settings, reload: Reload) -> int:
     agent = HaproxyAgent(gate.board, gate.now, gate.is_stopping, gate.peers.trusts, gate.balancers)
     link: RedisLink | None = None
     discovery: Discovery | None = None
-    try:
     recovery: Recovery | None = None
+    try:
         with _binding(settings.admin):
             await admin.open(settings.admin)
         with _binding(settings.listen):
@@ -85,18 +86,19 @@ async def _serve(settings: Settings, reload: Reload) -> int:
         if (place := settings.agent_check) is not None:
             with _binding(place):
                 await agent.start(place.host, place.port)
+            gate.metrics.include(AgentCheckMetrics(agent))
         link = share(gate, settings.redis) if settings.redis is not None else None
+        recovery = attend(gate, webhook_context(settings.tls))
         _announce(gate, admin)
         _calm_the_collector()
-        recovery = attend(gate, webhook_context(settings.tls))
         await _until_stopped(gate, loop, reload)
     finally:
         if discovery is not None:
             await discovery.close()
-        if link is not None:
-            await link.close()
         if recovery is not None:
             await recovery.close()
+        if link is not None:
+            await link.close()
         agent.close()
         events.close()
         await admin.close()
@@ -175,8 +177,6 @@ def client_context(tls: Tls) -> ssl.SSLContext | None:
     return context
 
 
-def unit_context(tls: Tls) -> ssl.SSLContext:
-    """TLS towards https units: verified by the configured authority, or by the system's."""
 def webhook_context(tls: Tls) -> ssl.SSLContext:
     """TLS towards webhooks: verified by the system's authorities, and by the configured one."""
     context = ssl.create_default_context()
@@ -185,6 +185,8 @@ def webhook_context(tls: Tls) -> ssl.SSLContext:
     return context
 
 
+def unit_context(tls: Tls) -> ssl.SSLContext:
+    """TLS towards https units: verified by the configured authority, or by the system's."""
     context = ssl.create_default_context(cafile=tls.ca)
     if tls.unit_cert is not None:
         context.load_cert_chain(tls.unit_cert, tls.unit_key)

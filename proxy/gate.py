@@ -20,6 +20,7 @@ from proxy.failure import Failure, Kind
 from proxy.own import OwnAnswers
 from proxy.report.access_log import AccessLog
 from proxy.report.balancers import Balancers
+from proxy.report.collectors import AccessLogMetrics, NodeAgentMetrics, PoolMetrics
 from proxy.report.envoy_health import lines, readyz_headers
 from proxy.report.events import Action, EventLog
 from proxy.report.haproxy_agent import GATE
@@ -109,6 +110,10 @@ class Gate:
         self._loop = loop
         self._rng = rng
         self._access_log = access_log
+        self.metrics.include(NodeAgentMetrics(self.watch.agents))
+        self.metrics.include(AccessLogMetrics(lambda: access_log.dropped))
+        if settings.pool_metrics:
+            self.metrics.include(PoolMetrics(self.board, lambda: len(self.router.waiting)))
         self._read_large = read_large
         self._publish = publish
         self._telling = False

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
 from probes import PROBES
-from probes.agent_link import AgentLink
+from probes.agent_link import AgentLink, Standing, standing
 from probes.base import Fetch, Net, Probe
 from probes.canary import Canary
 from probes.engine_metrics import EngineMetrics
@@ -37,7 +37,7 @@ class _DeskPatient:
     net: Net
     loop: asyncio.AbstractEventLoop
     rng: random.Random
-    notes: dict[str, Any] = field(default_factory=dict)
+    notes: dict[str, Any]
 
     @property
     def unit(self) -> Unit:
@@ -116,6 +116,8 @@ class Watch:
         self._all: dict[str, list[Runner]] = {}
         self._runners: dict[str, dict[str, Runner]] = {}
         """Those that look at the unit as a whole, by the name of their probe."""
+        self._agents: dict[str, dict[str, Mapping[str, Any]]] = {}
+        """What the links to agents have noted, by unit and node."""
         self._trust_from = -math.inf
         self.distrusted = 0
         """How much evidence was not counted because the gate itself lagged."""
@@ -129,8 +131,12 @@ class Watch:
         runners = self._runners[unit.name] = {}
         everyone = self._all[unit.name] = []
         ways = self._ways_to(desk)
+        agents = self._agents[unit.name] = {}
         for node, probe in self._looks_at(unit):
-            runner = self._runner(desk, node, probe, ways)
+            notes: dict[str, Any] = {}
+            runner = self._runner(desk, node, probe, ways, notes)
+            if node is not None and isinstance(probe, AgentLink):
+                agents[node.name] = notes
             everyone.append(runner)
             if node is None:
                 runners[probe.name] = runner
@@ -150,15 +156,18 @@ class Watch:
                 looks.append((node, AgentLink(node.agent, self._agent_token)))
         return looks
 
-    def _runner(self, desk: Desk, node: Node | None, probe: Probe, ways: Ways) -> Runner:
+    def _runner(
+        self, desk: Desk, node: Node | None, probe: Probe, ways: Ways, notes: dict[str, Any]
+    ) -> Runner:
         loop, rules = asyncio.get_running_loop(), self._board.rules
-        patient = _DeskPatient(desk, node, rules, ways.fetch, ways.net, loop, self._rng)
+        patient = _DeskPatient(desk, node, rules, ways.fetch, ways.net, loop, self._rng, notes)
         return Runner(probe, patient, partial(self._take, desk), self._rng)
 
     def stop(self, name: str) -> None:
         """Stop watching a unit; nothing happens when it is not watched."""
         self._runners.pop(name, None)
         self._all.pop(name, None)
+        self._agents.pop(name, None)
         for task in self._tasks.pop(name, ()):
             task.cancel()
             self._ending.add(task)
@@ -201,6 +210,14 @@ class Watch:
         """In how many seconds a probe looks again, as things stand; None when there is no such probe."""
         runner = self._runners.get(unit, {}).get(probe)
         return max(0.0, runner.due_at() - now) if runner is not None else None
+
+    def agents(self) -> dict[tuple[str, str], Standing]:
+        """How it stands with the agents, by unit and node."""
+        return {
+            (unit, node): standing(notes)
+            for unit, nodes in self._agents.items()
+            for node, notes in nodes.items()
+        }
 
     def trust_from(self, at: float) -> None:
         """Count no bad news that rests on waiting before `at`: the gate itself has lagged."""

@@ -81,6 +81,10 @@ class Metrics:
         self._registry.register(Exposition(self, board, now, waiting, connections))
         ProcessCollector(registry=self._registry)
 
+    def include(self, collector: Collector) -> None:
+        """Show its families as well."""
+        self._registry.register(collector)
+
     def finished(self, record: Finished) -> None:
         """A request has ended, whoever answered it."""
         self.responses[record.route, record.status] += 1

@@ -35,6 +35,17 @@ FLIPS_KEPT = 1024
 ABSENT_MAX = 240
 """An entry of an index whose document was missing in so many beats (a minute) is taken off the index."""
 
+_COUNTS = (
+    "beats",
+    "connects",
+    "failures",
+    "documents_written",
+    "writes_refused",
+    "documents_read",
+    "documents_refused",
+    "flips_sent",
+    "flips_heard",
+)
 _WELL = "Redis answers: other gates are told of this one's units, and heard"
 _FULL = "Redis takes no writes (it is full, or read-only)"
 _CANCEL_S = 0.05
@@ -80,9 +91,7 @@ class RedisLink:
         self._tasks: list[asyncio.Task[None]] = []
         self.state = "not connected yet"
         """What is wrong; empty while all is well."""
-        self.counts = dict.fromkeys(
-            ("beats", "failures", "writes_refused", "documents_read", "documents_refused", "flips_told"), 0
-        )
+        self.counts = dict.fromkeys(_COUNTS, 0)
 
     def start(self) -> None:
         """Begin, and go on until `close`."""
@@ -104,6 +113,10 @@ class RedisLink:
         if len(self._flips) < FLIPS_KEPT:
             self._flips.append(written(view))
         self._wake.set()
+
+    def peers(self) -> int:
+        """How many other gates are heard."""
+        return len(self._roster.gates(self._now()))
 
     # -- staying connected ---------------------------------------------------------------------------------
 
@@ -136,10 +149,13 @@ class RedisLink:
     async def _beats(self, client: Redis) -> None:
         talk = Talk(client, self._names)
         self._sessions += 1
+        is_new = True
         while True:
             is_refused = await self._write(talk)
             await self._read(talk)
             self.counts["beats"] += 1
+            self.counts["connects"] += is_new
+            is_new = False
             self._note(_FULL if is_refused else "")
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._heartbeat_s * self._rng.uniform(0.9, 1.0)):
@@ -150,9 +166,11 @@ class RedisLink:
         """Write all there is to tell; whether anything of it was refused."""
         flips, self._flips = self._flips, []
         await talk.publish(flips)
+        self.counts["flips_sent"] += len(flips)
         own, refused = await talk.put(self._views(), self._expiry_ms)
         self._own = own
         self.counts["writes_refused"] += refused
+        self.counts["documents_written"] += len(own) - refused
         return refused > 0
 
     async def _read(self, talk: Talk) -> None:
@@ -217,5 +235,5 @@ class RedisLink:
         verdict = one.view.verdict.value
         if self._verdicts.get(key) != verdict:
             self._verdicts[key] = verdict
-            self.counts["flips_told"] += 1
+            self.counts["flips_heard"] += 1
             self._on_flip(one)

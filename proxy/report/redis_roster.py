@@ -77,6 +77,11 @@ class Roster:
         """All units that another gate has told of."""
         return set(self._units)
 
+    def gates(self, now: float) -> set[str]:
+        """The gates whose word is not too old."""
+        said = [(gate, at) for gates in self._units.values() for gate, (_, at) in gates.items()]
+        return {gate for gate, at in said if now - at <= self._patience_s}
+
     def _missed_keys(self, now: float) -> Iterator[Key]:
         if self._answering_since is None or now - self._answering_since < self._patience_s:
             return

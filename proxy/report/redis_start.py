@@ -8,6 +8,7 @@ import re
 import socket
 from typing import TYPE_CHECKING
 
+from proxy.report.collectors import RedisMetrics
 from proxy.report.log import log_line
 from proxy.report.redis_connect import connector
 from proxy.report.redis_link import RedisLink
@@ -53,8 +54,8 @@ def share(gate: Gate, access: RedisAccess) -> RedisLink | None:
 
     gate.on_flip = flipped
     gate.on_tick.append(tick)
-    gate.metrics.include(RedisMetrics(link))
     link.start()
+    gate.metrics.include(RedisMetrics(link))
     return link
 
 
