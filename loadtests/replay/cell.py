@@ -1,0 +1,135 @@
+"""One cell of the replay: fresh units, a fresh router, the whole trace, and all of them ended again."""
+
+import http.client
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from loadtests.bench import processes
+from loadtests.replay import client
+from loadtests.replay.figures import Cell, figures_of
+from loadtests.replay.routers import ROUTERS, MissingError, Running, Setup
+from loadtests.replay.trace import Request
+from loadtests.replay.units import LATE_BINS_MS
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What cells have in common. `slow`: the number of a unit at half speed; `knows`: the gate is told."""
+
+    requests: Sequence[Request]
+    bodies: Sequence[bytes]
+    units: int
+    speed_up: float
+    patience_s: float
+    gate: dict[str, Any] = field(default_factory=dict)
+    slow: int | None = None
+    knows: bool = False
+
+    def weights(self) -> list[float]:
+        """The weights of the units as the gate is told."""
+        return [0.5 if self.knows and index == self.slow else 1.0 for index in range(self.units)]
+
+
+def run(plan: Plan, router: str, *, scale: float, load: float, seed: int) -> Cell:
+    """The figures of one router; a router that is missing or does not start gives a cell that says so."""
+    with tempfile.TemporaryDirectory(prefix="replay-") as folder, _units(plan) as (engine, ports):
+        setup = Setup(ports, Path(folder), plan.gate, plan.weights())
+        try:
+            with ROUTERS[router](setup) as running:
+                return _measure(plan, running, engine, ports, Cell(router, load, seed, None), scale)
+        except (MissingError, RuntimeError) as error:
+            return Cell(router, load, seed, None, missing=str(error).partition("\n")[0])
+
+
+def _measure(
+    plan: Plan, running: Running, engine: int, ports: Sequence[int], cell: Cell, scale: float
+) -> Cell:
+    before = _Clocks.read(engine, running.pid)
+    answers = uvloop.run(
+        client.replay(
+            plan.requests,
+            plan.bodies,
+            running.ports,
+            scale=scale,
+            speed_up=plan.speed_up,
+            patience_s=plan.patience_s,
+        )
+    )
+    after = _Clocks.read(engine, running.pid)
+    wall_s = after.wall_s - before.wall_s
+    return Cell(
+        router=cell.router,
+        load=cell.load,
+        seed=cell.seed,
+        figures=figures_of(answers, plan.units),
+        answers=answers,
+        engine_cpu=(after.engine_s - before.engine_s) / wall_s,
+        client_cpu=(after.client_s - before.client_s) / wall_s,
+        router_cpu=(after.router_s - before.router_s) / wall_s,
+        late_p99_ms=_late_p99_ms(ports),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Clocks:
+    """CPU times of the processes at one moment, in seconds."""
+
+    wall_s: float
+    engine_s: float
+    client_s: float
+    router_s: float
+
+    @classmethod
+    def read(cls, engine: int, router: int | None) -> "_Clocks":
+        own_s = time.process_time()
+        router_s = processes.cpu_s(router) if router else 0.0
+        return cls(time.monotonic(), processes.cpu_s(engine), own_s, router_s)
+
+
+@contextmanager
+def _units(plan: Plan) -> Iterator[tuple[int, list[int]]]:
+    """The process of the units: its pid and its ports."""
+    command = [sys.executable, "-m", "loadtests.replay.units", "--units", str(plan.units)]
+    command += ["--speed-up", str(plan.speed_up)]
+    if plan.slow is not None:
+        command += ["--slow", str(plan.slow)]
+    engine = subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ)
+    try:
+        assert engine.stdout is not None
+        line = engine.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the units ended early, code {engine.wait()}")
+        yield engine.pid, json.loads(line)
+    finally:
+        processes.stop(engine)
+
+
+def _late_p99_ms(ports: Sequence[int]) -> float:
+    """The bin in which the 99th percentile of the units' lateness lies, in real milliseconds."""
+    bins = [sum(counts) for counts in zip(*(_told(port)["late"] for port in ports), strict=True)]
+    seen = 0
+    for count, end_ms in zip(bins, LATE_BINS_MS, strict=False):
+        seen += count
+        if seen >= 0.99 * sum(bins):
+            return float(end_ms)
+    return float("inf")
+
+
+def _told(port: int) -> Any:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.request("GET", "/replay")
+        return json.loads(connection.getresponse().read())
+    finally:
+        connection.close()

@@ -1,0 +1,235 @@
+"""The open-loop client: every request is sent when the trace says, whatever became of those before.
+
+What must stay true: times count from the moment a request was due, so that a client that sends late makes
+figures worse, never better.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+import httptools
+import orjson
+
+from loadtests.replay.shapes import DONE, MODEL
+from loadtests.replay.trace import Request
+
+_HEAD = (
+    "POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nUser-Agent: replay\r\n"
+    "Accept: text/event-stream\r\nContent-Type: application/json\r\nContent-Length: {size}\r\n\r\n"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of one request. Times in virtual seconds; `ttft_s` and `e2e_s` count from when it was due.
+
+    `trouble` is empty for an answer that is whole, else what happened; `is_refused`: by a status, not broken.
+    """
+
+    due_s: float
+    late_s: float
+    ttft_s: float
+    e2e_s: float
+    prompt_tokens: int
+    answer_tokens: int
+    cached_tokens: int
+    unit: str
+    trouble: str = ""
+    is_refused: bool = False
+
+    @property
+    def tpot_s(self) -> float:
+        """Seconds for each token after the first."""
+        return (self.e2e_s - self.ttft_s) / max(self.answer_tokens - 1, 1)
+
+
+def body_of(request: Request) -> bytes:
+    """The completion that is asked for."""
+    return orjson.dumps(
+        {
+            "model": MODEL,
+            "prompt": request.prompt(),
+            "max_tokens": request.answer_tokens,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+    )
+
+
+async def replay(
+    requests: Sequence[Request],
+    bodies: Sequence[bytes],
+    ports: Sequence[int],
+    *,
+    scale: float,
+    speed_up: float,
+    patience_s: float,
+) -> list[Answer]:
+    """Send `requests`, arrivals `scale` times as dense as in the trace and all time `speed_up` times as fast.
+
+    With several ports the client itself takes the one with the fewest open requests, in turn where there are
+    several. What has no answer `patience_s` real seconds after the last request was sent is given up.
+    """
+    loop = asyncio.get_running_loop()
+    clock = _Clock(time.monotonic() + 0.1, speed_up)
+    doors = _Doors(ports)
+    exchanges = [
+        _Exchange(request, body, request.at_s / scale, clock)
+        for request, body in zip(requests, bodies, strict=True)
+    ]
+    sends: set[asyncio.Task[None]] = set()
+
+    def begin(exchange: _Exchange) -> None:
+        task = loop.create_task(exchange.send(doors))
+        sends.add(task)
+        task.add_done_callback(sends.discard)
+
+    for exchange in exchanges:
+        loop.call_later(clock.real_s_until(exchange.due_s), begin, exchange)
+    all_done = asyncio.gather(*(each.done for each in exchanges))
+    last_s = clock.real_s_until(exchanges[-1].due_s)
+    try:
+        await asyncio.wait_for(all_done, last_s + patience_s)
+    except TimeoutError:
+        for exchange in exchanges:
+            exchange.give_up()
+    return [each.answer() for each in exchanges]
+
+
+class _Clock:
+    """Virtual seconds since the start."""
+
+    def __init__(self, starts_at: float, speed_up: float) -> None:
+        self._starts_at, self._speed_up = starts_at, speed_up
+
+    def now(self) -> float:
+        return (time.monotonic() - self._starts_at) * self._speed_up
+
+    def real_s_until(self, at: float) -> float:
+        return (at - self.now()) / self._speed_up
+
+
+class _Doors:
+    """Where requests go."""
+
+    def __init__(self, ports: Sequence[int]) -> None:
+        self._open = dict.fromkeys(ports, 0)
+
+    def enter(self) -> int:
+        port = min(self._open, key=self._open.__getitem__)
+        # To the end of the dict: of equals the one that was chosen longest ago is the first.
+        self._open[port] = self._open.pop(port) + 1
+        return port
+
+    def leave(self, port: int) -> None:
+        self._open[port] -= 1
+
+
+class _Exchange(asyncio.Protocol):
+    """One request on a connection of its own."""
+
+    def __init__(self, request: Request, body: bytes, due_s: float, clock: _Clock) -> None:
+        self.due_s = due_s
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._request, self._body, self._clock = request, body, clock
+        self._parser = httptools.HttpResponseParser(self)
+        self._transport: asyncio.Transport | None = None
+        self._received: list[bytes] = []
+        self._sent_s = self._first_s = self._end_s = 0.0
+        self._trouble = ""
+        self._status = 0
+
+    async def send(self, doors: _Doors) -> None:
+        """Connect and write the request; the rest happens as bytes come."""
+        port = doors.enter()
+        self.done.add_done_callback(lambda _: doors.leave(port))
+        self._sent_s = self._clock.now()
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.create_connection(partial(_itself, self), "127.0.0.1", port)
+        except OSError as error:
+            self._end(f"no connection: {error}")
+            return
+        assert self._transport is not None
+        head = _HEAD.format(port=port, size=len(self._body))
+        self._transport.write(head.encode() + self._body)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._end(f"not HTTP: {error}")
+
+    def on_headers_complete(self) -> None:
+        self._status = self._parser.get_status_code()
+
+    def on_body(self, data: bytes) -> None:
+        # Comments keep a connection warm, and are no token.
+        if not self._first_s and not data.startswith(b":"):
+            self._first_s = self._clock.now()
+        self._received.append(data)
+
+    def on_message_complete(self) -> None:
+        self._end("")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end(f"cut off: {exc or 'closed'}")
+
+    def give_up(self) -> None:
+        """The replay is over."""
+        self._end("no whole answer in time")
+
+    def answer(self) -> Answer:
+        """What became of it, once `done`."""
+        body = b"".join(self._received)
+        trouble, usage, unit = self._trouble, dict[str, Any](), ""
+        if not trouble and self._status != 200:
+            trouble = f"status {self._status}: {body[:120]!r}"
+        elif not trouble:
+            trouble, usage, unit = _read(body, self._request.answer_tokens)
+        return Answer(
+            due_s=self.due_s,
+            late_s=self._sent_s - self.due_s,
+            ttft_s=self._first_s - self.due_s,
+            e2e_s=self._end_s - self.due_s,
+            prompt_tokens=self._request.prompt_tokens,
+            answer_tokens=self._request.answer_tokens,
+            cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0),
+            unit=unit,
+            trouble=trouble,
+            is_refused=self._status not in (0, 200),
+        )
+
+    def _end(self, trouble: str) -> None:
+        if self.done.done():
+            return
+        self._trouble, self._end_s = trouble, self._clock.now()
+        self.done.set_result(None)
+        if self._transport is not None:
+            self._transport.close()
+
+
+def _itself(protocol: _Exchange) -> _Exchange:
+    return protocol
+
+
+def _read(body: bytes, tokens: int) -> tuple[str, dict[str, Any], str]:
+    """What is wrong with a streamed answer (empty: nothing), its usage, and the unit that gave it."""
+    if not body.endswith(DONE):
+        return f"broken off: ends in {body[-80:]!r}", {}, ""
+    events = [each for each in body.split(b"\n\n") if each.startswith(b"data: {")]
+    last = orjson.loads(events[-1][6:])
+    if "usage" not in last:
+        return f"broken off: ends in {events[-1][:80]!r}", {}, ""
+    found = last["usage"]["completion_tokens"]
+    if found != tokens:
+        return f"{found} tokens for {tokens}", {}, ""
+    return "", last["usage"], last.get("system_fingerprint", "")

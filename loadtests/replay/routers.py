@@ -1,0 +1,159 @@
+"""What can stand between the client and the units, and how each is started.
+
+Every router is one process before the same ports, with its own defaults, no access log, and timeouts so long
+that none ends a request.
+"""
+
+import http.client
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from loadtests.bench import processes
+from loadtests.gate import GateProcess
+
+ROOT = Path(__file__).parents[2]
+_READY_TIMEOUT_S = 30.0
+_HAPROXY = """\
+global
+  nbthread 1
+  maxconn 8000
+defaults
+  mode http
+  option http-no-delay
+  http-reuse always
+  timeout connect 5s
+  timeout client 1h
+  timeout server 1h
+frontend gate
+  bind 127.0.0.1:{port}
+  default_backend units
+backend units
+  balance leastconn
+  option httpchk GET /health
+{servers}
+"""
+
+
+class MissingError(Exception):
+    """A router that is not installed; says what to type."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """Before which ports a router is started, and what it is told.
+
+    `weights` are for the gate alone: the run that knows of a slow unit. `gate` are keys of its configuration.
+    """
+
+    ports: Sequence[int]
+    folder: Path
+    gate: dict[str, Any]
+    weights: Sequence[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A router that is ready: where clients go, and whose CPU counts (None: there is no router)."""
+
+    ports: Sequence[int]
+    pid: int | None = None
+    gate: GateProcess | None = None
+
+
+Router = Callable[[Setup], AbstractContextManager[Running]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Served:
+    name: str
+    url: str
+
+
+@contextmanager
+def _direct(setup: Setup) -> Iterator[Running]:
+    yield Running(setup.ports)
+
+
+@contextmanager
+def _haproxy(setup: Setup) -> Iterator[Running]:
+    if shutil.which("haproxy") is None:
+        raise MissingError("not installed; type:  apt-get install haproxy")
+    port, config = processes.free_port(), setup.folder / "haproxy.cfg"
+    servers = (f"  server unit{n} 127.0.0.1:{each} check" for n, each in enumerate(setup.ports))
+    config.write_text(_HAPROXY.format(port=port, servers="\n".join(servers)))
+    with _started(["haproxy", "-db", "-f", str(config)], port, "/health", setup.folder) as running:
+        yield running
+
+
+@contextmanager
+def _cellgate(setup: Setup, **keys: Any) -> Iterator[Running]:
+    units = [_Served(f"unit-{n}", f"http://127.0.0.1:{port}") for n, port in enumerate(setup.ports)]
+    entries = [
+        {"name": unit.name, "url": unit.url, "weight": weight}
+        for unit, weight in zip(units, setup.weights, strict=True)
+    ]
+    settings = setup.gate | keys | {"cells": [{"name": "replay", "units": entries}]}
+    with GateProcess(units, settings=settings) as gate:
+        yield Running([gate.port], gate.pid, gate)
+
+
+@contextmanager
+def _rust(setup: Setup, package: str, policy: str) -> Iterator[Running]:
+    """sglang-router or vllm-router: the one began as the other, and they take the same flags."""
+    venv = package.replace("_", "-")
+    python = ROOT / f".venv-{venv}" / "bin" / "python"
+    if not python.exists():
+        raise MissingError(f"not installed; type:  make .venv-{venv}/ready")
+    port = processes.free_port()
+    command = [str(python), "-m", f"{package}.launch_router", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--prometheus-port", str(processes.free_port()), "--policy", policy]
+    command += ["--log-level", "error", "--worker-urls"]
+    command += [f"http://127.0.0.1:{each}" for each in setup.ports]
+    with _started(command, port, "/readiness", setup.folder) as running:
+        _wait_workers(port, len(setup.ports))
+        yield running
+
+
+ROUTERS: dict[str, Router] = {
+    "cellgate": _cellgate,
+    "cellgate least_load": partial(_cellgate, policy="least_load"),
+    "sglang-router cache_aware": partial(_rust, package="sglang_router", policy="cache_aware"),
+    "sglang-router power_of_two": partial(_rust, package="sglang_router", policy="power_of_two"),
+    "vllm-router cache_aware": partial(_rust, package="vllm_router", policy="cache_aware"),
+    "haproxy leastconn": _haproxy,
+    "direct leastconn": _direct,
+}
+
+
+@contextmanager
+def _started(command: Sequence[str], port: int, path: str, folder: Path) -> Iterator[Running]:
+    log = folder / "router.log"
+    process = processes.start(command, log)
+    try:
+        processes.wait_ready(process, port, path, log)
+        yield Running([port], process.pid)
+    finally:
+        processes.stop(process)
+
+
+def _wait_workers(port: int, count: int) -> None:
+    """Readiness is told when one worker is there: wait for all."""
+    give_up_at = time.monotonic() + _READY_TIMEOUT_S
+    healthy = 0
+    while time.monotonic() < give_up_at:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+        connection.request("GET", "/workers")
+        workers = json.loads(connection.getresponse().read())["workers"]
+        connection.close()
+        healthy = sum(bool(worker["is_healthy"]) for worker in workers)
+        if healthy == count:
+            return
+        time.sleep(0.1)
+    raise RuntimeError(f"the router on port {port} has {healthy} healthy workers of {count}")
