@@ -51,7 +51,8 @@ def _audit(found: object) -> str:
     if not isinstance(found, str) or not found:
         raise MisfitError("the name of a file")
     path = Path(found)
-    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+    is_other = path.exists() and not path.is_file()
+    if is_other or not os.access(path if path.exists() else path.parent, os.W_OK):
         raise MisfitError("a file that can be written, in a folder that is there", found=repr(found))
     return found
 
@@ -79,8 +80,8 @@ def remedy(found: object) -> Remedy:
         raise MisfitError("either command or webhook", found="both" if keys.command else "none of them")
     if keys.command and keys.secret_file is not None:
         raise MisfitError("secret_file beside webhook only", found="secret_file beside command")
-    given = dict(keys)
-    return Remedy(**given, secret=given.pop("secret_file") or "")
+    given = {key: value for key, value in keys if key != "secret_file"}
+    return Remedy(**given, secret=keys.secret_file or "")
 
 
 class _Cell(Protocol):
