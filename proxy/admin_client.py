@@ -28,6 +28,22 @@ def units(admin: Address) -> list[dict[str, Any]]:
     return found
 
 
+def status(admin: Address) -> dict[str, Any]:
+    """The fleet at a glance, as `GET /status` shows it. Raises AdminError."""
+    found = _call(admin, "GET", "/status")
+    if not isinstance(found, dict) or "units" not in found:
+        raise _stranger(admin)
+    return found
+
+
+def events(admin: Address) -> list[dict[str, Any]]:
+    """The last flips and actions, oldest first. Raises AdminError."""
+    found = _call(admin, "GET", "/events")
+    if not isinstance(found, list):
+        raise _stranger(admin)
+    return found
+
+
 def why(admin: Address, unit: str) -> list[str]:
     """What the gate has to say of one unit, line by line. Raises AdminError, with a near miss if unknown."""
     found = _call(admin, "GET", _path(unit))

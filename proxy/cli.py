@@ -87,6 +87,15 @@ def _units(args: argparse.Namespace) -> int:
     return 0
 
 
+def _top(args: argparse.Namespace) -> int:
+    try:
+        from proxy import top  # Late, because what it draws with is an extra.
+    except ModuleNotFoundError as error:
+        return _failed(f"top needs {error.name}, which is not installed: pip install 'cellgate[top]'")
+
+    return top.run(args.admin, once=args.once)
+
+
 def _why(args: argparse.Namespace) -> int:
     print(*map(shown, admin_client.why(args.admin, args.name)), sep="\n")
     return 0
@@ -124,6 +133,8 @@ def _parser() -> argparse.ArgumentParser:
     agent.add_arguments(command("agent", agent.run, "watch the processes that a node of a unit needs"))
     units = command("units", _units, "show what a running gate believes of its units")
     units.add_argument("--json", action="store_true", help="all that is known, as JSON")
+    top = command("top", _top, "watch a running gate's units: what needs a look comes first")
+    top.add_argument("--once", action="store_true", help="draw once and end, as without a terminal")
     why = command("why", _why, "tell why a unit is in or out of rotation, and what happens next")
     drain = command(
         "drain", partial(_set_drain, True), "take a unit out of rotation; what runs there finishes"
@@ -132,7 +143,7 @@ def _parser() -> argparse.ArgumentParser:
     for added in (why, drain, undrain):
         added.add_argument("name", metavar="NAME", help="the name of the unit")
     admin = str(Settings(fleet=Fleet()).admin)
-    for added in (units, why, drain, undrain):
+    for added in (units, top, why, drain, undrain):
         added.add_argument(
             "--admin", metavar="HOST:PORT", type=_address, default=admin, help="default: %(default)s"
         )
