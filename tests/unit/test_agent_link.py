@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from probes.agent import HEARTBEAT, chunk
-from probes.agent_link import SILENCE_S, AgentLink
+from probes.agent_link import SILENCE_S, AgentLink, standing
 from probes.agent_stream import CONFIRM_S, HEAD_BYTES, LINE_BYTES, AgentStream, LostError, StrangerError
 from probes.base import FetchError, Net, P, Trouble
 from probes.runner import Runner
@@ -78,6 +78,7 @@ class Place:
     connections: list[PlayedAgent] = field(default_factory=list)
     found: list[Evidence] = field(default_factory=list)
     server: Server | None = None
+    notes: dict[str, Any] = field(default_factory=dict)
 
     def listen(self) -> None:
         """Start the agent."""
@@ -122,7 +123,7 @@ def play(scenario: Callable[[Place], Coroutine[Any, Any, None]], **options: Any)
     place = Place(world, **options)
 
     async def main() -> None:
-        patient = LinkPatient(lambda _: reply(200), node=NODE)
+        patient = LinkPatient(lambda _: reply(200), node=NODE, notes=place.notes)
         patient.ways = UnitNet(world.loop, patient.heard, connect_timeout_s=3.0, tls=None)
         link = AgentLink(f"node:{PORT}", place.token)
         runner = Runner(link, patient, cast("Any", place.found.append), random.Random(1))
@@ -233,6 +234,40 @@ def test_an_agent_that_is_gone_is_told_once_and_found_again() -> None:
         await asyncio.sleep(0.5)
 
     assert play(scenario).weights() == [STRONG]
+
+
+def test_how_it_stands_with_an_agent_is_known() -> None:
+    async def scenario(place: Place) -> None:
+        assert standing(place.notes) == (False, 0)
+        place.listen()
+        await asyncio.sleep(1.0)
+        assert standing(place.notes) == (True, 0)
+        place.connections[-1].transport.abort()
+        await asyncio.sleep(0.01)
+        assert standing(place.notes) == (False, 1)
+        await asyncio.sleep(1.0)
+        assert standing(place.notes) == (True, 1)
+        place.world.net.kill("node")
+        await asyncio.sleep(5.0)
+        connected, losses = standing(place.notes)
+        assert not connected
+        assert 4 <= losses <= 6
+        place.greeting = b"HTTP/1.1 401 Unauthorized\r\n\r\n"
+        place.listen()
+        await asyncio.sleep(5.0)
+        assert standing(place.notes) == (False, losses + 1)
+
+    play(scenario)
+
+
+def test_the_gates_own_exhaustion_is_no_loss_of_the_agents() -> None:
+    async def scenario(place: Place) -> None:
+        place.listen()
+        place.world.net.exhaust_files("gate")
+        await asyncio.sleep(5.0)
+        assert standing(place.notes) == (False, 0)
+
+    play(scenario)
 
 
 def test_bad_news_told_already_is_no_news_after_a_reconnect() -> None:
