@@ -8,15 +8,19 @@ from __future__ import annotations
 
 from policies.least_load import LeastLoad
 from policies.p2c import PowerOfTwo
+from policies.prefix_affinity import PrefixAffinity
 from policies.random import Random
 from policies.round_robin import RoundRobin
+from policies.session import Session
 from router.nouns import Policy
 
 POLICIES: dict[str, type[Policy]] = {
     "least_load": LeastLoad,
     "p2c": PowerOfTwo,
+    "prefix_affinity": PrefixAffinity,
     "random": Random,
     "round_robin": RoundRobin,
+    "session": Session,
 }
 
 __all__ = ["POLICIES", "Policy"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from policies.random import shuffled
 from router.nouns import Ask, Candidate
@@ -13,6 +14,8 @@ from router.nouns import Ask, Candidate
 @dataclass(frozen=True, slots=True)
 class PowerOfTwo:
     """Draws an order by weight and puts the less loaded of the first two in front."""
+
+    by_seconds: ClassVar[bool] = False
 
     def rank(self, ask: Ask, candidates: Sequence[Candidate], rng: random.Random) -> Sequence[Candidate]:
         """All candidates; among the first two drawn the one with less load for its weight leads."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from router.nouns import Ask, Candidate
 
@@ -20,6 +21,8 @@ def shuffled(candidates: Sequence[Candidate], rng: random.Random) -> list[Candid
 @dataclass(frozen=True, slots=True)
 class Random:
     """Each unit leads with a probability proportional to its weight."""
+
+    by_seconds: ClassVar[bool] = False
 
     def rank(self, ask: Ask, candidates: Sequence[Candidate], rng: random.Random) -> Sequence[Candidate]:
         """All candidates in a weighted random order."""

@@ -6,6 +6,7 @@ import itertools
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from router.nouns import Ask, Candidate
 
@@ -18,6 +19,7 @@ _STRIDE = 0.6180339887498949
 class RoundRobin:
     """Takes turns; a unit of weight 2 gets two turns for every one of a unit of weight 1."""
 
+    by_seconds: ClassVar[bool] = False
     _cursor: Iterator[int] = field(default_factory=itertools.count, repr=False)
 
     def rank(self, ask: Ask, candidates: Sequence[Candidate], rng: random.Random) -> Sequence[Candidate]:

@@ -11,6 +11,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log
+from typing import ClassVar
 
 from xxhash import xxh3_64_intdigest
 
@@ -27,14 +28,14 @@ class Session:
     An ask without a session goes by least load.
     """
 
+    by_seconds: ClassVar[bool] = False
     bound: float = 1.25
 
     def rank(self, ask: Ask, candidates: Sequence[Candidate], rng: random.Random) -> Sequence[Candidate]:
         """All candidates, the session's own unit first."""
-        session = getattr(ask, "session", None)
-        if not session:
+        if not ask.session:
             return _WITHOUT_SESSION.rank(ask, candidates, rng)
-        return self.owners(session, candidates)
+        return self.owners(ask.session, candidates)
 
     def owners(self, session: str, candidates: Sequence[Candidate]) -> list[Candidate]:
         """The units of a session in the order in which they own it: those with room, then the others."""

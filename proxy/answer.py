@@ -81,7 +81,8 @@ class Answer:
         """The end: a row of the failure table. `line` is one more header line."""
         row = failure.kind.row
         if row.retry_after_s is not None:
-            line += b"retry-after: %d\r\n" % row.retry_after_s
+            line += b"retry-after: %d\r\n" % (failure.retry_after_s or row.retry_after_s)
+            line += b"x-cellgate-reason: %b\r\n" % failure.kind.value.encode()
         self.closes = self.closes or row.closes
         self._write(row.status, error_body(failure), line)
         self.end(row.outcome, failure.kind.value)

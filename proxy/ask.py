@@ -7,6 +7,7 @@ from typing import Any
 import orjson
 
 from proxy.failure import Failure, Kind
+from proxy.prompt import read_prompt
 from router.nouns import Ask
 
 LARGE_BYTES = 1 << 20
@@ -27,12 +28,18 @@ def read_ask(body: bytes) -> Ask | Failure:
     model = data.get("model")
     if model is not None and not isinstance(model, str):
         return Failure(Kind.BAD_JSON, f"`model` must be a string, not {_kind_of(model)}", param="model")
-    follows = data.get("previous_response_id")
+    follows, user, priority = data.get("previous_response_id"), data.get("user"), data.get("priority")
+    blocks, size = read_prompt(data)
     return Ask(
         model=model,
         stream=data.get("stream") is True,
-        prompt_tokens=len(body) // _BYTES_PER_TOKEN,
+        prompt_tokens=size // _BYTES_PER_TOKEN,
         follows=follows if isinstance(follows, str) else None,
+        prompt_bytes=size,
+        blocks=blocks,
+        session=user if isinstance(user, str) else "",
+        # Whether it is one that the engine understands is for the engine to say.
+        priority=priority if isinstance(priority, int) else 0,
     )
 
 

@@ -18,7 +18,7 @@ def fleet_table(fleet: Fleet) -> str:
             unit.name,
             unit.cell,
             unit.url,
-            f"{unit.weight:g}, cell {fleet.cell_weight(unit.cell):g}",
+            f"{unit.weight:g}, cell {fleet.cell(unit.cell).weight:g}",
             str(unit.max_in_flight),
             ", ".join(unit.models) or "asked of the unit",
             ", ".join(f"{node.name} ({node.role.value})" for node in unit.nodes),

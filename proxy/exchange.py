@@ -54,6 +54,7 @@ class Exchange:
         "_route",
         "_shown",
         "_ticket",
+        "_turned_away",
     )
 
     def __init__(self, gate: Gate, client: ClientConnection, request: Request) -> None:
@@ -70,6 +71,7 @@ class Exchange:
         self._ticket: Ticket | None = None
         self._failure: Failure | None = None
         self._moved = False
+        self._turned_away = 0
         self._patient_at = request.received_at
 
     # -- the client's side ---------------------------------------------------------------------------------
@@ -93,7 +95,7 @@ class Exchange:
         elif route.kind is RouteKind.STICKY:
             self._asked(gate.own_answers.sticky_ask(request.path))
         elif not route.json:
-            self._dispatch()
+            self._asked(Ask())
         elif len(request.body) > LARGE_BYTES:
             gate.read_large(request.body, self._asked)
         else:
@@ -143,6 +145,9 @@ class Exchange:
     def _asked(self, ask: Ask | Failure) -> None:
         if self._answer.over:
             return
+        if isinstance(ask, Ask):
+            request = self._request
+            ask = self._gate.wishes.heed(ask, request.fields, request.received_at)
         if isinstance(ask, Failure):
             self._answer.refuse(ask)
             return
@@ -158,18 +163,45 @@ class Exchange:
 
     def _settle(self, answer: Lease | Refusal) -> None:
         """What a pick, or later the queue, has to say."""
-        gate = self._gate
-        queued, self._ticket = self._ticket is not None, None
+        gate, ticket, self._ticket = self._gate, self._ticket, None
+        if ticket is not None:
+            gate.metrics.waited(gate.now() - ticket.entered_at)
         if isinstance(answer, Lease):
             self._attempt(answer)
             return
-        may_wait = self._moved or answer is Refusal.UNSURE
-        if may_wait and not queued and gate.board.could_serve(self._ask, self._history.tried):
-            # It has lost its unit through no fault of its own, or the one there is answers in a moment.
-            tried = frozenset(self._history.tried)
-            self._ticket = gate.router.wait(self._ask, gate.now(), tried, self._settle)
+        if ticket is None:
+            answer = self._wait(answer)
         if self._ticket is None:
             self._refuse(self._failure or gate.explain(answer, self._ask))
+
+    def _wait(self, answer: Refusal) -> Refusal:
+        """Queue the ask, where waiting may help; why not, if it does not."""
+        gate, tried = self._gate, frozenset(self._history.tried)
+        # It has lost its unit through no fault of its own, or the one there is answers in a moment.
+        moved = self._moved or answer is Refusal.UNSURE
+        may_wait = answer is Refusal.FULL or (moved and gate.board.could_serve(self._ask, tried))
+        if not may_wait:
+            return answer
+        place = gate.router.wait(
+            self._ask, gate.now(), tried, self._settle, size=len(self._request.body), moved=moved
+        )
+        if isinstance(place, Refusal):
+            return place
+        self._ticket = place
+        gate.room()
+        return answer
+
+    def _waits_on(self, lease: Lease) -> bool:
+        """Whether an ask that its unit has no room for goes back to the queue until it may have."""
+        if self._turned_away >= self._gate.board.rules.attempts - 1:
+            return False
+        self._wait(Refusal.FULL)
+        if self._ticket is None:
+            return False
+        self._turned_away += 1
+        self._gate.close(lease, Outcome.BUSY)
+        self._relay = self._lease = None
+        return True
 
     def _attempt(self, lease: Lease, *, fresh: bool = False) -> None:
         gate, request = self._gate, self._request
@@ -232,8 +264,8 @@ class Exchange:
             return True
         other = self._pick((*self._history.tried, lease.unit), evicted=not step.draws, draws=step.draws)
         if isinstance(other, Refusal) and other is not Refusal.UNSURE:
-            # Nobody else has room: the unit's own words are the best answer there is.
-            return True
+            # Nobody else has room: the unit's own words are the best answer there is, after some more tries.
+            return not (failure.kind is Kind.BUSY and self._waits_on(lease))
         self._gate.close(lease, failure.kind.row.outcome)
         self._relay = self._lease = None
         self._moves(lease, step, failure)

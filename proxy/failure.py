@@ -62,6 +62,7 @@ class Kind(Enum):
     # The client's.
     BAD_REQUEST = "bad_request"
     BAD_JSON = "bad_json"
+    BAD_HEADER = "bad_header"
     DENIED = "denied"
     UNKNOWN_PATH = "unknown_path"
     UNKNOWN_MODEL = "unknown_model"
@@ -75,6 +76,7 @@ class Kind(Enum):
     HEAD_TOO_LARGE = "head_too_large"
     # The gate's.
     FULL = "full"
+    LATE = "late"
     NO_UNIT = "no_unit"
     NO_MEMORY = "no_memory"
     NO_RESOURCES = "no_resources"
@@ -107,6 +109,7 @@ TABLE: dict[Kind, Row] = {
     # The client's.
     Kind.BAD_REQUEST: _client(400, closes=True),
     Kind.BAD_JSON: _client(400),
+    Kind.BAD_HEADER: _client(400),
     Kind.DENIED: _client(403, kind="permission_error"),
     Kind.UNKNOWN_PATH: _client(404, kind="not_found_error"),
     Kind.UNKNOWN_MODEL: _client(404, kind="not_found_error"),
@@ -120,6 +123,7 @@ TABLE: dict[Kind, Row] = {
     Kind.HEAD_TOO_LARGE: _client(431, closes=True),
     # The gate's.
     Kind.FULL: _gate(429),
+    Kind.LATE: _gate(429),
     Kind.NO_UNIT: _gate(503),
     Kind.NO_MEMORY: Row(Fault.GATE, 503, _DOWN, Outcome.GATE_ERROR, closes=True, retry_after_s=1),
     Kind.NO_RESOURCES: _gate(503, retryable=True),
@@ -146,11 +150,15 @@ TABLE: dict[Kind, Row] = {
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One failure that happened: its kind, and a sentence for the person who has to act."""
+    """One failure that happened: its kind, and a sentence for the person who has to act.
+
+    `retry_after_s` is told where more is known than the row of its kind says.
+    """
 
     kind: Kind
     message: str
     param: str | None = None
+    retry_after_s: int | None = None
 
 
 def error_body(failure: Failure) -> bytes:

@@ -37,6 +37,7 @@ from proxy.wire.memory import BodyMemory
 from proxy.wire.pool import Pool
 from proxy.wire.reach import Reach
 from proxy.wire.request import Request
+from proxy.wishes import Wishes
 from router.board import Board, Consequence
 from router.desk import Desk
 from router.judge import nothing_to_learn
@@ -80,7 +81,7 @@ class Gate:
         self.memory = BodyMemory(settings.limits.bodies_bytes)
         self.clients: dict[ClientConnection, None] = {}
         self.board = Board(settings.rules)
-        self.router = Router(self.board, POLICIES[settings.policy](), rng, Waiting())
+        self.router = Router(self.board, POLICIES[settings.policy](), rng, Waiting(settings.queue))
         self.events = events
         self.metrics = Metrics(
             self.board,
@@ -103,6 +104,7 @@ class Gate:
         self.on_tick: list[Callable[[float], None]] = []
         self.take_over: Callable[[Settings], str] = lambda anew: self.configure(anew.fleet)
         self.own_answers = OwnAnswers(self.board)
+        self.wishes = Wishes(settings.headers)
         self.balancers = Balancers()
         self.peers = Peers(settings.trusted)
         self.orca = Orca(self.board, self.metrics.responses, lambda: len(self.router.waiting))
@@ -239,7 +241,10 @@ class Gate:
 
     def close(self, lease: Lease, outcome: Outcome) -> None:
         """Close a lease and count the attempt."""
-        self.board.close(lease)
+        now = self.now()
+        self.board.close(lease, now)
+        if outcome is Outcome.BUSY:
+            lease.desk.narrow(now)
         self.metrics.attempt(lease.unit, outcome)
         self.room()
 
@@ -247,6 +252,7 @@ class Gate:
         """A generation has ended well: a proof of life."""
         desk, now = lease.desk, self.now()
         desk.life_at = now
+        desk.books.errors.worked(now)
         if not lease.ask.stream:
             desk.pace.answered(now - lease.opened_at)
         if not nothing_to_learn(desk.case):
@@ -254,10 +260,13 @@ class Gate:
 
     def blame(self, lease: Lease, failure: Failure) -> None:
         """A request failed: evidence, where the failure is the unit's fault."""
-        if failure.kind.row.by_response and not lease.desk.retired:
-            self.board.cool(lease.unit, self.now() + COOL_S)
-        strength = failure.kind.row.strength
-        if failure.kind is Kind.UNIT_ERROR and self.board.errs_only(lease.unit, self.now()):
+        row, now = failure.kind.row, self.now()
+        if row.by_response and not lease.desk.retired:
+            self.board.cool(lease.unit, now + COOL_S)
+        if row.strength is not None:
+            lease.desk.books.errors.failed(now)
+        strength = row.strength
+        if failure.kind is Kind.UNIT_ERROR and self.board.errs_only(lease.unit, now):
             strength = Strength.STRONG
         if strength is not None:
             self._observe(lease.desk, Sign.BAD, strength, failure.message)
@@ -272,7 +281,7 @@ class Gate:
     def explain(self, refusal: Refusal, ask: Ask) -> Failure:
         """Why no unit could be given to `ask`, for the one who asked."""
         self.metrics.refusal(refusal)
-        return self.own_answers.explain(refusal, ask)
+        return self.own_answers.explain(refusal, ask, self.router.drain_s())
 
     def finished(self, record: Finished) -> None:
         """A request is over."""
@@ -359,7 +368,7 @@ class Gate:
             listener(now)
         self.orca.refresh(now)
         if len(self.router.waiting):
-            self.router.serve_waiting(now)
+            self.router.tick(now)
         if self._stopping and not self.clients:
             self._empty.set()
         self._access_log.flush()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from math import ceil
 from re import compile as pattern
 from urllib.parse import unquote_to_bytes
 
@@ -15,6 +16,7 @@ from router.board import Board
 from router.nouns import Ask, Refusal
 
 RESPONSES_KEPT = 10_000
+RETRY_MAX_S = 600
 _RESPONSE_ID = pattern(rb'"id"\s*:\s*"(resp_[^"]{1,200})"')
 _UNIT_HEALTH = b"/healthz/unit/"
 
@@ -48,14 +50,19 @@ class OwnAnswers:
         headers = readyz_headers(self._board, stopping=stopping)
         return (200 if ready else 503), orjson.dumps(detail), lines(headers)
 
-    def explain(self, refusal: Refusal, ask: Ask) -> Failure:
-        """The failure a refusal amounts to, in words."""
+    def explain(self, refusal: Refusal, ask: Ask, drain_s: float) -> Failure:
+        """The failure a refusal amounts to, in words. `drain_s`: until all who wait have been served."""
         if refusal is Refusal.UNKNOWN_MODEL:
             known = ", ".join(sorted({m for desk in self._board for m in desk.models})) or "none"
             message = f"the model `{ask.model}` does not exist; the units here serve: {known}"
             return Failure(Kind.UNKNOWN_MODEL, message, param="model")
+        after_s = int(min(max(ceil(drain_s), 1), RETRY_MAX_S))
         if refusal is Refusal.FULL:
-            return Failure(Kind.FULL, "every usable unit is at its max_in_flight; retry after the time given")
+            reason = "every usable unit is full, and so is the queue; retry after the time given"
+            return Failure(Kind.FULL, reason, retry_after_s=after_s)
+        if refusal is Refusal.LATE:
+            reason = "it could not be answered in the time it may take; retry after the time given"
+            return Failure(Kind.LATE, reason, retry_after_s=after_s)
         states = [f"{d.unit.name} is {'drained' if d.drained else d.case.verdict.value}" for d in self._board]
         more = f" and {len(states) - 5} more" if len(states) > 5 else ""
         reason = f"no unit can take this request: {', '.join(states[:5])}{more}; the gate's /units says why"
@@ -73,7 +80,7 @@ class OwnAnswers:
     def placed(self, ask: Ask) -> Ask:
         """`ask`, bound to the unit that holds what it follows on, where that is known."""
         unit = self._made_by.get(ask.follows) if ask.follows is not None else None
-        return ask if unit is None else Ask(ask.model, ask.stream, ask.prompt_tokens, unit, ask.follows)
+        return ask if unit is None else ask._replace(unit=unit)
 
     def sticky_ask(self, path: bytes) -> Ask | Failure:
         """The ask for `/v1/responses/{id}`: only the unit that made it has it."""

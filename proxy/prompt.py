@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import orjson
 from xxhash import xxh3_64_intdigest
 
-BLOCK_BYTES = 512
-"""About 128 tokens of English text."""
+from router.books import BLOCK_BYTES
+
 MAX_BLOCKS = 8192
 """Blocks beyond (4 MiB) are counted and not hashed: no engine's context is longer."""
 TOKEN_ID_BYTES = 4

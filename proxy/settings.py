@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from proxy.recovery.nouns import Remedy
+from router.fair import FairRules
 from router.nouns import Fleet, Rules
 
 if TYPE_CHECKING:
@@ -92,6 +93,20 @@ class RedisAccess:
 
 
 @dataclass(frozen=True, slots=True)
+class Headers:
+    """Which header lines of a request are heeded, in lower case.
+
+    session (x-session-id): requests with the same value go to the same unit, with policy `session`.
+    tenant (x-gateway-inference-fairness-id): who shares the queue fairly with whom; without it, the
+    credentials tell. priority (x-priority): an integer, lower goes first.
+    """
+
+    session: str = "x-session-id"
+    tenant: str = "x-gateway-inference-fairness-id"
+    priority: str = "x-priority"
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """Everything the gate is told at start; `fleet` and `remedies` may be replaced while it runs (SIGHUP).
 
@@ -111,8 +126,10 @@ class Settings:
     redis: RedisAccess | None = None
     admin_token: str | None = field(default=None, repr=False)
     agent_token: str | None = field(default=None, repr=False)
-    policy: str = "least_load"
+    policy: str = "prefix_affinity"
     rules: Rules = field(default_factory=Rules)
+    queue: FairRules = field(default_factory=FairRules)
+    headers: Headers = Headers()
     limits: Limits = Limits()
     timeouts: Timeouts = Timeouts()
     tls: Tls = Tls()

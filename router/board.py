@@ -13,19 +13,18 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from router import panic, silence
+from router.books import ALL_BLOCKS
+from router.cost import COSTS, forecast
 from router.desk import BUSY_S, Desk
 from router.judge import judge, open_case
 from router.lease import Lease
 from router.nouns import (
     Ask,
-    Candidate,
-    Case,
     Evidence,
     Fleet,
     Flip,
     Load,
     Models,
-    Refusal,
     Rules,
     Served,
     Sign,
@@ -33,6 +32,7 @@ from router.nouns import (
     Unit,
     Verdict,
 )
+from router.rates import learn_of_peers
 from router.slowness import Slowness, Speed, compare
 
 ERRORS_S = 1.0
@@ -40,6 +40,8 @@ ERRORS_S = 1.0
 DOUBT_S = 5.0
 """A doubt that nothing has settled for so long ends: most likely only connections were lost."""
 
+PEERS_S = 1.0
+"""How often units take over from their peers what they have not seen themselves."""
 BATCH_SHARE = 0.1
 """How much one tick moves the mean of a unit's requests: the mean is of the last few seconds."""
 
@@ -77,6 +79,7 @@ class Board:
         self.in_flight = 0
         self.panic_at: float | None = None
         """Since when units are held in rotation although nothing of them answers."""
+        self._peers_at = 0.0
 
     def __iter__(self) -> Iterator[Desk]:
         return iter(self.desks.values())
@@ -95,7 +98,7 @@ class Board:
         for unit in fleet.units:
             known = self.desks.get(unit.name)
             if known is None:
-                self.desks[unit.name] = Desk(unit, fleet.cell_weight(unit.cell), open_case(now))
+                self.desks[unit.name] = Desk(unit, fleet.cell(unit.cell), open_case(now))
             else:
                 if not unit.is_probed_like(known.unit):
                     probed_anew.append(unit)
@@ -103,10 +106,11 @@ class Board:
                     known.case = replace(known.case, faults=frozenset(), epochs=())
                     known.news = {}
                     known.engine = unit.engine
-                known.unit, known.weight = unit, unit.weight * fleet.cell_weight(unit.cell)
+                known.settle(unit, fleet.cell(unit.cell))
                 known.models = frozenset(unit.models) or known.models
         # The order of the configuration is the order people see.
         self.desks = {name: self.desks[name] for name in wanted}
+        self.forecast(now)
         return Changes(added, tuple(desk.unit for desk in gone), tuple(probed_anew))
 
     def observe(self, evidence: Evidence) -> Consequence:
@@ -124,7 +128,7 @@ class Board:
         if falls and desk.is_usable() and self._panics(desk, evidence.at):
             return Consequence(wants_canary=True)
         desk.case = after
-        reborn = _is_reborn(before, after)
+        reborn = after.reborn != before.reborn
         if after.verdict is before.verdict and not reborn:
             return Consequence(wants_canary=wants_canary) if wants_canary else _NOTHING
         if reborn:
@@ -134,6 +138,7 @@ class Board:
                 desk.risen_at = evidence.at
             elif before.because is not None and before.because.source == silence.SOURCE:
                 desk.cleared_at = evidence.at
+            self.forecast(evidence.at)
         flip = Flip(desk.unit.name, desk.unit.cell, before.verdict, after.verdict, evidence.at, evidence)
         if after.verdict is Verdict.DOWN and desk.stills:
             # This one it did not come out of by itself.
@@ -172,6 +177,8 @@ class Board:
         for desk in self.desks.values():
             if desk.leases:
                 desk.pace.mark(now)
+                desk.show_plain(now)
+            desk.widen()
             if desk.leases or desk.batch > 0.01:
                 desk.batch += BATCH_SHARE * (len(desk.leases) + desk.foreign - desk.batch)
             if 0.0 <= desk.doubted_at < now - DOUBT_S:
@@ -181,6 +188,20 @@ class Board:
                 mute += desk.is_mute(now)
         if self.panic_at is not None and not panic.hold(mute, rotation, 0.0, self.rules):
             self.panic_at = None
+        self.forecast(now)
+
+    def forecast(self, now: float) -> None:
+        """Work out anew what changes slowly in the cost of each unit, and what units learn of each other."""
+        desks = self.desks.values()
+        if now - self._peers_at >= PEERS_S:
+            learn_of_peers([(desk.models, desk.books.rates) for desk in desks], now - self._peers_at)
+            self._peers_at = now
+        share = ALL_BLOCKS // max(len(desks), 1)
+        for desk in desks:
+            desk.books.size(desk.unit, desk.load, share)
+        facts = [d.books.facts(d.load, d.share(now, self.rules), d.far_s, now) for d in desks]
+        for desk, one in zip(desks, forecast(facts, COSTS), strict=True):
+            desk.books.forecast = one
 
     def compare_speeds(self) -> list[Desk]:
         """Compare the units of each cell with each other; returns those whose `degraded` came or went."""
@@ -217,7 +238,7 @@ class Board:
 
     def could_serve(self, ask: Ask, tried: Iterable[str]) -> bool:
         """Whether waiting may help: a unit not tried yet serves this ask, or will once it is up again."""
-        return any(not d.drained and name not in tried and _serves(d, ask) for name, d in self.desks.items())
+        return any(not d.drained and name not in tried and d.serves(ask) for name, d in self.desks.items())
 
     def cool(self, name: str, until: float) -> None:
         """Offer a unit that answered with an error only when there is no other, until then.
@@ -252,38 +273,10 @@ class Board:
         is_idle = load is not None and load.at > desk.busy_at and load.running + load.waiting == 0
         return is_idle and len(desk.leases) <= 1
 
-    def candidates(
-        self, ask: Ask, now: float, tried: Iterable[str], overcommit: float
-    ) -> tuple[list[Candidate], Refusal]:
-        """The rows for a policy, and what to say when there is none.
-
-        Units that are SUSPECT or cool down are offered only when no other has room, SUSPECT ones last.
-        """
-        up: list[Candidate] = []
-        cooling: list[Candidate] = []
-        suspect: list[Candidate] = []
-        unsure = full = False
-        for name, desk in self.desks.items():
-            if not desk.is_usable() or name in tried or not _serves(desk, ask):
-                continue
-            if desk.is_doubted():
-                unsure = True
-                continue
-            in_flight = len(desk.leases)
-            if in_flight >= desk.unit.max_in_flight * (1.0 + overcommit):
-                full = True
-                continue
-            # What the engine says counts others' requests as well, only older.
-            foreign = max(desk.foreign, self.others.get(name, 0))
-            row = Candidate(name, in_flight, in_flight + foreign, desk.share(now, self.rules))
-            if desk.case.verdict is not Verdict.UP:
-                suspect.append(row)
-            elif desk.cool_until > now:
-                cooling.append(row)
-            else:
-                up.append(row)
-        refusal = Refusal.UNSURE if unsure else Refusal.FULL if full else Refusal.NO_UNIT
-        return up or cooling or suspect, refusal
+    def tokens_s(self) -> float:
+        """How many uncached tokens a second all usable units compute together."""
+        rates = (desk.books.rates.prefill_tokens_s.value * desk.weight for desk in self if desk.is_usable())
+        return sum(rates)
 
     def open(self, name: str, ask: Ask, now: float, *, retry: bool) -> Lease:
         """Open a lease on a unit."""
@@ -296,7 +289,7 @@ class Board:
         self.retries_in_flight += retry
         return lease
 
-    def close(self, lease: Lease) -> None:
+    def close(self, lease: Lease, now: float) -> None:
         """Close a lease. Raises RuntimeError the second time: an in-flight count must never drift."""
         if lease.closed:
             raise RuntimeError(f"{lease!r} closed twice")
@@ -304,6 +297,7 @@ class Board:
         lease.on_evict = None
         desk = lease.desk
         del desk.leases[lease]
+        desk.books.strike(lease, lease.ask, lease.bet, now, in_vain=not lease.committed)
         self.in_flight -= 1
         self.retries_in_flight -= lease.retry
         if desk.retired and not desk.leases and desk in self.leaving:
@@ -332,6 +326,7 @@ class Board:
     def _forget(self, desk: Desk) -> None:
         """What was learnt of the incarnation before does not hold for this one."""
         desk.load, desk.foreign, desk.counters_at = None, 0, 0.0
+        desk.books.forget()
         desk.slowness = Slowness()
         desk.engine = desk.unit.engine
 
@@ -340,13 +335,3 @@ class Board:
         for lease in leases:
             lease.evicted = True
         return leases
-
-
-def _is_reborn(before: Case, after: Case) -> bool:
-    return after.reborn != before.reborn
-
-
-def _serves(desk: Desk, ask: Ask) -> bool:
-    if ask.unit is not None and ask.unit != desk.unit.name:
-        return False
-    return ask.model is None or not desk.models or ask.model in desk.models

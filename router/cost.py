@@ -34,9 +34,12 @@ class CostRules:
     again: so large a share where as much was written of late as on the unit's peers, less where it was less.
     Without it, whoever holds a common beginning draws all conversations, and the other caches lie idle.
     report_half_life_s (2): after so long a report counts half, and the median of the unit's peers the other.
-    doubt_s (0.1): added for a unit whose report does not count at all any more.
+    doubt_s (0.1): added for a unit whose report does not count at all any more; up to fresh_s (4) nothing is,
+    for idle units are looked at every 3 s.
     error_s (5), error_max_s (60): error_s * p / (1 - p) is added for a share p of failures.
     foreign_tokens (1000): the uncached prompt of somebody else's request, where the engine does not tell.
+    sequence_share (0.005): a sequence more makes a step longer by at least so large a share. Where nothing
+    is known of it, or batching costs nothing, idle units come first all the same.
     decode_tokens (16): so many tokens of the answer count as waiting. With all of them, long answers would be
     sent away from where their prompts are cached, and everybody would wait longer for the first token.
     """
@@ -44,10 +47,15 @@ class CostRules:
     evict_share: float = 0.5
     report_half_life_s: float = 2.0
     doubt_s: float = 0.1
+    fresh_s: float = 4.0
     error_s: float = 5.0
     error_max_s: float = 60.0
     foreign_tokens: float = 1000.0
+    sequence_share: float = 0.005
     decode_tokens: float = 16.0
+
+
+COSTS = CostRules()
 
 
 class Report(NamedTuple):
@@ -130,7 +138,7 @@ _IDLE = Report(waiting=0.0, running=0.0, kv_use=0.0, age_s=0.0)
 def forecast(units: Sequence[Facts], rules: CostRules) -> list[Forecast]:
     """The forecasts of units, in their order; they are made together because they stand in for each other."""
     reports = [facts.report for facts in units if facts.report is not None]
-    usual = _usual([r for r in reports if _trust(r, rules) >= 0.5] or reports or [_IDLE], rules)
+    usual = _usual([r for r in reports if _trust(r.age_s, rules) >= 0.5] or reports or [_IDLE], rules)
     written = _written(units)
     return [_forecast(facts, usual, share, rules) for facts, share in zip(units, written, strict=True)]
 
@@ -184,14 +192,16 @@ def _written(units: Sequence[Facts]) -> list[float]:
 
 def _forecast(facts: Facts, usual: Report, written: float, rules: CostRules) -> Forecast:
     rates, own, share = facts.rates, facts.report or usual, max(facts.share, _SHARE_MIN)
-    trust = _trust(own, rules) if facts.report is not None else 0.0
+    trust = _trust(own.age_s, rules) if facts.report is not None else 0.0
+    belief = _trust(own.age_s - rules.fresh_s, rules) if facts.report is not None else 0.0
+    base_s, sequence_s = rates.steps.base_s, rates.steps.per_sequence_s
     tokens, others = _waiting_tokens(own, rules), _waiting_tokens(usual, rules)
     errors = facts.error_share
     return Forecast(
         tokens_s=rates.prefill_tokens_s.value,
         token_s=1.0 / rates.prefill_tokens_s.value / share,
-        step_s=rates.steps.base_s / share,
-        sequence_s=rates.steps.per_sequence_s / share,
+        step_s=base_s / share,
+        sequence_s=max(sequence_s, rules.sequence_share * base_s) / share,
         decode_tokens=min(rules.decode_tokens, rates.answer_tokens.value),
         answer_tokens=rates.answer_tokens.value,
         foreign_tokens=_blend(trust, tokens, others),
@@ -200,7 +210,7 @@ def _forecast(facts: Facts, usual: Report, written: float, rules: CostRules) -> 
         kv_reported=_blend(trust, own.kv_use, usual.kv_use) * facts.kv_tokens,
         evict_share=rules.evict_share * written,
         error_s=min(rules.error_s * errors / max(1.0 - errors, 1e-9), rules.error_max_s),
-        doubt_s=rules.doubt_s * (1.0 - trust),
+        doubt_s=rules.doubt_s * (1.0 - belief),
         far_s=facts.far_s,
     )
 
@@ -214,9 +224,9 @@ def _kv_s(unit: Forecast, work: Work, needed: float, stay_s: float) -> float:
     return min(missing * stay_s / used, KV_MAX_S) if missing > 0.0 else 0.0
 
 
-def _trust(report: Report, rules: CostRules) -> float:
+def _trust(age_s: float, rules: CostRules) -> float:
     """How much a report counts: 1 when it is new, half of it a half-life later."""
-    return float(0.5 ** (max(report.age_s, 0.0) / rules.report_half_life_s))
+    return float(0.5 ** (max(age_s, 0.0) / rules.report_half_life_s))
 
 
 def _waiting_tokens(report: Report, rules: CostRules) -> float:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
+from math import inf
 from typing import TYPE_CHECKING
 
 from router import panic
-from router.nouns import Case, Evidence, Load, Rules, Unit, Verdict
+from router.books import Books
+from router.nouns import Ask, Case, Cell, Evidence, Load, Rules, Unit, Verdict
 from router.pace import LARGE_TOKENS, Pace
 from router.silence import CLEARED_S, hides_work, silent_limit_s
 from router.slowness import Slowness, Speed
@@ -14,6 +16,9 @@ from router.slowness import Slowness, Speed
 if TYPE_CHECKING:
     from router.lease import Lease
 
+SHUT_S = 1.0
+"""How long a unit gets nothing that refused the only request it had."""
+WIDER = 1.025
 BUSY_S = 10.0
 """How long a 503 is remembered: a report read after it tells whether there was anything to be busy with."""
 SLOW_START_LEAST = 0.1
@@ -39,6 +44,7 @@ class Desk:
 
     __slots__ = (
         "batch",
+        "books",
         "busy_at",
         "case",
         "cleared_at",
@@ -48,6 +54,7 @@ class Desk:
         "drained",
         "engine",
         "erred_at",
+        "far_s",
         "foreign",
         "gaps_ms",
         "heard_at",
@@ -55,10 +62,12 @@ class Desk:
         "life_at",
         "load",
         "models",
+        "narrowed",
         "news",
         "pace",
         "retired",
         "risen_at",
+        "shut_until",
         "slowness",
         "stills",
         "told_at",
@@ -67,9 +76,8 @@ class Desk:
         "work_at",
     )
 
-    def __init__(self, unit: Unit, cell_weight: float, case: Case) -> None:
-        self.unit = unit
-        self.weight = unit.weight * cell_weight
+    def __init__(self, unit: Unit, cell: Cell, case: Case) -> None:
+        self.settle(unit, cell)
         self.case = case
         self.models = frozenset(unit.models)
         self.engine = unit.engine
@@ -94,9 +102,18 @@ class Desk:
         # A dict for its order: evictions happen in the order the leases were opened.
         self.leases: dict[Lease, None] = {}
         self.pace = Pace()
+        self.books = Books(self.pace.rates, unit)
         # The same list, a step nearer for the byte path.
         self.gaps_ms = self.pace.gaps_ms
         self.news: dict[tuple[str | None, str], Evidence] = {}
+        self.narrowed = inf
+        self.shut_until = 0.0
+
+    def settle(self, unit: Unit, cell: Cell) -> None:
+        """Take over what the configuration says of the unit and of its cell."""
+        self.unit = unit
+        self.weight = unit.weight * cell.weight
+        self.far_s = cell.spill_s
 
     @property
     def in_flight(self) -> int:
@@ -111,6 +128,12 @@ class Desk:
     def is_usable(self) -> bool:
         """True when the unit may get new requests: believed to work, not drained, not on its way out."""
         return self.case.verdict in _USABLE and not self.drained and not self.retired
+
+    def serves(self, ask: Ask) -> bool:
+        """Whether `ask` may come here by its model, and by name where only one unit can answer."""
+        if ask.unit is not None and ask.unit != self.unit.name:
+            return False
+        return ask.model is None or not self.models or ask.model in self.models
 
     def is_doubted(self) -> bool:
         """True when the unit may have started anew, and has shown no life since."""
@@ -132,12 +155,38 @@ class Desk:
         """How long nothing may move on the unit with the work it has now."""
         return silent_limit_s(self, rules)
 
-    def prefilled(self, tokens: int, opened_at: float, now: float) -> None:
-        """An ask that came at `opened_at` has shown its first token."""
-        self.pace.prefilled(tokens, opened_at, now)
-        if tokens >= LARGE_TOKENS and self.counters_at:
-            ended = (still_s for since, still_s in self.stills if since + still_s >= opened_at)
-            self.pace.stood(tokens, max(ended, default=0.0))
+    def shown(self, lease: Lease, now: float) -> None:
+        """An attempt has shown its first token (or the head of a plain body)."""
+        done = self.books.show(lease, now)
+        if done is None or not lease.ask.stream:
+            # A plain answer comes when all of it is computed, which says little about its prompt.
+            return
+        self.pace.prefilled(done)
+        if done.tokens >= LARGE_TOKENS and self.counters_at:
+            ended = (still_s for since, still_s in self.stills if since + still_s >= lease.opened_at)
+            self.pace.stood(done.tokens, max(ended, default=0.0))
+
+    def show_plain(self, now: float) -> None:
+        """Take the prompts of plain answers as computed when they are due: nothing shows when they are."""
+        for lease in self.leases:
+            if not (lease.ask.stream or lease.committed) and now >= lease.opened_at + lease.bet.ttft_s:
+                self.books.show(lease, now)
+
+    def narrow(self, now: float) -> None:
+        """The engine takes no more than it has now: it said so to one that has just been closed."""
+        self.narrowed = float(max(1, len(self.leases)))
+        if not self.leases:
+            self.shut_until = now + SHUT_S
+
+    def widen(self) -> None:
+        """A tick has passed: try a little more again, until all is allowed that is configured."""
+        if self.narrowed < self.unit.max_in_flight:
+            self.narrowed = self.narrowed * WIDER + 0.25
+
+    def has_place(self, now: float, overcommit: float) -> bool:
+        """Whether one more request may go there, as far as counts go."""
+        limit = min(self.narrowed, self.unit.max_in_flight) * (1.0 + overcommit)
+        return len(self.leases) < limit and now >= self.shut_until
 
     def stands_still(self, still_s: float) -> None:
         """Nothing has moved for so long."""

@@ -22,7 +22,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class FairRules:
-    """limit (1024), limit_bytes (256 MiB): what may wait.
+    """limit (1024), limit_bytes (256 MiB): what may wait; max_wait_s (60): for how long at most.
+
+    backlog_s (1): a unit that has so many seconds of prompts to compute gets no more of them: what comes
+    waits for whichever unit is the best when it is its turn.
 
     quantum_tokens (64): what one visit is worth. Less than most asks, so that tenants alternate by the ask:
     visits are counted, not made, and cost nothing.
@@ -31,6 +34,8 @@ class FairRules:
 
     limit: int = 1024
     limit_bytes: int = 256 << 20
+    max_wait_s: float = 60.0
+    backlog_s: float = 1.0
     quantum_tokens: int = 64
     age_s: float = 10.0
     age_tokens: int = 32768
@@ -175,8 +180,8 @@ class FairQueue(Generic[T]):
     def _held(self, tenant: Tenant[T], also: Place[T] | None = None) -> float:
         """The share of the queue that a tenant holds: of its places or of its bytes, whichever is larger."""
         count, size = (1, also.size) if also is not None else (0, 0)
-        count_share = (len(tenant.places) + count) / self.rules.limit
-        return max(count_share, (tenant.size + size) / self.rules.limit_bytes)
+        count_share = (len(tenant.places) + count) / max(self.rules.limit, 1)
+        return max(count_share, (tenant.size + size) / max(self.rules.limit_bytes, 1))
 
 
 def _seconds(tokens: int, tokens_s: float) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from router.books import Bet
 from router.nouns import Ask
 
 if TYPE_CHECKING:
@@ -15,11 +16,13 @@ class Lease:
     """One attempt on one unit, held from the pick until the stream has ended.
 
     `evicted` is set when the unit went DOWN; `on_evict` is called once at that moment.
-    `first_at` is when something was first shown to the client; `paused` while the client reads nothing.
+    `first_at` is when something was first shown to the client; `paused` while the client reads nothing; `bet`
+    is what was expected of it.
     """
 
     __slots__ = (
         "ask",
+        "bet",
         "closed",
         "committed",
         "desk",
@@ -34,6 +37,7 @@ class Lease:
     def __init__(self, desk: Desk, ask: Ask, now: float, *, retry: bool) -> None:
         self.desk = desk
         self.ask = ask
+        self.bet: Bet = desk.books.enter(self, ask, now)
         self.opened_at = now
         self.retry = retry
         self.committed = False
@@ -52,8 +56,7 @@ class Lease:
         """The unit has shown its first token (or the head of a plain body)."""
         self.committed = True
         self.first_at = now
-        if self.ask.stream:
-            self.desk.prefilled(self.ask.prompt_tokens, self.opened_at, now)
+        self.desk.shown(self, now)
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else "evicted" if self.evicted else "open"

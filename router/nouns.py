@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from math import inf
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     import random
@@ -38,10 +39,14 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """Units that share fate and are rolled together."""
+    """Units that share fate and are rolled together.
+
+    `spill_s` says how far away it is: a request comes here only when it would wait so much longer elsewhere.
+    """
 
     name: str
     weight: float = 1.0
+    spill_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +57,8 @@ class Unit:
     `weight` scales the share of load, `max_in_flight` bounds the leases held on it at once.
     `engine` and `canary` (which API a canary goes through) empty means: found out by the probes.
     `metrics_url` is where the engine shows its numbers, when that is not the engine's usual place.
-    `api_key` is what probes send.
+    `api_key` is what probes send. `prefill_tokens_s` (uncached tokens a second) and `kv_tokens` (the size of
+    the KV cache) are first estimates; 0 means: take the engine's word, or go by the unit's peers.
     """
 
     name: str
@@ -66,6 +72,8 @@ class Unit:
     canary: str = ""
     metrics_url: str = ""
     api_key: str = field(default="", repr=False)
+    prefill_tokens_s: float = 0.0
+    kv_tokens: int = 0
 
     def is_probed_like(self, other: Unit) -> bool:
         """Whether both are looked at in the same way, wherever they are."""
@@ -84,6 +92,15 @@ class Ask(NamedTuple):
     """The only unit that can answer (a stored response lives where it was made)."""
     follows: str | None = None
     """The stored response this one goes on from."""
+    prompt_bytes: int = 0
+    blocks: tuple[int, ...] = ()
+    """Chained hashes of the prompt's full blocks: what a prefix cache may hold of it."""
+    session: str = ""
+    tenant: str = ""
+    priority: int = 0
+    """Lower goes first."""
+    deadline_at: float = inf
+    """When its first token has to be there to be of use."""
 
 
 class Sign(Enum):
@@ -186,6 +203,8 @@ class Load:
     progress: float | None = None
     sighted: bool = False
     epoch: str | None = None
+    kv_tokens: int = 0
+    """The size of the KV cache; 0: it does not tell."""
 
     @property
     def foreign(self) -> int:
@@ -218,13 +237,18 @@ Finding = Evidence | Load | Models | Served
 class Candidate(NamedTuple):
     """The row a policy ranks; a named tuple because one is made per unit per pick.
 
-    `load` is in-flight requests here plus the engine's foreign ones, not yet divided by `weight`.
+    `load` is in-flight requests here plus the engine's foreign ones, not yet divided by `weight`. `cost_s` is
+    what the ask costs there, in predicted seconds; `blind_s` is the same if nothing of its prompt were in the
+    unit's prefix cache. A unit without room may rank: when it ranks first, the ask waits for it.
     """
 
     unit: str
     in_flight: int
     load: float
     weight: float
+    cost_s: float = 0.0
+    blind_s: float = 0.0
+    has_room: bool = True
 
 
 class Refusal(Enum):
@@ -232,6 +256,8 @@ class Refusal(Enum):
 
     NO_UNIT = "no_unit"
     FULL = "full"
+    LATE = "late"
+    """It could not be answered before its deadline."""
     UNKNOWN_MODEL = "unknown_model"
     UNSURE = "unsure"
     """A unit that could take the request may have started anew: it is being asked."""
@@ -296,13 +322,19 @@ class Fleet:
     cells: tuple[Cell, ...] = ()
     units: tuple[Unit, ...] = field(default=())
 
-    def cell_weight(self, name: str) -> float:
-        """The weight of a cell; 1 for one that is not listed."""
-        return next((cell.weight for cell in self.cells if cell.name == name), 1.0)
+    def cell(self, name: str) -> Cell:
+        """The cell of that name; one with defaults, when it is not listed."""
+        return next((cell for cell in self.cells if cell.name == name), Cell(name))
 
 
 class Policy(Protocol):
-    """Ranks candidates for an ask; never sees health, never drops one, holds no state beyond a cursor."""
+    """Ranks candidates for an ask; never sees health, never drops one, holds no state beyond a cursor.
+
+    `by_seconds`: it ranks by cost, so that an ask may wait for a unit that has no room yet; policies that do
+    not are shown units with room only, as long as there is one.
+    """
+
+    by_seconds: ClassVar[bool]
 
     def rank(self, ask: Ask, candidates: Sequence[Candidate], rng: random.Random) -> Sequence[Candidate]:
         """All of `candidates` (at least one), best first, so that the next best needs no new call."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from itertools import accumulate
 
 from router.rates import Rates
+from router.work import Prefilled
 
 GAPS_MS = 4096
 """Gaps between tokens are counted per millisecond up to this; the last place takes all that are longer."""
@@ -28,7 +29,6 @@ class Pace:
         "_largest",
         "_mark",
         "_marked_at",
-        "_shown_at",
         "_stood_s",
         "_stood_tokens",
         "gaps_ms",
@@ -42,7 +42,6 @@ class Pace:
         self._mark: list[int] | None = None
         self._marked_at = 0.0
         self.rates = Rates()
-        self._shown_at = 0.0
         self._largest = 0
         self._stood_tokens = 0
         self._stood_s = 0.0
@@ -67,15 +66,14 @@ class Pace:
         # A gap is counted by its whole milliseconds; it was up to one longer.
         return (gap_ms + 1) / 1000
 
-    def prefilled(self, tokens: int, opened_at: float, now: float) -> None:
-        """An ask with a prompt of so many tokens, at the unit since `opened_at`, has shown its first one.
+    def prefilled(self, done: Prefilled) -> None:
+        """A prompt was computed.
 
-        Prompts are computed one after the other or in one step, so its time began when the one before it was
-        done: to go by its time to first token would be to go by the length of the queue.
+        Prompts are computed one after the other or in one step, so the time of one begins when the one before
+        it is done: to go by its time to first token would be to go by the length of the queue.
         """
-        self.rates.prefilled(tokens, max(0.0, now - max(self._shown_at, opened_at)))
-        self._shown_at = now
-        self._largest = max(self._largest, tokens)
+        self.rates.prefilled(done.tokens, done.busy_s)
+        self._largest = max(self._largest, done.tokens)
 
     def stood(self, tokens: int, still_s: float) -> None:
         """While a large prompt was computed, the engine's counters stood still for so long at the longest."""

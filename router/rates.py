@@ -11,7 +11,9 @@ Rules:
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from math import exp, inf, isfinite, log
+from statistics import median
 
 FIRST_PREFILL_TOKENS_S = 4000.0
 FIRST_BYTES_PER_TOKEN = 4.0
@@ -177,3 +179,28 @@ class Errors:
         """An attempt went well."""
         if self._share:
             self._share, self._at = self.share(now) / 2.0, now
+
+
+def learn_of_peers(units: Sequence[tuple[Hashable, Rates]], elapsed_s: float) -> None:
+    """Have units guess, or lean to, the median of what the units of their kind have seen."""
+    kinds: dict[Hashable, list[Rates]] = {}
+    for kind, rates in units:
+        kinds.setdefault(kind, []).append(rates)
+    for peers in kinds.values():
+        if len(peers) > 1:
+            for name in ("prefill_tokens_s", "bytes_per_token", "answer_tokens"):
+                _lean([getattr(rates, name) for rates in peers], elapsed_s)
+            seen = [rates.steps for rates in peers if rates.steps.seen]
+            if seen:
+                base_s, slope_s = median(s.base_s for s in seen), median(s.per_sequence_s for s in seen)
+                for rates in peers:
+                    rates.steps.guess(base_s, slope_s)
+
+
+def _lean(estimates: Sequence[Estimate], elapsed_s: float) -> None:
+    seen = [estimate.value for estimate in estimates if estimate.seen]
+    if seen:
+        usual = median(seen)
+        for estimate in estimates:
+            estimate.guess(usual)
+            estimate.lean(usual, elapsed_s)

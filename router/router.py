@@ -1,18 +1,29 @@
 """The router: turns an ask into a lease, a place in the queue, or a refusal.
 
-Synchronous and without I/O. Who waits is called back from `serve_waiting`, which the caller invokes
-whenever room may have appeared: a lease closed, a unit came UP, a drain ended, time passed.
+Synchronous and without I/O. Who waits is called back from `serve_waiting`, which the caller invokes when room
+may have appeared (a lease closed, a unit came UP, a drain ended), and from `tick`, as time passes. Rules:
+1. An ask waits here and not at a unit: which unit is best is decided when there is room (late binding).
+2. Nobody who comes overtakes those who wait, but by their turn.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
+from math import inf
 
 from router.board import Board
 from router.lease import Lease
-from router.nouns import Ask, Policy, Refusal
-from router.waiting import Ticket, Waiting
+from router.nouns import Ask, Candidate, Policy, Refusal
+from router.offers import Bounds, offers
+from router.waiting import MOVED_S, Ticket, Waiting
+
+LOOKS = 16
+"""So many of those who wait are looked at each time there may be room."""
+MISS = 1.25
+"""A first token has to be predicted so many times later than its deadline to be given up: it is a guess."""
+
+Settle = Callable[[Lease | Refusal], None]
 
 
 class Router:
@@ -30,34 +41,128 @@ class Router:
         """The best unit for `ask` that was not tried yet, or why there is none.
 
         `evicted` asks may go above max_in_flight by `evict_overcommit`; `retry` marks a lease that draws on
-        the retry budget.
+        the retry budget. FULL means that the ask may wait.
         """
         overcommit = self.board.rules.evict_overcommit if evicted else 0.0
-        rows, refusal = self.board.candidates(ask, now, tried, overcommit)
-        if rows:
-            best = self.policy.rank(ask, rows, self._rng)[0]
-            return self.board.open(best.unit, ask, now, retry=retry)
-        if refusal is not Refusal.NO_UNIT:
-            return refusal
-        if ask.model is not None and self.board.knows_model(ask.model) is False:
-            return Refusal.UNKNOWN_MODEL
-        return Refusal.NO_UNIT
+        best = self._best(ask, now, tried, overcommit=overcommit)
+        if isinstance(best, Refusal):
+            return best
+        is_new = not (tried or evicted or retry)
+        if not best.has_room or (is_new and len(self.waiting.fair)):
+            return Refusal.FULL
+        return self.board.open(best.unit, ask, now, retry=retry)
 
     def wait(
-        self, ask: Ask, now: float, tried: frozenset[str], settle: Callable[[Lease | Refusal], None]
-    ) -> Ticket | None:
-        """Queue an ask that lost its unit; `settle` is called once, later. None when the queue is full."""
-        return self.waiting.add(ask, now, tried, settle)
+        self,
+        ask: Ask,
+        now: float,
+        tried: frozenset[str],
+        settle: Settle,
+        *,
+        size: int = 0,
+        moved: bool = False,
+    ) -> Ticket | Refusal:
+        """Queue an ask with a body of `size` bytes; `settle` is called once, later. Or why it may not wait.
+
+        `moved`: it has lost its unit, and comes before all who have had none.
+        """
+        if moved:
+            ticket = Ticket(ask, tried, now, now + MOVED_S, settle)
+            return ticket if self.waiting.add_moved(ticket) else Refusal.FULL
+        ticket = Ticket(ask, tried, now, min(now + self.waiting.rules.max_wait_s, ask.deadline_at), settle)
+        refusal = self.waiting.add(
+            ticket, now, tokens=self._uncached(ask), size=size, tokens_s=self.board.tokens_s()
+        )
+        return ticket if refusal is None else refusal
 
     def serve_waiting(self, now: float) -> None:
-        """Give room to those who wait, oldest first, and refuse those who have waited long enough."""
-        for ticket in self.waiting.in_order():
+        """Give room to those who wait, in their order."""
+        for ticket in self.waiting.moved():
             answer = self.pick(ticket.ask, now, ticket.tried, evicted=True)
-            if (
-                isinstance(answer, Refusal)
-                and now < ticket.expires_at
-                and answer is not Refusal.UNKNOWN_MODEL
-            ):
-                continue
-            self.waiting.remove(ticket)
-            ticket.settle(answer)
+            if isinstance(answer, Lease) or answer is Refusal.UNKNOWN_MODEL or now >= ticket.expires_at:
+                self.waiting.remove(ticket)
+                ticket.settle(answer)
+        if len(self.waiting.fair):
+            self._serve_fair(now)
+
+    def tick(self, now: float) -> None:
+        """Refuse those who have waited for too long, or for nothing."""
+        if len(self.waiting.fair):
+            for ticket in list(self.waiting.late(now, self.board.tokens_s())):
+                self.waiting.remove(ticket)
+                ticket.settle(Refusal.LATE)
+        self.serve_waiting(now)
+
+    def drain_s(self) -> float:
+        """How long until all who wait now have been served, as far as can be foreseen; 0 when nobody does."""
+        return self.waiting.fair.drain_s(self.board.tokens_s()) if len(self.waiting.fair) else 0.0
+
+    def _best(
+        self, ask: Ask, now: float, tried: Iterable[str], *, overcommit: float = 0.0, wait_s: float = 0.0
+    ) -> Candidate | Refusal:
+        bounds = Bounds(self.waiting.rules.backlog_s, wait_s, overcommit)
+        rows, refusal = offers(self.board, ask, now, tried, bounds)
+        if not rows:
+            is_unknown = ask.model is not None and self.board.knows_model(ask.model) is False
+            return Refusal.UNKNOWN_MODEL if is_unknown and refusal is Refusal.NO_UNIT else refusal
+        if not self.policy.by_seconds or overcommit:
+            rows = [row for row in rows if row.has_room] or rows
+        best = self.policy.rank(ask, rows, self._rng)[0]
+        return Refusal.LATE if ask.deadline_at < inf and self._is_hopeless(best, ask, now) else best
+
+    def _is_hopeless(self, best: Candidate, ask: Ask, now: float) -> bool:
+        """Whether even the best unit would answer too late, as far as it has shown how fast it is."""
+        books = self.board.desks[best.unit].books
+        _, queue_s, prefill_s, _, kv_s, *_ = books.quote(ask, now).terms
+        due_s = MISS * (ask.deadline_at - now)
+        return books.rates.prefill_tokens_s.seen > 0 and queue_s + prefill_s + kv_s > due_s
+
+    def _serve_fair(self, now: float) -> None:
+        blocked = _Blocked()
+        tokens_s, ahead = self.board.tokens_s(), 0
+        for _ in range(LOOKS):
+            place = self.waiting.fair.first(blocked)
+            if place is None:
+                return
+            ticket = place.item
+            best = self._best(ticket.ask, now, ticket.tried, wait_s=ahead / tokens_s if tokens_s else 0.0)
+            if isinstance(best, Refusal) and best is not Refusal.UNSURE:
+                self.waiting.remove(ticket)
+                ticket.settle(best)
+            elif isinstance(best, Candidate) and best.has_room:
+                self.waiting.take(ticket)
+                ticket.settle(self.board.open(best.unit, ticket.ask, now, retry=False))
+            else:
+                # It waits for a unit that is better than those with room, or there is none.
+                ahead += place.tokens
+                blocked.add(ticket, whole_kind=isinstance(best, Refusal) or not self._has_room(ticket, now))
+
+    def _has_room(self, ticket: Ticket, now: float) -> bool:
+        rows, _ = offers(self.board, ticket.ask, now, ticket.tried, Bounds(self.waiting.rules.backlog_s))
+        return any(row.has_room for row in rows)
+
+    def _uncached(self, ask: Ask) -> int:
+        """What would have to be computed of it where most of it is cached."""
+        desks = [desk for desk in self.board if desk.is_usable() and desk.serves(ask)]
+        if not desks:
+            return ask.prompt_tokens
+        held = max(desk.books.prefixes.match(ask.blocks) for desk in desks) if ask.blocks else 0
+        return int(ask.prompt_tokens * (1.0 - held / len(ask.blocks))) if held else ask.prompt_tokens
+
+
+class _Blocked:
+    """Tickets for whom nothing was found; of some, all of their kind."""
+
+    __slots__ = ("_kinds", "_tickets")
+
+    def __init__(self) -> None:
+        self._tickets: set[Ticket] = set()
+        self._kinds: set[object] = set()
+
+    def add(self, ticket: Ticket, *, whole_kind: bool) -> None:
+        self._tickets.add(ticket)
+        if whole_kind and not ticket.tried:
+            self._kinds.add(ticket.kind)
+
+    def __contains__(self, ticket: object) -> bool:
+        return isinstance(ticket, Ticket) and (ticket.kind in self._kinds or ticket in self._tickets)

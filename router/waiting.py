@@ -1,12 +1,22 @@
-"""The queue of asks that lost their unit before they had shown a token: bounded in count and in time."""
+"""Those who wait for a unit: first those who lost theirs, in their order, then all others in their turn.
+
+Bounded in count, in bytes and in time. Whose turn it is among the others is said in fair.py.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from router.fair import FairQueue, FairRules, NoPlace
 from router.lease import Lease
 from router.nouns import Ask, Refusal
+from router.turns import Place
+
+MOVED_S = 30.0
+"""Who lost its unit has waited for its answer once already."""
+
+_REFUSALS = {NoPlace.FULL: Refusal.FULL, NoPlace.HOPELESS: Refusal.LATE}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -15,35 +25,75 @@ class Ticket:
 
     ask: Ask
     tried: frozenset[str]
+    entered_at: float
     expires_at: float
     settle: Callable[[Lease | Refusal], None]
 
+    @property
+    def kind(self) -> tuple[str | None, str | None]:
+        """Asks of a kind go to the same units."""
+        return self.ask.model, self.ask.unit
+
 
 class Waiting:
-    """First come, first served; at most `limit` tickets, each for at most `max_wait_s`."""
+    """All who wait."""
 
-    def __init__(self, limit: int = 1024, max_wait_s: float = 30.0) -> None:
-        self.limit = limit
-        self.max_wait_s = max_wait_s
-        self._tickets: dict[Ticket, None] = {}
+    def __init__(self, rules: FairRules) -> None:
+        self.rules = rules
+        self.fair: FairQueue[Ticket] = FairQueue(rules)
+        self._moved: dict[Ticket, None] = {}
+        self._places: dict[Ticket, Place[Ticket]] = {}
 
     def __len__(self) -> int:
-        return len(self._tickets)
+        return len(self._moved) + len(self.fair)
 
-    def add(
-        self, ask: Ask, now: float, tried: frozenset[str], settle: Callable[[Lease | Refusal], None]
-    ) -> Ticket | None:
-        """Queue an ask; None when `limit` tickets wait already."""
-        if len(self._tickets) >= self.limit:
-            return None
-        ticket = Ticket(ask, tried, now + self.max_wait_s, settle)
-        self._tickets[ticket] = None
-        return ticket
+    def moved(self) -> list[Ticket]:
+        """Those who lost their unit, oldest first; a copy, because serving one removes it."""
+        return list(self._moved) if self._moved else []
+
+    def add_moved(self, ticket: Ticket) -> bool:
+        """Queue one that lost its unit; False when too many wait already."""
+        if len(self._moved) >= max(self.rules.limit, 1):
+            return False
+        self._moved[ticket] = None
+        return True
+
+    def add(self, ticket: Ticket, now: float, *, tokens: int, size: int, tokens_s: float) -> Refusal | None:
+        """Queue one with `tokens` of uncached work and a body of `size` bytes, where `tokens_s` are computed.
+
+        Returns why it may not wait. Who has to go for it is told at once.
+        """
+        entered = self.fair.add(
+            ticket,
+            now,
+            tokens_s=tokens_s,
+            tenant=ticket.ask.tenant,
+            priority=ticket.ask.priority,
+            tokens=tokens,
+            size=size,
+            deadline_at=ticket.expires_at,
+            group=ticket,
+        )
+        if isinstance(entered, NoPlace):
+            return _REFUSALS[entered]
+        self._places[ticket] = entered.place
+        if entered.displaced is not None:
+            displaced = entered.displaced.item
+            del self._places[displaced]
+            displaced.settle(Refusal.FULL)
+        return None
+
+    def take(self, ticket: Ticket) -> None:
+        """One of the others is served: its tenant pays for it."""
+        self.fair.take(self._places.pop(ticket))
 
     def remove(self, ticket: Ticket) -> None:
-        """Take a ticket out: it was served, or its client left."""
-        self._tickets.pop(ticket, None)
+        """Take a ticket out without serving it: its client left, or its time is up."""
+        self._moved.pop(ticket, None)
+        place = self._places.pop(ticket, None)
+        if place is not None:
+            self.fair.remove(place)
 
-    def in_order(self) -> list[Ticket]:
-        """The tickets, oldest first; a copy, because serving one removes it."""
-        return list(self._tickets) if self._tickets else []
+    def late(self, now: float, tokens_s: float) -> Iterator[Ticket]:
+        """Those who would miss their deadline even if they were served now."""
+        return (place.item for place in self.fair.hopeless(now, tokens_s))

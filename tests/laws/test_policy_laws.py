@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies import POLICIES
+from policies.least_load import TIE_S
 from router.nouns import Ask, Candidate, Policy
 
 ASK = Ask("m")
@@ -25,13 +26,15 @@ every_policy = pytest.mark.parametrize("name", POLICIES)
 law = settings(derandomize=True, deadline=None, max_examples=100)
 
 weights = st.sampled_from([1.0, 2.0, 0.5]) | st.floats(1e-6, 1e6)
+costs = st.floats(1e-6, 1e9)
 loads = st.integers(0, 1000).map(float) | st.floats(0.0, 1e308)
 
 
 @st.composite
 def candidate_lists(draw: st.DrawFn, min_size: int = 1) -> list[Candidate]:
-    rows = draw(st.lists(st.tuples(st.integers(0, 1000), loads, weights), min_size=min_size, max_size=12))
-    return [Candidate(f"u{n}", in_flight, load, weight) for n, (in_flight, load, weight) in enumerate(rows)]
+    row = st.tuples(st.integers(0, 1000), loads, weights, costs, st.floats(0.0, 100.0), st.booleans())
+    rows = enumerate(draw(st.lists(row, min_size=min_size, max_size=12)))
+    return [Candidate(f"u{n}", *row[:4], row[3] + row[4], row[5]) for n, row in rows]
 
 
 def rank(name: str, candidates: Sequence[Candidate], seed: int = 1) -> list[Candidate]:
@@ -65,16 +68,22 @@ def test_the_generator_decides_and_the_input_stays_as_it_was(
     assert candidates == before
 
 
+@pytest.mark.parametrize("name", ["least_load", "prefix_affinity"])
 @law
-@given(candidates=candidate_lists(), twins=st.tuples(loads, loads), weight=weights, seed=st.integers(0, 99))
-def test_least_load_never_ranks_the_busier_of_two_equal_units_first(
-    candidates: list[Candidate], twins: tuple[float, float], weight: float, seed: int
+@given(candidates=candidate_lists(), twins=st.tuples(costs, costs), seed=st.integers(0, 99))
+def test_of_twins_the_one_that_answers_sooner_is_never_ranked_behind(
+    name: str, candidates: list[Candidate], twins: tuple[float, float], seed: int
 ) -> None:
-    lazy, busy = Candidate("lazy", 0, min(twins), weight), Candidate("busy", 0, max(twins), weight)
-    ranked = rank("least_load", [busy, *candidates, lazy], seed)
-    # One request more must be more than nothing even at loads beyond what a float can tell apart.
-    if (lazy.load + 1.0) / weight < (busy.load + 1.0) / weight:
-        assert ranked.index(lazy) < ranked.index(busy)
+    soon, late = (Candidate(unit, 0, 0.0, 1.0, s, s) for unit, s in zip("sl", sorted(twins), strict=True))
+    ranked = rank(name, [late, *candidates, soon], seed)
+    if late.cost_s - soon.cost_s > TIE_S:
+        assert ranked.index(soon) < ranked.index(late)
+
+
+def test_affinity_goes_by_what_is_cached_and_least_load_does_not() -> None:
+    holder, idle = Candidate("holder", 9, 9.0, 1.0, 0.5, 2.0), Candidate("idle", 0, 0.0, 1.0, 1.0, 1.0)
+    assert rank("prefix_affinity", [idle, holder])[0] == holder
+    assert rank("least_load", [holder, idle])[0] == idle
 
 
 @law
@@ -105,7 +114,7 @@ def test_shares_are_in_proportion_to_weight(name: str, weights: tuple[float, ...
         assert abs(share - due) <= 4 * math.sqrt(due * (1 - due) / picks) + 1 / picks
 
 
-@pytest.mark.parametrize("name", ["least_load", "p2c"])
+@pytest.mark.parametrize("name", ["least_load", "p2c", "prefix_affinity"])
 def test_equal_idle_units_share_alike(name: str) -> None:
     for share in shares(name, (1.0,) * 4, 4000):
         assert abs(share - 0.25) < 0.03
@@ -116,8 +125,3 @@ def test_round_robin_takes_strict_turns_among_equals() -> None:
     candidates = [Candidate(unit, 0, 0.0, 2.0) for unit in "abc"]
     leads = [policy.rank(ASK, candidates, random.Random(1))[0].unit for _ in range(9)]
     assert leads == list("abcabcabc")
-
-
-def test_the_heavier_of_two_idle_units_leads_least_load() -> None:
-    light, heavy = Candidate("light", 0, 0.0, 1.0), Candidate("heavy", 0, 0.0, 2.0)
-    assert rank("least_load", [light, heavy])[0] == heavy

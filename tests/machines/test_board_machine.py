@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from policies import POLICIES
 from router.board import Board
 from router.desk import Desk
+from router.fair import FairRules
 from router.lease import Lease
 from router.nouns import (
     Ask,
@@ -60,7 +61,7 @@ class BoardMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.board = Board(RULES)
-        self.router = Router(self.board, POLICIES["least_load"](), random.Random(1), Waiting())
+        self.router = Router(self.board, POLICIES["least_load"](), random.Random(1), Waiting(FairRules()))
         self.now = 100.0
         self.epochs = 0
         self.fleet = Fleet()
@@ -218,7 +219,7 @@ class BoardMachine(RuleBasedStateMachine):
         elif answer in (Refusal.FULL, Refusal.UNSURE):
             assert fit
             assert not room
-            assert (answer is Refusal.UNSURE) == (sure != fit)
+            assert (answer is Refusal.UNSURE) == (not sure)
         else:
             assert not fit
             unheard = bool(self.board.desks) and all(
@@ -257,11 +258,11 @@ class BoardMachine(RuleBasedStateMachine):
     def close(self, data: st.DataObject) -> None:
         lease = data.draw(st.sampled_from(self.leases))
         self.leases.remove(lease)
-        self.board.close(lease)
+        self.board.close(lease, self.now)
         assert lease.closed
         assert lease.on_evict is None
         with pytest.raises(RuntimeError, match="closed twice"):
-            self.board.close(lease)
+            self.board.close(lease, self.now)
 
     # -- what always holds ---------------------------------------------------------------------------------
 
@@ -291,7 +292,7 @@ class BoardMachine(RuleBasedStateMachine):
         assert [desk.unit for desk in self.board] == list(self.fleet.units)
         assert not any(desk.retired for desk in self.board)
         assert all(desk.models == frozenset(desk.unit.models) for desk in self.board if desk.unit.models)
-        assert all(desk.weight == desk.unit.weight * self.fleet.cell_weight("cell") for desk in self.board)
+        assert all(desk.weight == desk.unit.weight * self.fleet.cell("cell").weight for desk in self.board)
 
 
 TestBoard = BoardMachine.TestCase

@@ -69,7 +69,7 @@ class TinyGate:
         if method == "POST":
             lease = self.board.open("u", Ask(), self.now(), retry=False)
             await asyncio.sleep(self.answer_s)
-            self.board.close(lease)
+            self.board.close(lease, self.now())
             self.responses["chat", 200] += 1
             self.served += 1
             if name := fields.get("x-cellgate-unit"):

@@ -193,7 +193,7 @@ def test_a_removed_unit_vanishes_when_its_last_stream_has_ended() -> None:
     lease = board.open("a1", Ask(), 1.0, retry=False)
     board.configure(Fleet(units=(A2,)), 2.0)
     assert scrape(metrics)["cellgate_in_flight{unit=a1}"] == 1
-    board.close(lease)
+    board.close(lease, 3.0)
     assert not [name for name in scrape(metrics) if "a1" in name]
 
 

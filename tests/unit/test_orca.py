@@ -184,7 +184,7 @@ class Clocked:
             ended -= int(ended)
         self.orca.refresh(self.now)
         for lease in leases:
-            self.board.close(lease)
+            self.board.close(lease, self.now)
         return self.orca.report
 
     def weight(self) -> float:

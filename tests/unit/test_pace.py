@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.pace import GAPS_MS, MARK_S, Pace
+from router.work import Job, Work
 
 law = settings(derandomize=True, deadline=None, max_examples=50)
 
@@ -70,10 +71,14 @@ def test_a_mark_too_soon_is_none() -> None:
 
 def prefills(pace: Pace, *prompts: tuple[int, float], at: float = 0.0) -> float:
     """Prompts of so many tokens that take so long, one after the other, all sent `at`; when all are done."""
-    now = at
-    for tokens, busy_s in prompts:
+    work, now = Work(), at
+    for number, (tokens, _) in enumerate(prompts):
+        work.open(number, Job(tokens, tokens), at)
+    for number, (_, busy_s) in enumerate(prompts):
         now += busy_s
-        pace.prefilled(tokens, at, now)
+        done = work.show(number, now)
+        assert done is not None
+        pace.prefilled(done)
     return now
 
 

@@ -56,7 +56,7 @@ def test_a_stream_on_which_nothing_moves_is_silence() -> None:
 
 def test_a_unit_without_requests_is_never_silent() -> None:
     desk, lease, made = working()
-    made.close(lease)
+    made.close(lease, NOW)
     assert silence(desk, NOW + 1000.0, RULES) is None
 
 
@@ -92,7 +92,7 @@ def test_a_stream_that_has_yet_to_begin_may_stand_in_line_where_no_step_is_count
     """Behind what others have asked of the unit; where steps are counted, those would show."""
     for sighted, found in ((False, None), (True, (1.0, 1.0, 1))):
         desk, lease, made = working(sighted=sighted)
-        made.close(lease)
+        made.close(lease, NOW)
         made.open("a", STREAM, NOW, retry=False)
         assert silence(desk, NOW + COUNTERS_FRESH_S, RULES) == found
 

@@ -181,7 +181,7 @@ def test_a_unit_that_refuses_is_down_at_once_and_comes_back_by_two_canaries(scen
         scene.engines["a"].refuses = True
         await scene.until("a", DOWN, within_s=1.0 + JITTER + 2 * LATENCY_S)
         assert scene.consequences[-1].evicted == (lease,)
-        scene.board.close(lease)
+        scene.board.close(lease, scene.now)
         await asyncio.sleep(600.0)
         scene.engines["a"].refuses = False
         await scene.until("a", UP, within_s=2.5)
@@ -272,7 +272,7 @@ def test_a_new_incarnation_starts_again(scene: Scene) -> None:
         flip = scene.consequences[-1].flip
         assert flip is not None
         assert flip.evidence.reason == "its process started at 2, not at 1 any more"
-        scene.board.close(lease)
+        scene.board.close(lease, scene.now)
         await scene.until("a", UP, within_s=1.0)
 
     scene.play(scenario())

@@ -14,7 +14,7 @@ from proxy.wire.upstream import ReplyHead, UnitConnection
 from router.desk import Desk
 from router.judge import open_case
 from router.lease import Lease
-from router.nouns import Ask, Unit
+from router.nouns import Ask, Cell, Unit
 from tests.wire.replies import Reply, replies
 
 
@@ -70,7 +70,9 @@ class Rig:
         self._send_request()
 
     def _send_request(self) -> None:
-        self.lease = Lease(Desk(Unit("u", "c", "http://u"), 1.0, open_case(0.0)), Ask(), 0.0, retry=False)
+        self.lease = Lease(
+            Desk(Unit("u", "c", "http://u"), Cell("c"), open_case(0.0)), Ask(), 0.0, retry=False
+        )
         self.relay = Relay(self, cast(ClientConnection, self), self.lease, self._now, http10=self._http10)
         self.relay.carry(b"HEAD OF THE REQUEST", b"", cast(Pool, self), to_head=self._to_head)
         self.relay.on_connected(self.conn)

@@ -1,0 +1,28 @@
+"""Prefix affinity: the unit that would answer soonest, with what its prefix cache holds of the prompt.
+
+Affinity is not a switch beside load: a cached beginning is work that need not be done, and counts as such.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from policies.least_load import TIE_S
+from router.nouns import Ask, Candidate
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixAffinity:
+    """Ranks by predicted seconds, ties by chance."""
+
+    by_seconds: ClassVar[bool] = True
+
+    def rank(self, ask: Ask, candidates: Sequence[Candidate], rng: random.Random) -> Sequence[Candidate]:
+        """All candidates, the one that costs least first."""
+        if len(candidates) == 1:
+            return candidates
+        chance = rng.random
+        return sorted(candidates, key=lambda c: c.cost_s + TIE_S * chance())

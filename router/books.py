@@ -1,0 +1,121 @@
+"""The books of one unit: how fast it is, what it has yet to do for this gate, what its prefix cache holds.
+
+From them follows what an ask would cost there, in seconds (cost.py). Rules:
+1. An attempt is entered when its lease opens and struck out when it closes; sums are exact.
+2. How fast a unit was stays with it through a restart as a guess; what its cache held does not.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from router.cost import COSTS, Facts, Forecast, Report, Terms, forecast, terms
+from router.nouns import Ask, Load, Unit
+from router.prefix import DEFAULT_KV_TOKENS, PrefixCache, blocks_for
+from router.rates import Errors, Rates
+from router.work import Job, Prefilled, Work
+
+BLOCK_BYTES = 512
+"""Bytes of prompt that one block hash of an ask stands for (proxy/prompt.py cuts them): about 128 tokens."""
+ALL_BLOCKS = 2 << 20
+"""All prefix caches together are believed to hold at most so many blocks: 300 MB."""
+
+
+class Bet(NamedTuple):
+    """What was expected of an attempt when it was sent.
+
+    `held_blocks` of its prompt were held before, `record` is what the prefix cache calls it, `ttft_s` is when
+    the first token was due.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int
+    held_blocks: int
+    record: int
+    ttft_s: float
+
+
+class Quote(NamedTuple):
+    """What an ask would cost on a unit: the terms (see Cost), and what they were reckoned from."""
+
+    terms: Terms
+    prompt_tokens: float
+    cached_tokens: float
+    held_blocks: int
+
+
+class Books:
+    """What is known of one unit that bears on how soon it answers."""
+
+    __slots__ = ("errors", "forecast", "kv_tokens", "prefixes", "rates", "work")
+
+    def __init__(self, rates: Rates, unit: Unit) -> None:
+        self.rates = rates
+        self.work = Work()
+        self.prefixes = PrefixCache(1)
+        self.errors = Errors()
+        self.kv_tokens = 0
+        self.forecast: Forecast = forecast([Facts(rates)], COSTS)[0]
+        self.size(unit, None, ALL_BLOCKS)
+        if unit.prefill_tokens_s:
+            rates.prefill_tokens_s.guess(unit.prefill_tokens_s)
+
+    def size(self, unit: Unit, load: Load | None, share: int) -> None:
+        """Take over the size of the KV cache, configured or told; at most `share` blocks of it are kept."""
+        self.kv_tokens = unit.kv_tokens or (load.kv_tokens if load is not None else 0) or self.kv_tokens
+        limit = blocks_for(self.kv_tokens or DEFAULT_KV_TOKENS, self.rates.bytes_per_token.value, BLOCK_BYTES)
+        limit = min(limit, share)
+        # Bytes per token are learnt and move a little all the time.
+        if not 0.8 <= self.prefixes.limit / limit <= 1.25:
+            self.prefixes.resize(limit)
+
+    def quote(self, ask: Ask, now: float) -> Quote:
+        """What `ask` would cost on this unit now."""
+        bytes_per_token = self.rates.bytes_per_token.value
+        tokens = ask.prompt_bytes / bytes_per_token
+        held = self.prefixes.match(ask.blocks) if ask.blocks else 0
+        cached = held * BLOCK_BYTES / bytes_per_token * self.prefixes.trust
+        return Quote(terms(self.forecast, self.work, tokens, cached, now), tokens, cached, held)
+
+    def enter(self, key: object, ask: Ask, now: float) -> Bet:
+        """An attempt goes to the unit."""
+        (_, queue_s, prefill_s, _, kv_s, *_), tokens, cached, held = self.quote(ask, now)
+        record = self.prefixes.record(ask.blocks) if ask.blocks else 0
+        uncached = max(int(tokens - cached), 1)
+        self.work.open(key, Job(uncached, uncached + int(self.forecast.answer_tokens)), now)
+        return Bet(int(tokens), int(cached), held, record, queue_s + prefill_s + kv_s)
+
+    def show(self, key: object, now: float) -> Prefilled | None:
+        """The first token of an attempt has come."""
+        return self.work.show(key, now)
+
+    def strike(self, key: object, ask: Ask, bet: Bet, now: float, *, in_vain: bool) -> None:
+        """An attempt is over; `in_vain`: it has shown nothing, so its prompt may not have been computed."""
+        self.work.close(key, now)
+        if in_vain and bet.record:
+            self.prefixes.forget(ask.blocks, bet.held_blocks, bet.record)
+
+    def forget(self) -> None:
+        """The unit has started anew."""
+        self.prefixes.purge()
+        self.rates.reset()
+        self.kv_tokens = 0
+
+    def facts(self, load: Load | None, share: float, far_s: float, now: float) -> Facts:
+        """What a forecast is made from."""
+        return Facts(
+            self.rates,
+            _report(load, self.work.queued, now) if load is not None else None,
+            share,
+            self.errors.share(now),
+            far_s,
+            self.kv_tokens,
+            self.work.written_tokens(now),
+        )
+
+
+def _report(load: Load, queued: int, now: float) -> Report:
+    """Other people's requests at an engine: those beyond what this gate has there."""
+    foreign = load.foreign
+    waiting = min(max(load.waiting - queued, 0), foreign)
+    return Report(float(waiting), float(foreign - waiting), load.kv_use, now - load.at)

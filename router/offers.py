@@ -1,0 +1,67 @@
+"""What the units offer an ask: one row each, in predicted seconds, for a policy to rank. Pure.
+
+Units that are SUSPECT or cool down are offered only when no other has room, SUSPECT ones last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from router.board import Board
+from router.desk import Desk
+from router.nouns import Ask, Candidate, Refusal, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What counts as room. A unit with more than `backlog_s` seconds of prompts to compute has none.
+
+    `wait_s` is added to the cost of units without room: so long others come before the ask here. With
+    `overcommit` (a share of max_in_flight) only places count, for work that is lost otherwise.
+    """
+
+    backlog_s: float
+    wait_s: float = 0.0
+    overcommit: float = 0.0
+
+
+def offers(
+    board: Board, ask: Ask, now: float, tried: Iterable[str], bounds: Bounds
+) -> tuple[list[Candidate], Refusal]:
+    """The rows of the first kind of units of which one has room, and what to say when there is no row."""
+    up: list[Candidate] = []
+    cooling: list[Candidate] = []
+    suspect: list[Candidate] = []
+    unsure = False
+    for name, desk in board.desks.items():
+        if not desk.is_usable() or name in tried or not desk.serves(ask):
+            continue
+        if desk.is_doubted():
+            unsure = True
+            continue
+        row = _row(board, desk, ask, now, bounds)
+        if desk.case.verdict is not Verdict.UP:
+            suspect.append(row)
+        elif desk.cool_until > now:
+            cooling.append(row)
+        else:
+            up.append(row)
+    tiers = [tier for tier in (up, cooling, suspect) if tier]
+    rows = next((tier for tier in tiers if any(row.has_room for row in tier)), tiers[0] if tiers else [])
+    return rows, Refusal.UNSURE if unsure else Refusal.NO_UNIT
+
+
+def _row(board: Board, desk: Desk, ask: Ask, now: float, bounds: Bounds) -> Candidate:
+    name, books, in_flight = desk.unit.name, desk.books, len(desk.leases)
+    costs, _, cached_tokens, _ = books.quote(ask, now)
+    cost_s, queue_s = costs[0], costs[1]
+    has_room = desk.has_place(now, bounds.overcommit) and (bounds.overcommit or queue_s <= bounds.backlog_s)
+    if not has_room:
+        cost_s += bounds.wait_s
+    blind_s = cost_s
+    if cached_tokens:
+        blind_s += cached_tokens * books.forecast.token_s * (1.0 + books.forecast.evict_share)
+    # What the engine says counts others' requests as well, only older.
+    load = in_flight + max(desk.foreign, board.others.get(name, 0))
+    return Candidate(name, in_flight, load, desk.share(now, board.rules), cost_s, blind_s, bool(has_room))
