@@ -92,8 +92,8 @@ class AccessLogMetrics(Collector):
 
 
 class PoolMetrics(Collector):
-    """The gate and its usable units as one engine, in vLLM's words: by these an endpoint picker of the Gateway
-    API Inference Extension compares the members of a pool. `waiting` is how many wait at the gate.
+    """The gate and its usable units as one engine, in vLLM's words: by these an endpoint picker of the
+    Gateway API Inference Extension compares the members of a pool. `waiting` is how many wait at the gate.
     """
 
     def __init__(self, board: Board, waiting: Callable[[], int]) -> None:

@@ -21,6 +21,8 @@ from proxy.report.record import Finished
 from router.board import Board
 from router.nouns import Flip, Outcome, Refusal, Verdict
 
+RECENT = 0.1
+"""The part that the latest has in a moving mean: what is recent is the last ten or twenty."""
 LAGS_KEPT = 240
 """A minute of the gate's ticks: no lag goes unseen between two scrapes."""
 
@@ -28,13 +30,14 @@ LAGS_KEPT = 240
 class Tally:
     """What is counted of one unit. The one named "" is of requests that no unit answered."""
 
-    __slots__ = ("duration", "flips", "outcomes", "retries", "ttft")
+    __slots__ = ("duration", "flips", "outcomes", "recent_ttft_s", "retries", "ttft")
 
     def __init__(self) -> None:
         self.outcomes = dict.fromkeys(Outcome, 0)
         self.flips: defaultdict[tuple[Verdict, Verdict], int] = defaultdict(int)
         self.retries = 0
         self.ttft = Histogram(TTFT_BOUNDS_S)
+        self.recent_ttft_s: float | None = None
         self.duration = Histogram(DURATION_BOUNDS_S)
 
 
@@ -95,6 +98,8 @@ class Metrics:
         tally.duration.observe(record.duration_s)
         if record.ttft_s is not None:
             tally.ttft.observe(record.ttft_s)
+            before_s = record.ttft_s if tally.recent_ttft_s is None else tally.recent_ttft_s
+            tally.recent_ttft_s = before_s + RECENT * (record.ttft_s - before_s)
 
     def attempt(self, unit: str, outcome: Outcome) -> None:
         """An attempt on a unit has ended."""
@@ -121,6 +126,10 @@ class Metrics:
         """The gate's tick came so many seconds late."""
         self.lag.observe(seconds)
         self.last_lags_s.append(seconds)
+
+    def recent_ttft_s(self, unit: str) -> float | None:
+        """What clients waited for a first token of this unit of late; None when none has come yet."""
+        return self.tallies[unit].recent_ttft_s if unit in self.tallies else None
 
     async def render(self) -> bytes:
         """Everything in Prometheus' text format.

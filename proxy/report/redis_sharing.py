@@ -19,7 +19,9 @@ PACE_BEATS = 20
 
 
 class Sharing:
-    """One gate's part in what gates share. `observe` takes evidence (`Watch.observe`)."""
+    """One gate's part in what gates share. `observe` takes evidence (`Watch.observe`), `ttft_s` tells what is
+    usual of late at a unit (`Metrics.recent_ttft_s`).
+    """
 
     def __init__(
         self,
@@ -28,12 +30,14 @@ class Sharing:
         roster: Roster,
         now: Callable[[], float],
         observe: Callable[[Evidence], object],
+        ttft_s: Callable[[str], float | None],
     ) -> None:
         self._board = board
         self._gate = gate
         self._roster = roster
         self._now = now
         self._observe = observe
+        self._ttft_s = ttft_s
         self._beats = 0
         self._itl_s: dict[str, float | None] = {}
 
@@ -72,4 +76,5 @@ class Sharing:
         return others
 
     def _view(self, desk: Desk) -> View:
-        return view_of(desk, self._gate, self._now(), itl_s=self._itl_s.get(desk.unit.name))
+        name = desk.unit.name
+        return view_of(desk, self._gate, self._now(), ttft_s=self._ttft_s(name), itl_s=self._itl_s.get(name))

@@ -31,7 +31,7 @@ def share(gate: Gate, access: RedisAccess) -> RedisLink | None:
         return None
     name = _gate_name()
     roster = Roster(name)
-    sharing = Sharing(gate.board, name, roster, gate.now, gate.watch.observe)
+    sharing = Sharing(gate.board, name, roster, gate.now, gate.watch.observe, gate.metrics.recent_ttft_s)
     link = RedisLink(
         connect,
         name,

@@ -105,6 +105,20 @@ def test_latencies_fall_into_inclusive_cumulated_buckets_of_the_unit_that_answer
     assert shown["cellgate_request_duration_seconds_count{unit=a1}"] == 3
 
 
+def test_the_recent_time_to_first_token_follows_the_last_ten_or_twenty() -> None:
+    metrics, _ = make(A1)
+    assert metrics.recent_ttft_s("a1") is None
+    metrics.finished(replace_record(ttft_s=4.0))
+    metrics.finished(replace_record(ttft_s=None))
+    assert metrics.recent_ttft_s("a1") == 4.0
+    for _ in range(20):
+        metrics.finished(replace_record(ttft_s=1.0))
+    recent_s = metrics.recent_ttft_s("a1")
+    assert recent_s is not None
+    assert 1.3 < recent_s < 1.4
+    assert metrics.recent_ttft_s("a2") is None
+
+
 def test_a_request_that_no_unit_answered_has_a_duration_and_no_ttft() -> None:
     metrics, _ = make(A1)
     metrics.finished(replace_record(unit="", ttft_s=None, status=429))

@@ -84,7 +84,7 @@ class Gate:
             self.board.observe(Evidence(unit.name, Sign.GOOD, Strength.STRONG, "canary", "it answers", 1.0))
         self.roster = Roster("g1")
         self.consequences: list[Consequence] = []
-        self.sharing = Sharing(self.board, "g1", self.roster, lambda: 10.0, self._observe)
+        self.sharing = Sharing(self.board, "g1", self.roster, lambda: 10.0, self._observe, {"u1": 0.25}.get)
 
     def _observe(self, evidence: Evidence) -> None:
         self.consequences.append(self.board.observe(evidence))
@@ -153,6 +153,7 @@ def test_a_gate_tells_of_all_its_units_and_finds_out_their_pace_in_turns() -> No
     for _ in range(PACE_BEATS):
         views = list(gate.sharing.views())
     assert [(view.unit, view.gate, view.itl_s) for view in views] == [("u1", "g1", 0.02), ("u2", "g1", 0.02)]
+    assert [view.ttft_s for view in views] == [0.25, None]
     assert sorted(asked) == ["u1", "u2"]
 
 
