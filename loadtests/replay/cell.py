@@ -3,6 +3,7 @@
 import http.client
 import json
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -25,7 +26,7 @@ from loadtests.replay.units import LATE_BINS_MS
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What cells have in common. `slow`: the number of a unit at half speed; `knows`: the gate is told."""
+    """What all cells have in common. `gate` are keys of its configuration, `slow` the unit at half speed."""
 
     requests: Sequence[Request]
     bodies: Sequence[bytes]
@@ -34,17 +35,18 @@ class Plan:
     patience_s: float
     gate: dict[str, Any] = field(default_factory=dict)
     slow: int | None = None
-    knows: bool = False
-
-    def weights(self) -> list[float]:
-        """The weights of the units as the gate is told."""
-        return [0.5 if self.knows and index == self.slow else 1.0 for index in range(self.units)]
 
 
 def run(plan: Plan, router: str, *, scale: float, load: float, seed: int) -> Cell:
-    """The figures of one router; a router that is missing or does not start gives a cell that says so."""
+    """The figures of one router; a router that is missing or does not start gives a cell that says so.
+
+    The seed decides in which order the units are named to the router: by that, many break ties.
+    """
     with tempfile.TemporaryDirectory(prefix="replay-") as folder, _units(plan) as (engine, ports):
-        setup = Setup(ports, Path(folder), plan.gate, plan.weights())
+        order = list(range(plan.units))
+        random.Random(seed).shuffle(order)
+        weights = [0.5 if index == plan.slow else 1.0 for index in order]
+        setup = Setup([ports[index] for index in order], Path(folder), plan.gate, weights)
         try:
             with ROUTERS[router](setup) as running:
                 return _measure(plan, running, engine, ports, Cell(router, load, seed, None), scale)

@@ -109,15 +109,19 @@ _COLUMNS = {
 }
 
 
-def table(cells: Sequence[Cell]) -> list[tuple[str, ...]]:
-    """A row for each load and router: the median over the seeds, and beside it the range of the mean TTFT."""
+def table(cells: Sequence[Cell], gate: str) -> list[tuple[str, ...]]:
+    """A row for each load and router: medians over the seeds, the range of the mean TTFT, the ratio of the
+    gate's mean TTFT to this one.
+    """
     heads = [head for head, _ in _COLUMNS.values()]
-    rows: list[tuple[str, ...]] = [("load", "router", *heads, "TTFT mean, seeds", "engine late p99")]
-    for load, router in dict.fromkeys((each.load, each.router) for each in cells):
+    rows: list[tuple[str, ...]] = [("load", "router", *heads, "TTFT mean, range", f"{gate} is")]
+    for load, router in sorted(dict.fromkeys((each.load, each.router) for each in cells), key=_load):
         own = [each for each in cells if (each.load, each.router) == (load, router)]
-        found = [each.figures for each in own if each.figures is not None]
+        means = _means(cells, load, router)
         start = (f"{load:g}", router)
-        rows.append((*start, *_row(own, found)) if found else (*start, own[0].missing))
+        rows.append(
+            (*start, *_row(own, means, _means(cells, load, gate))) if means else (*start, own[0].missing)
+        )
     return rows
 
 
@@ -145,13 +149,22 @@ def as_text(rows: Sequence[tuple[str, ...]]) -> str:
     return "\n".join(lines)
 
 
-def _row(cells: Sequence[Cell], found: Sequence[Figures]) -> tuple[str, ...]:
+def _load(row: tuple[float, str]) -> float:
+    return row[0]
+
+
+def _means(cells: Sequence[Cell], load: float, router: str) -> list[float]:
+    own = [each.figures for each in cells if (each.load, each.router) == (load, router)]
+    return [each.ttft_mean_s for each in own if each is not None]
+
+
+def _row(cells: Sequence[Cell], means: Sequence[float], of_gate: Sequence[float]) -> tuple[str, ...]:
+    found = [each.figures for each in cells if each.figures is not None]
     values = [
         form.format(median(getattr(each, name) for each in found)) for name, (_, form) in _COLUMNS.items()
     ]
-    means = [each.ttft_mean_s for each in found]
-    late_ms = max(each.late_p99_ms for each in cells)
-    return (*values, f"{min(means):.2f}-{max(means):.2f}", f"<= {late_ms:g} ms")
+    ratio = f"{median(of_gate) / median(means):.2f} x" if of_gate else "-"
+    return (*values, f"{min(means):.2f}-{max(means):.2f}", ratio)
 
 
 assert [each.name for each in fields(Figures)] == list(_COLUMNS)

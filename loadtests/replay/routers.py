@@ -49,7 +49,7 @@ class MissingError(Exception):
 class Setup:
     """Before which ports a router is started, and what it is told.
 
-    `weights` are for the gate alone: the run that knows of a slow unit. `gate` are keys of its configuration.
+    `gate` are keys of the gate's configuration; `weights` of the units are told to `cellgate told` alone.
     """
 
     ports: Sequence[int]
@@ -64,7 +64,6 @@ class Running:
 
     ports: Sequence[int]
     pid: int | None = None
-    gate: GateProcess | None = None
 
 
 Router = Callable[[Setup], AbstractContextManager[Running]]
@@ -93,15 +92,18 @@ def _haproxy(setup: Setup) -> Iterator[Running]:
 
 
 @contextmanager
-def _cellgate(setup: Setup, **keys: Any) -> Iterator[Running]:
+def _cellgate(setup: Setup, *, policy: str = "", told: bool = False) -> Iterator[Running]:
     units = [_Served(f"unit-{n}", f"http://127.0.0.1:{port}") for n, port in enumerate(setup.ports)]
+    weights = setup.weights if told else [1.0] * len(units)
     entries = [
         {"name": unit.name, "url": unit.url, "weight": weight}
-        for unit, weight in zip(units, setup.weights, strict=True)
+        for unit, weight in zip(units, weights, strict=True)
     ]
-    settings = setup.gate | keys | {"cells": [{"name": "replay", "units": entries}]}
+    settings = setup.gate | {"cells": [{"name": "replay", "units": entries}]}
+    if policy:
+        settings["policy"] = policy
     with GateProcess(units, settings=settings) as gate:
-        yield Running([gate.port], gate.pid, gate)
+        yield Running([gate.port], gate.pid)
 
 
 @contextmanager
@@ -123,6 +125,7 @@ def _rust(setup: Setup, package: str, policy: str) -> Iterator[Running]:
 
 ROUTERS: dict[str, Router] = {
     "cellgate": _cellgate,
+    "cellgate told": partial(_cellgate, told=True),
     "cellgate least_load": partial(_cellgate, policy="least_load"),
     "sglang-router cache_aware": partial(_rust, package="sglang_router", policy="cache_aware"),
     "sglang-router power_of_two": partial(_rust, package="sglang_router", policy="power_of_two"),
