@@ -11,8 +11,9 @@ from typing import Any
 from proxy.report.ready import why
 from proxy.report.standing import Moment, standing
 from router.board import Board
+from router.cost import Cost
 from router.desk import Desk
-from router.nouns import Node, Sign
+from router.nouns import Ask, Node, Sign
 
 
 def status(board: Board, now: float, *, waiting: int, stopping: bool) -> dict[str, Any]:
@@ -29,10 +30,9 @@ def status(board: Board, now: float, *, waiting: int, stopping: bool) -> dict[st
     }
 
 
-def load_s(desk: Desk) -> float:
-    """Seconds of prefill that this gate has sent to the unit and has seen no token of yet."""
-    queued = sum(lease.ask.prompt_tokens for lease in desk.leases if not lease.committed)
-    return queued / desk.pace.rates.prefill_tokens_s.value
+def load_s(desk: Desk, now: float) -> float:
+    """How long the prompts that wait at the unit will take, over its share: what a next one would wait."""
+    return Cost(*desk.books.quote(Ask(), now).terms).queue_s
 
 
 def _row(desk: Desk, moment: Moment) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def _row(desk: Desk, moment: Moment) -> dict[str, Any]:
         "reason": why(desk),
         "in_flight": desk.in_flight,
         "max_in_flight": unit.max_in_flight,
-        "load_s": round(load_s(desk), 3),
+        "load_s": round(load_s(desk, moment.now), 3),
         "kv_use": None if load is None else round(load.kv_use, 3),
         "nodes": [_node(desk, node) for node in unit.nodes],
     }

@@ -41,9 +41,9 @@ def hurt(stage: Stage) -> None:
     )
     for name in ("b1", "b2", "b3"):
         stage.drain(name)
-    for number, name in enumerate(("a3", "b1", "a4", "c1", "c1", "c2")):
-        stage.board.open(name, Ask(prompt_tokens=3000 * (number + 1)), stage.now, retry=False)
     stage.now += 75.0
+    for number, name in enumerate(("a3", "b1", "a4", "c1", "c1", "c2")):
+        stage.board.open(name, Ask(prompt_bytes=12_000 * (number + 1)), stage.now, retry=False)
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])

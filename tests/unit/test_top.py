@@ -50,7 +50,7 @@ def test_trouble_stands_on_top_with_its_node_its_reason_and_its_load() -> None:
     gate = Gate(2, 3)
     gate.say("b2", Sign.BAD, Strength.FATAL, "gone: process 4711 (VLLM::Worker_TP1)", node="b2-1")
     gate.board.drain("a1", drained=True)
-    gate.board.open("a3", Ask(prompt_tokens=8000), 1000.0, retry=False)
+    gate.board.open("a3", Ask(prompt_bytes=32_000), 1075.0, retry=False)
     lines = drawn(gate)
     assert lines[0] == "Cellgate 127.0.0.1:9901  4 of 6 units in rotation  1 in flight  3 waiting"
     assert " ".join(lines[1].split()) == "CELL UNIT VERDICT FOR NODES LOAD IN FLIGHT KV REASON"
