@@ -23,7 +23,12 @@ def read(path: str) -> tuple[dict[object, object], list[Problem]]:
 
     Raises UnreadableError. YAML itself would let the last of two keys win in silence.
     """
-    text = _text(path)
+    return parse(path, _bytes(path))
+
+
+def parse(path: str, data: bytes, such_as: str = "cells") -> tuple[dict[object, object], list[Problem]]:
+    """`read` for bytes that were read already; `such_as` is a key that is expected there."""
+    text = _text(path, data)
     try:
         loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
@@ -41,17 +46,20 @@ def read(path: str) -> tuple[dict[object, object], list[Problem]]:
         raise UnreadableError(f"{path}: expected YAML that is plain and not deeply nested: {error}") from None
     if node is None or not isinstance(found, dict):
         what = "an empty file" if found is None else f"a {type(found).__name__}"
-        raise UnreadableError(f"{path}: expected a mapping such as 'cells: [...]', found {what}")
+        raise UnreadableError(f"{path}: expected a mapping such as '{such_as}: [...]', found {what}")
     return found, list(_repeated_keys(node, (), set()))
 
 
-def _text(path: str) -> str:
+def _bytes(path: str) -> bytes:
     try:
-        data = Path(path).read_bytes()
+        return Path(path).read_bytes()
     except (OSError, ValueError) as error:
         raise UnreadableError(
             f"{path}: expected a readable file: {getattr(error, 'strerror', error)}"
         ) from None
+
+
+def _text(path: str, data: bytes) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:

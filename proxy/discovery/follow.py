@@ -1,6 +1,6 @@
 """Follows all sources at once and keeps the gate's fleet to what is configured and what they find.
 
-1. What a source told last stays until it tells otherwise, or another one takes its place and has told its own.
+1. What a source told last stays until it tells otherwise, or another takes its place and has told its own.
 2. What is held against a unit reaches the judge before the unit changes or goes, so that its requests move.
 3. A change of state (lost, back) is one event with its line in the log, however often it is tried.
 """
@@ -19,7 +19,7 @@ from proxy.report.events import Action, ActionKind
 from router.nouns import Evidence, Fleet, Sign, Strength
 
 PAUSE_S = 1.0
-PAUSE_MAX_S = 15.0
+PAUSE_MAX_S = 5.0
 """How long to wait before a world that was lost is looked for again: doubled with each failure in a row."""
 
 

@@ -1,0 +1,114 @@
+"""Units from DNS: one for each address of a name (A, AAAA), or for each SRV record.
+
+1. Asked anew every `period_s`, whatever the TTL: who caches is the name server.
+2. An answer without any record changes nothing: clusters answer so while nothing is ready, and probes know.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from collections.abc import AsyncGenerator, Iterable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple
+
+from proxy.discovery.base import Found, LostError
+from router.nouns import Node, Role, Unit
+
+PATIENCE_S = 5.0
+LATER = 0.001
+"""What each SRV priority before it makes of a weight: it gets what the others have no room for."""
+
+
+class Place(NamedTuple):
+    """Where a unit listens, and its share among those of the answer."""
+
+    host: str
+    port: int
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class DnsSource:
+    """Resolves `host` for `record` (A, AAAA, SRV); `like` has what all units have, `port` theirs (no SRV).
+
+    `server` is the name server's HOST:PORT; empty: the system's.
+    """
+
+    kind: ClassVar[str] = "dns"
+    gone_is_dead: ClassVar[bool] = False
+
+    like: Unit
+    host: str
+    record: str = "A"
+    port: int = 0
+    scheme: str = "http"
+    server: str = ""
+    period_s: float = 5.0
+
+    @property
+    def title(self) -> str:
+        """The record and the name."""
+        return f"dns {self.record} {self.host}"
+
+    async def follow(self) -> AsyncGenerator[Found, None]:
+        """The units of each answer."""
+        resolver = await asyncio.to_thread(self._resolver)
+        while True:
+            yield Found(units=units_at(await self._places(resolver), self.like, self.scheme))
+            await asyncio.sleep(self.period_s)
+
+    def _resolver(self) -> Any:
+        dns = importlib.import_module("dns.asyncresolver")
+        try:
+            resolver = dns.Resolver(configure=not self.server)
+        except Exception as error:  # Each platform has its own errors for this.
+            raise LostError(f"the system's resolver is not configured: {error}") from None
+        if self.server:
+            host, _, port = self.server.rpartition(":")
+            resolver.nameservers, resolver.port = [host.strip("[]")], int(port)
+        return resolver
+
+    async def _places(self, resolver: Any) -> list[Place]:
+        errors = importlib.import_module("dns.exception")
+        try:
+            answer = await resolver.resolve(self.host, self.record, search=True, lifetime=PATIENCE_S)
+        except errors.DNSException as error:
+            raise LostError(f"not resolved: {' '.join(str(error).split())}") from None
+        except OSError as error:
+            raise LostError(f"the name server cannot be asked: {error}") from None
+        if self.record == "SRV":
+            return weighed(
+                (row.priority, row.weight, str(row.target).rstrip("."), row.port) for row in answer
+            )
+        return [Place(row.address, self.port, 1.0) for row in answer]
+
+
+def weighed(records: Iterable[tuple[int, int, str, int]]) -> list[Place]:
+    """SRV records (priority, weight, target, port) with shares (RFC 2782): by weight within a priority,
+    1 for the heaviest; what has a later priority gets next to nothing while there is room before it.
+    """
+    records = sorted(set(records))
+    levels = sorted({priority for priority, *_ in records})
+    heaviest = {
+        level: max(max(weight, 1) for priority, weight, *_ in records if priority == level)
+        for level in levels
+    }
+    return [
+        Place(target, port, max(weight, 1) / heaviest[priority] * LATER ** levels.index(priority))
+        for priority, weight, target, port in records
+        if target
+    ]
+
+
+def units_at(places: Iterable[Place], like: Unit, scheme: str) -> tuple[Unit, ...]:
+    """A unit with one node for each place, named after it."""
+    units = []
+    for host, port, weight in sorted(set(places)):
+        name = f"{host.replace(':', '-')}-{port}".strip("-")
+        at = f"[{host}]:{port}" if ":" in host else f"{host.lower()}:{port}"
+        nodes = (Node(name, Role.LEADER),)
+        units.append(
+            replace(like, name=name, url=f"{scheme}://{at}", weight=like.weight * weight, nodes=nodes)
+        )
+    return tuple(units)

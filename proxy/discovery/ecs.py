@@ -1,0 +1,145 @@
+"""Units from Amazon ECS: the running tasks that have the same value of a tag are one.
+
+1. Tags of each task, from its service or its definition: `cellgate:unit` (the unit's name), `cellgate:role`
+   (leader or follower), `cellgate:size` (how many tasks make the unit). Without the first it is none of ours.
+2. ECS is polled: it has no watch. A task that is told to stop leaves the list of running ones at once.
+3. The client is boto3, which blocks: it runs in a thread, and reads credentials and the region as boto3 does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from proxy.discovery.base import Found, LostError
+from proxy.discovery.groups import Group, Member, Ports, together
+from router.nouns import Unit
+
+UNIT_TAG, ROLE_TAG, SIZE_TAG = "cellgate:unit", "cellgate:role", "cellgate:size"
+DESCRIBED_AT_ONCE = 100
+"""The API's limit (DescribeTasks)."""
+
+_RANKS = {"leader": 0, "follower": None}
+
+
+@dataclass(frozen=True, slots=True)
+class EcsSource:
+    """Asks for the tasks of `cluster` every `period_s`: of these `services`, or of all (none named).
+
+    `like` has what all units have, `port` is the leaders' API. `agent_port` 0: there are no agents.
+    """
+
+    kind: ClassVar[str] = "ecs"
+    gone_is_dead: ClassVar[bool] = True
+
+    like: Unit
+    cluster: str
+    port: int
+    services: tuple[str, ...] = ()
+    region: str = ""
+    agent_port: int = 0
+    scheme: str = "http"
+    period_s: float = 5.0
+
+    @property
+    def title(self) -> str:
+        """The cluster, and which services."""
+        return f"ecs {self.cluster}" + (f" {','.join(self.services)}" if self.services else "")
+
+    async def follow(self) -> AsyncGenerator[Found, None]:
+        """The units at each poll."""
+        client = await asyncio.to_thread(self._client)
+        ports = Ports(self.port, self.agent_port, self.scheme)
+        while True:
+            tasks = await asyncio.to_thread(self._tasks, client)
+            yield together([group.found(self.like, ports) for group in groups(tasks)])
+            await asyncio.sleep(self.period_s)
+
+    def _client(self) -> Any:
+        boto3: Any = importlib.import_module("boto3")
+        config: Any = importlib.import_module("botocore.config")
+        limits = config.Config(connect_timeout=5, read_timeout=10, retries={"total_max_attempts": 2})
+        with _losses():
+            return boto3.session.Session(region_name=self.region or None).client("ecs", config=limits)
+
+    def _tasks(self, client: Any) -> list[Mapping[str, Any]]:
+        """The running tasks, with their tags."""
+        tasks: list[Mapping[str, Any]] = []
+        with _losses():
+            arns = sorted(self._arns(client))
+            for first in range(0, len(arns), DESCRIBED_AT_ONCE):
+                some = arns[first : first + DESCRIBED_AT_ONCE]
+                page = client.describe_tasks(cluster=self.cluster, tasks=some, include=["TAGS"])
+                tasks += page["tasks"]
+        return tasks
+
+    def _arns(self, client: Any) -> Iterator[str]:
+        pages = client.get_paginator("list_tasks")
+        for service in self.services or (None,):
+            only = {"serviceName": service} if service is not None else {}
+            for page in pages.paginate(cluster=self.cluster, desiredStatus="RUNNING", **only):
+                yield from page["taskArns"]
+
+
+@contextmanager
+def _losses() -> Iterator[None]:
+    """Turns what boto3 raises into LostError."""
+    errors: Any = importlib.import_module("botocore.exceptions")
+    try:
+        yield
+    except (errors.BotoCoreError, errors.ClientError) as error:
+        raise LostError(f"ECS cannot be asked: {' '.join(str(error).split())}") from None
+
+
+def groups(tasks: Iterable[Mapping[str, Any]]) -> list[Group]:
+    """The groups that these tasks make, by name. `tasks` are as the API describes them."""
+    members: dict[str, list[Member]] = {}
+    for task in tasks:
+        tags = {tag["key"]: tag.get("value", "") for tag in task.get("tags", ())}
+        if name := tags.get(UNIT_TAG):
+            members.setdefault(name, []).append(member(task, tags))
+    return [Group(name, "task", tuple(members[name])) for name in sorted(members)]
+
+
+def member(task: Mapping[str, Any], tags: Mapping[str, str]) -> Member:
+    """What a task is in its unit."""
+    arn, size = task["taskArn"], tags.get(SIZE_TAG, "")
+    trouble, fatal = _trouble(task, tags)
+    return Member(
+        name=f"{tags.get(ROLE_TAG, 'task')}-{arn.rpartition('/')[2][:8]}",
+        incarnation=arn,
+        rank=_RANKS.get(tags.get(ROLE_TAG, "")),
+        size=int(size) if size.isascii() and size.isdigit() else None,
+        address=_address(task),
+        trouble=trouble,
+        fatal=fatal,
+    )
+
+
+def _trouble(task: Mapping[str, Any], tags: Mapping[str, str]) -> tuple[str, bool]:
+    """What keeps a task from working, and whether that is certain."""
+    if tags.get(ROLE_TAG) not in _RANKS:
+        return f"its tag {ROLE_TAG} is neither leader nor follower", True
+    if task.get("desiredStatus") == "STOPPED" or task.get("lastStatus") != "RUNNING":
+        why = f" ({task['stoppedReason']})" if task.get("stoppedReason") else ""
+        return f"its task is {str(task.get('lastStatus', 'unknown')).lower()}{why}", True
+    if task.get("healthStatus") == "UNHEALTHY":
+        return "the health check of its container fails", False
+    return "", False
+
+
+def _address(task: Mapping[str, Any]) -> str:
+    """The private address of a task's own network interface (network mode awsvpc); empty without one."""
+    for attachment in task.get("attachments", ()):
+        for detail in attachment.get("details", ()):
+            if detail.get("name") == "privateIPv4Address":
+                return str(detail["value"])
+    for container in task.get("containers", ()):
+        for interface in container.get("networkInterfaces", ()):
+            if interface.get("privateIpv4Address"):
+                return str(interface["privateIpv4Address"])
+    return ""

@@ -1,0 +1,126 @@
+"""A unit out of the pods or tasks that make it: whole, or with what is wrong with it. Pure.
+
+What is there becomes a unit in any case, so that people see it. Without a leader's address its URL is empty.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from proxy.discovery.base import Doubt, Found
+from router.nouns import Node, Role, Unit
+
+GROUP = "group"
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One pod or task of a unit.
+
+    `incarnation` is another one for each that ever was; `rank` 0 is the leader, None: not told; `size` is how
+    many there should be, None: not told, or no number; `key` is what all members of one unit have in common.
+    `trouble` is what keeps it from working (empty: nothing), `fatal` whether that is certain. `address` is
+    empty until it has one.
+    """
+
+    name: str
+    incarnation: str
+    rank: int | None
+    size: int | None
+    key: str = ""
+    address: str = ""
+    trouble: str = ""
+    fatal: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Where things listen on each node. `agent` 0: there are no agents."""
+
+    api: int
+    agent: int = 0
+    scheme: str = "http"
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """All members of one unit. `noun` is what its members are called: "pod", "task"."""
+
+    name: str
+    noun: str
+    members: tuple[Member, ...]
+
+    def found(self, like: Unit, ports: Ports) -> Found:
+        """The unit, what is held against it, and, once it is whole, its incarnation."""
+        members = sorted(self.members, key=lambda one: (one.rank is None, one.rank or 0, one.name))
+        wrong = "; ".join(_wrong(self.noun, members))
+        doubts = [Doubt(self.name, one.name, one.trouble, one.fatal) for one in members if one.trouble]
+        if wrong:
+            doubts.append(Doubt(self.name, GROUP, wrong))
+        leaders = [one for one in members if one.rank == 0 and one.address]
+        unit = replace(
+            like,
+            name=self.name,
+            url=f"{ports.scheme}://{_at(leaders[0].address, ports.api)}" if leaders else "",
+            nodes=tuple(_node(one, ports) for one in members),
+        )
+        epochs = () if wrong else ((self.name, self._epoch()),)
+        return Found((unit,), doubts=tuple(doubts), epochs=epochs)
+
+    def _epoch(self) -> str:
+        # A group that is made anew may keep its key, so that the members tell as well.
+        born = "\n".join(sorted(one.incarnation for one in self.members))
+        digest = hashlib.sha256(born.encode()).hexdigest()[:8]
+        key = self.members[0].key[:8]
+        return f"{key}-{digest}" if key else digest
+
+
+def together(founds: Sequence[Found]) -> Found:
+    """What was found of many groups as one."""
+    return Found(
+        units=tuple(unit for one in founds for unit in one.units),
+        doubts=tuple(doubt for one in founds for doubt in one.doubts),
+        epochs=tuple(epoch for one in founds for epoch in one.epochs),
+    )
+
+
+def _wrong(noun: str, members: Sequence[Member]) -> Iterator[str]:
+    """What is wrong with the group as a whole."""
+    sizes = sorted({one.size for one in members if one.size is not None})
+    if not sizes:
+        yield f"its {noun}s do not tell its size"
+    elif len(sizes) > 1:
+        yield f"its {noun}s do not agree on its size: {' or '.join(map(str, sizes))}"
+    elif len(members) != sizes[0]:
+        yield f"{_count(len(members), noun)}, its size is {sizes[0]}{_missing(members, sizes[0])}"
+    if (keys := len({one.key for one in members})) > 1:
+        yield f"{keys} groups under one name: the one before is not gone yet"
+    leaders = [one.name for one in members if one.rank == 0]
+    if not leaders:
+        yield f"no leader among its {noun}s"
+    elif len(leaders) > 1:
+        yield f"{len(leaders)} leaders: {', '.join(leaders)}"
+    elif not any(one.address for one in members if one.rank == 0):
+        yield f"its leader {leaders[0]} has no address"
+
+
+def _missing(members: Sequence[Member], size: int) -> str:
+    ranks = {one.rank for one in members}
+    missing = [str(rank) for rank in range(1, size) if rank not in ranks]
+    return f" (missing: {', '.join(missing)})" if missing and None not in ranks else ""
+
+
+def _node(member: Member, ports: Ports) -> Node:
+    role = Role.LEADER if member.rank == 0 else Role.FOLLOWER
+    agent = _at(member.address, ports.agent) if ports.agent and member.address else ""
+    return Node(member.name, role, agent)
+
+
+def _at(address: str, port: int) -> str:
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}{'' if n == 1 else 's'}"

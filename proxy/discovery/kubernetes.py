@@ -1,0 +1,152 @@
+"""Objects of a Kubernetes cluster, listed and watched as the API wants it, through the asyncio client.
+
+1. A watch goes on from the last version heard, bookmarks included; only one that is gone (410) needs a list.
+2. A watch that ends or breaks is no loss. The world is lost when the next request gets no good answer.
+3. Objects stay plain JSON: the client's own classes cost a millisecond each, on the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+
+from proxy.discovery.base import LostError
+
+WATCH_S = 60
+"""How long one watch lasts: the server ends it, and the next goes on where it ended."""
+QUIET_S = 15.0
+"""A server that says nothing for so long beyond that is gone, however open its connection is."""
+REQUEST_S = 10.0
+SHORT_S = 1.0
+"""A watch that ends sooner is followed by the next one only after as long, for the sake of the server."""
+GONE = 410
+
+_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+Objects = dict[str, dict[str, Any]]
+"""Objects by name."""
+
+
+class _GoneError(Exception):
+    """The version to go on from is too old: all has to be listed."""
+
+
+def own_namespace() -> str:
+    """The namespace of the pod that this runs in, else `default`."""
+    try:
+        return _NAMESPACE_FILE.read_text().strip()
+    except OSError:
+        return "default"
+
+
+async def pods(kubeconfig: str, namespace: str, selector: str) -> AsyncGenerator[Objects, None]:
+    """The pods with these labels: once when listed, then at each change. The mapping is the same, changed.
+
+    `kubeconfig` empty: what this pod was given, else the user's file. Raises LostError.
+    """
+    try:
+        async with _core_api(kubeconfig) as api:
+            while True:
+                try:
+                    async for known in _list_and_watch(api, namespace, selector):
+                        yield known
+                except _GoneError:
+                    continue
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+        raise LostError(f"the API server cannot be asked: {error!r}") from None
+
+
+@asynccontextmanager
+async def _core_api(kubeconfig: str) -> AsyncIterator[Any]:
+    client: Any = await asyncio.to_thread(importlib.import_module, "kubernetes_asyncio.client")
+    config: Any = importlib.import_module("kubernetes_asyncio.config")
+    errors: Any = importlib.import_module("kubernetes_asyncio.client.exceptions")
+    settings = client.Configuration()
+    try:
+        if not kubeconfig and "KUBERNETES_SERVICE_HOST" in os.environ:
+            config.load_incluster_config(client_configuration=settings)
+        else:
+            await config.load_kube_config(config_file=kubeconfig or None, client_configuration=settings)
+    except config.ConfigException as error:
+        raise LostError(f"no way to the API server is configured: {error}") from None
+    async with client.ApiClient(settings) as connection:
+        try:
+            yield client.CoreV1Api(connection)
+        except errors.ApiException as error:
+            raise LostError(f"the API server refuses: {error.status} {error.reason}") from None
+
+
+async def _list_and_watch(api: Any, namespace: str, selector: str) -> AsyncGenerator[Objects, None]:
+    listed = await _get(api, namespace, selector, (REQUEST_S, REQUEST_S))
+    page = orjson.loads(await listed.read())
+    known: Objects = {pod["metadata"]["name"]: pod for pod in page["items"]}
+    version = page["metadata"]["resourceVersion"]
+    yield known
+    while True:
+        began_at = asyncio.get_running_loop().time()
+        async for event in _events(api, namespace, selector, version):
+            version = event["object"]["metadata"]["resourceVersion"]
+            if _changes(known, event):
+                yield known
+        if asyncio.get_running_loop().time() - began_at < SHORT_S:
+            await asyncio.sleep(SHORT_S)
+
+
+async def _events(api: Any, namespace: str, selector: str, version: str) -> AsyncGenerator[Any, None]:
+    """The events of one watch. Ends with it; raises _GoneError."""
+    options = {
+        "watch": True,
+        "resource_version": version,
+        "allow_watch_bookmarks": True,
+        "timeout_seconds": WATCH_S,
+    }
+    response = await _get(api, namespace, selector, (REQUEST_S, WATCH_S + QUIET_S), **options)
+    try:
+        async for line in response.content:
+            event = orjson.loads(line)
+            if event["type"] == "ERROR":
+                raise _refusal(event["object"].get("code"), event["object"].get("message"))
+            yield event
+    except aiohttp.ClientPayloadError:
+        # Cut off in the middle: the next watch goes on from there.
+        return
+    finally:
+        response.close()
+
+
+async def _get(api: Any, namespace: str, selector: str, timeouts: tuple[float, float], **options: Any) -> Any:
+    """One request for pods. Timeouts: to connect, and between two reads."""
+    response = await api.list_namespaced_pod(
+        namespace, label_selector=selector, _preload_content=False, _request_timeout=timeouts, **options
+    )
+    if response.status != 200:
+        reason = (await response.read())[:300].decode(errors="replace")
+        response.close()
+        raise _refusal(response.status, reason)
+    return response
+
+
+def _refusal(status: int | None, reason: object) -> Exception:
+    if status == GONE:
+        return _GoneError()
+    return LostError(f"the API server refuses: {status} {' '.join(str(reason).split())}")
+
+
+def _changes(known: Objects, event: Any) -> bool:
+    """Take over an event; False for one that changes nothing, as bookmarks do."""
+    match event["type"]:
+        case "ADDED" | "MODIFIED":
+            known[event["object"]["metadata"]["name"]] = event["object"]
+        case "DELETED":
+            known.pop(event["object"]["metadata"]["name"], None)
+        case _:
+            return False
+    return True

@@ -1,0 +1,133 @@
+"""Units from a Kubernetes LeaderWorkerSet: each group of its pods is one.
+
+1. A group has its leader at worker-index 0, and is whole with as many pods as their size annotation says.
+2. A pod that goes, or whose engine does not run, is fatal at once; one that is merely not ready is a
+   suspicion: readiness probes time out on busy engines, and pods of a node that lost touch are not ready.
+3. The group-key of most sets never changes, so an incarnation is told by the pods' own uids as well.
+
+Labels and annotations: sigs.k8s.io/lws, "Labels, Annotations and Environment Variables".
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from proxy.discovery.base import Found
+from proxy.discovery.groups import Group, Member, Ports, together
+from proxy.discovery.kubernetes import own_namespace, pods
+from router.nouns import Unit
+
+PREFIX = "leaderworkerset.sigs.k8s.io/"
+_MAIN = "kubectl.kubernetes.io/default-container"
+_MESSAGE_MAX = 160
+
+
+@dataclass(frozen=True, slots=True)
+class LwsSource:
+    """Watches the pods of the set `name`. `like` has what all units have, `port` is the leaders' API.
+
+    `namespace` empty: the gate's own. `agent_port` 0: there are no agents. `kubeconfig` empty: the pod's own
+    service account, else the user's file.
+    """
+
+    kind: ClassVar[str] = "lws"
+    gone_is_dead: ClassVar[bool] = True
+
+    like: Unit
+    name: str
+    port: int
+    namespace: str = ""
+    agent_port: int = 0
+    scheme: str = "http"
+    kubeconfig: str = ""
+
+    @property
+    def title(self) -> str:
+        """The set."""
+        return f"lws {self.namespace}/{self.name}" if self.namespace else f"lws {self.name}"
+
+    async def follow(self) -> AsyncGenerator[Found, None]:
+        """The units at each change of a pod."""
+        namespace, selector = self.namespace or own_namespace(), f"{PREFIX}name={self.name}"
+        ports = Ports(self.port, self.agent_port, self.scheme)
+        async for known in pods(self.kubeconfig, namespace, selector):
+            yield together([group.found(self.like, ports) for group in groups(self.name, known.values())])
+
+
+def groups(name: str, found: Any) -> list[Group]:
+    """The groups that these pods make, in their order. `found` are pods as the API has them."""
+    members: dict[str, list[Member]] = {}
+    for pod in found:
+        members.setdefault(_label(pod, "group-index"), []).append(member(pod))
+    # Where the leaders are no StatefulSet, the index of a group is its key: a hash.
+    return [
+        Group(f"{name}-{index[:8]}".rstrip("-"), "pod", tuple(members[index]))
+        for index in sorted(members, key=_in_order)
+    ]
+
+
+def member(pod: Mapping[str, Any]) -> Member:
+    """What a pod is in its group."""
+    meta, status = pod["metadata"], pod.get("status", {})
+    trouble, fatal = _trouble(pod)
+    return Member(
+        name=meta["name"],
+        incarnation=meta.get("uid", ""),
+        rank=_number(_label(pod, "worker-index")),
+        size=_number(meta.get("annotations", {}).get(f"{PREFIX}size")),
+        key=_label(pod, "group-key"),
+        address=status.get("podIP", ""),
+        trouble=trouble,
+        fatal=fatal,
+    )
+
+
+def _trouble(pod: Mapping[str, Any]) -> tuple[str, bool]:
+    """What keeps a pod from working, and whether that is certain."""
+    status = pod.get("status", {})
+    if pod["metadata"].get("deletionTimestamp"):
+        return "its pod is being deleted", True
+    conditions = {one["type"]: one for one in status.get("conditions", ())}
+    phase = status.get("phase", "Unknown")
+    if phase == "Pending":
+        return f"its pod is pending{_why(conditions.get('PodScheduled', {}))}", True
+    if phase in ("Failed", "Succeeded"):
+        return f"its pod has ended: {phase}{_why(status)}", True
+    main = _main_container(pod)
+    for container in status.get("containerStatuses", ()):
+        state = container.get("state", {})
+        halted = state.get("waiting") or state.get("terminated")
+        if halted is not None:
+            name, reason = container["name"], halted.get("reason", "unknown")
+            return f"container {name} does not run: {reason}", name == main
+    ready = conditions.get("Ready", {})
+    if ready.get("status") != "True":
+        return f"its pod is not ready{_why(ready)}", False
+    return "", False
+
+
+def _main_container(pod: Mapping[str, Any]) -> str:
+    """The engine's, by the rule of kubectl: the one that an annotation names, else the first."""
+    named = pod["metadata"].get("annotations", {}).get(_MAIN)
+    containers = pod.get("spec", {}).get("containers") or [{}]
+    return str(named or containers[0].get("name", ""))
+
+
+def _why(said: Mapping[str, Any]) -> str:
+    text = ": ".join(said[key] for key in ("reason", "message") if said.get(key))
+    return f" ({text[:_MESSAGE_MAX]})" if text and said.get("status") != "True" else ""
+
+
+def _label(pod: Mapping[str, Any], name: str) -> str:
+    return str(pod["metadata"].get("labels", {}).get(PREFIX + name, ""))
+
+
+def _number(text: object) -> int | None:
+    return int(text) if isinstance(text, str) and text.isascii() and text.isdigit() else None
+
+
+def _in_order(index: str) -> tuple[bool, int, str]:
+    number = _number(index)
+    return number is None, number or 0, index
