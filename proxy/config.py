@@ -129,6 +129,7 @@ def _settings(file: FileKeys, secrets: Mapping[str, str]) -> Settings:
             cells=tuple(Cell(cell.name, cell.weight) for cell in file.cells),
             units=tuple(unit_of(cell.name, unit, api_key) for cell in file.cells for unit in cell.units),
         ),
+        sources=tuple(cell.discover.source(cell.name, api_key) for cell in file.cells if cell.discover),
         listen=file.listen,
         admin=file.admin,
         agent_check=file.agent_check,

@@ -12,10 +12,11 @@ import ssl
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar, get_type_hints
 
-from pydantic import AfterValidator, Field, PlainValidator, create_model
+from pydantic import AfterValidator, Field, PlainValidator, create_model, model_validator
 
 from proxy import config_values as values
 from proxy.config_recovery import RecoveryKeys, remedy
+from proxy.config_discovery import Discover, DiscoverKeys, LikeKeys, discover
 from proxy.config_units import Keys, NodeKeys, ProbeKeys, UnitKeys
 from proxy.config_values import MisfitError
 from proxy.memory import quarter_of_memory
@@ -111,11 +112,17 @@ class CellKeys(Keys):
     name: Annotated[str, PlainValidator(values.name)]
     weight: Annotated[float, PlainValidator(values.weight)] = _CELL.weight
     recovery: Annotated[Remedy | None, PlainValidator(remedy)] = None
+    discover: Annotated[Discover | None, PlainValidator(discover)] = None
     units: list[UnitKeys]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _units_may_be_discovered(cls, found: object) -> object:
+        return {"units": [], **found} if isinstance(found, dict) and "discover" in found else found
 
 
 def _some_unit(cells: list[CellKeys]) -> list[CellKeys]:
-    if not any(cell.units for cell in cells):
+    if not any(cell.units or cell.discover for cell in cells):
         raise MisfitError(
             "at least one cell with a unit", "name units in the file, or with --unit URL", found="none"
         )
@@ -154,6 +161,8 @@ SCHEMA: dict[str, type[Keys]] = {
     "": FileKeys,
     "cells[]": CellKeys,
     "cells[].recovery": RecoveryKeys,
+    "cells[].discover": DiscoverKeys,
+    "cells[].discover.unit": LikeKeys,
     "cells[].units[]": UnitKeys,
     "cells[].units[].nodes[]": NodeKeys,
     "cells[].units[].nodes[].probes[]": ProbeKeys,
