@@ -15,8 +15,8 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 from pydantic import AfterValidator, Field, PlainValidator, create_model, model_validator
 
 from proxy import config_values as values
-from proxy.config_recovery import RecoveryKeys, remedy
 from proxy.config_discovery import Discover, DiscoverKeys, LikeKeys, discover
+from proxy.config_recovery import RecoveryKeys, remedy
 from proxy.config_units import Keys, NodeKeys, ProbeKeys, UnitKeys
 from proxy.config_values import MisfitError
 from proxy.memory import quarter_of_memory
