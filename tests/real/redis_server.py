@@ -25,6 +25,8 @@ class RedisServer:
         self._folder = folder
         self._options = options
         self.socket = folder / "redis.sock"
+        self.password: str | None = None
+        """What `do` has to show."""
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -68,7 +70,7 @@ class RedisServer:
 
     def do(self, *words: Any) -> Any:
         """The answer to a command."""
-        with Redis(unix_socket_path=str(self.socket), socket_timeout=5.0) as client:
+        with Redis(unix_socket_path=str(self.socket), socket_timeout=5.0, password=self.password) as client:
             return client.execute_command(*words)
 
     def _answers(self) -> bool:

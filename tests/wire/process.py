@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 import yaml
@@ -34,13 +35,24 @@ def eventually(is_so: Callable[[], object]) -> bool:
 class GateProcess:
     """`python -m proxy serve` with a file of this configuration. Inside its context it listens.
 
-    `units` are the names and URLs of its units, `keys` more of the file's.
+    `units` are the names and URLs of its units, `keys` more of the file's; `flags` and `environ` are more of
+    the command line and of the environment.
     """
 
-    def __init__(self, folder: Path, units: dict[str, str], **keys: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        units: dict[str, str],
+        *,
+        flags: Sequence[str] = (),
+        environ: Mapping[str, str] = MappingProxyType({}),
+        **keys: Any,
+    ) -> None:
         self._file = folder / "cellgate.yaml"
         self._log = folder / "gate.log"
         self._keys = keys
+        self._flags = flags
+        self._environ = {**os.environ, **environ}
         self.configure(units)
         self.port = self.admin_port = 0
 
@@ -53,7 +65,9 @@ class GateProcess:
         command = [sys.executable, "-m", "proxy", "serve", "-c", str(self._file)]
         places = ["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--access-log", "off"]
         with self._log.open("wb") as log:
-            self.process = subprocess.Popen([*command, *places], cwd=ROOT, stdout=log, stderr=log)
+            self.process = subprocess.Popen(
+                [*command, *places, *self._flags], cwd=ROOT, stdout=log, stderr=log, env=self._environ
+            )
         try:
             assert eventually(lambda: _LISTENING.search(self.log) or self.process.poll() is not None)
             found = _LISTENING.search(self.log)
