@@ -56,7 +56,7 @@ Courses = Mapping[str, Course]
 
 
 class Plan(NamedTuple):
-    """What is remembered from now on; units to begin with and to give up now; units that are due but held."""
+    """What is remembered from now on; units to begin with, units to give up, units that are held meanwhile."""
 
     courses: dict[str, Course]
     begin: tuple[str, ...] = ()
@@ -70,12 +70,14 @@ def plan(
     """What to do now for all units of the cells that have a remedy."""
     wards = [row for row in rows if row.cell in remedies]
     after = {row.unit: _seen(courses.get(row.unit), row, remedies[row.cell], now) for row in wards}
-    due = [row.unit for row in wards if _is_due(after[row.unit], row, remedies[row.cell], now)]
+    sick = [row for row in wards if _is_sick(after[row.unit], row)]
     # A unit that left the configuration in the middle of an attempt is remembered until that is over.
     after |= {unit: course for unit, course in courses.items() if unit not in after and course.is_running}
     if not may_act:
-        return Plan({unit: _held(course, now) for unit, course in after.items()}, held=tuple(due))
+        held = tuple(row.unit for row in sick)
+        return Plan({unit: _held(course, now) for unit, course in after.items()}, held=held)
     begin, give_up = [], []
+    due = [row.unit for row in sick if _is_due(after[row.unit], remedies[row.cell], now)]
     for unit in sorted(due, key=lambda unit: (after[unit].down_at or 0.0, unit)):
         course, remedy = after[unit], remedies[after[unit].cell]
         if course.tries >= remedy.attempts:
@@ -121,9 +123,12 @@ def _up(course: Course, row: Row, remedy: Remedy, now: float) -> Course:
     return replace(course, down_at=None, up_at=up_at, is_new=False, is_awaited=False)
 
 
-def _is_due(course: Course, row: Row, remedy: Remedy, now: float) -> bool:
-    if row.verdict is not Verdict.DOWN or row.drained or course.is_running or course.gave_up:
-        return False
+def _is_sick(course: Course, row: Row) -> bool:
+    """Whether something is to be done about a unit sooner or later."""
+    return row.verdict is Verdict.DOWN and not (row.drained or course.is_running or course.gave_up)
+
+
+def _is_due(course: Course, remedy: Remedy, now: float) -> bool:
     patience_s = remedy.patience_s(0) if course.is_new else remedy.after_s
     return course.down_at is not None and now - course.down_at >= patience_s and now >= course.rest_until
 

@@ -51,7 +51,7 @@ class Recovery:
         self._rng = rng
         self._counts = counts
         self._due = 0.0
-        self._told_to_wait = ""
+        self._told_of_waiting = False
         self._tasks: set[asyncio.Task[None]] = set()
         self.is_over = False
         """Nothing is begun any more."""
@@ -185,11 +185,9 @@ class Recovery:
         self._tell(kind, unit, report.detail + wait)
 
     def _tell_of_waiting(self, waits: str, held: tuple[str, ...]) -> None:
-        if held and waits != self._told_to_wait:
-            self._told_to_wait = waits
+        if held and waits and not self._told_of_waiting:
             self._tell("recovery_held", None, f"{waits}; nothing is done about {', '.join(held)}")
-        elif not waits:
-            self._told_to_wait = ""
+        self._told_of_waiting = bool(waits) and (self._told_of_waiting or bool(held))
 
     def _tell(self, kind: ActionKind, unit: str | None, detail: str) -> None:
         self._ports.tell(Action(kind, "gate", unit, detail))
