@@ -111,7 +111,7 @@ class Discover:
         return SOURCES[self.kind](like, **self.fields)  # type: ignore[arg-type]
 
 
-def discover(found: object) -> Discover:
+def discovered_by(found: object) -> Discover:
     """Reads the mapping under `discover`."""
     keys = DiscoverKeys.model_validate(found)
     given = {key: value for key, value in keys if key in keys.model_fields_set}

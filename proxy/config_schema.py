@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 from pydantic import AfterValidator, Field, PlainValidator, create_model, model_validator
 
 from proxy import config_values as values
-from proxy.config_discovery import Discover, DiscoverKeys, LikeKeys, discover
+from proxy.config_discovery import Discover, DiscoverKeys, LikeKeys, discovered_by
 from proxy.config_recovery import RecoveryKeys, remedy
 from proxy.config_units import Keys, NodeKeys, ProbeKeys, UnitKeys
 from proxy.config_values import MisfitError
@@ -112,7 +112,7 @@ class CellKeys(Keys):
     name: Annotated[str, PlainValidator(values.name)]
     weight: Annotated[float, PlainValidator(values.weight)] = _CELL.weight
     recovery: Annotated[Remedy | None, PlainValidator(remedy)] = None
-    discover: Annotated[Discover | None, PlainValidator(discover)] = None
+    discover: Annotated[Discover | None, PlainValidator(discovered_by)] = None
     units: list[UnitKeys]
 
     @model_validator(mode="before")
