@@ -11,9 +11,8 @@ from typing import Any
 from proxy.report.ready import why
 from proxy.report.standing import Moment, standing
 from router.board import Board
-from router.cost import Cost
 from router.desk import Desk
-from router.nouns import Ask, Node, Sign
+from router.nouns import Sign
 
 
 def status(board: Board, now: float, *, waiting: int, stopping: bool) -> dict[str, Any]:
@@ -31,8 +30,10 @@ def status(board: Board, now: float, *, waiting: int, stopping: bool) -> dict[st
 
 
 def load_s(desk: Desk, now: float) -> float:
-    """How long the prompts that wait at the unit will take, over its share: what a next one would wait."""
-    return Cost(*desk.books.quote(Ask(), now).terms).queue_s
+    """How long the prompts that wait at the unit will take to compute, as the router reckons."""
+    forecast = desk.books.forecast
+    tokens = desk.books.work.backlog_tokens(now, forecast.tokens_s) + forecast.foreign_tokens
+    return tokens / forecast.tokens_s
 
 
 def _row(desk: Desk, moment: Moment) -> dict[str, Any]:
@@ -51,22 +52,29 @@ def _row(desk: Desk, moment: Moment) -> dict[str, Any]:
         "max_in_flight": unit.max_in_flight,
         "load_s": round(load_s(desk, moment.now), 3),
         "kv_use": None if load is None else round(load.kv_use, 3),
-        "nodes": [_node(desk, node) for node in unit.nodes],
+        "nodes": _nodes(desk),
     }
 
 
-def _node(desk: Desk, node: Node) -> dict[str, str]:
+def _nodes(desk: Desk) -> list[dict[str, str]]:
     """`state`: bad when anyone says so, unseen when nobody looks at the node itself or learns anything."""
-    words = [word for (name, _), word in desk.news.items() if name == node.name]
-    faults = [source for name, source in desk.case.faults if name == node.name]
-    bad = next((word for word in words if word.sign is Sign.BAD), None)
-    if faults or bad is not None:
-        state = "bad"
-    else:
-        state = "good" if any(word.sign is Sign.GOOD for word in words) else "unseen"
-    return {
-        "name": node.name,
-        "role": node.role.value,
-        "state": state,
-        "reason": bad.reason if bad is not None else "",
-    }
+    faulty = {node for node, _ in desk.case.faults}
+    good, bad = set(), {}
+    for (node, _), word in desk.news.items():
+        if word.sign is Sign.GOOD:
+            good.add(node)
+        elif word.sign is Sign.BAD:
+            bad[node] = word.reason
+    return [
+        {
+            "name": node.name,
+            "role": node.role.value,
+            "state": "bad"
+            if node.name in faulty or node.name in bad
+            else "good"
+            if node.name in good
+            else "unseen",
+            "reason": bad.get(node.name, ""),
+        }
+        for node in desk.unit.nodes
+    ]
