@@ -1,0 +1,172 @@
+"""What a drill's topology says, as processes: units, agents, Redis, gates or another router, an ingress.
+
+What must stay true: leaving it ends every process that it started, whatever state that is in.
+"""
+
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from subprocess import Popen
+from types import TracebackType
+from typing import Self
+
+from loadtests.agents import Agents
+from loadtests.bench import processes
+from loadtests.drill import routers
+from loadtests.drill.plan import Topology
+from loadtests.drill.units import DrillUnit, start_simulated, start_vllm
+from loadtests.gate import GateProcess, metric_sum
+
+VLLM_BASE_PORT = 8401
+_DRAIN_S = 60.0
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Fleet:
+    """A context manager: inside, everything is up and `url` is where requests go. `gates` is empty behind
+    another router. `own_addresses`: units can be cut off.
+    """
+
+    def __init__(self, topology: Topology, folder: Path, *, own_addresses: bool) -> None:
+        self._topology = topology
+        self._folder = folder
+        self._own_addresses = own_addresses
+        self._units: dict[str, DrillUnit] = {}
+        self._agents: Agents | None = None
+        self._redis_port = processes.free_port()
+        self._redis: Popen[bytes] | None = None
+        self.gates: list[GateProcess] = []
+        self.url = ""
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            self._start(stack)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        with _undisturbed():
+            for number, gate in enumerate(self.gates, start=1):
+                shutil.copy(gate.log, self._folder / f"gate-{number}.log")
+            self._stack.close()
+
+    def unit(self, name: str) -> "Hurt":
+        """A unit, for faults."""
+        return Hurt(self._units[name], self._follow)
+
+    def roll_units(self) -> None:
+        """Each unit in turn: gates stop sending, what runs ends, new processes, gates send again."""
+        for name in self._units:
+            self._roll_unit(name)
+
+    def _roll_unit(self, name: str) -> None:
+        for gate in self.gates:
+            gate.drain(name)
+        _until(lambda: not any(_in_flight(gate, name) for gate in self.gates))
+        self.unit(name).restart()
+        for gate in self.gates:
+            gate.drain(name, undo=True)
+        _until(lambda: all(_verdict(gate, name) == "up" for gate in self.gates))
+
+    def roll_gates(self) -> None:
+        """Each gate in turn, the next one when it is ready."""
+        for gate in self.gates:
+            gate.restart()
+
+    def stop_redis(self) -> None:
+        """As a lost machine does."""
+        if self._redis is not None:
+            self._redis.kill()
+            self._redis.wait()
+
+    def start_redis(self) -> None:
+        """Empty, on the same port."""
+        command = ["redis-server", "--port", str(self._redis_port), "--bind", "127.0.0.1", "--save", ""]
+        self._redis = processes.start(command, self._folder / "redis.log")
+
+    def _start(self, stack: ExitStack) -> None:
+        for unit in self._started_units():
+            self._units[unit.name] = unit
+            stack.callback(unit.stop)
+        if self._topology.agents and self._topology.router == "cellgate":
+            self._agents = stack.enter_context(Agents(list(self._units.values())))
+        if self._topology.redis:
+            self.start_redis()
+            stack.callback(self.stop_redis)
+        starter = routers.ROUTERS[self._topology.router]
+        if starter is not None:
+            command = starter([unit.url for unit in self._units.values()], self._folder)
+            log = self._folder / f"{self._topology.router}.log"
+            self.url = stack.enter_context(routers.running(command, log))
+            return
+        self.gates = [stack.enter_context(self._gate()) for _ in range(self._topology.gates)]
+        self.url = self.gates[0].url
+        if len(self.gates) > 1:
+            command = routers.ingress([(gate.port, gate.admin_port) for gate in self.gates], self._folder)
+            log = self._folder / "ingress.log"
+            self.url = stack.enter_context(routers.running(command, log, "/v1/models"))
+
+    def _started_units(self) -> list[DrillUnit]:
+        topology = self._topology
+        if topology.engine == "vllm":
+            return start_vllm(topology.unit_names(), VLLM_BASE_PORT)
+        return start_simulated(
+            topology.unit_names(),
+            followers=topology.followers,
+            hosts=self._own_addresses,
+            timing=topology.timing,
+        )
+
+    def _gate(self) -> GateProcess:
+        settings = dict(self._topology.gate)
+        if self._topology.redis:
+            settings["redis"] = f"redis://127.0.0.1:{self._redis_port}/0"
+        nodes: Callable[[str], list[dict[str, object]]] = self._agents.nodes if self._agents else lambda _: []
+        units = list(self._units.values())
+        return GateProcess(units, nodes=nodes, cell=lambda name: name[0], settings=settings)
+
+    def _follow(self, unit: DrillUnit) -> None:
+        if self._agents is not None:
+            self._agents.follow(unit)
+
+
+class Hurt:
+    """A unit whose agents hear of its new processes."""
+
+    def __init__(self, unit: DrillUnit, follow: Callable[[DrillUnit], None]) -> None:
+        self._unit = unit
+        self._follow = follow
+        self.signal, self.command, self.cut_off = unit.signal, unit.command, unit.cut_off
+
+    def restart(self) -> None:
+        """New processes on the same port."""
+        self._unit.restart()
+        self._follow(self._unit)
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Nothing may cut the clean-up short."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in _STOP_SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def _until(holds: Callable[[], bool]) -> None:
+    give_up_at = time.monotonic() + _DRAIN_S
+    while not holds() and time.monotonic() < give_up_at:
+        time.sleep(0.1)
+
+
+def _in_flight(gate: GateProcess, unit: str) -> int:
+    return int(metric_sum(gate.metrics(), "cellgate_in_flight", f'unit="{unit}"'))
+
+
+def _verdict(gate: GateProcess, unit: str) -> str:
+    return next(str(row["verdict"]) for row in gate.units() if row["name"] == unit)

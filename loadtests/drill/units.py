@@ -1,0 +1,144 @@
+"""Units that a drill can hurt: simulated ones, and real vLLM on this machine's CPU.
+
+What must stay true: each is known to faults by the names of its nodes alone.
+"""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+
+from loadtests.simunit.process import SimUnit
+from loadtests.vllm import processes as groups
+from loadtests.vllm import unit as vllm
+from loadtests.vllm.install import set_up
+
+_START_PATIENCE_S = 600.0
+_CUT = "ip rule {} pref 50 from {} blackhole"
+"""In the drill's own network: nothing that the address answers finds its way."""
+_ROLES = {"leader": "leader", "engine": "leader_engine", "follower-1": "follower_worker"}
+"""What a drill calls a real unit's processes, and what `loadtests.vllm` does."""
+
+
+class SimDrillUnit:
+    """A simulated unit."""
+
+    def __init__(self, unit: SimUnit) -> None:
+        self._unit = unit
+        self.name, self.url, self.host = unit.name, unit.url, unit.host
+
+    def node_pids(self) -> dict[str, int]:
+        """The process of each node, the leader's first."""
+        return self._unit.node_pids()
+
+    def signal(self, node: str, number: signal.Signals) -> None:
+        """A signal to one process; the engine, which is a part of the leader's, can stand still and go on."""
+        if node == "leader":
+            self._unit.signal_leader(number)
+        elif node == "engine":
+            self.command("freeze_engine" if number is signal.SIGSTOP else "heal")
+        else:
+            self._unit.signal_follower(number, int(node.partition("-")[2]))
+
+    def command(self, fault: str, **parameters: float) -> None:
+        """A fault by the name that the simulated unit knows it by."""
+        self._unit.fault(fault, **parameters)
+
+    def restart(self) -> None:
+        """New processes on the same port."""
+        self._unit.restart()
+
+    def cut_off(self, *, undo: bool = False) -> None:
+        """Nothing that its address answers reaches anyone."""
+        subprocess.run(_CUT.format("del" if undo else "add", self.host).split(), check=True)
+
+    def stop(self) -> None:
+        """End it."""
+        self._unit.stop()
+
+
+class VllmDrillUnit:
+    """A real unit: a leader with its engine and worker, a headless follower with its own."""
+
+    host = vllm.HOST
+
+    def __init__(self, name: str, port: int) -> None:
+        self.name, self._port = name, port
+        self._unit = vllm.start(port)
+        self._pids: dict[str, int] = {}
+
+    @property
+    def url(self) -> str:
+        """Where its API is."""
+        return self._unit.url
+
+    def node_pids(self) -> dict[str, int]:
+        """A node for each process: they share a process table here."""
+        return {f"{self.name}-{role}": pid for role, pid in self._pids.items()}
+
+    def signal(self, node: str, number: signal.Signals) -> None:
+        """A signal to one process. The follower's is its worker, which computes."""
+        os.kill(self._pids[_ROLES[node]], number)
+
+    def command(self, fault: str, **_: float) -> None:
+        """Nobody can ask it for a fault."""
+        raise RuntimeError(f"{self.name} is a real unit: {fault} cannot be commanded")
+
+    def restart(self) -> None:
+        """New processes on the same port; returns when they have answered."""
+        self.stop()
+        self._unit = vllm.start(self._port)
+        self.wait_ready()
+
+    def cut_off(self, *, undo: bool = False) -> None:
+        """All real units have one address."""
+        raise RuntimeError(f"{self.name} cannot be cut off{' or back on' if undo else ''}")
+
+    def wait_ready(self) -> None:
+        """Return when it has answered. Raises RuntimeError."""
+        give_up_at = time.monotonic() + _START_PATIENCE_S
+        while not (self._unit.healthy() and self._unit.warmed_up()):
+            if self._unit.lost() or time.monotonic() > give_up_at:
+                log = vllm.log_of(self._port, "leader")
+                raise RuntimeError(f"{self.name} did not start; the end of {log} says why")
+            time.sleep(0.5)
+        self._pids = self._unit.pids()
+
+    def stop(self) -> None:
+        """End every process of it."""
+        groups.stop({self._unit.leader, self._unit.follower})
+
+
+DrillUnit = SimDrillUnit | VllmDrillUnit
+
+
+def start_simulated(
+    names: Sequence[str], *, followers: int, hosts: bool, timing: Mapping[str, float]
+) -> list[DrillUnit]:
+    """All of them at the same time; with `hosts`, each on an address of its own."""
+    units = []
+    try:
+        for number, name in enumerate(names, start=1):
+            host = f"127.0.11.{number}" if hosts else "127.0.0.1"
+            units.append(SimUnit.launch(name, followers=followers, host=host, **timing))
+        return [SimDrillUnit(unit.wait_ready()) for unit in units]
+    except BaseException:
+        for unit in units:
+            unit.stop()
+        raise
+
+
+def start_vllm(names: Sequence[str], base_port: int) -> list[DrillUnit]:
+    """Real units, which takes over a minute."""
+    set_up()
+    units: list[VllmDrillUnit] = []
+    try:
+        units += [VllmDrillUnit(name, port) for port, name in enumerate(names, start=base_port)]
+        for unit in units:
+            unit.wait_ready()
+    except BaseException:
+        for unit in units:
+            unit.stop()
+        raise
+    return list(units)

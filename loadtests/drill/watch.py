@@ -1,0 +1,84 @@
+"""What the gates say of themselves during a run: every flip, and counters that survive a restart.
+
+What must stay true: a gate that cannot be asked at the moment is asked again; nothing it said is forgotten.
+"""
+
+import http.client
+import json
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from loadtests.gate import GateProcess, metric_sum
+
+_LOOK_S = 0.5
+COUNTERS = {"continued": "cellgate_continuations_total", "recoveries": "cellgate_recoveries_total"}
+
+
+@dataclass(frozen=True, slots=True)
+class Flip:
+    """A unit's verdict changed, as a gate saw it, by the wall clock."""
+
+    gate: int
+    unit: str
+    before: str
+    after: str
+    at: float
+    line: str
+
+
+class Watch:
+    """A context manager: inside, a thread looks at the gates."""
+
+    def __init__(self, gates: Sequence[GateProcess]) -> None:
+        self._gates = gates
+        self._seen: dict[tuple[int, str, str], Flip] = {}
+        self._last: dict[tuple[int, str], float] = {}
+        self._totals = dict.fromkeys(COUNTERS, 0.0)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look_on, daemon=True)
+
+    def __enter__(self) -> "Watch":
+        for number in range(len(self._gates)):
+            self._look(number)
+        self._totals = dict.fromkeys(COUNTERS, 0.0)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+        for number in range(len(self._gates)):
+            self._look(number)
+
+    def flips(self) -> list[Flip]:
+        """All that were seen, in order of time."""
+        return sorted(self._seen.values(), key=lambda flip: flip.at)
+
+    def total(self, counter: str) -> int:
+        """How much a counter of `COUNTERS` has grown, over all gates and their processes."""
+        return int(self._totals[counter])
+
+    def _look_on(self) -> None:
+        while not self._over.wait(_LOOK_S):
+            for number in range(len(self._gates)):
+                self._look(number)
+
+    def _look(self, number: int) -> None:
+        # It is being started anew.
+        with suppress(OSError, http.client.HTTPException, json.JSONDecodeError):
+            for event in self._gates[number].events():
+                self._take(number, event)
+            page = self._gates[number].metrics()
+            for name, metric in COUNTERS.items():
+                value, last = metric_sum(page, metric), self._last.get((number, name), 0.0)
+                self._totals[name] += value - last if value >= last else value
+                self._last[number, name] = value
+
+    def _take(self, number: int, event: dict[str, Any]) -> None:
+        if event["kind"] == "flip":
+            at = GateProcess.at(event)
+            flip = Flip(number, event["unit"], event["before"], event["after"], at, event["line"])
+            self._seen[number, event["time"], event["line"]] = flip
