@@ -77,12 +77,14 @@ class Answer:
         self._write(status, body, lines)
         self.end(Outcome.OK if status < 400 else Outcome.GATE_ERROR)
 
-    def refuse(self, failure: Failure, line: bytes = b"") -> None:
-        """The end: a row of the failure table. `line` is one more header line."""
+    def refuse(self, failure: Failure, line: bytes = b"", *, reason: str = "") -> None:
+        """The end: a row of the failure table. `line` is one more header line, `reason` a word more to the
+        point than the kind of failure.
+        """
         row = failure.kind.row
         if row.retry_after_s is not None:
             line += b"retry-after: %d\r\n" % (failure.retry_after_s or row.retry_after_s)
-            line += b"x-cellgate-reason: %b\r\n" % failure.kind.value.encode()
+            line += b"x-cellgate-reason: %b\r\n" % (reason or failure.kind.value).encode()
         self.closes = self.closes or row.closes
         self._write(row.status, error_body(failure), line)
         self.end(row.outcome, failure.kind.value)

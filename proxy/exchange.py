@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from proxy.answer import Answer
 from proxy.ask import LARGE_BYTES, read_ask
 from proxy.failure import Failure, Kind
+from proxy.placing import told
 from proxy.routes import RouteKind, find_route
 from proxy.wire.heads import crossing, forwarded_lines, unit_head
 from proxy.wire.relay import Relay
@@ -211,8 +212,8 @@ class Exchange:
         self._relay = relay = Relay(self, self._client, lease, gate.now, http10=request.http10)
         relay.head_sent = self._shown is not None
         pool = gate.pool(lease.desk)
-        own = b"host: %b\r\n%bx-request-id: %b\r\n" % (
-            pool.authority,
+        own = b"%b%bx-request-id: %b\r\n" % (
+            pool.lines,
             forwarded_lines(
                 request.fields, self._client.peer.encode(), b"https" if self._client.secure else b"http"
             ),
@@ -256,7 +257,8 @@ class Exchange:
             return False
         if status < 500 and status != 429:
             return True
-        failure = Failure(self._kind_of(status, lease), f"unit {lease.unit} answered {status}")
+        kind = told(status, head.fields) or self._kind_of(status, lease)
+        failure = Failure(kind, f"unit {lease.unit} answered {status}")
         lease.on_evict = None
         self._blame(lease, failure)
         step = self._next_step(lease, failure)

@@ -67,6 +67,7 @@ class Kind(Enum):
     UNKNOWN_PATH = "unknown_path"
     UNKNOWN_MODEL = "unknown_model"
     NOT_SERVED = "not_served"
+    NOT_TRUSTED = "not_trusted"
     METHOD_NOT_ALLOWED = "method_not_allowed"
     METHOD_NOT_SUPPORTED = "method_not_supported"
     HEAD_TIMEOUT = "head_timeout"
@@ -91,6 +92,7 @@ class Kind(Enum):
     GARBAGE = "garbage"
     ANSWER_TIMEOUT = "answer_timeout"
     BUSY = "busy"
+    NOT_HERE = "not_here"
     FALSE_BUSY = "busy_without_work"
     UNIT_ERROR = "unit_error"
     FIRST_EVENT_ERROR = "first_event_error"
@@ -114,6 +116,7 @@ TABLE: dict[Kind, Row] = {
     Kind.UNKNOWN_PATH: _client(404, kind="not_found_error"),
     Kind.UNKNOWN_MODEL: _client(404, kind="not_found_error"),
     Kind.NOT_SERVED: _client(404, kind="not_found_error"),
+    Kind.NOT_TRUSTED: _client(403, kind="permission_error"),
     Kind.METHOD_NOT_ALLOWED: _client(405),
     Kind.METHOD_NOT_SUPPORTED: _client(501, closes=True),
     Kind.HEAD_TIMEOUT: _client(408, closes=True),
@@ -138,6 +141,8 @@ TABLE: dict[Kind, Row] = {
     Kind.GARBAGE: _unit(502, Outcome.UNIT_ERROR, Strength.WEAK, by_response=True),
     Kind.ANSWER_TIMEOUT: _unit(504, Outcome.UNIT_ERROR, Strength.STRONG),
     Kind.BUSY: _unit(503, Outcome.BUSY, None, by_response=True),
+    # The word of the gate before the unit (see placing.py).
+    Kind.NOT_HERE: _unit(503, Outcome.BUSY, Strength.STRONG),
     Kind.FALSE_BUSY: _unit(503, Outcome.UNIT_ERROR, Strength.STRONG, by_response=True),
     Kind.UNIT_ERROR: _unit(502, Outcome.UNIT_ERROR, Strength.WEAK, by_response=True),
     Kind.FIRST_EVENT_ERROR: _unit(502, Outcome.STREAM_ERROR, Strength.STRONG, by_response=True),

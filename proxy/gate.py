@@ -18,6 +18,7 @@ from probes.engine_metrics import EngineMetrics
 from proxy.exchange import Exchange
 from proxy.failure import Failure, Kind
 from proxy.own import OwnAnswers
+from proxy.placed import PlacedExchange
 from proxy.report.access_log import AccessLog
 from proxy.report.balancers import Balancers
 from proxy.report.collectors import AccessLogMetrics, NodeAgentMetrics, PoolMetrics
@@ -189,7 +190,7 @@ class Gate:
 
     def exchange(self, client: ClientConnection, request: Request) -> Exchange:
         """The exchange that answers `request`."""
-        return Exchange(self, client, request)
+        return PlacedExchange(self, client, request) if request.is_placed else Exchange(self, client, request)
 
     def refused(self, client: ClientConnection, failure: Failure) -> None:
         """A request did not even parse."""

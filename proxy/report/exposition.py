@@ -94,6 +94,13 @@ class Exposition(Collector):
             ),
         )
 
+        yield counter(
+            "forged_placements",
+            "Requests refused because they named a unit and came from a peer that is not trusted.",
+            (),
+            [((), m.forged)],
+        )
+
     def _latencies(self) -> Iterator[Metric]:
         tallies = self._metrics.tallies
         yield histogram(

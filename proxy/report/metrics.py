@@ -76,6 +76,8 @@ class Metrics:
         self.responses: defaultdict[tuple[str, int], int] = defaultdict(int)
         self.refusals = dict.fromkeys(Refusal, 0)
         self.recoveries: dict[tuple[str, str], int] = {}
+        self.forged = 0
+        """Requests that named a unit and came from a peer that is not trusted."""
         self.bytes_in = 0
         self.bytes_out = 0
         self.lag = Histogram(LOOP_LAG_BOUNDS_S)

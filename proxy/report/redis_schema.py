@@ -60,7 +60,8 @@ class View:
     """What one gate says of one unit. None: it does not know.
 
     `fatal`: it is DOWN by a fact (an address refuses, a process is gone) and not by judgement; `life_age_s`:
-    how long ago it last proved by work that it lives; `uncached_tokens`: prompts not yet computed.
+    how long ago it last proved by work that it lives; `uncached_tokens`: prompts not yet computed;
+    `gate_url`: where the gate takes requests for it (empty: nowhere); `stopping`: for a moment only.
     """
 
     unit: str
@@ -86,6 +87,8 @@ class View:
     ttft_s: float | None = None
     itl_s: float | None = None
     prefill_tokens_per_s: float | None = None
+    gate_url: str = ""
+    stopping: bool = False
 
 
 class Seen(NamedTuple):
@@ -139,7 +142,14 @@ def merge(seen: Sequence[Seen]) -> Merged | None:
 
 
 def view_of(
-    desk: Desk, gate: str, now: float, *, ttft_s: float | None = None, itl_s: float | None = None
+    desk: Desk,
+    gate: str,
+    now: float,
+    *,
+    ttft_s: float | None = None,
+    itl_s: float | None = None,
+    gate_url: str = "",
+    stopping: bool = False,
 ) -> View:
     """What a gate has to say of a unit now. `ttft_s` and `itl_s` are what is usual there of late: the time to
     first token and the gap between two, which are not for every heartbeat to find out.
@@ -171,6 +181,8 @@ def view_of(
         ttft_s=ttft_s,
         itl_s=itl_s,
         prefill_tokens_per_s=round(1.0 / desk.pace.prefill_s(1), 1),
+        gate_url=gate_url,
+        stopping=stopping,
     )
 
 
@@ -242,4 +254,6 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "ttft_s": _number,
     "itl_s": _number,
     "prefill_tokens_per_s": _number,
+    "gate_url": _url,
+    "stopping": _flag,
 }

@@ -25,19 +25,28 @@ _HOP_BY_HOP = frozenset(
         b"upgrade",
     }
 )
-REQUEST_FIELDS = _HOP_BY_HOP | {
-    # A compressed answer could not be scanned for events, so none is asked for.
-    b"accept-encoding",
-    # The report that it asks for is the gate's to give.
-    b"endpoint-load-metrics-format",
-    b"expect",
-    b"host",
-    b"x-forwarded-for",
-    b"x-forwarded-host",
-    b"x-forwarded-proto",
-    b"x-haproxy-server-state",
-    b"x-request-id",
-}
+PLACING_FIELDS = frozenset(
+    {b"x-cellgate-unit", b"x-gateway-destination-endpoint", b"x-gateway-destination-endpoint-subset"}
+)
+"""Where the gate itself is to send the request (see placing.py)."""
+
+REQUEST_FIELDS = (
+    _HOP_BY_HOP
+    | PLACING_FIELDS
+    | {
+        # A compressed answer could not be scanned for events, so none is asked for.
+        b"accept-encoding",
+        # The report that it asks for is the gate's to give.
+        b"endpoint-load-metrics-format",
+        b"expect",
+        b"host",
+        b"x-forwarded-for",
+        b"x-forwarded-host",
+        b"x-forwarded-proto",
+        b"x-haproxy-server-state",
+        b"x-request-id",
+    }
+)
 """Fields of a request that do not cross as they are."""
 
 REPLY_FIELDS = _HOP_BY_HOP | {
@@ -46,6 +55,11 @@ REPLY_FIELDS = _HOP_BY_HOP | {
     # The gate's own report stands in the place of the engine's, which tells of one unit alone.
     b"endpoint-load-metrics",
     b"endpoint-load-metrics-bin",
+    # What a gate between us and the unit says is for us; the ingress would take it for our own word.
+    b"x-cellgate-reason",
+    b"x-cellgate-unit",
+    b"x-envoy-degraded",
+    b"x-envoy-immediate-health-check-fail",
     b"x-request-id",
 }
 """Fields of a reply that do not cross as they are (the content's are read, and put back)."""

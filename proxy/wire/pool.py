@@ -59,6 +59,8 @@ class Pool:
         self.host = parts.hostname or ""
         self.port = parts.port or (443 if parts.scheme == "https" else 80)
         self.authority = parts.netloc.encode()
+        self.lines = b"host: %b\r\n" % self.authority
+        """What the head of each request to the unit begins with."""
         self._on_broken = on_broken
         self._on_own_trouble = on_own_trouble
         self._tls = tls if parts.scheme == "https" else None

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from proxy.failure import Failure, Kind
-from proxy.wire.heads import Fields, connection_tokens
+from proxy.wire.heads import PLACING_FIELDS, Fields, connection_tokens
 
 
 class Request:
     """One whole request. `lines` and `fields` hold its head (see heads.py).
+
+    `is_placed`: its sender has said which unit it is for (see placing.py).
 
     `target` is path and query as sent, `path` without the query, `given_id` the client's request id, `length`
     the declared size of the body, `reserved` the bytes of shared body memory held.
@@ -20,6 +22,7 @@ class Request:
         "fields",
         "given_id",
         "http10",
+        "is_placed",
         "keep_alive",
         "length",
         "lines",
@@ -39,6 +42,7 @@ class Request:
         self.fields: Fields = []
         self.given_id = b""
         self.http10 = False
+        self.is_placed = False
         self.keep_alive = True
         self.expects_continue = False
         self.length = 0
@@ -75,6 +79,8 @@ def check_head(request: Request, version: str) -> Failure | None:
             return Failure(Kind.BAD_REQUEST, "an HTTP/1.0 request cannot carry Transfer-Encoding")
         elif name == b"transfer-encoding" and value.strip().lower() != b"chunked":
             return Failure(Kind.BAD_REQUEST, "the only transfer coding understood is chunked")
+        elif name in PLACING_FIELDS:
+            request.is_placed = True
         elif name == b"upgrade" and b"upgrade" in connection_tokens(request.fields):
             return Failure(Kind.METHOD_NOT_SUPPORTED, "protocol upgrades are not supported; use HTTP/1.1")
     if hosts > 1 or (hosts == 0 and not request.http10):
