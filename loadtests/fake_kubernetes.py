@@ -1,0 +1,205 @@
+"""A Kubernetes API server that knows pods and nothing else, for tests and drills: listed and watched.
+
+Its protocol is the real one ("Kubernetes API Concepts", efficient detection of changes): versions, bookmarks,
+ends after timeoutSeconds, 410 for a version that is compacted away. It breaks off or refuses when told to.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import aiohttp.web
+import orjson
+import yaml
+
+Json = dict[str, Any]
+
+PREFIX = "leaderworkerset.sigs.k8s.io/"
+
+
+def pod(
+    name: str,
+    *,
+    labels: Mapping[str, str],
+    annotations: Mapping[str, str],
+    uid: str,
+    ip: str = "",
+    ready: bool = True,
+) -> Json:
+    """A pod with one container, that runs where it has an address."""
+    state = {"running": {}} if ip else {"waiting": {"reason": "ContainerCreating"}}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "uid": uid, "labels": dict(labels), "annotations": dict(annotations)},
+        "spec": {"containers": [{"name": "engine"}]},
+        "status": {
+            "phase": "Running" if ip else "Pending",
+            **({"podIP": ip} if ip else {}),
+            "conditions": [{"type": "Ready", "status": str(ready and bool(ip))}],
+            "containerStatuses": [{"name": "engine", "ready": ready, "state": state}],
+        },
+    }
+
+
+def group_pod(lws: str, group: int, rank: int, *, size: int, uid: str, key: str = "", **status: Any) -> Json:
+    """A pod as the LeaderWorkerSet controller makes it; a group's key is usually made of its name alone."""
+    name = f"{lws}-{group}" + (f"-{rank}" if rank else "")
+    labels = {
+        f"{PREFIX}name": lws,
+        f"{PREFIX}group-index": str(group),
+        f"{PREFIX}group-key": key or f"{lws}{group:08x}",
+        f"{PREFIX}worker-index": str(rank),
+    }
+    return pod(name, labels=labels, annotations={f"{PREFIX}size": str(size)}, uid=uid, **status)
+
+
+class FakeKubernetes:
+    """The server, on the running loop. `bookmark_s` is how often a watch is told the newest version."""
+
+    def __init__(self, *, bookmark_s: float = 60.0) -> None:
+        self.port = 0
+        self.lists = 0
+        self.watched: list[str] = []
+        """The versions that watches went on from."""
+        self.refuse_with = 0
+        """A status with which every request is refused; 0: none."""
+        self._bookmark_s = bookmark_s
+        self._pods: dict[str, Json] = {}
+        self._versions = itertools.count(1)
+        self._version = 0
+        self._history: list[tuple[int, str, Json]] = []
+        self._oldest = 0
+        self._changed = asyncio.Condition()
+        self._streams: set[aiohttp.web.Request] = set()
+        self._runner: aiohttp.web.AppRunner | None = None
+
+    async def start(self) -> Self:
+        """Listen, on the port that it had before, if any."""
+        app = aiohttp.web.Application()
+        app.router.add_get("/api/v1/namespaces/{namespace}/pods", self._answer)
+        self._runner = aiohttp.web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = aiohttp.web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True)
+        await site.start()
+        self.port = self._runner.addresses[0][1]
+        return self
+
+    async def stop(self) -> None:
+        """Listen no more and break off what runs."""
+        self.cut()
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    def kubeconfig(self, folder: Path) -> str:
+        """The name of a file that leads here."""
+        path = folder / "kubeconfig.yaml"
+        here = {"name": "fake", "cluster": {"server": f"http://127.0.0.1:{self.port}"}}
+        context = {"name": "fake", "context": {"cluster": "fake", "user": "nobody"}}
+        keys = {"clusters": [here], "contexts": [context], "users": [{"name": "nobody", "user": {}}]}
+        path.write_text(yaml.safe_dump({"kind": "Config", "current-context": "fake", **keys}))
+        return str(path)
+
+    # -- what happens in the cluster -----------------------------------------------------------------------
+
+    async def put(self, pod: Json) -> None:
+        """A pod is there, or is there anew."""
+        known = pod["metadata"]["name"] in self._pods
+        await self._note("MODIFIED" if known else "ADDED", pod)
+
+    async def change(self, name: str, change: Callable[[Json], object]) -> None:
+        """Change a pod that is there."""
+        pod: Json = orjson.loads(orjson.dumps(self._pods[name]))
+        change(pod)
+        await self._note("MODIFIED", pod)
+
+    async def delete(self, name: str) -> None:
+        """A pod is told to go: it is there until `remove`."""
+        await self.change(name, lambda pod: pod["metadata"].update(deletionTimestamp="2026-01-01T00:00:00Z"))
+
+    async def ready(self, name: str, ready: bool = True) -> None:
+        """A pod's readiness probe says so."""
+        await self.change(name, lambda pod: pod["status"]["conditions"][0].update(status=str(ready)))
+
+    async def remove(self, name: str) -> None:
+        """A pod is gone."""
+        await self._note("DELETED", self._pods[name])
+
+    def compact(self) -> None:
+        """Forget all that happened: whoever is not up to date gets 410."""
+        self._history.clear()
+        self._oldest = self._version
+
+    def cut(self) -> None:
+        """Break off every watch, in the middle."""
+        for request in self._streams:
+            if request.transport is not None:
+                request.transport.abort()
+
+    async def _note(self, kind: str, pod: Json) -> None:
+        self._version = next(self._versions)
+        name = pod["metadata"]["name"]
+        pod = pod | {"metadata": pod["metadata"] | {"resourceVersion": str(self._version)}}
+        if kind == "DELETED":
+            del self._pods[name]
+        else:
+            self._pods[name] = pod
+        self._history.append((self._version, kind, pod))
+        async with self._changed:
+            self._changed.notify_all()
+
+    # -- who asks ------------------------------------------------------------------------------------------
+
+    async def _answer(self, request: aiohttp.web.Request) -> aiohttp.web.StreamResponse:
+        if self.refuse_with:
+            status = {"kind": "Status", "code": self.refuse_with, "message": "told to refuse"}
+            return aiohttp.web.json_response(status, status=self.refuse_with)
+        if request.query.get("watch") != "True":
+            self.lists += 1
+            items = [pod for pod in self._pods.values() if _selected(pod, request)]
+            version = {"resourceVersion": str(self._version)}
+            return aiohttp.web.json_response({"kind": "PodList", "metadata": version, "items": items})
+        self.watched.append(request.query["resourceVersion"])
+        response = aiohttp.web.StreamResponse(headers={"Content-Type": "application/json;stream=watch"})
+        await response.prepare(request)
+        self._streams.add(request)
+        try:
+            async with asyncio.timeout(float(request.query["timeoutSeconds"])):
+                await self._stream(request, response)
+        except (TimeoutError, ConnectionError):
+            pass
+        finally:
+            self._streams.discard(request)
+        return response
+
+    async def _stream(self, request: aiohttp.web.Request, response: aiohttp.web.StreamResponse) -> None:
+        told = int(request.query["resourceVersion"])
+        while True:
+            if told < self._oldest:
+                gone = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"}
+                return await _send(response, "ERROR", gone)
+            for version, kind, pod in [one for one in self._history if one[0] > told]:
+                if _selected(pod, request):
+                    await _send(response, kind, pod)
+                told = version
+            try:
+                async with asyncio.timeout(self._bookmark_s), self._changed:
+                    while self._version == told:
+                        await self._changed.wait()
+            except TimeoutError:
+                mark = {"kind": "Pod", "metadata": {"resourceVersion": str(self._version)}}
+                if request.query.get("allowWatchBookmarks") == "True":
+                    await _send(response, "BOOKMARK", mark)
+                    told = self._version
+
+
+def _selected(pod: Json, request: aiohttp.web.Request) -> bool:
+    wanted = dict(part.split("=", 1) for part in request.query.get("labelSelector", "").split(",") if part)
+    return all(pod["metadata"]["labels"].get(key) == value for key, value in wanted.items())
+
+
+async def _send(response: aiohttp.web.StreamResponse, kind: str, thing: Json) -> None:
+    await response.write(orjson.dumps({"type": kind, "object": thing}) + b"\n")
