@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 READY := @flock Makefile $(MAKE) -s --no-print-directory
 
 .PHONY: help run test check format vllm-units bench failover soak detection never-shot restart cut-off \
-	probe-cost vllm-detection peers lock clean apt
+	probe-cost vllm-detection replay peers lock clean apt
 
 help:           ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile
@@ -78,6 +78,11 @@ vllm-detection: ## detection on real vLLM units, whose processes are frozen and 
 soak:           ## thousands of clients come, leave and never read; all returns to where it was
 	$(READY) .venv/run.ready
 	@$(BIN)/python -m loadtests.soak
+
+replay:         ## what users wait through the gate and its peers, under a trace (TRACE=file; else a sample)
+	$(READY) .venv/dev.ready
+	-@flock Makefile $(MAKE) -s --no-print-directory -k $(PEERS:%=.venv-%/made)
+	@$(BIN)/python -m loadtests.replay $(if $(TRACE),--trace $(TRACE),--quick)
 
 peers:          ## other projects' routers, each in a venv of its own, to be measured beside
 	@flock Makefile $(MAKE) -s --no-print-directory $(PEERS:%=.venv-%/made)
