@@ -29,16 +29,23 @@ _REDIS = {
 
 
 class RedisMetrics(Collector):
-    """The line to Redis."""
+    """The line to Redis, and what other gates have open on our units."""
 
-    def __init__(self, link: RedisLink) -> None:
+    def __init__(self, link: RedisLink, board: Board) -> None:
         self._link = link
+        self._board = board
 
     def collect(self) -> Iterator[Metric]:
         """All families."""
         link = self._link
         yield gauge("redis_up", "1: Redis answers, and takes what it is told.", (), [((), not link.state)])
         yield gauge("redis_peers", "Other gates that were heard of just now.", (), [((), link.peers())])
+        yield gauge(
+            "in_flight_elsewhere",
+            "Attempts that other gates have open on a unit.",
+            ("unit",),
+            (((name,), self._board.others.get(name, 0)) for name in self._board.desks),
+        )
         for name, text in _REDIS.items():
             yield counter(f"redis_{name}", text, (), [((), link.counts[name])])
 

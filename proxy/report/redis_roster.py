@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 
 from proxy.report.redis_schema import EXPIRY_HEARTBEATS, HEARTBEAT_S, Merged, Seen, View, merge
@@ -67,6 +68,11 @@ class Roster:
         """Requests that the other gates have there. What is too old to be so any more does not count."""
         said = self._units.get(unit, {}).values()
         return sum(view.in_flight for view, at in said if now - at <= self._patience_s)
+
+    def expires_at(self, now: float) -> float:
+        """When the next view is too old for its requests to count; inf: none will be."""
+        times = [at + self._patience_s for gates in self._units.values() for _, at in gates.values()]
+        return min((at for at in times if at >= now), default=math.inf)
 
     def lived_at(self, unit: str) -> float | None:
         """When another gate last saw the unit work."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import re
 import socket
-from typing import TYPE_CHECKING
 
+from proxy.gate import TICK_S, Gate
 from proxy.report.collectors import RedisMetrics
 from proxy.report.log import log_line
 from proxy.report.redis_connect import connector
@@ -18,8 +19,7 @@ from proxy.report.redis_sharing import Sharing
 from proxy.settings import RedisAccess
 from router.nouns import Flip
 
-if TYPE_CHECKING:
-    from proxy.gate import Gate
+_GRAIN_S = 0.001
 
 
 def share(gate: Gate, access: RedisAccess) -> RedisLink | None:
@@ -30,7 +30,7 @@ def share(gate: Gate, access: RedisAccess) -> RedisLink | None:
         log_line("error", f"redis: {error}; this gate goes by what it sees itself")
         return None
     name = _gate_name()
-    roster = Roster(name)
+    roster, loop = Roster(name), asyncio.get_running_loop()
     sharing = Sharing(gate.board, name, roster, gate.now, gate.watch.observe, gate.metrics.recent_ttft_s)
     link = RedisLink(
         connect,
@@ -51,11 +51,17 @@ def share(gate: Gate, access: RedisAccess) -> RedisLink | None:
 
     def tick(now: float) -> None:
         gate.board.others = sharing.tick(now)
+        # What a gate that is gone had open counts until it expires, and not until the tick after.
+        if (expiry_s := roster.expires_at(now) - now) < TICK_S:
+            loop.call_later(expiry_s + _GRAIN_S, forget)
+
+    def forget() -> None:
+        gate.board.others = sharing.tick(gate.now())
 
     gate.on_flip = flipped
     gate.on_tick.append(tick)
     link.start()
-    gate.metrics.include(RedisMetrics(link))
+    gate.metrics.include(RedisMetrics(link, gate.board))
     return link
 
 

@@ -75,9 +75,12 @@ def _shown(families: Iterable[Metric]) -> Iterator[tuple[str, float]]:
 
 def test_redis_is_up_once_it_answers_and_its_peers_are_who_was_heard_just_now() -> None:
     link, roster = a_link()
-    shown = samples(RedisMetrics(link))
+    board = a_board("u", "v")
+    board.others = {"u": 7}
+    shown = samples(RedisMetrics(link, board))
     assert shown.pop("cellgate_redis_up") == 0
-    assert len(shown) == 9
+    assert shown.pop("cellgate_in_flight_elsewhere{unit=u}") == 7
+    assert len(shown) == 10
     assert set(shown.values()) == {0}
     link.state = ""
     link.counts["connects"] = 2
@@ -85,7 +88,7 @@ def test_redis_is_up_once_it_answers_and_its_peers_are_who_was_heard_just_now() 
         view = View("u", "c", gate, Verdict.UP)
         roster.told(("u", gate), Seen(view, age_s), NOW)
         roster.told(("v", gate), Seen(replace(view, unit="v"), age_s), NOW)
-    shown = samples(RedisMetrics(link))
+    shown = samples(RedisMetrics(link, board))
     assert shown["cellgate_redis_up"] == 1
     assert shown["cellgate_redis_peers"] == 2
     assert shown["cellgate_redis_connects_total"] == 2
@@ -150,7 +153,7 @@ def test_without_a_usable_unit_the_gate_is_a_full_engine() -> None:
 def test_every_one_is_documented() -> None:
     board = a_board("u")
     collectors: list[Collector] = [
-        RedisMetrics(a_link()[0]),
+        RedisMetrics(a_link()[0], board),
         AgentCheckMetrics(an_agent(board)),
         NodeAgentMetrics(lambda: {("u", "n"): Standing(True, 0)}),
         AccessLogMetrics(int),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -30,6 +31,15 @@ def test_a_gate_that_died_stops_counting_after_one_expiry_whatever_redis_does() 
     roster.answered(seen_by("g2", in_flight=100), 10.0)
     assert roster.others_in_flight("u1", 10.75) == 100
     assert roster.others_in_flight("u1", 10.76) == 0
+
+
+def test_the_next_expiry_is_that_of_the_oldest_view_that_counts() -> None:
+    roster = Roster("g1")
+    assert roster.expires_at(0.0) == math.inf
+    roster.answered(seen_by("g2") | seen_by("g3", age=0.25), 10.0)
+    assert roster.expires_at(10.0) == 10.5
+    assert roster.expires_at(10.6) == 10.75
+    assert roster.expires_at(10.8) == math.inf
 
 
 def test_while_redis_is_gone_the_last_view_holds() -> None:
