@@ -18,13 +18,22 @@ from router.nouns import Verdict
 
 
 class Row(NamedTuple):
-    """What is seen of one unit. `since`: when it came to its verdict."""
+    """What is seen of one unit. `since`: when it came to its verdict; `risen_at`, `born_at`: when it last
+    came up, and when its processes last started anew, as far as was seen.
+    """
 
     unit: str
     cell: str
     verdict: Verdict
     since: float
+    risen_at: float = 0.0
+    born_at: float = 0.0
     drained: bool = False
+
+    @property
+    def is_new(self) -> bool:
+        """Whether it has yet to be seen UP since its processes started."""
+        return self.risen_at <= self.born_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +41,13 @@ class Course:
     """What is remembered of one unit.
 
     `down_at`: since when it has been DOWN without having been UP or started anew; `up_at`: since when UP;
-    `is_new`: not seen UP since its processes started; `rest_until`: no attempt before; `is_running`: an
-    attempt is under way; `is_awaited`: there was one, and the unit has yet to come back.
+    `rest_until`: no attempt before; `is_running`: an attempt is under way; `is_awaited`: there was one, and
+    the unit has yet to come back.
     """
 
     cell: str
     down_at: float | None = None
     up_at: float | None = None
-    is_new: bool = True
     tries: int = 0
     rest_until: float = 0.0
     is_running: bool = False
@@ -56,7 +64,7 @@ Courses = Mapping[str, Course]
 
 
 class Plan(NamedTuple):
-    """What is remembered from now on; units to begin with, units to give up, units that are held meanwhile."""
+    """What is remembered from now on; units to begin with, to give up, and those held meanwhile."""
 
     courses: dict[str, Course]
     begin: tuple[str, ...] = ()
@@ -77,7 +85,7 @@ def plan(
         held = tuple(row.unit for row in sick)
         return Plan({unit: _held(course, now) for unit, course in after.items()}, held=held)
     begin, give_up = [], []
-    due = [row.unit for row in sick if _is_due(after[row.unit], remedies[row.cell], now)]
+    due = [row.unit for row in sick if _is_due(after[row.unit], row, remedies[row.cell], now)]
     for unit in sorted(due, key=lambda unit: (after[unit].down_at or 0.0, unit)):
         course, remedy = after[unit], remedies[after[unit].cell]
         if course.tries >= remedy.attempts:
@@ -101,13 +109,13 @@ def _seen(course: Course | None, row: Row, remedy: Remedy, now: float) -> Course
     course = course or Course(row.cell)
     if row.drained:
         # The operator has taken over; what was tried before does not count afterwards.
-        return Course(row.cell, is_new=course.is_new, is_running=course.is_running)
+        return Course(row.cell, is_running=course.is_running)
     match row.verdict:
         case Verdict.UP:
             return _up(course, row, remedy, now)
         case Verdict.STARTING:
-            return replace(course, down_at=None, up_at=None, is_new=True)
-        case Verdict.DOWN if course.down_at is None:
+            return replace(course, down_at=None, up_at=None)
+        case Verdict.DOWN if course.down_at is None or course.down_at < max(row.risen_at, row.born_at):
             return replace(course, down_at=row.since, up_at=None)
         case _:
             return course
@@ -119,8 +127,8 @@ def _up(course: Course, row: Row, remedy: Remedy, now: float) -> Course:
     """
     up_at = row.since if course.up_at is None else course.up_at
     if now - up_at >= remedy.patience_s(course.tries):
-        return Course(row.cell, up_at=up_at, is_new=False, is_running=course.is_running)
-    return replace(course, down_at=None, up_at=up_at, is_new=False, is_awaited=False)
+        return Course(row.cell, up_at=up_at, is_running=course.is_running)
+    return replace(course, down_at=None, up_at=up_at, is_awaited=False)
 
 
 def _is_sick(course: Course, row: Row) -> bool:
@@ -128,8 +136,8 @@ def _is_sick(course: Course, row: Row) -> bool:
     return row.verdict is Verdict.DOWN and not (row.drained or course.is_running or course.gave_up)
 
 
-def _is_due(course: Course, remedy: Remedy, now: float) -> bool:
-    patience_s = remedy.patience_s(0) if course.is_new else remedy.after_s
+def _is_due(course: Course, row: Row, remedy: Remedy, now: float) -> bool:
+    patience_s = remedy.patience_s(0) if row.is_new else remedy.after_s
     return course.down_at is not None and now - course.down_at >= patience_s and now >= course.rest_until
 
 

@@ -19,6 +19,7 @@ from proxy.recovery.planner import Course, Row, ended, plan
 from proxy.report.events import Action, ActionKind
 from proxy.report.log import utc
 from router.board import Board
+from router.desk import Desk
 from router.nouns import Verdict
 
 PERIOD_S = 1.0
@@ -154,10 +155,7 @@ class Recovery:
         return "the gate hands over" if self.is_over else self._ports.waits(now)
 
     def _rows(self) -> list[Row]:
-        return [
-            Row(name, desk.unit.cell, desk.case.verdict, desk.case.since, desk.drained)
-            for name, desk in self._board.desks.items()
-        ]
+        return [_row(desk) for desk in self._board]
 
     def _dossier(self, unit: str, course: Course, remedy: Remedy) -> Dossier:
         now = self._ports.now()
@@ -195,3 +193,8 @@ class Recovery:
     def _count(self, cell: str, result: Result) -> None:
         key = (cell, result.value)
         self._counts[key] = self._counts.get(key, 0) + 1
+
+
+def _row(desk: Desk) -> Row:
+    case, born_at = desk.case, desk.case.reborn[1] if desk.case.reborn is not None else 0.0
+    return Row(desk.unit.name, desk.unit.cell, case.verdict, case.since, desk.risen_at, born_at, desk.drained)

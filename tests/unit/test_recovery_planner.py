@@ -24,16 +24,21 @@ class World:
     def __init__(self, names: str = "a", remedy: Remedy = REMEDY) -> None:
         self.remedy = remedy
         self.now = 0.0
-        self.seen = dict.fromkeys(names, (UP, 0.0, False))
+        self.seen = {name: Row(name, "c", UP, 0.0, risen_at=0.0, born_at=-1.0) for name in names}
         self.courses: Mapping[str, Course] = {}
         self.look()
 
     def set(self, name: str, verdict: Verdict, *, drained: bool = False) -> None:
-        self.seen[name] = (verdict, self.now, drained)
+        row = self.seen[name]._replace(verdict=verdict, since=self.now, drained=drained)
+        if verdict is UP:
+            row = row._replace(risen_at=self.now)
+        if verdict is STARTING:
+            row = row._replace(born_at=self.now)
+        self.seen[name] = row
 
     def look(self, wait_s: float = 0.0, *, may_act: bool = True) -> Plan:
         self.now += wait_s
-        rows = [Row(name, "c", verdict, at, drained) for name, (verdict, at, drained) in self.seen.items()]
+        rows = self.seen.values()
         decided = plan(self.courses, rows, {"c": self.remedy}, self.now, may_act=may_act)
         self.courses = decided.courses
         return decided
@@ -128,8 +133,20 @@ def test_a_unit_that_may_still_be_starting_is_given_the_time_for_it() -> None:
 
 def test_a_gate_that_has_just_started_does_not_shoot_a_fleet_that_has_too() -> None:
     world = World("")
-    world.seen = {"a": (DOWN, 0.0, False)}
+    world.seen = {"a": Row("a", "c", DOWN, 0.0)}
     assert world.look(99.0).begin == ()
+    assert world.look(1.0).begin == ("a",)
+
+
+def test_a_start_that_came_and_went_between_two_looks_counts_as_well() -> None:
+    world = World()
+    world.set("a", DOWN)
+    world.look(9.0)
+    world.set("a", STARTING)
+    world.now += 0.1
+    world.set("a", DOWN)
+    assert world.look(99.8).begin == ()
+    assert world.look(0.3).begin == ("a",)
 
 
 def test_a_drained_unit_is_left_alone_and_begins_anew_afterwards() -> None:
@@ -249,11 +266,11 @@ def test_laws(remedy: Remedy, story: list[Happens]) -> None:
     since_up = dict.fromkeys(UNITS, 0)
     for moment in story:
         for name in UNITS:
-            verdict, at, was_drained = world.seen[name]
-            new = moment.verdicts.get(name, verdict)
+            new = moment.verdicts.get(name, world.seen[name].verdict)
             drained = name in moment.drained
-            if (new, drained) != (verdict, was_drained):
-                world.seen[name] = (new, world.now if new is not verdict else at, drained)
+            if new is not world.seen[name].verdict:
+                world.set(name, new)
+            world.seen[name] = world.seen[name]._replace(drained=drained)
             if drained or new is UP:
                 since_up[name] = 0
         for name, cancelled in moment.ending.items():
@@ -267,9 +284,8 @@ def test_laws(remedy: Remedy, story: list[Happens]) -> None:
         assert len(busy) <= max(1.0, remedy.max_share * len(UNITS))
         assert moment.may_act or not (decided.begin or decided.give_up)
         for name in decided.begin:
-            verdict, _, drained = world.seen[name]
-            assert verdict is DOWN
-            assert not drained
+            assert world.seen[name].verdict is DOWN
+            assert not world.seen[name].drained
             assert not before[name].is_running
             assert world.now >= before[name].rest_until
             since_up[name] += 1

@@ -1,0 +1,133 @@
+"""Units that stay DOWN are recovered; a gate that is cut off shoots nobody."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from random import Random
+from typing import Any
+
+import pytest
+
+from proxy.recovery.caution import reason_to_wait
+from proxy.recovery.nouns import Dossier, Remedy, Report, Result
+from proxy.recovery.recovery import Ports, Recovery
+from router.nouns import Verdict
+from tests.scenarios.harness import BACK_S, PROMISE_S, RULES, Stage
+from tests.sim.engine import Engine
+
+REMEDY = Remedy("audit", ("recover",), after_s=5.0, backoff_s=30.0)
+
+
+class Medic:
+    """Recovery on a stage: a deed restarts the engine, unless it `heals` none."""
+
+    def __init__(self, stage: Stage, remedy: Remedy = REMEDY, *, heals: bool = True) -> None:
+        self.stage = stage
+        self.heals = heals
+        self.deeds: list[str] = []
+        self.entries: list[Mapping[str, Any]] = []
+        gate = stage.gate
+        ports = Ports(gate.now, gate.now, self.waits, self.act, self.record, gate.events.add)
+        self.recovery = Recovery(gate.board, {"cell": remedy}, ports, Random(7), gate.metrics.recoveries)
+        gate.on_tick.append(self.recovery.tick)
+
+    def waits(self, now: float) -> str:
+        gate = self.stage.gate
+        return reason_to_wait(gate.board, now, stopping=gate.is_stopping(), own_trouble=False)
+
+    async def act(self, remedy: Remedy, about: Dossier) -> Report:
+        self.deeds.append(about["unit"])
+        await asyncio.sleep(1.0)
+        if self.heals:
+            self.stage.engines[about["unit"]].restart()
+        return Report(Result.OK, "it ended with 0")
+
+    async def record(self, path: str, entry: Mapping[str, Any]) -> None:
+        await asyncio.sleep(0.01)
+        self.entries.append(entry)
+
+
+def wedge(engine: Engine) -> None:
+    engine.behaviour.wedged = True
+
+
+@pytest.mark.parametrize("hurt", [Engine.die, wedge])
+def test_a_unit_that_stays_down_is_recovered_and_serves_again(hurt: Callable[[Engine], None]) -> None:
+    stage = Stage(units=2)
+    medic = Medic(stage)
+
+    async def scenario() -> None:
+        hurt(stage.engines["a"])
+        await stage.until(lambda: medic.deeds == ["a"], PROMISE_S + REMEDY.after_s + 2.0)
+        await stage.until(stage.all_up, BACK_S)
+        await asyncio.sleep(100.0)
+        visits = await stage.crowd(8, max_tokens=4)
+        assert {visit.unit for visit in visits} == {"a", "b"}
+
+    stage.play(scenario())
+    assert medic.deeds == ["a"]
+    assert [entry["step"] for entry in medic.entries] == ["begin", "end"]
+
+
+def test_one_after_the_other() -> None:
+    stage = Stage(units=4)
+    medic = Medic(stage)
+
+    async def scenario() -> None:
+        for name in "abc":
+            stage.engines[name].die()
+        await stage.until(lambda: len(medic.deeds) == 1, 30.0)
+        await asyncio.sleep(0.5)
+        assert len(medic.deeds) == 1
+        await stage.until(stage.all_up, 120.0)
+        assert sorted(medic.deeds) == ["a", "b", "c"]
+
+    stage.play(scenario())
+
+
+def test_a_unit_that_nothing_helps_is_given_up() -> None:
+    stage = Stage(units=2)
+    medic = Medic(stage, heals=False)
+
+    async def scenario() -> None:
+        wedge(stage.engines["a"])
+        await asyncio.sleep(600.0)
+
+    stage.play(scenario())
+    assert medic.deeds == ["a", "a", "a"]
+    assert medic.entries[-1]["result"] == "gave_up"
+    assert any(event["kind"] == "recovery_gave_up" for event in stage.gate.events.last())
+
+
+@pytest.mark.parametrize("units", [2, 3])
+def test_a_gate_that_is_cut_off_for_long_shoots_nobody(units: int) -> None:
+    stage = Stage(units=units)
+    medic = Medic(stage)
+
+    async def scenario() -> None:
+        for engine in stage.engines.values():
+            stage.world.net.partition(engine.address)
+        await asyncio.sleep(RULES.panic_max_s + 300.0)
+        assert all(desk.case.verdict is Verdict.DOWN for desk in stage.gate.board)
+        stage.world.net.heal()
+        await stage.until(stage.all_up, BACK_S)
+        await asyncio.sleep(60.0)
+
+    stage.play(scenario())
+    assert medic.deeds == []
+    kinds = [event["kind"] for event in stage.gate.events.last()]
+    assert kinds.count("recovery_held") == 1
+
+
+def test_a_healthy_fleet_sees_no_recovery() -> None:
+    stage = Stage(units=3)
+    medic = Medic(stage, Remedy("audit", ("recover",), after_s=0.1, backoff_s=0.1))
+
+    async def scenario() -> None:
+        for _ in range(20):
+            await stage.crowd(60, max_tokens=20)
+            await asyncio.sleep(stage.rng.uniform(0.0, 6.0))
+
+    stage.play(scenario())
+    assert medic.deeds == []
