@@ -52,7 +52,7 @@ def main() -> int:
     plan = Plan(requests, bodies, args.units, args.speed_up, args.patience_s, gate, args.half_speed)
     span_s = requests[-1].at_s - requests[0].at_s
     tokens = sum(each.prompt_tokens for each in requests)
-    print(report.machine())
+    print(report.machine(), flush=True)
     print(
         f"{args.trace}: {len(requests)} requests in {span_s:.0f} s, {tokens / len(requests):.0f} tokens each"
     )
@@ -74,7 +74,10 @@ def _saturation(plan: Plan, span_s: float) -> float:
         print(f"{REFERENCE}: {cell.missing}; load 1 is what the model says")
         return expected
     found = figures.saturation(cell.answers, span_s)
-    print(f"{REFERENCE} saturates at {found:.3f} times the arrivals of the trace (the model: {expected:.3f})")
+    print(
+        f"{REFERENCE} saturates at {found:.3f} times the arrivals of the trace (the model: {expected:.3f})",
+        flush=True,
+    )
     return found
 
 

@@ -89,14 +89,15 @@ def _points(
 
 
 def _panels(count: int, width: float, height: float) -> tuple[Any, list[Any]]:
-    figure, axes = pyplot.subplots(1, count, figsize=(width * count, height), squeeze=False)
+    figure, axes = pyplot.subplots(1, count, figsize=(max(width * count, 8.0), height), squeeze=False)
     return figure, list(axes[0])
 
 
 def _save(figure: Any, panels: Sequence[Any], path: Path) -> Path:
     handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="lower center", ncols=min(len(labels), 4), frameon=False)
-    figure.tight_layout(rect=(0, 0.14, 1, 1))
+    figure.legend(handles, labels, loc="lower center", ncols=3, frameon=False)
+    rows = -(-len(labels) // 3)
+    figure.tight_layout(rect=(0, 0.03 + 0.055 * rows, 1, 1))
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
     return path

@@ -110,11 +110,19 @@ def _cellgate(setup: Setup, *, policy: str = "", told: bool = False) -> Iterator
 def _rust(setup: Setup, package: str, policy: str) -> Iterator[Running]:
     """sglang-router or vllm-router: the one began as the other, and they take the same flags."""
     venv = package.replace("_", "-")
-    python = ROOT / f".venv-{venv}" / "bin" / "python"
-    if not python.exists():
-        raise MissingError(f"not installed; type:  make .venv-{venv}/ready")
+    folder = ROOT / f".venv-{venv}"
+    if not (folder / "made").exists():
+        raise MissingError("not installed; type:  make peers")
     port = processes.free_port()
-    command = [str(python), "-m", f"{package}.launch_router", "--host", "127.0.0.1", "--port", str(port)]
+    command = [
+        str(folder / "bin" / "python"),
+        "-m",
+        f"{package}.launch_router",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+    ]
     command += ["--prometheus-port", str(processes.free_port()), "--policy", policy]
     command += ["--log-level", "error", "--worker-urls"]
     command += [f"http://127.0.0.1:{each}" for each in setup.ports]
