@@ -2,7 +2,6 @@
 
 import http.client
 import json
-import os
 import random
 import subprocess
 import sys
@@ -42,7 +41,7 @@ def run(plan: Plan, router: str, *, scale: float, load: float, seed: int) -> Cel
 
     The seed decides in which order the units are named to the router: by that, many break ties.
     """
-    with tempfile.TemporaryDirectory(prefix="replay-") as folder, _units(plan) as (engine, ports):
+    with tempfile.TemporaryDirectory(prefix="replay-") as folder, units_process(plan) as (engine, ports):
         order = list(range(plan.units))
         random.Random(seed).shuffle(order)
         weights = [0.5 if index == plan.slow else 1.0 for index in order]
@@ -100,21 +99,21 @@ class _Clocks:
 
 
 @contextmanager
-def _units(plan: Plan) -> Iterator[tuple[int, list[int]]]:
+def units_process(plan: Plan) -> Iterator[tuple[int, list[int]]]:
     """The process of the units: its pid and its ports."""
     command = [sys.executable, "-m", "loadtests.replay.units", "--units", str(plan.units)]
     command += ["--speed-up", str(plan.speed_up)]
     if plan.slow is not None:
         command += ["--slow", str(plan.slow)]
-    engine = subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ)
-    try:
-        assert engine.stdout is not None
-        line = engine.stdout.readline()
-        if not line:
-            raise RuntimeError(f"the units ended early, code {engine.wait()}")
-        yield engine.pid, json.loads(line)
-    finally:
-        processes.stop(engine)
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as engine:
+        try:
+            assert engine.stdout is not None
+            line = engine.stdout.readline()
+            if not line:
+                raise RuntimeError(f"the units ended early, code {engine.wait()}")
+            yield engine.pid, json.loads(line)
+        finally:
+            processes.stop(engine)
 
 
 def _late_p99_ms(ports: Sequence[int]) -> float:

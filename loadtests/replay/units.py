@@ -196,9 +196,9 @@ def _sequence(ask: dict[str, Any], *, chat: bool) -> Sequence:
         text = "".join(f"{each['role']}\n{each['content']}\n" for each in ask["messages"])
     else:
         text = ask["prompt"]
+    if not isinstance(text, str) or not text:
+        raise ValueError("the prompt is no text")
     prompt = text.encode()
-    if not prompt:
-        raise ValueError("the prompt is empty")
     answer_tokens = int(ask.get("max_tokens") or ask.get("max_completion_tokens") or _DEFAULT_ANSWER_TOKENS)
     return Sequence(len(prompt), max(answer_tokens, 1), block_names(prompt))
 
