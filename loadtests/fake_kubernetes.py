@@ -73,7 +73,7 @@ class FakeKubernetes:
         self._history: list[tuple[int, str, Json]] = []
         self._oldest = 0
         self._changed = asyncio.Condition()
-        self._streams: set[aiohttp.web.Request] = set()
+        self._streams: set[asyncio.Transport] = set()
         self._runner: aiohttp.web.AppRunner | None = None
 
     async def start(self) -> Self:
@@ -135,9 +135,8 @@ class FakeKubernetes:
 
     def cut(self) -> None:
         """Break off every watch, in the middle."""
-        for request in self._streams:
-            if request.transport is not None:
-                request.transport.abort()
+        for transport in self._streams:
+            transport.abort()
 
     async def _note(self, kind: str, pod: Json) -> None:
         self._version = next(self._versions)
@@ -165,14 +164,15 @@ class FakeKubernetes:
         self.watched.append(request.query["resourceVersion"])
         response = aiohttp.web.StreamResponse(headers={"Content-Type": "application/json;stream=watch"})
         await response.prepare(request)
-        self._streams.add(request)
+        assert request.transport is not None
+        self._streams.add(transport := request.transport)
         try:
             async with asyncio.timeout(float(request.query["timeoutSeconds"])):
                 await self._stream(request, response)
         except (TimeoutError, ConnectionError):
             pass
         finally:
-            self._streams.discard(request)
+            self._streams.discard(transport)
         return response
 
     async def _stream(self, request: aiohttp.web.Request, response: aiohttp.web.StreamResponse) -> None:

@@ -75,8 +75,8 @@ async def _core_api(kubeconfig: str) -> AsyncIterator[Any]:
             config.load_incluster_config(client_configuration=settings)
         else:
             await config.load_kube_config(config_file=kubeconfig or None, client_configuration=settings)
-    except config.ConfigException as error:
-        raise LostError(f"no way to the API server is configured: {error}") from None
+    except Exception as error:  # A file that is no kubeconfig makes the loader fail in many ways.
+        raise LostError(f"no way to the API server is configured: {error!r}") from None
     async with client.ApiClient(settings) as connection:
         try:
             yield client.CoreV1Api(connection)

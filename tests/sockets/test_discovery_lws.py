@@ -1,0 +1,185 @@
+"""Discovery of a LeaderWorkerSet through the official client, against an API server that speaks the protocol."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from loadtests.fake_kubernetes import FakeKubernetes, group_pod, pod
+from proxy.discovery import kubernetes
+from proxy.discovery.base import Found, LostError
+from proxy.discovery.lws import LwsSource
+from router.nouns import Unit
+
+PATIENCE_S = 10.0
+LIKE = Unit(name="", cell="c", url="")
+
+
+@asynccontextmanager
+async def cluster(*, bookmark_s: float = 60.0) -> AsyncIterator[FakeKubernetes]:
+    api = await FakeKubernetes(bookmark_s=bookmark_s).start()
+    try:
+        yield api
+    finally:
+        await api.stop()
+
+
+async def add_group(api: FakeKubernetes, number: int, *, size: int = 2) -> None:
+    for rank in range(size):
+        ip = f"127.0.{number}.{rank + 1}"
+        await api.put(group_pod("big", number, rank, size=size, uid=f"{number}/{rank}", ip=ip))
+
+
+def source(api: FakeKubernetes, folder: Path) -> LwsSource:
+    kubeconfig = api.kubeconfig(folder)
+    return LwsSource(LIKE, "big", 8000, namespace="prod", agent_port=9902, kubeconfig=kubeconfig)
+
+
+async def told(follow: AsyncGenerator[Found, None]) -> Found:
+    async with asyncio.timeout(PATIENCE_S):
+        return await anext(follow)
+
+
+def urls(found: Found) -> dict[str, str]:
+    return {unit.name: unit.url for unit in found.units}
+
+
+def held_against(found: Found) -> dict[str, str]:
+    return {doubt.node: doubt.reason for doubt in found.doubts}
+
+
+def test_groups_are_listed_as_units_with_their_nodes_and_agents(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with cluster() as api:
+            await add_group(api, 0)
+            await api.put(pod("other-0", labels={}, annotations={}, uid="x", ip="127.0.9.9"))
+            async with aclosing(source(api, tmp_path).follow()) as follow:
+                found = await told(follow)
+        (unit,) = found.units
+        assert (unit.name, unit.cell, unit.url) == ("big-0", "c", "http://127.0.0.1:8000")
+        assert [(node.name, node.role.value, node.agent) for node in unit.nodes] == [
+            ("big-0", "leader", "127.0.0.1:9902"),
+            ("big-0-1", "follower", "127.0.0.2:9902"),
+        ]
+        assert not found.doubts
+        assert [name for name, _ in found.epochs] == ["big-0"]
+
+    asyncio.run(main())
+
+
+def test_each_change_of_a_pod_is_told_as_it_comes(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with cluster() as api:
+            await add_group(api, 0)
+            async with aclosing(source(api, tmp_path).follow()) as follow:
+                await told(follow)
+                await api.delete("big-0-1")
+                assert held_against(await told(follow)) == {"big-0-1": "its pod is being deleted"}
+                await api.remove("big-0-1")
+                assert held_against(await told(follow)) == {"group": "1 pod, its size is 2 (missing: 1)"}
+                await api.put(group_pod("big", 0, 1, size=2, uid="anew", ip="127.0.0.3"))
+                assert not (await told(follow)).doubts
+                await api.remove("big-0")
+                await api.remove("big-0-1")
+                assert urls(await told(follow)) == {"big-0": ""}
+                assert (await told(follow)).units == ()
+            assert api.lists == 1
+
+    asyncio.run(main())
+
+
+def test_a_watch_that_the_server_ends_goes_on_from_the_last_bookmark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubernetes, "WATCH_S", 1)
+    monkeypatch.setattr(kubernetes, "SHORT_S", 0.1)
+
+    async def main() -> None:
+        async with cluster(bookmark_s=0.2) as api:
+            await add_group(api, 0)
+            async with aclosing(source(api, tmp_path).follow()) as follow:
+                await told(follow)
+                # What others have done moves the version, and only a bookmark tells it.
+                await api.put(pod("other-0", labels={}, annotations={}, uid="x"))
+                change = asyncio.create_task(told(follow))
+                while len(api.watched) < 2:
+                    await asyncio.sleep(0.02)
+                api.compact()
+                await api.delete("big-0")
+                assert held_against(await change) == {"big-0": "its pod is being deleted"}
+            assert (api.watched, api.lists) == (["2", "3"], 1)
+
+    asyncio.run(main())
+
+
+def test_a_version_that_is_gone_is_answered_with_a_new_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubernetes, "SHORT_S", 0.2)
+
+    async def main() -> None:
+        async with cluster() as api:
+            await add_group(api, 0)
+            async with aclosing(source(api, tmp_path).follow()) as follow:
+                await told(follow)
+                change = asyncio.create_task(told(follow))
+                while not api.watched:
+                    await asyncio.sleep(0.01)
+                api.cut()
+                await add_group(api, 1)
+                await api.remove("big-0")
+                await api.remove("big-0-1")
+                api.compact()
+                assert urls(await change) == {"big-1": "http://127.0.1.1:8000"}
+            assert api.lists == 2
+
+    asyncio.run(main())
+
+
+def test_a_watch_that_is_cut_off_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubernetes, "SHORT_S", 0.05)
+
+    async def main() -> None:
+        async with cluster() as api:
+            await add_group(api, 0)
+            async with aclosing(source(api, tmp_path).follow()) as follow:
+                await told(follow)
+                change = asyncio.create_task(told(follow))
+                while not api.watched:
+                    await asyncio.sleep(0.01)
+                api.cut()
+                await api.delete("big-0-1")
+                assert held_against(await change) == {"big-0-1": "its pod is being deleted"}
+            assert (api.watched, api.lists) == (["2", "2"], 1)
+
+    asyncio.run(main())
+
+
+def test_a_server_that_is_gone_or_refuses_is_a_loss_that_says_why(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with cluster() as api:
+            lws = source(api, tmp_path)
+            api.refuse_with = 403
+            with pytest.raises(LostError, match="refuses: 403 .*told to refuse"):
+                await told(lws.follow())
+            await api.stop()
+            with pytest.raises(LostError, match="cannot be asked"):
+                await told(lws.follow())
+
+    asyncio.run(main())
+
+
+def test_no_configured_cluster_is_a_loss_that_says_why(tmp_path: Path) -> None:
+    async def main() -> None:
+        (tmp_path / "empty").write_text("")
+        lws = LwsSource(LIKE, "big", 8000, kubeconfig=str(tmp_path / "empty"))
+        with pytest.raises(LostError, match="no way to the API server is configured"):
+            await told(lws.follow())
+
+    asyncio.run(main())
