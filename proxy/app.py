@@ -91,7 +91,7 @@ async def _serve(settings: Settings, reload: Reload) -> int:
         recovery = attend(gate, webhook_context(settings.tls))
         _announce(gate, admin)
         _calm_the_collector()
-        await _until_stopped(gate, loop, reload)
+        await _until_stopped(gate, recovery, loop, reload)
     finally:
         if discovery is not None:
             await discovery.close()
@@ -106,7 +106,9 @@ async def _serve(settings: Settings, reload: Reload) -> int:
     return 0
 
 
-async def _until_stopped(gate: Gate, loop: asyncio.AbstractEventLoop, reload: Reload) -> None:
+async def _until_stopped(
+    gate: Gate, recovery: Recovery, loop: asyncio.AbstractEventLoop, reload: Reload
+) -> None:
     hurry, gently = asyncio.Event(), asyncio.Event()
 
     def terminate() -> None:
@@ -114,7 +116,9 @@ async def _until_stopped(gate: Gate, loop: asyncio.AbstractEventLoop, reload: Re
 
     def hang_up() -> None:
         try:
-            gate.reload(reload())
+            settings = reload()
+            gate.reload(settings)
+            recovery.configure(settings.remedies)
         except ConfigError as error:
             log_line("error", f"reload refused, the units stay as they were: {'; '.join(error.problems)}")
 

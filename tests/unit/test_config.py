@@ -59,7 +59,14 @@ pass_unlisted: true
 
 @pytest.fixture(autouse=True)
 def no_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("ADMIN_TOKEN", "AGENT_TOKEN", "UNIT_API_KEY", "REDIS_USERNAME", "REDIS_PASSWORD"):
+    for name in (
+        "ADMIN_TOKEN",
+        "AGENT_TOKEN",
+        "UNIT_API_KEY",
+        "REDIS_USERNAME",
+        "REDIS_PASSWORD",
+        "WEBHOOK_SECRET",
+    ):
         monkeypatch.delenv(f"CELLGATE_{name}", raising=False)
 
 
