@@ -1,0 +1,124 @@
+"""Alerts and the dashboard: they go by metrics that there are, alerts have pages, panels do not overlap."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import runpy
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from probes.agent_link import Standing
+from proxy.report.collectors import NodeAgentMetrics, RedisMetrics
+from proxy.report.metrics import Metrics
+from proxy.report.redis_link import RedisLink
+from router.board import Board
+from router.nouns import Evidence, Fleet, Load, Node, Role, Rules, Sign, Strength, Unit
+
+ROOT = Path(__file__).parents[2]
+MONITORING = ROOT / "deploy" / "monitoring"
+RUNBOOKS = ROOT / "docs" / "runbooks"
+RULES: list[dict[str, Any]] = yaml.safe_load((MONITORING / "rules.yaml").read_text())["groups"][0]["rules"]
+DASHBOARD: dict[str, Any] = json.loads((MONITORING / "dashboard.json").read_text())
+PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+# Prometheus makes `up` itself.
+NAME = re.compile(r"\b(?:cellgate|process)_\w+|\bup(?=\{)")
+
+
+def exposed() -> dict[str, set[str]]:
+    """The samples of a gate that has units, agents and a Redis, by name, with the labels of each."""
+    board = Board(Rules())
+    board.configure(Fleet(units=(Unit("a1", "a", "http://a1", nodes=(Node("a1-0", Role.LEADER),)),)), 0.0)
+    board.observe(Evidence("a1", Sign.GOOD, Strength.WEAK, "agent", "all run", 1.0, node="a1-0"))
+    board.report(Load("a1", 1.0))
+    metrics = Metrics(board, lambda: 1.0, waiting=lambda: 0, connections=lambda: {"client": 0, "unit": 0})
+    metrics.responses["generate", 200] += 1
+    link = SimpleNamespace(state="", peers=lambda: 0, counts=Counter[str]())
+    metrics.include(RedisMetrics(cast("RedisLink", link), board))
+    metrics.include(NodeAgentMetrics(lambda: {("a1", "a1-0"): Standing(True, 0)}))
+    page = asyncio.run(metrics.render()).decode()
+    samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
+    return {sample.name: set(sample.labels) for sample in samples}
+
+
+EXPOSED = exposed() | {"up": {"job", "instance"}}
+
+
+def expressions() -> list[str]:
+    """All that Prometheus is asked for."""
+    panels = [target["expr"] for panel in PANELS for target in panel["targets"]]
+    variables = [
+        each["query"]["query"] for each in DASHBOARD["templating"]["list"] if each["type"] == "query"
+    ]
+    return (
+        [rule["expr"] for rule in RULES] + panels + variables + [DASHBOARD["annotations"]["list"][0]["expr"]]
+    )
+
+
+def test_every_metric_that_is_asked_for_exists() -> None:
+    asked = {name for expr in expressions() for name in NAME.findall(expr)}
+    assert asked - EXPOSED.keys() == set()
+    assert len(asked) > 25
+
+
+def test_every_label_that_is_asked_for_exists() -> None:
+    """Prometheus adds job and instance to each; quantiles need le."""
+    for expr in expressions():
+        for name, labels in re.findall(r"\b(cellgate_\w+)\{([^}]*)\}", expr):
+            asked = set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", labels))
+            assert asked <= EXPOSED[name] | {"job", "instance"}, (name, expr)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
+def test_every_alert_says_how_urgent_it_is_and_has_a_page_that_tells_what_to_do(rule: dict[str, Any]) -> None:
+    assert rule["labels"]["severity"] in ("page", "ticket")
+    page = (ROOT / rule["annotations"]["runbook"]).read_text()
+    assert page.startswith("# ")
+    assert rule["alert"] in page
+    for heading in ("## What it means", "## What to do", "## When it clears"):
+        assert heading in page
+
+
+def test_there_is_no_page_without_an_alert_and_each_is_in_the_list() -> None:
+    pages = {rule["annotations"]["runbook"].rpartition("/")[2] for rule in RULES}
+    assert {path.name for path in RUNBOOKS.glob("*.md")} == pages | {"README.md"}
+    assert set(re.findall(r"\]\(([\w-]+\.md)\)", (RUNBOOKS / "README.md").read_text())) == pages
+
+
+def test_every_alert_has_a_test_that_sees_it_fire() -> None:
+    tests = yaml.safe_load((MONITORING / "rules_test.yaml").read_text())["tests"]
+    fired = {case["alertname"] for test in tests for case in test["alert_rule_test"] if case["exp_alerts"]}
+    assert fired == {rule["alert"] for rule in RULES}
+
+
+def test_the_dashboard_is_what_its_maker_makes() -> None:
+    made = runpy.run_path(str(MONITORING / "make_dashboard.py"))["text"]()
+    assert (MONITORING / "dashboard.json").read_text() == made
+
+
+def test_panels_stand_side_by_side_within_the_grid() -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in DASHBOARD["panels"]:
+        at = panel["gridPos"]
+        assert 0 <= at["x"] < at["x"] + at["w"] <= 24
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert not cells & taken, panel["title"]
+        taken |= cells
+
+
+def test_panels_can_be_told_apart_and_say_what_they_show() -> None:
+    ids = [panel["id"] for panel in DASHBOARD["panels"]]
+    assert len(set(ids)) == len(ids)
+    for panel in PANELS:
+        assert panel["title"]
+        assert panel["description"].endswith(".")
+        assert panel["datasource"]["uid"] == "${source}"
+        refs = [target["refId"] for target in panel["targets"]]
+        assert len(set(refs)) == len(refs) > 0
