@@ -40,6 +40,7 @@ def exposed() -> dict[str, set[str]]:
     board.report(Load("a1", 1.0))
     metrics = Metrics(board, lambda: 1.0, waiting=lambda: 0, connections=lambda: {"client": 0, "unit": 0})
     metrics.responses["generate", 200] += 1
+    metrics.recoveries["a", "gave_up"] = 0
     link = SimpleNamespace(state="", peers=lambda: 0, counts=Counter[str]())
     metrics.include(RedisMetrics(cast("RedisLink", link), board))
     metrics.include(NodeAgentMetrics(lambda: {("a1", "a1-0"): Standing(True, 0)}))
