@@ -128,6 +128,11 @@ class FakeKubernetes:
         """A pod is gone."""
         await self._note("DELETED", self._pods[name])
 
+    async def until_watched(self, times: int) -> None:
+        """Return when there have been so many watches."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: len(self.watched) >= times)
+
     def compact(self) -> None:
         """Forget all that happened: whoever is not up to date gets 410."""
         self._history.clear()
@@ -161,7 +166,9 @@ class FakeKubernetes:
             items = [pod for pod in self._pods.values() if _selected(pod, request)]
             version = {"resourceVersion": str(self._version)}
             return aiohttp.web.json_response({"kind": "PodList", "metadata": version, "items": items})
-        self.watched.append(request.query["resourceVersion"])
+        async with self._changed:
+            self.watched.append(request.query["resourceVersion"])
+            self._changed.notify_all()
         response = aiohttp.web.StreamResponse(headers={"Content-Type": "application/json;stream=watch"})
         await response.prepare(request)
         assert request.transport is not None

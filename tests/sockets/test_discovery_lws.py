@@ -1,4 +1,4 @@
-"""Discovery of a LeaderWorkerSet through the official client, against an API server that speaks the protocol."""
+"""Discovery of a LeaderWorkerSet by the official client, against an API server that speaks the protocol."""
 
 from __future__ import annotations
 
@@ -106,8 +106,7 @@ def test_a_watch_that_the_server_ends_goes_on_from_the_last_bookmark(
                 # What others have done moves the version, and only a bookmark tells it.
                 await api.put(pod("other-0", labels={}, annotations={}, uid="x"))
                 change = asyncio.create_task(told(follow))
-                while len(api.watched) < 2:
-                    await asyncio.sleep(0.02)
+                await api.until_watched(2)
                 api.compact()
                 await api.delete("big-0")
                 assert held_against(await change) == {"big-0": "its pod is being deleted"}
@@ -127,8 +126,7 @@ def test_a_version_that_is_gone_is_answered_with_a_new_list(
             async with aclosing(source(api, tmp_path).follow()) as follow:
                 await told(follow)
                 change = asyncio.create_task(told(follow))
-                while not api.watched:
-                    await asyncio.sleep(0.01)
+                await api.until_watched(1)
                 api.cut()
                 await add_group(api, 1)
                 await api.remove("big-0")
@@ -151,8 +149,7 @@ def test_a_watch_that_is_cut_off_goes_on_where_it_was(
             async with aclosing(source(api, tmp_path).follow()) as follow:
                 await told(follow)
                 change = asyncio.create_task(told(follow))
-                while not api.watched:
-                    await asyncio.sleep(0.01)
+                await api.until_watched(1)
                 api.cut()
                 await api.delete("big-0-1")
                 assert held_against(await change) == {"big-0-1": "its pod is being deleted"}
@@ -166,7 +163,7 @@ def test_a_server_that_is_gone_or_refuses_is_a_loss_that_says_why(tmp_path: Path
         async with cluster() as api:
             lws = source(api, tmp_path)
             api.refuse_with = 403
-            with pytest.raises(LostError, match="refuses: 403 .*told to refuse"):
+            with pytest.raises(LostError, match=r"refuses: 403 .*told to refuse"):
                 await told(lws.follow())
             await api.stop()
             with pytest.raises(LostError, match="cannot be asked"):
