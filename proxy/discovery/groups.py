@@ -46,16 +46,17 @@ class Ports:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """All members of one unit. `noun` is what its members are called: "pod", "task"."""
+    """All members of one unit. `noun` is what they are called: "pod", "task"; `numbered`: each has a rank."""
 
     name: str
     noun: str
     members: tuple[Member, ...]
+    numbered: bool = False
 
     def found(self, like: Unit, ports: Ports) -> Found:
         """The unit, what is held against it, and, once it is whole, its incarnation."""
         members = sorted(self.members, key=lambda one: (one.rank is None, one.rank or 0, one.name))
-        wrong = "; ".join(_wrong(self.noun, members))
+        wrong = "; ".join(self._wrong(members))
         doubts = [Doubt(self.name, one.name, one.trouble, one.fatal) for one in members if one.trouble]
         if wrong:
             doubts.append(Doubt(self.name, GROUP, wrong))
@@ -68,6 +69,30 @@ class Group:
         )
         epochs = () if wrong else ((self.name, self._epoch()),)
         return Found((unit,), doubts=tuple(doubts), epochs=epochs)
+
+    def _wrong(self, members: Sequence[Member]) -> Iterator[str]:
+        """What is wrong with the group as a whole."""
+        noun = self.noun
+        sizes = sorted({one.size for one in members if one.size is not None})
+        if not sizes:
+            yield f"its {noun}s do not tell its size"
+        elif len(sizes) > 1:
+            yield f"its {noun}s do not agree on its size: {' or '.join(map(str, sizes))}"
+        elif len(members) != sizes[0]:
+            yield f"{_count(len(members), noun)}, its size is {sizes[0]}{self._missing(sizes[0])}"
+        if (keys := len({one.key for one in members})) > 1:
+            yield f"{keys} groups under one name: the one before is not gone yet"
+        leaders = [one.name for one in members if one.rank == 0]
+        if not leaders:
+            yield f"no leader among its {noun}s"
+        elif len(leaders) > 1:
+            yield f"{len(leaders)} leaders: {', '.join(leaders)}"
+        elif not any(one.address for one in members if one.rank == 0):
+            yield f"its leader {leaders[0]} has no address"
+
+    def _missing(self, size: int) -> str:
+        missing = sorted(set(range(1, size)) - {one.rank for one in self.members})
+        return f" (missing: {', '.join(map(str, missing))})" if missing and self.numbered else ""
 
     def _epoch(self) -> str:
         # A group that is made anew may keep its key, so that the members tell as well.
@@ -84,32 +109,6 @@ def together(founds: Sequence[Found]) -> Found:
         doubts=tuple(doubt for one in founds for doubt in one.doubts),
         epochs=tuple(epoch for one in founds for epoch in one.epochs),
     )
-
-
-def _wrong(noun: str, members: Sequence[Member]) -> Iterator[str]:
-    """What is wrong with the group as a whole."""
-    sizes = sorted({one.size for one in members if one.size is not None})
-    if not sizes:
-        yield f"its {noun}s do not tell its size"
-    elif len(sizes) > 1:
-        yield f"its {noun}s do not agree on its size: {' or '.join(map(str, sizes))}"
-    elif len(members) != sizes[0]:
-        yield f"{_count(len(members), noun)}, its size is {sizes[0]}{_missing(members, sizes[0])}"
-    if (keys := len({one.key for one in members})) > 1:
-        yield f"{keys} groups under one name: the one before is not gone yet"
-    leaders = [one.name for one in members if one.rank == 0]
-    if not leaders:
-        yield f"no leader among its {noun}s"
-    elif len(leaders) > 1:
-        yield f"{len(leaders)} leaders: {', '.join(leaders)}"
-    elif not any(one.address for one in members if one.rank == 0):
-        yield f"its leader {leaders[0]} has no address"
-
-
-def _missing(members: Sequence[Member], size: int) -> str:
-    ranks = {one.rank for one in members}
-    missing = [str(rank) for rank in range(1, size) if rank not in ranks]
-    return f" (missing: {', '.join(missing)})" if missing and None not in ranks else ""
 
 
 def _node(member: Member, ports: Ports) -> Node:

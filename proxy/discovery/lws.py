@@ -63,7 +63,7 @@ def groups(name: str, found: Any) -> list[Group]:
         members.setdefault(_label(pod, "group-index"), []).append(member(pod))
     # Where the leaders are no StatefulSet, the index of a group is its key: a hash.
     return [
-        Group(f"{name}-{index[:8]}".rstrip("-"), "pod", tuple(members[index]))
+        Group(f"{name}-{index[:8]}".rstrip("-"), "pod", tuple(members[index]), numbered=True)
         for index in sorted(members, key=_in_order)
     ]
 

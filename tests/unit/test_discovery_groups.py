@@ -20,7 +20,7 @@ FOLLOWER = Member("x-0-1", "uid-1", 1, 2, "key", "10.0.0.2")
 
 
 def found(*members: Member) -> Found:
-    return Group("x-0", "pod", members).found(LIKE, PORTS)
+    return Group("x-0", "pod", members, numbered=True).found(LIKE, PORTS)
 
 
 def against(found: Found) -> dict[str, str]:
