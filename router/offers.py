@@ -1,6 +1,8 @@
 """What the units offer an ask: one row each, in predicted seconds, for a policy to rank. Pure.
 
-Units that are SUSPECT or cool down are offered only when no other has room, SUSPECT ones last.
+Units that are SUSPECT or cool down are offered only when no other has room, SUSPECT ones last. An ask may wait
+for a unit that has many prompts to compute: how long that takes can be told. For one that has no place left it
+may not as long as others have one: nobody knows how long an answer will be.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ def offers(
     up: list[Candidate] = []
     cooling: list[Candidate] = []
     suspect: list[Candidate] = []
+    full: list[Candidate] = []
     unsure = False
     for name, desk in board.desks.items():
         if not desk.is_usable() or name in tried or not desk.serves(ask):
@@ -40,23 +43,26 @@ def offers(
         if desk.is_doubted():
             unsure = True
             continue
-        row = _row(board, desk, ask, now, bounds)
-        if desk.case.verdict is not Verdict.UP:
+        has_place = desk.has_place(now, bounds.overcommit)
+        row = _row(board, desk, ask, now, bounds, has_place=has_place)
+        if not has_place:
+            full.append(row)
+        elif desk.case.verdict is not Verdict.UP:
             suspect.append(row)
         elif desk.cool_until > now:
             cooling.append(row)
         else:
             up.append(row)
-    tiers = [tier for tier in (up, cooling, suspect) if tier]
+    tiers = [tier for tier in (up, cooling, suspect, full) if tier]
     rows = next((tier for tier in tiers if any(row.has_room for row in tier)), tiers[0] if tiers else [])
     return rows, Refusal.UNSURE if unsure else Refusal.NO_UNIT
 
 
-def _row(board: Board, desk: Desk, ask: Ask, now: float, bounds: Bounds) -> Candidate:
+def _row(board: Board, desk: Desk, ask: Ask, now: float, bounds: Bounds, *, has_place: bool) -> Candidate:
     name, books, in_flight = desk.unit.name, desk.books, len(desk.leases)
     costs, _, cached_tokens, _ = books.quote(ask, now)
     cost_s, queue_s = costs[0], costs[1]
-    has_room = desk.has_place(now, bounds.overcommit) and (bounds.overcommit or queue_s <= bounds.backlog_s)
+    has_room = has_place and (bounds.overcommit > 0.0 or queue_s <= bounds.backlog_s)
     if not has_room:
         cost_s += bounds.wait_s
     blind_s = cost_s
@@ -64,4 +70,4 @@ def _row(board: Board, desk: Desk, ask: Ask, now: float, bounds: Bounds) -> Cand
         blind_s += cached_tokens * books.forecast.token_s * (1.0 + books.forecast.evict_share)
     # What the engine says counts others' requests as well, only older.
     load = in_flight + max(desk.foreign, board.others.get(name, 0))
-    return Candidate(name, in_flight, load, desk.share(now, board.rules), cost_s, blind_s, bool(has_room))
+    return Candidate(name, in_flight, load, desk.share(now, board.rules), cost_s, blind_s, has_room)

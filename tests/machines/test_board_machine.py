@@ -40,7 +40,12 @@ RULES = Rules(weak_min=2, passes=2, evict_overcommit=0.5)
 USABLE = (Verdict.UP, Verdict.SUSPECT)
 
 names = st.sampled_from((*NAMES, "stranger"))
-asks = st.builds(Ask, st.sampled_from((None, *MODELS, "unheard of")), unit=st.none() | st.sampled_from(NAMES))
+asks = st.builds(
+    lambda model, unit, blocks: Ask(model, unit=unit, prompt_bytes=600 * blocks, blocks=tuple(range(blocks))),
+    st.sampled_from((None, *MODELS, "unheard of")),
+    st.none() | st.sampled_from(NAMES),
+    st.integers(0, 20),
+)
 units = st.builds(
     Unit,
     name=st.sampled_from(NAMES),
@@ -61,7 +66,9 @@ class BoardMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.board = Board(RULES)
-        self.router = Router(self.board, POLICIES["least_load"](), random.Random(1), Waiting(FairRules()))
+        self.router = Router(
+            self.board, POLICIES["least_load"](), random.Random(1), Waiting(FairRules(backlog_s=1e9))
+        )
         self.now = 100.0
         self.epochs = 0
         self.fleet = Fleet()

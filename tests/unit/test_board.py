@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from router.board import DOUBT_S, Board
 from router.desk import SLOW_START_LEAST, Desk
 from router.nouns import Ask, Evidence, Fleet, Load, Refusal, Rules, Served, Sign, Strength, Unit, Verdict
+from router.offers import Bounds, offers
 from router.slowness import Slowness
 
 NOW = 100.0
@@ -95,9 +96,9 @@ def test_a_doubted_unit_gets_nothing_until_it_shows_life() -> None:
     made = board(PASSED)
     assert made.doubt("a", NOW + 1.0)
     assert not made.doubt("a", NOW + 1.1), "it has been asked already"
-    assert made.candidates(Ask(), NOW + 1.2, (), 0.0) == ([], Refusal.UNSURE)
+    assert offers(made, Ask(), NOW + 1.2, (), Bounds(1.0)) == ([], Refusal.UNSURE)
     made.observe(replace(PASSED, at=NOW + 1.3))
-    rows, _ = made.candidates(Ask(), NOW + 1.4, (), 0.0)
+    rows, _ = offers(made, Ask(), NOW + 1.4, (), Bounds(1.0))
     assert [row.unit for row in rows] == ["a"]
 
 

@@ -140,7 +140,12 @@ def test_the_first_tokens_are_decoded_at_the_batch_that_will_be_there() -> None:
     assert cost_of(Facts(learnt)).decode_s == pytest.approx(RULES.decode_tokens * 0.011)
     assert cost_of(Facts(learnt), busy(1, 1, 1)).decode_s == pytest.approx(RULES.decode_tokens * 0.014)
     short = rates(answer_tokens=2.0, step_s=0.01)
-    assert cost_of(Facts(short)).decode_s == pytest.approx(0.02)
+    assert cost_of(Facts(short)).decode_s == pytest.approx(0.02, rel=0.01)
+
+
+def test_idle_units_come_first_even_where_batching_costs_nothing() -> None:
+    here = Facts(rates(step_s=0.01))
+    assert cost_of(here, busy(1, 1)).decode_s > cost_of(here, busy(1)).decode_s > cost_of(here).decode_s
 
 
 def test_what_is_known_to_wait_there_of_others_is_waited_for_as_well() -> None:
@@ -155,9 +160,9 @@ def test_an_ask_that_does_not_fit_into_the_kv_cache_waits_for_others_to_end() ->
     work = busy(9000)
     assert cost_of(unit, work, prompt=800).kv_s == 0.0
     # 9000 tokens come free within the second that an answer takes; 900 of them are wanted.
-    assert cost_of(unit, work, prompt=1800).kv_s == pytest.approx(0.1)
+    assert cost_of(unit, work, prompt=1800).kv_s == pytest.approx(0.1, rel=0.02)
     full = cost_of(unit._replace(report=fresh(kv_use=1.0)), prompt=900)
-    assert full.kv_s == pytest.approx(0.1)
+    assert full.kv_s == pytest.approx(0.1, rel=0.02)
     assert cost_of(unit, work, prompt=1e9).kv_s == KV_MAX_S
 
 
