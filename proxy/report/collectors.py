@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from probes.agent_link import Standing
 from proxy.report.families import counter, gauge
 from proxy.report.haproxy_agent import HaproxyAgent
-from proxy.report.redis_link import RedisLink
+from proxy.report.redis_link import RedisLink, State
 from router.board import Board
 
 _REDIS = {
@@ -38,7 +38,8 @@ class RedisMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """All families."""
         link = self._link
-        yield gauge("redis_up", "1: Redis answers, and takes what it is told.", (), [((), not link.state)])
+        is_well = link.state is State.WELL
+        yield gauge("redis_up", "1: Redis answers, and takes what it is told.", (), [((), is_well)])
         yield gauge("redis_peers", "Other gates that were heard of just now.", (), [((), link.peers())])
         yield gauge(
             "in_flight_elsewhere",

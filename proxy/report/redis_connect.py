@@ -73,5 +73,5 @@ def in_words(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return f"nothing came within {EXCHANGE_S:g} s"
     if is_refusal(error):
-        return "it refuses these credentials"
+        return "it does not take these credentials"
     return one_line(f"{type(error).__name__}: {error}")[:200]

@@ -11,6 +11,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
+from enum import Enum
 from typing import Any
 
 from redis.asyncio import Redis
@@ -46,9 +47,25 @@ _COUNTS = (
     "flips_sent",
     "flips_heard",
 )
-_WELL = "Redis answers: other gates are told of this one's units, and heard"
-_FULL = "Redis takes no writes (it is full, or read-only)"
 _CANCEL_S = 0.05
+_WHAT_NOW = "requests are routed by what this gate sees itself, and it goes on trying"
+
+
+class State(Enum):
+    """How it stands with Redis, and what the operator is told when it comes to be so."""
+
+    AWAY = "away"
+    REFUSED = "refused"
+    FULL = "full"
+    WELL = "well"
+
+
+_WORDS = {
+    State.AWAY: f"Redis does not answer (%s); {_WHAT_NOW}",
+    State.REFUSED: f"Redis refuses (%s); {_WHAT_NOW}",
+    State.FULL: f"Redis takes no writes (%s); {_WHAT_NOW}",
+    State.WELL: "Redis answers: other gates are told of this one's units, and heard",
+}
 
 
 class RedisLink:
@@ -89,8 +106,8 @@ class RedisLink:
         self._known: set[Member] = set()
         self._absent: dict[Member, int] = {}
         self._tasks: list[asyncio.Task[None]] = []
-        self.state = "not connected yet"
-        """What is wrong; empty while all is well."""
+        self.state = State.AWAY
+        self._told: State | None = None
         self.counts = dict.fromkeys(_COUNTS, 0)
 
     def start(self) -> None:
@@ -126,23 +143,25 @@ class RedisLink:
             try:
                 await session(client)
             except Exception as error:  # Whatever it is: it must not end the one who is to recover from it.
-                if is_refusal(error):
+                state = State.REFUSED if is_refusal(error) else State.AWAY
+                if state is State.REFUSED:
                     pause_s = REFUSED_PAUSE_S
                 if tells:
                     self.counts["failures"] += 1
                     self._roster.silent()
-                    self._note(f"Redis does not answer ({in_words(error)})")
+                    self._note(state, in_words(error))
             finally:
                 with suppress(Exception):
                     await client.aclose()
             # Jittered, so that many gates do not come back to it as one.
             await asyncio.sleep(pause_s * self._rng.uniform(0.5, 1.0))
 
-    def _note(self, state: str) -> None:
-        if state != self.state:
-            self.state = state
-            what_now = "requests are routed by what this gate sees itself, and it goes on trying"
-            self._tell(f"{state}; {what_now}" if state else _WELL)
+    def _note(self, state: State, why: str = "") -> None:
+        """Say so once: not again when the same has other reasons."""
+        self.state = state
+        if state is not self._told:
+            self._told = state
+            self._tell(_WORDS[state] % why if why else _WORDS[state])
 
     # -- beats ---------------------------------------------------------------------------------------------
 
@@ -156,7 +175,10 @@ class RedisLink:
             self.counts["beats"] += 1
             self.counts["connects"] += is_new
             is_new = False
-            self._note(_FULL if is_refused else "")
+            if is_refused:
+                self._note(State.FULL, "it is full, or read-only")
+            else:
+                self._note(State.WELL)
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._heartbeat_s * self._rng.uniform(0.9, 1.0)):
                     await self._wake.wait()

@@ -12,14 +12,14 @@ from loadtests.simunit.process import SimUnit
 from tests.real.asking import steadily, until
 from tests.real.envoy import envoy
 from tests.wire.process import GateProcess
-from tests.wire.stage import live
+from tests.wire.stage import PROCESSES_S, live_for
 
 BODY = orjson.dumps(
     {"model": "sim", "stream": True, "max_tokens": 8, "messages": [{"role": "user", "content": "Why?"}]}
 )
 
 
-@live
+@live_for(PROCESSES_S)
 async def test_the_gate_with_units_of_half_the_speed_gets_half(tmp_path: Path) -> None:
     with ExitStack() as stack:
         gates = []

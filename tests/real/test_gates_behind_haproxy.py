@@ -18,7 +18,7 @@ from loadtests.simunit.process import SimUnit
 from tests.real.asking import steadily, until
 from tests.real.haproxy import haproxy
 from tests.real.programs import free_port
-from tests.wire.stage import live
+from tests.wire.stage import PROCESSES_S, live_for
 
 BODY = orjson.dumps(
     {"model": "sim", "stream": True, "max_tokens": 4, "messages": [{"role": "user", "content": "Why?"}]}
@@ -68,7 +68,7 @@ class Restartable:
         self._process = start(command, log)
 
 
-@live
+@live_for(PROCESSES_S)
 async def test_a_rolling_restart_of_both_gates_fails_no_request(tmp_path: Path) -> None:
     with SimUnit.start("a", step_ms=10) as a, SimUnit.start("b", step_ms=10) as b:
         units = {unit.name: f"http://127.0.0.1:{unit.port}" for unit in (a, b)}

@@ -13,14 +13,14 @@ from loadtests.simunit.process import SimUnit
 from tests.real.asking import steadily
 from tests.real.redis_server import RedisServer
 from tests.wire.process import GateProcess, eventually
-from tests.wire.stage import live
+from tests.wire.stage import PROCESSES_S, live_for
 
 BODY = orjson.dumps(
     {"model": "sim", "stream": True, "max_tokens": 4, "messages": [{"role": "user", "content": "Why?"}]}
 )
 
 
-@live
+@live_for(PROCESSES_S)
 async def test_redis_killed_back_empty_and_frozen_fails_no_request(tmp_path: Path) -> None:
     with ExitStack() as stack:
         units = [stack.enter_context(SimUnit.start(name, step_ms=10)) for name in ("a", "b")]
@@ -58,7 +58,7 @@ async def test_redis_killed_back_empty_and_frozen_fails_no_request(tmp_path: Pat
     ]
 
 
-@live
+@live_for(PROCESSES_S)
 async def test_what_one_gate_has_seen_the_other_asks_about_at_once(tmp_path: Path) -> None:
     """A flip is evidence: it sends a canary, and that decides."""
     with ExitStack() as stack:

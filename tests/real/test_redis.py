@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from proxy.report.redis_connect import connector
-from proxy.report.redis_link import RedisLink
+from proxy.report.redis_link import RedisLink, State
 from proxy.report.redis_roster import Roster
 from proxy.report.redis_schema import EXPIRY_HEARTBEATS, HEARTBEAT_S, Names, Seen, View, written
 from proxy.settings import RedisAccess, Tls
@@ -168,7 +168,7 @@ async def test_killed_and_back_empty_it_empties_no_fleet_and_views_heal_in_two_h
         async with linked(one, other):
             await until(lambda: one.others() == 5)
             server.kill()
-            await until(lambda: one.link.state and other.link.state)
+            await until(lambda: one.link.state is other.link.state is State.AWAY)
             for _ in range(20):
                 await asyncio.sleep(0.02)
                 assert one.roster.units() == {"u1", "u2"}
@@ -193,11 +193,11 @@ async def test_frozen_it_delays_nothing(tmp_path: Path) -> None:
                 one.flip(Verdict.UP)
                 await asyncio.sleep(0.001)
                 worst_s = max(worst_s, time.perf_counter() - at)
-            await until(lambda: one.link.state)
+            await until(lambda: one.link.state is State.AWAY)
             assert one.lines[-1].startswith("Redis does not answer (nothing came within 1 s)")
             assert one.roster.units() == {"u1", "u2"}
             server.thaw()
-            await until(lambda: one.others() == 5 and not one.link.state)
+            await until(lambda: one.others() == 5 and one.link.state is State.WELL)
     print(f"the loop's worst turn beside a frozen Redis: {1000 * worst_s:.1f} ms")
     assert worst_s < 0.1
 
@@ -209,13 +209,14 @@ async def test_full_it_is_still_read(tmp_path: Path) -> None:
         async with linked(one, other):
             await until(lambda: one.others() == 5)
             server.do("CONFIG", "SET", "maxmemory", "1")
-            await until(lambda: one.link.state == "Redis takes no writes (it is full, or read-only)")
+            await until(lambda: one.link.state is State.FULL)
             assert one.link.counts["writes_refused"]
+            assert one.lines[-1].startswith("Redis takes no writes (it is full, or read-only); ")
             lines = len(one.lines)
             await asyncio.sleep(3 * BEAT_S)
             assert len(one.lines) == lines
             server.do("CONFIG", "SET", "maxmemory", "0")
-            await until(lambda: not one.link.state and one.others() == 5)
+            await until(lambda: one.link.state is State.WELL and one.others() == 5)
 
 
 @live
@@ -255,9 +256,10 @@ async def test_wrong_credentials_are_told_in_one_line_without_them(tmp_path: Pat
     with RedisServer(tmp_path, "--requirepass", "right") as server:
         one, other = Gate("g1", server.url, password="wrong-one"), Gate("g2", server.url, password="right")
         async with linked(one, other):
-            await until(lambda: one.lines and not other.link.state and other.lines)
+            await until(lambda: one.link.state is State.REFUSED and other.link.state is State.WELL)
+            await until(lambda: one.link.counts["failures"] >= 1)
             assert one.lines == [
-                "Redis does not answer (it refuses these credentials); requests are routed by what this gate "
+                "Redis refuses (it does not take these credentials); requests are routed by what this gate "
                 "sees itself, and it goes on trying"
             ]
 

@@ -17,7 +17,7 @@ from tests.real.programs import free_port
 from tests.real.redis_server import RedisServer
 from tests.real.test_redis import Gate, linked, until
 from tests.wire.process import GateProcess, eventually
-from tests.wire.stage import live
+from tests.wire.stage import PROCESSES_S, live, live_for
 
 SECRET = "open-sesame"
 BODY = orjson.dumps({"model": "sim", "max_tokens": 2, "messages": [{"role": "user", "content": "Why?"}]})
@@ -71,7 +71,7 @@ async def test_a_redis_that_wants_a_certificate_and_sees_none_is_told_as_such(tm
 
 
 @pytest.mark.parametrize("place", ["environment", "file"])
-@live
+@live_for(PROCESSES_S)
 async def test_a_gate_is_a_user_with_a_password_under_its_prefix_and_shows_neither(
     tmp_path: Path, place: str
 ) -> None:
@@ -107,7 +107,7 @@ async def test_a_gate_is_a_user_with_a_password_under_its_prefix_and_shows_neith
     assert SECRET not in str(units)
 
 
-@live
+@live_for(PROCESSES_S)
 async def test_with_wrong_credentials_a_gate_serves_and_says_so_in_one_line(tmp_path: Path) -> None:
     with SimUnit.start("a") as unit, RedisServer(tmp_path, "--requirepass", "right") as server:
         gate = GateProcess(
@@ -121,12 +121,12 @@ async def test_with_wrong_credentials_a_gate_serves_and_says_so_in_one_line(tmp_
             assert eventually(lambda: "Redis" in gate.log)
             assert await post(gate.port, BODY) == 200
     (line,) = [line for line in gate.log.splitlines() if "redis" in line.lower()]
-    assert "Redis does not answer (it refuses these credentials); requests are routed by what" in line
+    assert "Redis refuses (it does not take these credentials); requests are routed by what" in line
     assert SECRET not in gate.log
 
 
 @pytest.mark.parametrize("url", [f"redis//:{SECRET}@127.0.0.1", f"redis://:{SECRET}@127.0.0.1:6379"])
-@live
+@live_for(PROCESSES_S)
 async def test_with_a_url_that_is_none_a_gate_serves_and_says_so_in_one_line(
     tmp_path: Path, url: str
 ) -> None:

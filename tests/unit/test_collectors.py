@@ -20,7 +20,7 @@ from proxy.report.collectors import (
     RedisMetrics,
 )
 from proxy.report.haproxy_agent import HaproxyAgent
-from proxy.report.redis_link import RedisLink
+from proxy.report.redis_link import RedisLink, State
 from proxy.report.redis_roster import Roster
 from proxy.report.redis_schema import Names, Seen, View
 from router.board import Board
@@ -82,7 +82,7 @@ def test_redis_is_up_once_it_answers_and_its_peers_are_who_was_heard_just_now() 
     assert shown.pop("cellgate_in_flight_elsewhere{unit=u}") == 7
     assert len(shown) == 10
     assert set(shown.values()) == {0}
-    link.state = ""
+    link.state = State.WELL
     link.counts["connects"] = 2
     for gate, age_s in (("one", 0.1), ("other", 0.7), ("gone", 0.8)):
         view = View("u", "c", gate, Verdict.UP)

@@ -36,22 +36,32 @@ P = ParamSpec("P")
 Test = Callable[P, Coroutine[Any, Any, None]]
 
 TEST_S = 20.0
+PROCESSES_S = 60.0
+"""For tests that start gates, units and more as processes, on a machine that may have else to do."""
 PATIENCE_S = 5.0
 NO_TLS = Tls()
 
 
+def live_for(limit_s: float) -> Callable[[Test[P]], Callable[P, None]]:
+    """Run an async test on real sockets and the loop that the gate uses, for at most so long."""
+
+    def bound(test: Test[P]) -> Callable[P, None]:
+        @functools.wraps(test)
+        def run(*args: P.args, **kwargs: P.kwargs) -> None:
+            async def bounded() -> None:
+                async with asyncio.timeout(limit_s):
+                    await test(*args, **kwargs)
+
+            uvloop.run(bounded())
+
+        return run
+
+    return bound
+
+
 def live(test: Test[P]) -> Callable[P, None]:
-    """Run an async test on real sockets and the loop that the gate uses, for at most TEST_S."""
-
-    @functools.wraps(test)
-    def run(*args: P.args, **kwargs: P.kwargs) -> None:
-        async def bounded() -> None:
-            async with asyncio.timeout(TEST_S):
-                await test(*args, **kwargs)
-
-        uvloop.run(bounded())
-
-    return run
+    """The same for at most TEST_S."""
+    return live_for(TEST_S)(test)
 
 
 def simulated(test: Test[P]) -> Callable[P, None]:
