@@ -2,6 +2,7 @@
 # python3, make and root's apt; without root they print the command to type.
 PYTHON ?= python3
 UNITS ?=
+ROUTERS ?=
 N ?= 2
 TEST_PACKAGES := chromium haproxy nginx-light openssl prometheus redis-server
 # Debian packages that tests need beside Python's: the real programs around the gate.
@@ -12,7 +13,8 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 READY := @flock Makefile $(MAKE) -s --no-print-directory
 
 .PHONY: help run test check format vllm-units bench failover soak detection never-shot restart cut-off \
-	probe-cost vllm-detection replay peers lock clean apt
+	probe-cost vllm-detection replay peers drill drill-vllm drill-peers \
+	lock clean apt
 
 help:           ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile
@@ -83,6 +85,20 @@ replay:         ## what users wait through the gate and its peers, under a trace
 	$(READY) .venv/dev.ready
 	-@flock Makefile $(MAKE) -s --no-print-directory -k $(PEERS:%=.venv-%/made)
 	@$(BIN)/python -m loadtests.replay $(if $(TRACE),--trace $(TRACE),--quick)
+
+drill:          ## every fault on simulated units, then rolling restarts and a Redis outage; under six minutes
+	$(READY) .venv/dev.ready
+	@$(BIN)/python -m loadtests.drill loadtests/drills/standard.yaml loadtests/drills/rolling.yaml
+
+drill-vllm:     ## real vLLM units are frozen and killed under streams (through others: ROUTERS="cellgate haproxy")
+	$(READY) .venv/dev.ready
+	@$(BIN)/python -m loadtests.drill loadtests/drills/vllm.yaml $(ROUTERS:%=--router %)
+
+drill-peers:    ## the same faults through the gate, HAProxy, sglang-router and vllm-router; a table
+	$(READY) .venv/dev.ready
+	@$(MAKE) -s --no-print-directory peers
+	@$(BIN)/python -m loadtests.drill loadtests/drills/peers.yaml --router cellgate --router haproxy \
+	$(PEERS:%=--router %)
 
 peers:          ## other projects' routers, each in a venv of its own, to be measured beside
 	@flock Makefile $(MAKE) -s --no-print-directory $(PEERS:%=.venv-%/made)

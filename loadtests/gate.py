@@ -94,6 +94,7 @@ class GateProcess:
         """As a rolling update does: stop in good order, then start the successor on the same ports."""
         self._process.send_signal(signal.SIGTERM)
         self._process.wait(_STOP_TIMEOUT_S)
+        self.log = self.log.with_name(f"{self.log.stem}-again.log")
         self._start()
 
     def drain(self, unit: str, *, undo: bool = False) -> None:

@@ -81,9 +81,10 @@ class BatchUser(MixUser):
 
 
 class EmbeddingsUser(MixUser):
-    """Vectors."""
+    """Vectors. They come at once, so that without a pause there would be hardly anything else."""
 
     mix, weight = "embeddings", 1
+    wait_time = constant(0.5)
 
 
 class Stream48User(MixUser):

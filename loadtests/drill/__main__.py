@@ -103,9 +103,7 @@ def told(result: Run) -> Iterator[str]:
     """A run for people: figures, faults, what ended badly, verdicts."""
     yield from result.outcome.summary.lines()
     for blow in result.outcome.blows:
-        down = f"DOWN after {blow.detection_s:.2f} s" if blow.down_at is not None else "never DOWN"
-        expected = " (must be)" if blow.must_down and blow.down_at is None else ""
-        yield f"{blow.at - result.began_at:7.1f} s  {blow.what}: {down}{expected}"
+        yield f"{blow.at - result.began_at:7.1f} s  {blow.what}: {blow.discovery()}"
     for end in (End.LOST, End.HUNG, End.REPEATED, End.WRONG):
         bad = [record for record in result.outcome.summary.records if record.end is end]
         for record in bad[:_SHOWN]:

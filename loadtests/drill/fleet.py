@@ -52,7 +52,8 @@ class Fleet:
     ) -> None:
         with _undisturbed():
             for number, gate in enumerate(self.gates, start=1):
-                shutil.copy(gate.log, self._folder / f"gate-{number}.log")
+                for log in gate.log.parent.glob("*.log"):
+                    shutil.copy(log, self._folder / f"gate-{number}-{log.name}")
             self._stack.close()
 
     def unit(self, name: str) -> "Hurt":

@@ -29,6 +29,12 @@ class Blow:
         """From the fault to DOWN; infinite: never."""
         return math.inf if self.down_at is None else self.down_at - self.at
 
+    def discovery(self) -> str:
+        """The same for people."""
+        if self.down_at is not None:
+            return f"DOWN after {self.detection_s:.2f} s"
+        return "never DOWN, which it must be" if self.must_down else "not taken out"
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:

@@ -84,6 +84,8 @@ def _draw_latency(axis: Any, run: Run) -> None:
     ):
         axis.plot(*_columns(points), ".", color=color, markersize=3, alpha=0.5, label=label)
     axis.set_yscale("log")
+    axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axis.yaxis.set_minor_formatter(lambda *_: "")
     axis.set_ylabel("seconds")
     axis.grid(axis="y", alpha=0.3)
     axis.legend(loc="center left", bbox_to_anchor=(1.005, 0.5), fontsize=8, markerscale=3)
@@ -109,7 +111,9 @@ def _mark_blows(axis: Any, run: Run) -> None:
         begin = blow.at - run.began_at
         axis.axvline(begin, color="#444444", linewidth=0.8)
         if blow.healed_at is not None:
-            axis.axvspan(begin, blow.healed_at - run.began_at, color="#444444", alpha=0.07, linewidth=0)
+            axis.axvspan(
+                begin, blow.healed_at - run.began_at, color="#444444", alpha=0.1, linewidth=0, zorder=0
+            )
 
 
 def _name_blows(axis: Any, run: Run) -> None:
