@@ -17,7 +17,7 @@ from typing import get_args
 
 from policies import POLICIES
 from probes import agent
-from proxy import admin_client, config
+from proxy import admin_client, cli_plan, config
 from proxy.cli_tables import fleet_table, shown, units_table
 from proxy.config import ConfigError, Overrides
 from proxy.config_values import MisfitError, address
@@ -131,6 +131,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_settings(command("serve", _serve, "run the gate"))
     _add_settings(command("check", _check, "find every problem of a configuration, or show its units"))
     agent.add_arguments(command("agent", agent.run, "watch the processes that a node of a unit needs"))
+    cli_plan.add_arguments(command("plan", cli_plan.run, "tell how much of a model fits into a unit"))
     units = command("units", _units, "show what a running gate believes of its units")
     units.add_argument("--json", action="store_true", help="all that is known, as JSON")
     top = command("top", _top, "watch a running gate's units: what needs a look comes first")
