@@ -1,0 +1,166 @@
+"""Drill: a LeaderWorkerSet is updated group by group, then loses a follower's pod, under streaming users.
+
+`python -m loadtests.rolling_update`: the gate discovers its units from a fake API server; each group is a
+simulated unit with processes. What must hold: every request is answered whole, and a unit is DOWN before a
+process of it ends. The exit code is 1 when it does not.
+"""
+
+import argparse
+import asyncio
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvloop
+
+from loadtests.client import Answer, End, Question
+from loadtests.detection import TIMING
+from loadtests.gate import GateProcess
+from loadtests.lws_cluster import Group, LwsCluster
+from loadtests.users import Users
+
+GROUPS = 4
+STREAMS = 32
+SETTLE_S = 2.0
+GRACE_S = 4.0
+"""More than a stream takes: what runs on a pod that is told to go may end there, as `preStop` is for."""
+CONTROLLER_S = 0.3
+"""How long the controller takes to notice that a follower goes, and to delete the rest of its group."""
+_PATIENCE_S = 30.0
+_LOOK_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """One group made anew: what for, and the seconds from the first deletion until the gate had it DOWN,
+    until its processes began to end, and until the new unit was UP. None: never.
+    """
+
+    unit: str
+    why: str
+    down_s: float | None
+    ended_s: float
+    up_s: float | None
+
+    def problems(self) -> list[str]:
+        """Why it fails; empty when it passes."""
+        if self.down_s is None or self.down_s >= self.ended_s:
+            return [f"{self.unit} was not DOWN before its processes ended"]
+        return [] if self.up_s is not None else [f"{self.unit} never came back"]
+
+    def line(self) -> str:
+        """For people."""
+        down = "never" if self.down_s is None else f"after {1000 * self.down_s:.0f} ms"
+        up = "never" if self.up_s is None else f"after {self.up_s:.1f} s"
+        return (
+            f"{self.unit}, {self.why}: DOWN {down}, processes ended after {self.ended_s:.1f} s, UP again {up}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """All groups replaced, and every request."""
+
+    replaced: list[Replaced]
+    answers: list[Answer]
+
+    def ends(self) -> Counter[End]:
+        """How requests ended."""
+        return Counter(answer.end() for answer in self.answers)
+
+    def problems(self) -> list[str]:
+        """Why it fails; empty when it passes."""
+        lost = [answer.why() for answer in self.answers if answer.end() is not End.WHOLE]
+        return [problem for one in self.replaced for problem in one.problems()] + lost
+
+
+async def run(groups: int = GROUPS, streams: int = STREAMS, *, grace_s: float = GRACE_S) -> Outcome:
+    """The whole drill; none of its processes is left afterwards."""
+    with tempfile.TemporaryDirectory(prefix="drill-") as folder:
+        async with LwsCluster(groups, grace_s=grace_s, **TIMING) as cluster:
+            discover = cluster.discover(cluster.api.kubeconfig(Path(folder)))
+            gate = GateProcess([], settings={"cells": [{"name": "drill", "discover": discover}]})
+            try:
+                await asyncio.to_thread(gate.__enter__)
+                return await _drill(cluster, gate, streams)
+            finally:
+                await asyncio.to_thread(gate.__exit__, None, None, None)
+
+
+async def _drill(cluster: LwsCluster, gate: GateProcess, streams: int) -> Outcome:
+    for group in cluster.groups:
+        await _until_up(gate, group)
+    async with Users(gate.url, streams, _question) as users:
+        await asyncio.sleep(SETTLE_S)
+        # The controller goes on as soon as pods are ready, whatever the gate thinks of them.
+        seen = [await _replace(cluster, gate, group, "updated") for group in cluster.groups]
+        replaced = list(await asyncio.gather(*seen))
+        replaced.append(await (await _replace(cluster, gate, cluster.groups[-1], "a follower's pod deleted")))
+        await asyncio.sleep(SETTLE_S)
+    return Outcome(replaced, users.answers)
+
+
+async def _replace(cluster: LwsCluster, gate: GateProcess, group: Group, why: str) -> asyncio.Task[Replaced]:
+    """Delete a group, all at once or beginning with its follower, and make it anew. Returns when its pods are
+    ready; the task ends when the gate has it UP.
+    """
+    deleted_at, clock = time.time(), time.monotonic()
+    if why == "updated":
+        await cluster.delete(group, 0, 1)
+    else:
+        await cluster.delete(group, 1)
+        await asyncio.sleep(CONTROLLER_S)
+        await cluster.delete(group, 0)
+    await asyncio.sleep(cluster.grace_s)
+    ended_s = time.monotonic() - clock
+    await cluster.end(group)
+    await cluster.start(group)
+
+    async def see() -> Replaced:
+        up_s = await _until_up(gate, group, clock)
+        down_at = await asyncio.to_thread(gate.flipped, group.name, "down", deleted_at)
+        down_s = None if down_at is None else max(0.0, down_at - deleted_at)
+        return Replaced(group.name, why, down_s, ended_s, up_s)
+
+    return asyncio.create_task(see())
+
+
+async def _until_up(gate: GateProcess, group: Group, since: float = 0.0) -> float | None:
+    """Wait until the gate has this incarnation of a group UP; seconds since then. None: it never does."""
+    give_up_at = time.monotonic() + _PATIENCE_S
+    while time.monotonic() < give_up_at:
+        units = {unit["name"]: unit for unit in await asyncio.to_thread(gate.units)}
+        unit = units.get(group.name, {"url": "", "verdict": ""})
+        if group.host(0) in unit["url"] and unit["verdict"] == "up":
+            return time.monotonic() - since
+        await asyncio.sleep(_LOOK_S)
+    return None
+
+
+def _question(rng: random.Random) -> Question:
+    return Question.draw(rng, prompt_tokens=rng.randint(50, 200), max_tokens=rng.randint(8, 40))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the drill; 0 when it passes."""
+    parser = argparse.ArgumentParser(prog="python -m loadtests.rolling_update", description=__doc__)
+    parser.add_argument("--groups", type=int, default=GROUPS)
+    parser.add_argument("--streams", type=int, default=STREAMS)
+    parser.add_argument("--grace-s", type=float, default=GRACE_S, help="what a pod has to finish in")
+    args = parser.parse_args(arguments)
+    outcome = uvloop.run(run(args.groups, args.streams, grace_s=args.grace_s))
+    for one in outcome.replaced:
+        print(one.line())
+    print(", ".join(f"{count} {end.value}" for end, count in outcome.ends().most_common()))
+    problems = outcome.problems()
+    print(*(f"  ! {problem}\n" for problem in problems[:20]), sep="", end="", flush=True)
+    return int(bool(problems))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
