@@ -1,0 +1,133 @@
+"""A gate whose units are discovered, as a process: what it shows of that, and what no stream notices."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from loadtests.fake_kubernetes import FakeKubernetes, group_pod
+from loadtests.simunit.process import SimUnit
+from tests.wire.process import GateProcess, eventually
+
+
+@pytest.fixture(scope="module")
+def units() -> Iterator[dict[str, SimUnit]]:
+    started = SimUnit.start_all(["a", "b"], followers=0, step_ms=4)
+    yield {unit.name: unit for unit in started}
+    for unit in started:
+        unit.stop()
+
+
+def write(path: Path, *units: SimUnit) -> None:
+    rows = [{"name": unit.name, "url": unit.url} for unit in units]
+    path.write_text(yaml.safe_dump({"units": rows}))
+
+
+def discovered(path: Path, **cell: Any) -> list[dict[str, Any]]:
+    return [{"name": "c", "discover": {"from": "file", "path": str(path), "period_s": 0.05}, **cell}]
+
+
+def is_up(gate: GateProcess, title: str) -> bool:
+    connection = gate.connect(admin=True)
+    try:
+        connection.request("GET", "/metrics")
+        page = connection.getresponse().read().decode()
+    finally:
+        connection.close()
+    (line,) = (line for line in page.splitlines() if line.startswith("cellgate_discovery_up{"))
+    assert f'source="{title}"' in line
+    return line.endswith(" 1.0")
+
+
+def stream(gate: GateProcess, tokens: int) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+    connection = gate.connect()
+    body = json.dumps({"model": "sim", "prompt": "Once", "max_tokens": tokens, "stream": True})
+    connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+    return connection, connection.getresponse()
+
+
+def test_units_come_and_go_with_a_file_and_no_stream_notices(
+    units: dict[str, SimUnit], tmp_path: Path
+) -> None:
+    path = tmp_path / "units.yaml"
+    write(path, units["a"])
+    with GateProcess(tmp_path, {}, cells=discovered(path)) as gate:
+        gate.until_up("a")
+        connection, reply = stream(gate, 200)
+        assert reply.headers["x-cellgate-unit"] == "a"
+        write(path, units["b"])
+        gate.until_up("b")
+        events = [line for line in reply.read().splitlines() if line.startswith(b"data: ")]
+        connection.close()
+        assert (len(events) >= 200, events[-1]) == (True, b"data: [DONE]")
+
+
+def test_a_broken_file_leaves_the_units_and_is_told_once(units: dict[str, SimUnit], tmp_path: Path) -> None:
+    path = tmp_path / "units.yaml"
+    write(path, units["a"])
+    with GateProcess(tmp_path, {}, cells=discovered(path)) as gate:
+        gate.until_up("a")
+        assert is_up(gate, f"file {path}")
+        path.write_text("units: [")
+        assert eventually(lambda: not is_up(gate, f"file {path}"))
+        gate.until_up("a")
+        write(path, units["a"], units["b"])
+        gate.until_up("a", "b")
+        assert is_up(gate, f"file {path}")
+        assert gate.log.count("a source of units is lost") == 1
+        assert gate.log.count("a source of units is back") == 1
+
+
+def test_a_reload_goes_together_with_what_is_discovered(units: dict[str, SimUnit], tmp_path: Path) -> None:
+    path = tmp_path / "units.yaml"
+    write(path, units["a"])
+    with GateProcess(tmp_path, {}, cells=discovered(path)) as gate:
+        gate.until_up("a")
+        row = {"name": "b", "url": units["b"].url}
+        keys = {"cells": discovered(path, units=[row])}
+        (tmp_path / "cellgate.yaml").write_text(yaml.safe_dump(keys))
+        gate.signal(signal.SIGHUP)
+        gate.until_up("b", "a")
+        write(path)
+        gate.until_up("b")
+
+
+def test_groups_that_are_not_right_are_shown_with_the_reason_and_stay_when_the_cluster_is_lost(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        api = await FakeKubernetes().start()
+        two_leaders = [group_pod("big", 0, 0, size=2, uid=str(n), ip=f"127.0.0.{n}") for n in (8, 9)]
+        two_leaders[1]["metadata"]["name"] = "big-0-1"
+        alone = group_pod("big", 1, 0, size=2, uid="alone", ip="127.0.0.7")
+        for pod in (*two_leaders, alone):
+            await api.put(pod)
+        where = {"name": "big", "namespace": "prod", "kubeconfig": api.kubeconfig(tmp_path)}
+        cell = {"name": "c", "discover": {"from": "lws", "port": 9, **where}}
+        try:
+            await asyncio.to_thread(_look, api, cell, tmp_path, asyncio.get_running_loop())
+        finally:
+            await api.stop()
+
+    asyncio.run(main())
+
+
+def _look(api: FakeKubernetes, cell: dict[str, Any], folder: Path, loop: asyncio.AbstractEventLoop) -> None:
+    with GateProcess(folder, {}, cells=[cell]) as gate:
+        assert eventually(lambda: len(gate.units()) == 2), gate.log
+        for _ in range(2):
+            told = {name: (unit["verdict"], unit["reason"]) for name, unit in gate.units().items()}
+            assert [verdict for verdict, _ in told.values()] == ["down", "down"]
+            assert "2 leaders: big-0, big-0-1" in told["big-0"][1]
+            assert "1 pod, its size is 2 (missing: 1)" in told["big-1"][1]
+            asyncio.run_coroutine_threadsafe(api.stop(), loop).result()
+            assert eventually(lambda: not is_up(gate, "lws prod/big"))
+        assert "the 2 units known last stay" in gate.log
