@@ -6,6 +6,7 @@ from probes.base import Probe
 from probes.canary import Canary
 from probes.engine_metrics import EngineMetrics
 from probes.exporter import ExporterProbe
+from probes.gate_word import GateWord
 from probes.grpc_health import GrpcProbe
 from probes.http_status import HttpProbe
 from probes.models import ModelList
@@ -20,6 +21,11 @@ PROBES: dict[str, type[Probe]] = {
     "canary": Canary,
 }
 """Those of a unit as a whole: each unit has all of them."""
+
+GATE_PROBES: dict[str, type[Probe]] = {
+    "canary": GateWord,
+}
+"""Those of a unit that is reached by way of another gate, which has the ones above."""
 
 NODE_PROBES: dict[str, type[NodeProbe]] = {
     "http": HttpProbe,

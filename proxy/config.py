@@ -20,6 +20,8 @@ from proxy.config_schema import SCHEMA, FileKeys
 from proxy.config_units import unit_of
 from proxy.config_values import MisfitError, token
 from proxy.config_yaml import Place, Problem
+from proxy.discovery.base import Source
+from proxy.discovery.redis import RedisSource
 from proxy.settings import RedisAccess, Settings
 from router.nouns import Cell, Fleet
 
@@ -129,13 +131,14 @@ def _settings(file: FileKeys, secrets: Mapping[str, str]) -> Settings:
             cells=tuple(Cell(cell.name, cell.weight) for cell in file.cells),
             units=tuple(unit_of(cell.name, unit, api_key) for cell in file.cells for unit in cell.units),
         ),
-        sources=tuple(cell.discover.source(cell.name, api_key) for cell in file.cells if cell.discover),
+        sources=_sources(file, api_key),
         listen=file.listen,
         admin=file.admin,
         agent_check=file.agent_check,
         trusted=file.trusted,
         remedies=remedies(file.cells, secrets[SECRET_VARIABLE]),
         redis=_redis(file, secrets),
+        advertise=file.advertise,
         admin_token=secrets[TOKEN_VARIABLE] or file.admin_token_file,
         agent_token=secrets[AGENT_TOKEN_VARIABLE] or None,
         policy=file.policy,
@@ -147,6 +150,12 @@ def _settings(file: FileKeys, secrets: Mapping[str, str]) -> Settings:
         pool_metrics=file.pool_metrics,
         pass_unlisted=file.pass_unlisted,
     )
+
+
+def _sources(file: FileKeys, api_key: str) -> tuple[Source, ...]:
+    if file.discovery:
+        return (RedisSource(),)
+    return tuple(cell.discover.source(cell.name, api_key) for cell in file.cells if cell.discover)
 
 
 def _redis(file: FileKeys, secrets: Mapping[str, str]) -> RedisAccess | None:

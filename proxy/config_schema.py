@@ -12,7 +12,7 @@ import ssl
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar, get_type_hints
 
-from pydantic import AfterValidator, Field, PlainValidator, create_model, model_validator
+from pydantic import AfterValidator, Field, PlainValidator, ValidationInfo, create_model, model_validator
 
 from proxy import config_values as values
 from proxy.config_discovery import Discover, DiscoverKeys, LikeKeys, discovered_by
@@ -121,8 +121,18 @@ class CellKeys(Keys):
         return {"units": [], **found} if isinstance(found, dict) and "discover" in found else found
 
 
-def _some_unit(cells: list[CellKeys]) -> list[CellKeys]:
-    if not any(cell.units or cell.discover for cell in cells):
+def _discovery(found: object, info: ValidationInfo) -> str:
+    found = values.choice("where all units come from", found, ["redis"])
+    if info.data.get("redis") is None:
+        raise MisfitError("redis beside discovery: redis", found="none")
+    return found
+
+
+def _some_unit(cells: list[CellKeys], info: ValidationInfo) -> list[CellKeys]:
+    if info.data.get("discovery"):
+        if any(cell.units or cell.discover for cell in cells):
+            raise MisfitError("cells without units of their own beside discovery: redis", found="some")
+    elif not any(cell.units or cell.discover for cell in cells):
         raise MisfitError(
             "at least one cell with a unit", "name units in the file, or with --unit URL", found="none"
         )
@@ -143,6 +153,8 @@ class FileKeys(Keys):
     redis_username: Annotated[str | None, PlainValidator(values.redis_username)] = None
     redis_password_file: Annotated[str | None, PlainValidator(values.token_in_file)] = Field(None, repr=False)
     redis_prefix: Annotated[str, PlainValidator(values.redis_prefix)] = REDIS_PREFIX
+    advertise: Annotated[str, PlainValidator(values.url)] = _GIVEN.advertise
+    discovery: Annotated[str, PlainValidator(_discovery)] = ""
     admin_token_file: Annotated[str | None, PlainValidator(values.token_in_file)] = Field(None, repr=False)
     policy: Annotated[str, PlainValidator(values.policy)] = _GIVEN.policy
     access_log: Annotated[LogFormat, PlainValidator(values.log_format)] = _GIVEN.access_log

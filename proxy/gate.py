@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from policies import POLICIES
+from probes.base import Net
 from probes.canary import Canary
 from probes.engine_metrics import EngineMetrics
 from proxy.exchange import Exchange
@@ -229,6 +230,10 @@ class Gate:
     def pool(self, desk: Desk) -> Pool:
         """The connections to a unit."""
         return self._reach.pool(desk)
+
+    def net(self) -> Net:
+        """The way to servers that are no unit's."""
+        return self._reach.net()
 
     def read_large(self, body: bytes, tell: Callable[[Ask | Failure], None]) -> None:
         """Parse a large body off the loop, then `tell`."""

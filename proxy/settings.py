@@ -110,6 +110,7 @@ class Headers:
 class Settings:
     """Everything the gate is told at start; `fleet` and `remedies` may be replaced while it runs (SIGHUP).
 
+    `advertise` is the URL at which other gates reach this one (empty: where it listens).
     `sources` are what more units are discovered from, also anew by SIGHUP.
     `agent_check` is where HAProxy's agent checks are answered (None: nowhere); `trusted` are the networks
     whose word counts there, beside this machine's. `remedies`, by cell, are for units that stay DOWN.
@@ -124,6 +125,7 @@ class Settings:
     trusted: tuple[str, ...] = ()
     remedies: Mapping[str, Remedy] = field(default_factory=dict)
     redis: RedisAccess | None = None
+    advertise: str = ""
     admin_token: str | None = field(default=None, repr=False)
     agent_token: str | None = field(default=None, repr=False)
     policy: str = "prefix_affinity"

@@ -14,11 +14,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
-from probes import PROBES
+from probes import GATE_PROBES, PROBES
 from probes.agent_link import AgentLink, Standing, standing
 from probes.base import Fetch, Net, Probe
 from probes.canary import Canary
 from probes.engine_metrics import EngineMetrics
+from probes.gate_word import VIA_GATE
 from probes.runner import Runner
 from proxy.wire.reach import Ways
 from router.board import Board, Consequence
@@ -113,6 +114,7 @@ class Watch:
         self._rng = rng
         self._on_consequence = on_consequence
         self._probes = [kind() for kind in PROBES.values()]
+        self._gate_probes = [kind() for kind in GATE_PROBES.values()]
         self._all: dict[str, list[Runner]] = {}
         self._runners: dict[str, dict[str, Runner]] = {}
         """Those that look at the unit as a whole, by the name of their probe."""
@@ -149,7 +151,8 @@ class Watch:
         if not unit.url:
             # Its source does not know yet where it is, and says so.
             return []
-        looks: list[tuple[Node | None, Probe]] = [(None, probe) for probe in self._probes]
+        probes = self._gate_probes if unit.engine == VIA_GATE else self._probes
+        looks: list[tuple[Node | None, Probe]] = [(None, probe) for probe in probes]
         for node in unit.nodes:
             looks += [(node, cast("Probe", probe)) for probe in node.probes]
             if node.agent:

@@ -70,7 +70,8 @@ _WORDS = {
 
 class RedisLink:
     """`views` gives what there is to tell, `roster` takes what others tell. `on_flip` is called for each
-    change of verdict that another gate tells of, `tell` with each line for the operator.
+    change of verdict that another gate tells of, `tell` with each line for the operator. `all_cells`: what
+    is told of any cell is read, and not only of those that there is something to tell of.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class RedisLink:
         tell: Callable[[str], None],
         names: Names,
         heartbeat_s: float = HEARTBEAT_S,
+        all_cells: bool = False,
     ) -> None:
         self._connect = connect
         self._gate = gate
@@ -97,6 +99,7 @@ class RedisLink:
         self._tell = tell
         self._names = names
         self._heartbeat_s = heartbeat_s
+        self._all_cells = all_cells
         self._expiry_ms = round(1000 * heartbeat_s * EXPIRY_HEARTBEATS)
         self._flips: list[bytes] = []
         self._wake = asyncio.Event()
@@ -196,8 +199,9 @@ class RedisLink:
         return refused > 0
 
     async def _read(self, talk: Talk) -> None:
-        """Read what others have written of the same cells."""
-        index = await talk.index(sorted({member.cell for member in self._own}))
+        """Read what others have written of the same cells, or of all there are."""
+        cells = await talk.cells() if self._all_cells else sorted({member.cell for member in self._own})
+        index = await talk.index(cells)
         self._known = index
         # What a Redis that came back empty has forgotten is put on the index again.
         await talk.enlist(self._own - index)

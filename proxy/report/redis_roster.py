@@ -21,7 +21,7 @@ class Roster:
     """The views that hold, by unit and gate. `own` is the gate that reads: what it wrote is no news to it."""
 
     def __init__(self, own: str, heartbeat_s: float = HEARTBEAT_S) -> None:
-        self._own = own
+        self.own = own
         self._patience_s = EXPIRY_HEARTBEATS * heartbeat_s
         self._units: dict[str, dict[str, tuple[View, float]]] = {}
         """By unit and gate: what was said, and when."""
@@ -36,7 +36,7 @@ class Roster:
     def told(self, key: Key, one: Seen, now: float) -> bool:
         """One view has come, by an answer or by itself. False: it is older than what is known."""
         unit, gate = key
-        if gate == self._own:
+        if gate == self.own:
             return False
         gates, at = self._units.setdefault(unit, {}), now - one.age_s
         if gate in gates and at < gates[gate][1]:
@@ -78,6 +78,12 @@ class Roster:
         """When another gate last saw the unit work."""
         said = self._units.get(unit, {}).values()
         return max((at - view.life_age_s for view, at in said if view.life_age_s is not None), default=None)
+
+    def everything(self) -> Iterator[tuple[Key, View, float]]:
+        """Each view that holds, and when it was written."""
+        for unit, gates in self._units.items():
+            for gate, (view, at) in gates.items():
+                yield (unit, gate), view, at
 
     def units(self) -> set[str]:
         """All units that another gate has told of."""

@@ -21,7 +21,7 @@ from router.desk import Desk
 from router.nouns import Strength, Verdict
 
 VERSION = 1
-CORE = ("unit", "cell", "gate", "verdict", "url", "in_flight")
+CORE = ("unit", "cell", "gate", "verdict", "url", "in_flight", "gate_url")
 HEARTBEAT_S = 0.25
 EXPIRY_HEARTBEATS = 3
 """A document lives for so many heartbeats, and so many a reader waits before it misses one."""

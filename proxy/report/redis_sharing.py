@@ -31,6 +31,9 @@ class Sharing:
         now: Callable[[], float],
         observe: Callable[[Evidence], object],
         ttft_s: Callable[[str], float | None],
+        *,
+        gate_url: str = "",
+        is_stopping: Callable[[], bool] = bool,
     ) -> None:
         self._board = board
         self._gate = gate
@@ -38,6 +41,8 @@ class Sharing:
         self._now = now
         self._observe = observe
         self._ttft_s = ttft_s
+        self._gate_url = gate_url
+        self._is_stopping = is_stopping
         self._beats = 0
         self._itl_s: dict[str, float | None] = {}
 
@@ -77,4 +82,12 @@ class Sharing:
 
     def _view(self, desk: Desk) -> View:
         name = desk.unit.name
-        return view_of(desk, self._gate, self._now(), ttft_s=self._ttft_s(name), itl_s=self._itl_s.get(name))
+        return view_of(
+            desk,
+            self._gate,
+            self._now(),
+            ttft_s=self._ttft_s(name),
+            itl_s=self._itl_s.get(name),
+            gate_url=self._gate_url,
+            stopping=self._is_stopping(),
+        )

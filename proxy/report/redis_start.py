@@ -7,14 +7,19 @@ import os
 import random
 import re
 import socket
+from collections.abc import Callable, Iterable
+from functools import partial
 
+from proxy.discovery.redis import Feed, RedisSource
+from proxy.discovery.redis_router import FleetRouter
 from proxy.gate import TICK_S, Gate
 from proxy.report.collectors import RedisMetrics
 from proxy.report.log import log_line
-from proxy.report.redis_connect import connector
+from proxy.report.redis_address import own_url
+from proxy.report.redis_connect import Connect, connector
 from proxy.report.redis_link import RedisLink
 from proxy.report.redis_roster import Roster
-from proxy.report.redis_schema import Names
+from proxy.report.redis_schema import Names, Seen, View
 from proxy.report.redis_sharing import Sharing
 from proxy.settings import RedisAccess
 from router.nouns import Flip
@@ -23,26 +28,60 @@ _GRAIN_S = 0.001
 
 
 def share(gate: Gate, access: RedisAccess) -> RedisLink | None:
-    """Begin to share what `gate` knows. A URL that is none costs a line in the log and no more."""
+    """Begin to share what `gate` knows, or, where all its units are others', to go by what they share.
+
+    A URL that is none costs a line in the log and no more.
+    """
     try:
         connect = connector(access, gate.settings.tls)
     except ValueError as error:
         log_line("error", f"redis: {error}; this gate goes by what it sees itself")
         return None
-    name = _gate_name()
-    roster, loop = Roster(name), asyncio.get_running_loop()
-    sharing = Sharing(gate.board, name, roster, gate.now, gate.watch.observe, gate.metrics.recent_ttft_s)
-    link = RedisLink(
+    link_by = partial(_link, gate, connect, Names(access.prefix))
+    feed = next((source.feed for source in gate.settings.sources if isinstance(source, RedisSource)), None)
+    link = _share(gate, link_by) if feed is None else _route(gate, feed, link_by)
+    link.start()
+    gate.metrics.include(RedisMetrics(link, gate.board))
+    return link
+
+
+def _link(
+    gate: Gate,
+    connect: Connect,
+    names: Names,
+    roster: Roster,
+    views: Callable[[], Iterable[View]],
+    on_flip: Callable[[Seen], None],
+    *,
+    all_cells: bool = False,
+) -> RedisLink:
+    return RedisLink(
         connect,
-        name,
-        sharing.views,
+        roster.own,
+        views,
         roster,
         now=gate.now,
         rng=random.Random(),
-        on_flip=sharing.heard,
+        on_flip=on_flip,
         tell=lambda line: log_line("warning", line),
-        names=Names(access.prefix),
+        names=names,
+        all_cells=all_cells,
     )
+
+
+def _share(gate: Gate, link_by: Callable[..., RedisLink]) -> RedisLink:
+    roster, loop = Roster(_gate_name()), asyncio.get_running_loop()
+    sharing = Sharing(
+        gate.board,
+        roster.own,
+        roster,
+        gate.now,
+        gate.watch.observe,
+        gate.metrics.recent_ttft_s,
+        gate_url=own_url(gate.settings, gate.port),
+        is_stopping=gate.is_stopping,
+    )
+    link = link_by(roster, sharing.views, sharing.heard)
 
     def flipped(flip: Flip) -> None:
         view = sharing.view(flip)
@@ -60,9 +99,15 @@ def share(gate: Gate, access: RedisAccess) -> RedisLink | None:
 
     gate.on_flip = flipped
     gate.on_tick.append(tick)
-    link.start()
-    gate.metrics.include(RedisMetrics(link, gate.board))
     return link
+
+
+def _route(gate: Gate, feed: Feed, link_by: Callable[..., RedisLink]) -> RedisLink:
+    # It has no unit of its own, and so nothing to tell.
+    roster = Roster(_gate_name())
+    router = FleetRouter(gate, roster, feed)
+    gate.on_tick.append(router.tick)
+    return link_by(roster, tuple, router.heard, all_cells=True)
 
 
 def _gate_name() -> str:

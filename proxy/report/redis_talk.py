@@ -19,6 +19,7 @@ from proxy.report.redis_schema import Names, View, written
 
 SLICE = 32
 MEMBERS_MAX = 20_000
+CELLS_MAX = 1_000
 
 T = TypeVar("T")
 
@@ -56,6 +57,18 @@ class Talk:
             for document in part:
                 pipe.publish(self._names.flips, document)
             await _done(pipe)
+
+    async def cells(self) -> list[str]:
+        """All cells that anybody tells of."""
+        pipe = self._client.pipeline(transaction=False)
+        pipe.smembers(self._names.cells)
+        (row,) = await _done(pipe)
+        found = (
+            (cell.decode("latin-1") for cell in row if isinstance(cell, bytes))
+            if isinstance(row, set)
+            else ()
+        )
+        return sorted(found)[:CELLS_MAX]
 
     async def index(self, cells: Sequence[str]) -> set[Member]:
         """Who tells of units of these cells."""

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from probes.base import Fetch, Net
+from probes.gate_word import VIA_GATE, name_there
+from proxy.placing import UNIT_FIELD
 from proxy.wire.fetch import UnitFetch
 from proxy.wire.net import UnitNet
 from proxy.wire.pool import Pool
@@ -43,7 +45,8 @@ class Reach:
         self._on_broken = on_broken
         self._on_own_trouble = on_own_trouble
         self._pools: dict[Desk, Pool] = {}
-        self._nets: dict[Desk, UnitNet] = {}
+        self._nets: dict[Desk | None, UnitNet] = {}
+        """By desk; that of None is for servers of no unit."""
 
     def pool(self, desk: Desk) -> Pool:
         """The connections to a unit's own address."""
@@ -57,6 +60,8 @@ class Reach:
                 on_broken=lambda: self._on_broken(desk),
                 on_own_trouble=self._on_own_trouble,
             )
+            if desk.unit.engine == VIA_GATE:
+                pool.lines += b"%b: %b\r\n" % (UNIT_FIELD, name_there(desk.unit).encode())
             self._pools[desk] = pool
         return pool
 
@@ -66,6 +71,14 @@ class Reach:
         def heard() -> None:
             desk.heard_at = self._loop.time()
 
+        net = self._net(desk, heard)
+        return Ways(UnitFetch(self.pool(desk), self._loop, heard, desk.unit.api_key), net)
+
+    def net(self) -> Net:
+        """The way to servers that are no unit's."""
+        return self._net(None, lambda: None)
+
+    def _net(self, desk: Desk | None, heard: Callable[[], None]) -> UnitNet:
         net = self._nets.get(desk)
         if net is None:
             net = UnitNet(
@@ -76,7 +89,7 @@ class Reach:
                 on_own_trouble=self._on_own_trouble,
             )
             self._nets[desk] = net
-        return Ways(UnitFetch(self.pool(desk), self._loop, heard, desk.unit.api_key), net)
+        return net
 
     def distrust(self, desk: Desk) -> None:
         """Close what is idle: it leads to a process that is gone or cannot be trusted."""

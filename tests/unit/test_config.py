@@ -22,6 +22,7 @@ from probes.tcp_accept import TcpProbe
 from proxy.cli_tables import fleet_table
 from proxy.config import ConfigError, Overrides, load
 from proxy.config_schema import SCHEMA
+from proxy.discovery.redis import RedisSource
 from proxy.memory import cgroup_limits, quarter_of_memory
 from proxy.settings import KIB, MIB, Address, RedisAccess, Settings
 from router.nouns import Cell, Fleet, Node, Role, Rules, Unit
@@ -475,6 +476,33 @@ def test_a_fleet_without_units_is_refused(tmp_path: Path, cells: str) -> None:
     assert line.startswith("gate.yaml: cells: expected at least one cell with a unit, found none; name units")
 
 
+def test_a_fleets_router_has_the_units_of_others(tmp_path: Path) -> None:
+    text = "discovery: redis\nredis: redis://r:6379/0\nadvertise: http://10.0.0.1:8000"
+    for cells in ("", "\ncells: [{name: east, weight: 2, units: []}]"):
+        settings = read(tmp_path, text + cells)
+        assert settings.sources == (RedisSource(),)
+        assert settings.advertise == "http://10.0.0.1:8000"
+    assert settings.fleet == Fleet(cells=(Cell("east", 2.0),))
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("discovery: redis", "discovery: expected redis beside discovery: redis, found none"),
+        (
+            "redis: redis://r:6379/0\ndiscovery: dns",
+            "discovery: expected where all units come from: redis, found 'dns'",
+        ),
+        (
+            "redis: redis://r:6379/0\ndiscovery: redis\ncells: [{name: a, units: [{name: u, url: 'http://u:1'}]}]",
+            "cells: expected cells without units of their own beside discovery: redis, found some",
+        ),
+    ],
+)
+def test_a_fleets_router_needs_redis_and_nothing_of_its_own(tmp_path: Path, text: str, problem: str) -> None:
+    assert problems(tmp_path, text)[0] == f"gate.yaml: {problem}"
+
+
 def test_all_problems_come_at_once(tmp_path: Path) -> None:
     text = """
 policy: best
@@ -560,6 +588,7 @@ def test_the_limits_of_control_groups_count(
 # The documentation.
 
 IN_WORDS = {
+    "advertise": "where it listens",
     "cells[].units[].engine": "found out",
     "cells[].units[].canary": "found out",
     "cells[].units[].metrics_url": "the engine's usual place",

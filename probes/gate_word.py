@@ -1,0 +1,87 @@
+"""What the gate before a unit says of it: stands in for the canary where the unit is another gate's.
+
+That gate sends canaries, this one reads of them in Redis. Only when that brings no news, or a request has
+gone wrong on the way, is the gate itself asked, at its `/healthz/unit/NAME`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import ClassVar
+from urllib.parse import quote
+
+from probes.base import FetchError, Patient, Reply, Trouble
+from router.nouns import Evidence, Finding, Node, Role, Sign, Strength, Unit, Verdict
+
+VIA_GATE = "cellgate"
+"""The engine of a unit that is reached by way of another gate."""
+
+
+def via_gate(name: str) -> tuple[Node, ...]:
+    """The nodes of a unit that is called `name` at its gate: none that anybody here could look at."""
+    return (Node(name, Role.LEADER),)
+
+
+def name_there(unit: Unit) -> str:
+    """What a unit is called at its gate; here it may have another name."""
+    return unit.nodes[0].name
+
+
+_Weight = tuple[Sign, Strength]
+
+_BAD: _Weight = (Sign.BAD, Strength.STRONG)
+_NOTHING: _Weight = (Sign.NEUTRAL, Strength.WEAK)
+_TROUBLES: dict[Trouble, _Weight] = {
+    Trouble.REFUSED: (Sign.BAD, Strength.FATAL),
+    Trouble.UNREACHABLE: _BAD,
+    Trouble.TIMEOUT: _BAD,
+    Trouble.BROKEN: _BAD,
+    Trouble.OWN: _NOTHING,
+}
+_NOT_USABLE = frozenset({404, 503})
+
+
+@dataclass(frozen=True, slots=True)
+class GateWord:
+    """Asks every `period_s` while there is doubt, of an UP unit once no sign of life came for `quiet_s`.
+
+    Its name is the canary's: it is asked when one is wished for, and believed as one.
+    """
+
+    name: ClassVar[str] = "canary"
+    period_s: float = 1.0
+    quiet_s: float = 4.0
+    timeout_s: float = 2.0
+
+    def limit_s(self, _patient: Patient) -> float:
+        """One fetch."""
+        return self.timeout_s
+
+    def due_at(self, patient: Patient, last_at: float) -> float:
+        """A period after the last look; of an UP unit not while it is heard to live."""
+        due = last_at + self.period_s
+        return max(due, patient.life_at + self.quiet_s) if patient.verdict is Verdict.UP else due
+
+    async def look(self, patient: Patient) -> AsyncGenerator[Finding, None]:
+        """One piece of evidence."""
+        path = f"/healthz/unit/{quote(name_there(patient.unit), safe='')}"
+        try:
+            reply = await patient.fetch("GET", path, timeout_s=self.timeout_s)
+        except FetchError as error:
+            (sign, strength), said = _TROUBLES[error.trouble], str(error)
+        else:
+            (sign, strength), said = _weigh(patient, reply), f"HTTP {reply.status}"
+        reason = f"GET {path} at its gate: {said}"
+        yield Evidence(patient.unit.name, sign, strength, self.name, reason, patient.now())
+
+
+def _weigh(patient: Patient, reply: Reply) -> _Weight:
+    if reply.status in _NOT_USABLE:
+        return _BAD
+    if reply.status != 200:
+        return _NOTHING
+    # Its gate has a suspicion, too, or finds it slow: that clears it of nothing.
+    if patient.verdict is Verdict.SUSPECT and "x-envoy-degraded" in reply.headers:
+        return _NOTHING
+    return Sign.GOOD, Strength.STRONG
