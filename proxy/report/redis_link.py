@@ -26,7 +26,6 @@ from proxy.report.redis_schema import (
     View,
     age_s,
     read,
-    written,
 )
 from proxy.report.redis_talk import Member, Talk
 
@@ -101,7 +100,7 @@ class RedisLink:
         self._heartbeat_s = heartbeat_s
         self._all_cells = all_cells
         self._expiry_ms = round(1000 * heartbeat_s * EXPIRY_HEARTBEATS)
-        self._flips: list[bytes] = []
+        self._flips: list[View] = []
         self._wake = asyncio.Event()
         self._verdicts: dict[Key, str] = {}
         self._sessions = 0
@@ -117,7 +116,8 @@ class RedisLink:
         """Begin, and go on until `close`."""
         self._tasks = [
             asyncio.create_task(self._forever(self._beats, tells=True), name="redis beats"),
-            asyncio.create_task(self._forever(self._listens, tells=False), name="redis flips"),
+            asyncio.create_task(self._forever(self._tells, tells=False), name="redis flips told"),
+            asyncio.create_task(self._forever(self._listens, tells=False), name="redis flips heard"),
         ]
 
     async def close(self) -> None:
@@ -131,7 +131,7 @@ class RedisLink:
     def flipped(self, view: View) -> None:
         """A verdict of ours has changed: tell it now. Never waits."""
         if len(self._flips) < FLIPS_KEPT:
-            self._flips.append(written(view))
+            self._flips.append(view)
         self._wake.set()
 
     def peers(self) -> int:
@@ -182,16 +182,10 @@ class RedisLink:
                 self._note(State.FULL, "it is full, or read-only")
             else:
                 self._note(State.WELL)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._heartbeat_s * self._rng.uniform(0.9, 1.0)):
-                    await self._wake.wait()
-            self._wake.clear()
+            await asyncio.sleep(self._heartbeat_s * self._rng.uniform(0.9, 1.0))
 
     async def _write(self, talk: Talk) -> bool:
         """Write all there is to tell; whether anything of it was refused."""
-        flips, self._flips = self._flips, []
-        await talk.publish(flips)
-        self.counts["flips_sent"] += len(flips)
         own, refused = await talk.put(self._views(), self._expiry_ms)
         self._own = own
         self.counts["writes_refused"] += refused
@@ -237,6 +231,18 @@ class RedisLink:
             self._verdicts.pop((member.unit, member.gate), None)
 
     # -- flips ---------------------------------------------------------------------------------------------
+
+    async def _tells(self, client: Redis) -> None:
+        """A connection of its own: a flip must not wait for a beat that writes and reads many units."""
+        talk = Talk(client, self._names)
+        # What has flipped while there was no connection is told by the beats.
+        self._flips.clear()
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            flips, self._flips = self._flips, []
+            await talk.tell(flips, self._expiry_ms)
+            self.counts["flips_sent"] += len(flips)
 
     async def _listens(self, client: Redis) -> None:
         async with client.pubsub(ignore_subscribe_messages=True) as pubsub:

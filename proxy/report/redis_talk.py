@@ -50,12 +50,14 @@ class Talk:
             refused += sum(isinstance(result, ResponseError) for result in await _done(pipe))
         return members, refused
 
-    async def publish(self, documents: Sequence[bytes]) -> None:
-        """Tell of flips on their channel."""
-        for part in _slices(documents):
+    async def tell(self, flips: Iterable[View], expiry_ms: int) -> None:
+        """Write these, and tell of them on the channel of flips."""
+        for part in _slices(flips):
             pipe = self._client.pipeline(transaction=False)
-            for document in part:
+            for view in part:
+                document = written(view)
                 pipe.publish(self._names.flips, document)
+                pipe.set(self._names.unit(view.unit, view.gate), document, px=expiry_ms)
             await _done(pipe)
 
     async def cells(self) -> list[str]:
