@@ -116,7 +116,7 @@ def measure(units: int, seconds: float, metrics_kb: float, *, busy: bool) -> Cos
     """One run with a gate and a fleet of its own; neither is left afterwards."""
     port = processes.free_port()
     with ExitStack() as stack:
-        stack.enter_context(_fleet(units, port, metrics_kb, busy=busy))
+        stack.enter_context(mock_fleet(units, port, metrics_kb, busy=busy))
         served = [MockUnit(number, port) for number in range(units)]
         nodes = {unit.name: unit.nodes() for unit in served}
         gate = stack.enter_context(GateProcess(served, nodes=nodes.__getitem__))
@@ -130,7 +130,7 @@ def measure(units: int, seconds: float, metrics_kb: float, *, busy: bool) -> Cos
 
 
 @contextmanager
-def _fleet(units: int, port: int, metrics_kb: float, *, busy: bool) -> Iterator[None]:
+def mock_fleet(units: int, port: int, metrics_kb: float, *, busy: bool) -> Iterator[None]:
     """The mock fleet as a process, listening."""
     command = [sys.executable, "-m", "loadtests.mock_fleet", "--units", str(units), "--port", str(port)]
     command += ["--metrics-kb", str(metrics_kb), *(["--busy"] if busy else [])]

@@ -1,82 +1,15 @@
-"""A real redis-server on a Unix socket of its own, which tests start, kill, freeze and fill."""
+"""A real redis-server for tests, which skip where there is none."""
 
 from __future__ import annotations
 
-import signal
-import subprocess
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
 
-import pytest
-from redis import Redis
-from redis.exceptions import AuthenticationError, RedisError
-
-from loadtests.bench.processes import start, stop
+from loadtests.redis_faults import server
 from tests.real.programs import find
-from tests.wire.process import eventually
 
 
-class RedisServer:
-    """Runs within its context; `options` are its command line."""
+class RedisServer(server.RedisServer):
+    """Runs within its context, on a Unix socket; `options` are its command line."""
 
     def __init__(self, folder: Path, *options: str) -> None:
-        self._program = find("redis-server")
-        self._folder = folder
-        self._options = options
-        self.socket = folder / "redis.sock"
-        self.password: str | None = None
-        """What `do` has to show."""
-        self.process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def url(self) -> str:
-        return f"unix://{self.socket}"
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
-        if self.process is not None:
-            self.thaw()
-            stop(self.process)
-
-    def start(self) -> None:
-        """Start it, empty, and wait until it answers."""
-        command = [self._program, "--port", "0", "--unixsocket", str(self.socket), "--dir", str(self._folder)]
-        self.process = start([*command, "--save", "", *self._options], self._folder / "redis.log")
-        if not eventually(self._answers):
-            stop(self.process)
-            pytest.fail((self._folder / "redis.log").read_text())
-
-    def kill(self) -> None:
-        """As a crash does."""
-        assert self.process is not None
-        self.process.kill()
-        self.process.wait()
-
-    def freeze(self) -> None:
-        """It is there, connected, and silent."""
-        assert self.process is not None
-        self.process.send_signal(signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        """The end of a freeze."""
-        assert self.process is not None
-        self.process.send_signal(signal.SIGCONT)
-
-    def do(self, *words: Any) -> Any:
-        """The answer to a command."""
-        with Redis(unix_socket_path=str(self.socket), socket_timeout=5.0, password=self.password) as client:
-            return client.execute_command(*words)
-
-    def _answers(self) -> bool:
-        try:
-            return bool(self.do("PING"))
-        except AuthenticationError:
-            return True
-        except RedisError:
-            return False
+        super().__init__(folder, *options, program=find("redis-server"))

@@ -1,0 +1,57 @@
+"""What sharing costs: CPU of gates before the same 200 units, with a Redis and without, at the same time."""
+
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+from loadtests.bench.processes import free_port
+from loadtests.gate import GateProcess, metric_sum
+from loadtests.probe_cost import MockUnit, mock_fleet
+from loadtests.redis_faults.server import RedisServer
+
+UNITS = 200
+BEATS_PER_S = 4.0
+WRITING_LIMIT = 0.05
+"""Of one core."""
+SETTLE_S = 5.0
+ENOUGH = 0.9
+"""Of the documents that are due: less prove nothing."""
+KINDS = ("none", "alone", "pair", "pair")
+"""No Redis; one that nobody else writes to, by its prefix; and two gates that read each other's documents."""
+
+
+def cost(seconds: float) -> list[str]:
+    """Measure; what must not have been."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="drill-")))
+        server = stack.enter_context(RedisServer(folder))
+        port = free_port()
+        stack.enter_context(mock_fleet(UNITS, port, 2.0, busy=False))
+        units = [MockUnit(number, port) for number in range(UNITS)]
+        gates = []
+        for kind in KINDS:
+            settings = {"redis": server.url, "redis_prefix": f"{kind}:"} if kind != "none" else {}
+            gates.append(stack.enter_context(GateProcess(units, settings=settings)))
+        time.sleep(SETTLE_S)
+        before_s, written, began = [gate.cpu_s() for gate in gates], _written(gates[1]), time.monotonic()
+        time.sleep(seconds)
+        shares = [(gate.cpu_s() - cpu_s) for gate, cpu_s in zip(gates, before_s, strict=True)]
+        took_s, written = time.monotonic() - began, _written(gates[1]) - written
+    none, alone, *pair = [share / took_s for share in shares]
+    writing, both = alone - none, sum(pair) / 2 - none
+    print(
+        f"{UNITS} units, {written / took_s:.0f} documents written a second: writing takes {writing:.1%} of a "
+        f"core, writing and reading as many of another gate {both:.1%}; a gate without Redis {none:.1%}",
+        flush=True,
+    )
+    problems = []
+    if writing > WRITING_LIMIT:
+        problems.append(f"writing takes {writing:.1%} of a core, the limit is {WRITING_LIMIT:.0%}")
+    if written < ENOUGH * BEATS_PER_S * UNITS * took_s:
+        problems.append(f"proves nothing: only {written / took_s:.0f} documents a second were written")
+    return problems
+
+
+def _written(gate: GateProcess) -> float:
+    return metric_sum(gate.metrics(), "cellgate_redis_documents_written_total")
