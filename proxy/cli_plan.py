@@ -139,13 +139,13 @@ def _compared(live: LiveCache, made: Plan, shape: Shape) -> str:
 
 
 def _scale(shape: Shape, index: Path) -> float:
-    """By how much the files of weights are larger than what is reckoned; 1 where there is no index."""
+    """By how much weights are larger than what is reckoned, by the size of their files; 1 without an index."""
     if not index.is_file():
         return 1.0
     total = _json(index).get("metadata", {}).get("total_size")
     if not isinstance(total, int | float) or total <= 0:
         raise ConfigError([f"{index}: metadata.total_size is missing (bytes of all weights)"])
-    return float(total) / weight_bytes(shape, range(shape.layers), 1)
+    return total * shape.dtype_bits / shape.file_bits / weight_bytes(shape, range(shape.layers), 1)
 
 
 def _json(file: Path) -> Mapping[str, Any]:

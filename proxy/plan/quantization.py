@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 _DTYPES = {
-    "float32": 32,
+    # Engines read float32 as 16 bits unless told otherwise (vLLM's --dtype auto).
+    "float32": 16,
     "bfloat16": 16,
     "float16": 16,
     "float8_e4m3fn": 8,

@@ -48,7 +48,8 @@ class Experts:
 class Shape:
     """The numbers. `windows` has for each layer how many tokens back it looks (None: all).
 
-    `weight_bits` are those of quantized matrices, `dtype_bits` those of all else and of the KV cache.
+    `weight_bits` are those of quantized matrices, `dtype_bits` those of all else and of the KV cache,
+    `file_bits` those of the files, where they are not quantized.
     """
 
     kind: str
@@ -62,6 +63,7 @@ class Shape:
     is_tied: bool
     windows: tuple[int | None, ...]
     dtype_bits: int
+    file_bits: int
     weight_bits: float
     quantizes_experts_only: bool
     latent: Latent | None
@@ -85,7 +87,8 @@ def read_shape(config: Mapping[str, Any], name: str = "config.json", bits: float
     layers = keys.number("num_hidden_layers", "how many layers")
     experts = _experts(keys, kind, layers)
     quantization = keys.mapping("quantization_config")
-    own_bits = keys.checked(dtype_bits, keys.get("dtype", keys.get("torch_dtype")), 16)
+    dtype = keys.get("dtype", keys.get("torch_dtype"))
+    own_bits = keys.checked(dtype_bits, dtype, 16)
     if bits is None:
         bits = keys.checked(weight_bits, quantization, 16.0) if quantization else float(own_bits)
     heads = keys.number("num_attention_heads", "how many heads of attention")
@@ -102,6 +105,7 @@ def read_shape(config: Mapping[str, Any], name: str = "config.json", bits: float
         is_tied=bool(keys.get("tie_word_embeddings", kind.startswith("gemma"))),
         windows=_windows(keys, kind, layers),
         dtype_bits=own_bits,
+        file_bits=32 if "float32" in str(dtype) else own_bits,
         weight_bits=bits,
         quantizes_experts_only=quantization.get("quant_method") == "mxfp4",
         latent=_latent(keys) if keys.get("kv_lora_rank") else None,
