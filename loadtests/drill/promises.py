@@ -33,7 +33,7 @@ class Blow:
         """The same for people."""
         if self.down_at is not None:
             return f"DOWN after {self.detection_s:.2f} s"
-        return "never DOWN, which it must be" if self.must_down else "not taken out"
+        return "never DOWN, which it must be" if self.must_down else "no gate says that it is DOWN"
 
 
 @dataclass(frozen=True, slots=True)

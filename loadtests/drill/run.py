@@ -111,7 +111,7 @@ def run(drill: Drill, folder: Path) -> Run:
     flips = [flip for flip in watch.flips() if flip.at >= began_at]
     outcome = Outcome(
         summary=summary,
-        blows=[_blow(dealt, flips) for dealt in sorted(hand.dealt, key=lambda dealt: dealt.at)],
+        blows=[_blow(dealt, flips, drill) for dealt in sorted(hand.dealt, key=lambda dealt: dealt.at)],
         flips=len(unprovoked(flips, hand.dealt)),
         continued=watch.total("continued"),
         recoveries=watch.total("recoveries"),
@@ -124,8 +124,10 @@ def _wait(locust: "Popen[bytes]", hand: Hand) -> None:
         time.sleep(_LOOK_S)
 
 
-def _blow(dealt: Dealt, flips: Sequence[Flip]) -> Blow:
-    """A step with its discovery: the first word of any gate that the unit is DOWN, while it was hurt."""
+def _blow(dealt: Dealt, flips: Sequence[Flip], drill: Drill) -> Blow:
+    """A step with its discovery: the first word of any gate that the unit is DOWN, while it was hurt. Other
+    routers do not tell.
+    """
     step, fault = dealt.step, FAULTS[dealt.step.fault]
     until = dealt.healed_at or float("inf")
     # Events tell whole milliseconds.
@@ -137,7 +139,7 @@ def _blow(dealt: Dealt, flips: Sequence[Flip]) -> Blow:
         unit=step.unit,
         at=dealt.at,
         healed_at=dealt.healed_at,
-        must_down=fault.takes_down,
+        must_down=fault.takes_down and drill.topology.router == "cellgate",
         down_at=next(downs, None),
     )
 
