@@ -139,7 +139,7 @@ def _compared(live: LiveCache, made: Plan, shape: Shape) -> str:
 
 
 def _scale(shape: Shape, index: Path) -> float:
-    """By how much weights are larger than what is reckoned, by the size of their files; 1 without an index."""
+    """By how much weights are larger than reckoned, going by the size of their files; 1 without an index."""
     if not index.is_file():
         return 1.0
     total = _json(index).get("metadata", {}).get("total_size")
