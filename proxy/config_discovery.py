@@ -90,8 +90,15 @@ _CHECKS: dict[str, Any] = {
     "period_s": values.seconds,
 }
 
+
+def _default(key: str) -> object:
+    """What the sources that have this key take for it, where they agree; only shown."""
+    given = {f.default for kind in SOURCES.values() for f in dataclasses.fields(kind) if f.name == key}
+    return given.pop() if len(given) == 1 and MISSING not in given else None
+
+
 _fields: dict[str, Any] = {"from": (_given(_source), ...)}
-_fields |= {key: (_given(check), None) for key, check in _CHECKS.items()}
+_fields |= {key: (_given(check), _default(key)) for key, check in _CHECKS.items()}
 _fields["unit"] = (LikeKeys, None)
 DiscoverKeys = create_model("DiscoverKeys", __base__=Keys, **_fields)
 
