@@ -65,6 +65,8 @@ def _check(args: argparse.Namespace) -> int:
         _check_redis(settings.redis)
     where = f"listens on {settings.listen}, admin on {settings.admin}"
     print(f"{args.config or 'flags'}: good; {where}, policy {settings.policy}")
+    if settings.sources:
+        print("units are discovered as well:", ", ".join(source.title for source in settings.sources))
     from proxy.cli_times import times_text  # Late, because it asks the gate's own modules.
 
     print(fleet_table(settings.fleet), times_text(settings.fleet, settings.rules), sep="\n\n")
