@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 READY := @flock Makefile $(MAKE) -s --no-print-directory
 
 .PHONY: help run test check format vllm-units bench failover soak detection never-shot restart cut-off \
-	probe-cost vllm-detection replay peers drill drill-vllm drill-peers \
+	rolling-update probe-cost vllm-detection replay peers drill drill-vllm drill-peers \
 	lock clean apt
 
 help:           ## this list
@@ -60,6 +60,10 @@ never-shot:     ## ten minutes of all that looks like trouble and is none, then 
 	$(READY) .venv/run.ready
 	@$(BIN)/python -m loadtests.never_shot
 	@$(BIN)/python -m loadtests.never_shot --slow
+
+rolling-update: ## a LeaderWorkerSet is updated group by group under load, and loses a follower's pod
+	$(READY) .venv/dev.ready
+	@$(BIN)/python -m loadtests.rolling_update
 
 restart:        ## a leader starts anew faster than any probe looks: a canary must come before requests
 	$(READY) .venv/run.ready
