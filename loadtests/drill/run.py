@@ -66,11 +66,15 @@ class Hand:
         for thread in self._threads:
             thread.start()
 
-    def finish(self) -> None:
-        """Deal no more, wait for what is being healed. Raises RuntimeError with what failed first."""
+    def stop(self) -> None:
+        """Deal no more, heal no more, wait for what is being done."""
         self.over.set()
         for thread in self._threads:
             thread.join()
+
+    def finish(self) -> None:
+        """Stop. Raises RuntimeError with what failed first."""
+        self.stop()
         if self.errors:
             raise RuntimeError(f"a fault could not be dealt or undone: {self.errors[0]}") from self.errors[0]
 
@@ -85,7 +89,8 @@ class Hand:
             if step.unit is None and step.heal_after_s is None:
                 dealt.healed_at = time.time()
             if step.heal_after_s is not None:
-                self.over.wait(dealt.at + step.heal_after_s - time.time())
+                if self.over.wait(dealt.at + step.heal_after_s - time.time()):
+                    return
                 fault.heal(aim)
                 dealt.healed_at = time.time()
         except Exception as error:  # Told by `finish`.
@@ -101,7 +106,7 @@ def run(drill: Drill, folder: Path) -> Run:
         locust = stack.enter_context(load.running(drill, fleet.url, folder))
         began_at = time.time()
         hand = Hand(fleet, time.monotonic())
-        stack.callback(hand.over.set)
+        stack.callback(hand.stop)
         hand.deal(drill.steps())
         _wait(locust, hand)
         hand.finish()
