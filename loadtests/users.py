@@ -21,7 +21,7 @@ RETRY_S = 0.5
 class Users:
     """An async context manager: inside, `count` users ask what `draw` gives them; leaving it waits for all
     that they have asked. `seed` makes each user's questions the same every time; they begin
-    within `ramp_s`.
+    within `ramp_s`, and keep their connections or not.
     """
 
     def __init__(
@@ -32,6 +32,7 @@ class Users:
         *,
         seed: int = 0,
         ramp_s: float = RAMP_S,
+        keep_connections: bool = True,
     ) -> None:
         self.answers: list[Answer] = []
         self._url = url
@@ -39,11 +40,12 @@ class Users:
         self._draw = draw
         self._seed = seed
         self._ramp_s = ramp_s
+        self._keep_connections = keep_connections
         self._over = asyncio.Event()
         self._http: aiohttp.ClientSession
 
     async def __aenter__(self) -> Self:
-        self._http = session()
+        self._http = session(keep_connections=self._keep_connections)
         rngs = (random.Random(f"{self._seed} {number}") for number in range(self._count))
         self._tasks = [asyncio.create_task(self._use(rng)) for rng in rngs]
         return self

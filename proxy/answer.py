@@ -64,7 +64,7 @@ class Answer:
 
     def closes_client(self) -> bool:
         """Whether the head being written must say that the connection ends with this answer."""
-        self.closes = self.closes or self._gate.is_stopping()
+        self.closes = self.closes or self._gate.is_leaving()
         return self.closes
 
     def relayed(self, relay: Relay) -> None:

@@ -6,63 +6,187 @@ import asyncio
 import gc
 import os
 import random
-import signal
+import socket
 import ssl
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import uvloop
 
 from proxy.config import ConfigError
 from proxy.discovery.follow import Discovery
 from proxy.discovery.start import discover
-from proxy.gate import Gate
+from proxy.gate import BACKLOG, Gate
+from proxy.handover.inheritance import Inheritance, inherit
+from proxy.handover.successor import HandoverError, Listeners, hand_over
+from proxy.handover.view import View, drained, view_of
 from proxy.large import LargeBodies
-from proxy.recovery.recovery import Recovery
+from proxy.life import Life
 from proxy.recovery.start import attend
 from proxy.report.access_log import AccessLog, stdout_sink
 from proxy.report.admin import AdminView
 from proxy.report.admin_port import AdminPort
 from proxy.report.bulletin import Bulletin
 from proxy.report.collectors import AgentCheckMetrics
-from proxy.report.events import EventLog
+from proxy.report.events import Action, EventLog
 from proxy.report.haproxy_agent import HaproxyAgent
 from proxy.report.log import configure, log_line
 from proxy.report.redis_link import RedisLink
 from proxy.report.redis_start import share
+from proxy.service_manager import notify
 from proxy.settings import Address, Settings, Tls
+from proxy.wire.listeners import listen
+
+WARM_LOOK_S = 0.05
+LISTEN, ADMIN, AGENT_CHECK = "listen", "admin", "agent_check"
 
 Reload = Callable[[], Settings]
 
 
 def serve(settings: Settings, reload: Reload) -> int:
-    """Run a gate until it is told to stop; returns the exit code. Raises OSError when it cannot listen.
+    """Run a gate until it is told to stop; returns the exit code. What signals mean: proxy/life.py.
 
-    SIGTERM: stop in good order; a second one, or SIGINT: stop now. SIGHUP: read the units anew.
+    Raises OSError when it cannot listen, NoInheritanceError when what a gate before it promised did not come.
     """
     configure("json" if settings.access_log == "json" else "console")
-    return uvloop.run(_serve(settings, reload))
+    return uvloop.run(_serve(settings, reload, inherit()))
 
 
-async def _serve(settings: Settings, reload: Reload) -> int:
-    loop = asyncio.get_running_loop()
-    large = LargeBodies()
-    events = EventLog(time.time, settings.rules.passes)
-    bulletin = Bulletin()
-    gate = Gate(
-        settings,
-        loop,
-        random.Random(),
-        events=events,
-        access_log=AccessLog(settings.access_log, stdout_sink(), time.time),
-        read_large=large.read,
-        publish=bulletin.publish,
-        unit_tls=unit_context(settings.tls),
-    )
-    view = AdminView(
+async def _serve(settings: Settings, reload: Reload, heritage: Inheritance | None) -> int:
+    listeners = await _listeners(settings, heritage)
+    app = App(settings, reload, listeners)
+    try:
+        await app.open(heritage)
+        _calm_the_collector()
+        await app.run()
+    finally:
+        await app.close()
+    return 0
+
+
+class App:
+    """All the parts of one gate. `listeners` are what it accepts on, by purpose and address."""
+
+    def __init__(self, settings: Settings, reload: Reload, listeners: Listeners) -> None:
+        self._settings = settings
+        self._reload = reload
+        self._listeners = listeners
+        self._large = LargeBodies()
+        self._events = EventLog(time.time, settings.rules.passes)
+        bulletin = Bulletin()
+        gate = self._gate = Gate(
+            settings,
+            asyncio.get_running_loop(),
+            random.Random(),
+            events=self._events,
+            access_log=AccessLog(settings.access_log, stdout_sink(), time.time),
+            read_large=self._large.read,
+            publish=bulletin.publish,
+            unit_tls=unit_context(settings.tls),
+        )
+        self._admin = AdminPort(_view(gate, settings), bulletin)
+        self._agent = HaproxyAgent(gate.board, gate.now, gate.is_stopping, gate.peers.trusts, gate.balancers)
+        self._link: RedisLink | None = None
+        self._discovery: Discovery | None = None
+        self._recovery = attend(gate, webhook_context(settings.tls))
+        # Now, since an untimely SIGUSR2 would end a process that does not know it.
+        self._life = Life(gate, settings.timeouts, self._take_settings, self._hand_over)
+
+    async def open(self, heritage: Inheritance | None) -> None:
+        """Watch the units, and accept clients: at once, or once it knows what was known before it."""
+        gate, settings = self._gate, self._settings
+        gate.begin()
+        self._discovery = discover(gate)
+        self._link = share(gate, settings.redis) if settings.redis is not None else None
+        if heritage is not None:
+            self._recovery.take_over(heritage.courses)
+            await self._get_warm(heritage.view)
+        await gate.listen(client_context(settings.tls), self._listening_for(LISTEN))
+        await self._admin.open(self._listening_for(ADMIN))
+        if settings.agent_check is not None:
+            await self._agent.start(self._listening_for(AGENT_CHECK))
+            gate.metrics.include(AgentCheckMetrics(self._agent))
+        self._announce()
+        if heritage is None:
+            notify("READY=1")
+        else:
+            for unit in await heritage.accept():
+                gate.set_drain(unit, True)
+
+    async def run(self) -> None:
+        """Returns when the gate has stopped."""
+        await self._life.run()
+
+    async def close(self) -> None:
+        """End every part."""
+        if self._discovery is not None:
+            await self._discovery.close()
+        await self._recovery.close()
+        if self._link is not None:
+            await self._link.close()
+        self._agent.close()
+        self._events.close()
+        await self._admin.close()
+        self._large.close()
+
+    async def _get_warm(self, view: View) -> None:
+        """Know of each unit what was known before, and have heard of each that is used."""
+        may_come = bool(self._settings.sources)
+        view.apply(self._gate.board)
+        # By then the gate before it has given it up; unless that is gone, and there is nobody but this one.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.timeouts.handover_s):
+                while not view.is_warm(self._gate.board, may_come=may_come):
+                    await asyncio.sleep(WARM_LOOK_S)
+                    view.apply(self._gate.board)
+
+    async def _hand_over(self) -> bool:
+        """Whether there is a successor now."""
+        board = self._gate.board
+
+        def known() -> dict[str, Any]:
+            return {"view": view_of(board), "courses": self._recovery.hand_over()}
+
+        log_line("info", "handing over: a successor is started")
+        try:
+            limit_s = self._settings.timeouts.handover_s
+            pid = await hand_over(self._listeners, known, lambda: drained(board), limit_s)
+        except HandoverError as error:
+            self._recovery.go_on()
+            self._events.add(Action("handover_failed", "SIGUSR2", detail=f"{error}; this gate goes on"))
+            return False
+        notify(f"MAINPID={pid}", "READY=1")
+        self._admin.retire()
+        self._agent.retire()
+        self._events.add(Action("handover", "SIGUSR2", detail=f"process {pid} accepts clients"))
+        return True
+
+    def _take_settings(self) -> None:
+        try:
+            settings = self._reload()
+        except ConfigError as error:
+            problems = "; ".join(error.problems)
+            log_line("error", f"reload refused, the units stay as they were: {problems}")
+            return
+        self._gate.reload(settings)
+        self._recovery.configure(settings.remedies)
+
+    def _listening_for(self, purpose: str) -> Sequence[socket.socket]:
+        return next(found for name, found in self._listeners.items() if name.startswith(purpose))
+
+    def _announce(self) -> None:
+        host, port = self._admin.address
+        names = ", ".join(f"{desk.unit.name} ({desk.unit.url})" for desk in self._gate.board)
+        listening = f"{self._settings.listen.host}:{self._gate.port}"
+        log_line("info", f"listening on {listening}, admin on {host}:{port}, units: {names}")
+
+
+def _view(gate: Gate, settings: Settings) -> AdminView:
+    return AdminView(
         board=gate.board,
-        events=events,
+        events=gate.events,
         metrics=gate.metrics,
         now=gate.now,
         stopping=gate.is_stopping,
@@ -72,78 +196,19 @@ async def _serve(settings: Settings, reload: Reload) -> int:
         due_s=lambda unit, probe: gate.watch.due_s(unit, probe, gate.now()),
         waiting=lambda: len(gate.router.waiting),
     )
-    admin = AdminPort(view, bulletin)
-    agent = HaproxyAgent(gate.board, gate.now, gate.is_stopping, gate.peers.trusts, gate.balancers)
-    link: RedisLink | None = None
-    discovery: Discovery | None = None
-    recovery: Recovery | None = None
-    try:
-        with _binding(settings.admin):
-            await admin.open(settings.admin)
-        with _binding(settings.listen):
-            await gate.start(client_context(settings.tls))
-        discovery = discover(gate)
-        if (place := settings.agent_check) is not None:
-            with _binding(place):
-                await agent.start(place.host, place.port)
-            gate.metrics.include(AgentCheckMetrics(agent))
-        link = share(gate, settings.redis) if settings.redis is not None else None
-        recovery = attend(gate, webhook_context(settings.tls))
-        _announce(gate, admin)
-        _calm_the_collector()
-        await _until_stopped(gate, recovery, loop, reload)
-    finally:
-        if discovery is not None:
-            await discovery.close()
-        if recovery is not None:
-            await recovery.close()
-        if link is not None:
-            await link.close()
-        agent.close()
-        events.close()
-        await admin.close()
-        large.close()
-    return 0
 
 
-async def _until_stopped(
-    gate: Gate, recovery: Recovery, loop: asyncio.AbstractEventLoop, reload: Reload
-) -> None:
-    hurry, gently = asyncio.Event(), asyncio.Event()
-
-    def terminate() -> None:
-        (hurry if gently.is_set() else gently).set()
-
-    def hang_up() -> None:
-        try:
-            settings = reload()
-            gate.reload(settings)
-            recovery.configure(settings.remedies)
-        except ConfigError as error:
-            log_line("error", f"reload refused, the units stay as they were: {'; '.join(error.problems)}")
-
-    loop.add_signal_handler(signal.SIGTERM, terminate)
-    loop.add_signal_handler(signal.SIGINT, hurry.set)
-    loop.add_signal_handler(signal.SIGHUP, hang_up)
-    asked = [loop.create_task(event.wait()) for event in (gently, hurry)]
-    await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
-    timeouts = gate.settings.timeouts
-    if not hurry.is_set():
-        delay, drain = timeouts.drain_delay_s, timeouts.drain_s
-        log_line(
-            "info",
-            f"stopping: not ready, accepting for {delay:g} s more, then answers end within {drain:g} s",
-        )
-        stopping = loop.create_task(gate.stop(delay_s=delay, drain_s=drain))
-        await asyncio.wait([stopping, asked[1]], return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        with suppress(asyncio.CancelledError):
-            await stopping
-    if hurry.is_set():
-        log_line("info", "stopping now: connections are cut")
-        await gate.stop(delay_s=0.0, drain_s=0.0)
-    for task in asked:
-        task.cancel()
+async def _listeners(settings: Settings, heritage: Inheritance | None) -> Listeners:
+    """What to accept on: inherited, where the address is the same, or new. Raises OSError."""
+    wanted = {LISTEN: settings.listen, ADMIN: settings.admin, AGENT_CHECK: settings.agent_check}
+    found: dict[str, Sequence[socket.socket]] = {}
+    for purpose, address in wanted.items():
+        if address is not None:
+            name = f"{purpose} {address}"
+            inherited = heritage.take(name) if heritage is not None else []
+            with _binding(address):
+                found[name] = inherited or await listen(address, BACKLOG)
+    return found
 
 
 @contextmanager
@@ -154,13 +219,6 @@ def _binding(address: Address) -> Iterator[None]:
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
         raise OSError(error.errno, reason, str(address)) from error
-
-
-def _announce(gate: Gate, admin: AdminPort) -> None:
-    host, port = admin.address
-    names = ", ".join(f"{desk.unit.name} ({desk.unit.url})" for desk in gate.board)
-    listen = gate.settings.listen
-    log_line("info", f"listening on {listen.host}:{gate.port}, admin on {host}:{port}, units: {names}")
 
 
 def _calm_the_collector() -> None:

@@ -50,10 +50,14 @@ def _failed(why: str) -> int:
 
 def _serve(args: argparse.Namespace) -> int:
     settings = _load(args)
-    from proxy.app import serve  # Late, so that the other commands do not wait for it.
+    # Late, so that the other commands do not wait for it.
+    from proxy.app import serve
+    from proxy.handover.inheritance import NoInheritanceError
 
     try:
         return serve(settings, partial(_load, args))
+    except NoInheritanceError as error:
+        return _failed(str(error))
     except OSError as error:
         where = f" on {error.filename}" if error.filename else ""
         return _failed(f"cannot listen{where}: {error.strerror or error}")

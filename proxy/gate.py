@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socket
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 from policies import POLICIES
@@ -35,6 +36,7 @@ from proxy.settings import Settings
 from proxy.vigil import Vigil
 from proxy.watch import Watch
 from proxy.wire.downstream import ClientConnection
+from proxy.wire.listeners import Entrance
 from proxy.wire.memory import BodyMemory
 from proxy.wire.pool import Pool
 from proxy.wire.reach import Reach
@@ -54,6 +56,8 @@ BACKLOG = 4096
 kernel's own limit is as high (net.core.somaxconn).
 """
 COOL_S = 1.0
+LINGER_S = 0.5
+"""How long a gate that stops keeps connections without a request: one may be on its way."""
 
 Publish = Callable[[bool, bytes, bytes], None]
 ReadLarge = Callable[[bytes], Awaitable[Ask | Failure]]
@@ -121,11 +125,12 @@ class Gate:
         self._read_large = read_large
         self._publish = publish
         self._telling = False
-        self._server: asyncio.Server | None = None
+        self._entrance = Entrance(loop, lambda: ClientConnection(self))
         self._tick_handle: asyncio.TimerHandle | None = None
         self._due = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
+        self._handed_over = False
         self._empty = asyncio.Event()
         self._room_noted = False
 
@@ -133,19 +138,24 @@ class Gate:
 
     async def start(self, tls: ssl.SSLContext | None = None) -> None:
         """Listen and begin to watch the units. Raises OSError when the address cannot be had."""
-        host, port = self.settings.listen.host, self.settings.listen.port
-        self._server = await self._loop.create_server(
-            lambda: ClientConnection(self), host, port, ssl=tls, backlog=BACKLOG
-        )
+        await self.listen(tls)
+        self.begin()
+
+    async def listen(
+        self, tls: ssl.SSLContext | None = None, listeners: Sequence[socket.socket] = ()
+    ) -> None:
+        """Accept clients: on `listeners`, where they are open already. Raises OSError."""
+        await self._entrance.open(self.settings.listen, listeners, tls, BACKLOG)
+
+    def begin(self) -> None:
+        """Watch the units."""
         self.configure(self.settings.fleet)
         self._schedule_tick()
 
     @property
     def port(self) -> int:
         """The port listened on."""
-        assert self._server is not None
-        port: int = self._server.sockets[0].getsockname()[1]
-        return port
+        return self._entrance.port
 
     def configure(self, fleet: Fleet) -> str:
         """Take over a fleet, at start or while running; requests in flight go on. Says what changed."""
@@ -167,10 +177,22 @@ class Gate:
         self._stopping = True
         self._tell()
         await asyncio.sleep(delay_s)
-        if self._server is not None:
-            self._server.close()
+        if drain_s > 0.0:
+            await self._entrance.close_politely()
         for client in list(self.clients):
-            client.close_if_idle()
+            client.leave_if_idle(LINGER_S)
+        await self._end(drain_s)
+
+    async def leave_to_successor(self, *, drain_s: float) -> None:
+        """Another process accepts from the same queue now: let answers end for up to `drain_s`, then end.
+
+        Connections without a request are left alone: who sends the next one is answered, and told to close.
+        """
+        self._handed_over = True
+        await self._end(drain_s)
+
+    async def _end(self, drain_s: float) -> None:
+        self._entrance.close()
         with suppress(TimeoutError):
             async with asyncio.timeout(drain_s):
                 await self._empty.wait()
@@ -218,8 +240,12 @@ class Gate:
         )
 
     def is_stopping(self) -> bool:
-        """True once the gate has begun to stop: answers close their connections."""
+        """True once the gate has begun to stop, and says so to whoever asks."""
         return self._stopping
+
+    def is_leaving(self) -> bool:
+        """True once answers close their connections: it stops, or a successor accepts in its place."""
+        return self._stopping or self._handed_over
 
     # -- for exchanges -------------------------------------------------------------------------------------
 
@@ -375,7 +401,7 @@ class Gate:
         self.orca.refresh(now)
         if len(self.router.waiting):
             self.router.tick(now)
-        if self._stopping and not self.clients:
+        if self.is_leaving() and not self.clients:
             self._empty.set()
         self._access_log.flush()
         self._tell()

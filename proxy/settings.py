@@ -55,7 +55,8 @@ class Timeouts:
 
     connect_s (3); head_hold_s (10): after it the client of a stream gets a head and comments while the
     request stays re-dispatchable; answer_s (600): from dispatch to commit, the last resort behind the judge;
-    drain_delay_s (5): how long a stopping gate goes on accepting; drain_s (300): how long streams may finish.
+    drain_delay_s (5): how long a stopping gate goes on accepting; drain_s (300): how long streams may finish;
+    handover_s (30): how long a successor may take until it accepts clients.
     """
 
     connect_s: float = 3.0
@@ -63,6 +64,7 @@ class Timeouts:
     answer_s: float = 600.0
     drain_delay_s: float = 5.0
     drain_s: float = 300.0
+    handover_s: float = 30.0
 
 
 @dataclass(frozen=True, slots=True)

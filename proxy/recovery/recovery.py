@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from proxy.recovery.dossier import dossier
@@ -78,6 +78,25 @@ class Recovery:
             task = asyncio.get_running_loop().create_task(work)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+
+    def hand_over(self) -> dict[str, Any]:
+        """Begin nothing more, and say what is remembered of each unit, ready for JSON."""
+        self.is_over = True
+        return {unit: asdict(course) for unit, course in self.courses.items()}
+
+    def go_on(self) -> None:
+        """There is no successor after all."""
+        self.is_over = False
+
+    def take_over(self, known: Mapping[str, Any]) -> None:
+        """Remember what another gate did, which ends by itself what it has begun."""
+        courses = {unit: Course(**fields) for unit, fields in known.items()}
+        now = self._ports.now()
+        for unit, course in courses.items():
+            remedy = self._remedies.get(course.cell)
+            if remedy is not None and course.is_running:
+                courses[unit] = ended(course, remedy, now, cancelled=False)
+        self.courses = courses
 
     async def close(self) -> None:
         """Begin nothing more; what is running is ended, and recorded as that."""

@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
+from collections.abc import Sequence
+from contextlib import suppress
 
 from proxy.report.admin import AdminView, admin_runner
 from proxy.report.bulletin import Bulletin
+from proxy.report.herald import RETIRE
 from proxy.report.log import log_line
-from proxy.settings import Address
 
 BACKLOG = 128
 RESTART_S = 1.0
@@ -32,10 +34,10 @@ class AdminPort:
         self._arriving: set[asyncio.Task[None]] = set()
         self._keeper: asyncio.Task[None] | None = None
 
-    async def open(self, address: Address) -> None:
-        """Listen. Raises OSError when the address cannot be had."""
+    async def open(self, listeners: Sequence[socket.socket]) -> None:
+        """Answer on these."""
         await self._runner.setup()
-        self._listeners = await _listeners(address, self._loop)
+        self._listeners = list(listeners)
         self._door, self._doorstep = socket.socketpair()
         self._door.setblocking(False)
         self._loop.add_reader(self._door, self._receive)
@@ -53,10 +55,17 @@ class AdminPort:
         """The process at the door."""
         return self._herald.pid
 
+    def retire(self) -> None:
+        """Accept no more: another process answers on the same listeners. Who is connected is answered."""
+        self._stop_listening()
+        if self._keeper is not None:
+            self._keeper.cancel()
+        with suppress(OSError):
+            self._door.send(RETIRE)
+
     async def close(self) -> None:
         """Stop listening, and end what is open."""
-        for listener in self._listeners:
-            listener.close()
+        self._stop_listening()
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.wait([self._keeper])
@@ -67,6 +76,10 @@ class AdminPort:
         await asyncio.gather(*self._arriving)
         await self._runner.cleanup()
         self._bulletin.close()
+
+    def _stop_listening(self) -> None:
+        for listener in self._listeners:
+            listener.close()
 
     async def _start_herald(self) -> asyncio.subprocess.Process:
         fds = [self._bulletin.fd, self._doorstep.fileno(), *(each.fileno() for each in self._listeners)]
@@ -107,26 +120,3 @@ class AdminPort:
         except OSError:
             # It has left meanwhile.
             sock.close()
-
-
-async def _listeners(address: Address, loop: asyncio.AbstractEventLoop) -> list[socket.socket]:
-    """A listener on each address that the host's name stands for. Raises OSError."""
-    found = await loop.getaddrinfo(
-        address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )
-    listeners: list[socket.socket] = []
-    try:
-        for family, kind, protocol, _, place in dict.fromkeys(found):
-            listener = socket.socket(family, kind, protocol)
-            listeners.append(listener)
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            listener.bind(place)
-            listener.listen(BACKLOG)
-            listener.setblocking(False)
-    except BaseException:
-        for listener in listeners:
-            listener.close()
-        raise
-    return listeners

@@ -41,6 +41,8 @@ ActionKind = Literal[
     "recovery_held",
     "recovery_gave_up",
     "recovery_unrecorded",
+    "handover",
+    "handover_failed",
 ]
 _LEVELS: dict[Verdict | ActionKind, Level] = {
     Verdict.SUSPECT: "warning",
@@ -56,6 +58,7 @@ _LEVELS: dict[Verdict | ActionKind, Level] = {
     "recovery_held": "warning",
     "recovery_gave_up": "error",
     "recovery_unrecorded": "error",
+    "handover_failed": "error",
 }
 
 
@@ -220,6 +223,8 @@ def _action_event(action: Action) -> Event:
         "recovered": f"unit {action.unit} is no longer degraded",
         "lag": "the gate itself lags",
         "own_trouble": "the gate itself is in trouble",
+        "handover": "handed over",
+        "handover_failed": "no hand-over",
         "recovery": f"recovering unit {action.unit}",
         "recovery_done": f"recovery of unit {action.unit}",
         "recovery_failed": f"recovery of unit {action.unit} failed",

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Sequence
 from typing import cast
 
 from proxy.report.balancers import Balancers
@@ -45,22 +46,26 @@ class HaproxyAgent:
         self._may_ask = may_ask
         self._balancers = balancers
         self._speaker = Speaker()
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
         self._visitors: set[_Visitor] = set()
         kinds = (*(stand.value for stand in Stand), "unknown", "malformed", "refused", "too_many")
         self.counts = dict.fromkeys(kinds, 0)
 
-    async def start(self, host: str, port: int) -> int:
-        """Listen; returns the port. Raises OSError when the address cannot be had."""
+    async def start(self, listeners: Sequence[socket.socket]) -> None:
+        """Answer on these."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: _Visitor(self, loop), host, port)
-        chosen: int = self._server.sockets[0].getsockname()[1]
-        return chosen
+        for listener in listeners:
+            self._servers.append(await loop.create_server(lambda: _Visitor(self, loop), sock=listener))
+
+    def retire(self) -> None:
+        """Accept no more: another process answers on the same listeners. Who is connected is answered."""
+        servers, self._servers = self._servers, []
+        for server in servers:
+            server.close()
 
     def close(self) -> None:
         """Listen no more. HAProxy keeps what it was told last, which for a gate that stops is `drain`."""
-        if self._server is not None:
-            self._server.close()
+        self.retire()
         for visitor in list(self._visitors):
             visitor.leave()
 

@@ -3,7 +3,8 @@
 1. It looks at what a connection sends before it takes it. Whatever is not a plain question for one of the two
    stays unread, and the connection goes to the gate, for good.
 2. What it says is what the gate last published, or that the gate has published nothing for too long.
-3. Connections are bounded in number and in silence. It ends when the gate's process does.
+3. Connections are bounded in number and in silence. It ends when the gate's process does. Told to retire, it
+   accepts no more, answers those who are connected once more each, and goes on until then.
 4. It imports the standard library alone, and with that starts in 0.1 s and takes 15 MB.
 """
 
@@ -34,6 +35,8 @@ HELD_MAX = 256
 """Connections. Whoever comes when all are taken gets the place of the one that has been quiet longest."""
 IDLE_S = 75.0
 SWEEP_S = 1.0
+RETIRE = b"r"
+"""What the gate says to it when another gate answers on the same listeners."""
 _PEEK_BYTES = 8 * 1024
 _PHRASES = {200: "OK", 503: "Service Unavailable"}
 
@@ -68,6 +71,7 @@ class Herald:
         # In the order of their last sign of life.
         self._visitors: dict[_Visitor, None] = {}
         self._swept_at = clock()
+        self._retired = False
 
     def run(self) -> None:
         """Answer until the gate is gone."""
@@ -76,11 +80,29 @@ class Herald:
         self._selector.register(self._gate, selectors.EVENT_READ)
         while True:
             for key, _ in self._selector.select(SWEEP_S):
-                if key.data is None:
+                if key.data is not None:
+                    key.data()
+                elif self._said() == RETIRE:
+                    self._retire()
+                else:
                     self._close()
                     return
-                key.data()
             self._sweep()
+
+    def _said(self) -> bytes:
+        """What the gate says; nothing: it is gone."""
+        try:
+            return self._gate.recv(len(RETIRE))
+        except OSError:
+            return b""
+
+    def _retire(self) -> None:
+        self._retired = True
+        for listener in self._listeners:
+            if listener in self._selector.get_map():
+                self._selector.unregister(listener)
+            listener.close()
+        self._listeners = ()
 
     def _listen(self) -> None:
         for listener in self._listeners:
@@ -126,7 +148,7 @@ class Herald:
         if asked is not None:
             visitor.sock.recv(asked.size)
             visitor.unsent = self._answer(asked)
-            visitor.keep_alive = asked.keep_alive
+            visitor.keep_alive = asked.keep_alive and not self._retired
             self._send(visitor)
             return
         if data:
@@ -182,7 +204,7 @@ class Herald:
             f"Date: {formatdate(usegmt=True)}\r\n"
             f"Content-Type: {content_type}\r\n"
             f"Content-Length: {len(body)}\r\n"
-            f"Connection: {'keep-alive' if asked.keep_alive else 'close'}\r\n"
+            f"Connection: {'keep-alive' if asked.keep_alive and not self._retired else 'close'}\r\n"
         )
         return head.encode() + lines + b"\r\n" + (b"" if asked.head_only else body)
 

@@ -253,10 +253,10 @@ class ClientConnection(asyncio.Protocol):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
         self._transport.abort()
 
-    def close_if_idle(self) -> None:
-        """Close a connection that has nothing in flight: the gate is stopping."""
+    def leave_if_idle(self, linger_s: float) -> None:
+        """Close a connection on which nothing is in flight and nothing comes for so long: the gate stops."""
         if self._exchange is None and self._reader.request is None and not self._queue:
-            self.close()
+            self.deadline = min(self.deadline, self._host.now() + linger_s)
 
     def tick(self, now: float) -> None:
         """Look at the clocks of this connection and of its exchange."""

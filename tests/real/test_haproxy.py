@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from proxy.settings import Address
+from proxy.wire.listeners import listen
 from router.nouns import Sign, Strength
 from router.slowness import Slowness
 from tests.real.asking import post, steadily, until
@@ -88,7 +90,7 @@ async def test_down_stays_until_up_is_said(tmp_path: Path) -> None:
                 one.tell(Sign.GOOD)
             await steadily(here.port, rps=20.0, seconds=1.0)
             assert here.servers()["gate1"].status == "DOWN (agent)"
-            await one.agent.start("127.0.0.1", one.agent_port)
+            await one.agent.start(await listen(Address("127.0.0.1", one.agent_port), 16))
             await until_server(here, "gate1", status="UP")
 
 

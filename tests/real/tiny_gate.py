@@ -12,7 +12,9 @@ from proxy.report.envoy_health import readyz_headers, response_line, unit_header
 from proxy.report.haproxy_agent import GATE, HaproxyAgent
 from proxy.report.orca import Orca
 from proxy.report.ready import readiness, unit_health
+from proxy.settings import Address
 from proxy.wire.heads import Fields
+from proxy.wire.listeners import listen
 from router.board import Board
 from router.nouns import Ask, Evidence, Fleet, Rules, Sign, Strength, Unit
 
@@ -100,7 +102,9 @@ async def listening(*gates: TinyGate) -> AsyncIterator[None]:
     for gate in gates:
         server = await asyncio.start_server(gate.visit, "127.0.0.1", 0)
         gate.port = server.sockets[0].getsockname()[1]
-        gate.agent_port = await gate.agent.start("127.0.0.1", 0)
+        listeners = await listen(Address("127.0.0.1", 0), 16)
+        gate.agent_port = listeners[0].getsockname()[1]
+        await gate.agent.start(listeners)
         servers.append(server)
         ticks.append(asyncio.create_task(gate.tick()))
     try:

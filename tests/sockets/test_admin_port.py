@@ -16,12 +16,13 @@ import uvloop
 
 from proxy.report import admin_port
 from proxy.report.admin import AdminView
-from proxy.report.admin_port import AdminPort
+from proxy.report.admin_port import BACKLOG, AdminPort
 from proxy.report.bulletin import Bulletin
 from proxy.report.events import EventLog
 from proxy.report.metrics import Metrics
 from proxy.report.peers import Peers
 from proxy.settings import Address
+from proxy.wire.listeners import listen
 from router.board import Board
 from router.nouns import Rules
 
@@ -38,7 +39,7 @@ def run(
         bulletin = Bulletin()
         port = AdminPort(_view(), bulletin)
         try:
-            await port.open(Address(host, 0))
+            await port.open(await listen(Address(host, 0), BACKLOG))
             bulletin.publish(True, b"ready\n")
             await test(port, bulletin)
         finally:
@@ -150,12 +151,43 @@ def test_it_listens_on_ipv6() -> None:
 
 def test_an_address_in_use_is_an_error() -> None:
     async def check(port: AdminPort, bulletin: Bulletin) -> None:
-        second = AdminPort(_view(), Bulletin())
         with pytest.raises(OSError, match="in use"):
-            await second.open(Address(*port.address))
-        await second.close()
+            await listen(Address(*port.address), BACKLOG)
 
     run(check)
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_one_that_retires_answers_who_is_there_and_leaves_the_rest_to_its_successor(
+    loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    async def check(port: AdminPort, bulletin: Bulletin) -> None:
+        mine = [socket.socket(fileno=os.dup(each.fileno())) for each in port._listeners]
+        connection = http.client.HTTPConnection(*port.address, timeout=10)
+        await asyncio.to_thread(_ask, connection, "/readyz")
+        port.retire()
+        await asyncio.sleep(0.2)
+        reply = await asyncio.to_thread(_ask, connection, "/readyz")
+        assert (reply.status, reply.headers["connection"]) == (200, "close")
+        successor = AdminPort(_view(), Bulletin())
+        await successor.open(mine)
+        try:
+            for _ in range(20):
+                assert await asyncio.to_thread(get, successor, "/readyz", "/units") == [
+                    (503, b'{"ready": false, "reason": "the gate is starting"}\n'),
+                    (200, b"[]\n"),
+                ]
+        finally:
+            await successor.close()
+
+    run(check, loop)
+
+
+def _ask(connection: http.client.HTTPConnection, path: str) -> http.client.HTTPResponse:
+    connection.request("GET", path)
+    reply = connection.getresponse()
+    reply.read()
+    return reply
 
 
 def _view() -> AdminView:

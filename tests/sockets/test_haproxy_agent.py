@@ -11,6 +11,8 @@ import pytest
 from proxy.report import haproxy_agent
 from proxy.report.balancers import Balancers
 from proxy.report.haproxy_agent import HaproxyAgent
+from proxy.settings import Address
+from proxy.wire.listeners import listen
 from router.board import Board
 from router.nouns import Evidence, Fleet, Rules, Sign, Strength, Unit
 from tests.wire.stage import live
@@ -58,7 +60,9 @@ class Port:
 async def port() -> AsyncIterator[Port]:
     """A port that listens."""
     here = Port()
-    here.port = await here.agent.start("127.0.0.1", 0)
+    listeners = await listen(Address("127.0.0.1", 0), 16)
+    here.port = listeners[0].getsockname()[1]
+    await here.agent.start(listeners)
     yield here
     here.agent.close()
 

@@ -1,0 +1,51 @@
+"""What a gate and its successor say to each other, over a pair of Unix sockets of which each has one.
+
+1. The successor says HELLO once it has read its configuration.
+2. The gate sends the listeners, and as JSON which is which and what it knows.
+3. The successor accepts clients, and says READY.
+4. The gate accepts no more, and sends what has changed since: units that were drained.
+
+Lengths come before documents, 4 bytes in network order. Whoever closes before the end has failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+VARIABLE = "CELLGATE_HANDOVER"
+"""Has the descriptor of the successor's socket."""
+HELLO, READY = b"h", b"r"
+FDS_MAX = 64
+ANSWER_S = 10.0
+"""How long a gate that lives may take to answer."""
+_LENGTH = struct.Struct("!I")
+
+
+async def send(sock: socket.socket, document: Any, listeners: Sequence[socket.socket] = ()) -> None:
+    """Send a document, and listeners along with it. Raises OSError."""
+    body = orjson.dumps(document)
+    # Descriptors go with the first bytes; these few always find room.
+    socket.send_fds(sock, [_LENGTH.pack(len(body))], [listener.fileno() for listener in listeners])
+    await asyncio.get_running_loop().sock_sendall(sock, body)
+
+
+def receive(sock: socket.socket) -> tuple[Any, list[socket.socket]]:
+    """Wait for a document and what comes along with it. Raises OSError, and ValueError when it is none."""
+    head, fds, _, _ = socket.recv_fds(sock, _LENGTH.size, FDS_MAX)
+    listeners = [socket.socket(fileno=fd) for fd in fds]
+    if len(head) < _LENGTH.size:
+        raise ConnectionError("the gate before has closed")
+    left, pieces = _LENGTH.unpack(head)[0], []
+    while left:
+        piece = sock.recv(min(left, 1 << 20))
+        if not piece:
+            raise ConnectionError("the gate before has closed")
+        pieces.append(piece)
+        left -= len(piece)
+    return orjson.loads(b"".join(pieces)), listeners

@@ -1,0 +1,69 @@
+"""The successor's side: what a gate that was started by another one gets from that."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import MutableMapping
+from contextlib import suppress
+from typing import Any
+
+import orjson
+
+from proxy.handover.channel import ANSWER_S, HELLO, READY, VARIABLE, receive
+from proxy.handover.view import VERSION, View
+
+
+class NoInheritanceError(Exception):
+    """What was to be inherited did not come."""
+
+
+class Inheritance:
+    """Listeners by name, `view`, and the attempts of recovery."""
+
+    def __init__(self, sock: socket.socket, document: Any, listeners: list[socket.socket]) -> None:
+        self._sock = sock
+        self._listeners: dict[str, list[socket.socket]] = {}
+        for name, count in document["listeners"].items():
+            self._listeners[name] = [listeners.pop(0) for _ in range(count)]
+        known = document["known"]
+        self.view = View(known["view"])
+        self.courses: dict[str, Any] = known["courses"] if known["view"]["version"] == VERSION else {}
+
+    def take(self, name: str) -> list[socket.socket]:
+        """The listeners of that name; none if there are none, as when the address is another one now."""
+        taken = self._listeners.pop(name, [])
+        for listener in taken:
+            listener.setblocking(False)
+        return taken
+
+    async def accept(self) -> list[str]:
+        """Say that clients are accepted. The units that are drained; nobody may be there to tell any more."""
+        for unwanted in self._listeners.values():
+            for listener in unwanted:
+                listener.close()
+        return await asyncio.to_thread(self._accept)
+
+    def _accept(self) -> list[str]:
+        drained: list[str] = []
+        with self._sock, suppress(OSError, ValueError):
+            self._sock.sendall(READY)
+            drained, _ = receive(self._sock)
+        return drained
+
+
+def inherit(environ: MutableMapping[str, str] = os.environ) -> Inheritance | None:
+    """What the gate that started this process gives, if one did. Raises NoInheritanceError."""
+    # Not for the processes that this one will start.
+    descriptor = environ.pop(VARIABLE, "")
+    if not descriptor:
+        return None
+    try:
+        sock = socket.socket(fileno=int(descriptor))
+        sock.set_inheritable(False)
+        sock.settimeout(ANSWER_S)
+        sock.sendall(HELLO)
+        return Inheritance(sock, *receive(sock))
+    except (OSError, ValueError, KeyError, IndexError, TypeError, orjson.JSONDecodeError) as error:
+        raise NoInheritanceError(f"{VARIABLE}={descriptor}: nothing can be taken over: {error!r}") from None

@@ -1,0 +1,89 @@
+"""The gate's side: starts a successor, gives it everything, and leaves only once that one is ready.
+
+Whatever goes wrong before that ends the successor, and the gate goes on as if nothing had been.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from proxy.handover.channel import HELLO, READY, VARIABLE, send
+
+Listeners = Mapping[str, Sequence[socket.socket]]
+"""By what they are for: `listen`, `admin`, `agent_check`, each followed by the address as configured."""
+
+
+class HandoverError(Exception):
+    """There is no successor. `str()` says why, for the operator."""
+
+
+async def hand_over(
+    listeners: Listeners, tell: Callable[[], Any], tell_last: Callable[[], Any], limit_s: float
+) -> int:
+    """Have a successor take over; its process id. Raises HandoverError.
+
+    `tell` gives what it is told at first, `tell_last` what it is told once it accepts clients.
+    """
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    with ours:
+        with theirs:
+            process = _start(theirs)
+        try:
+            async with asyncio.timeout(limit_s):
+                await _hear(ours, HELLO)
+                names = {name: len(sockets) for name, sockets in listeners.items()}
+                every = [each for sockets in listeners.values() for each in sockets]
+                await send(ours, {"listeners": names, "known": tell()}, every)
+                await _hear(ours, READY)
+        except (TimeoutError, OSError, asyncio.CancelledError) as error:
+            code = await asyncio.to_thread(_end, process)
+            if isinstance(error, asyncio.CancelledError):
+                raise
+            raise HandoverError(_why(error, code, limit_s)) from None
+        # It accepts clients: from here on there is no way back.
+        with suppress(OSError):
+            await send(ours, tell_last())
+    return process.pid
+
+
+def _start(theirs: socket.socket) -> subprocess.Popen[bytes]:
+    """The same command once more; new code, new configuration, if there is any."""
+    try:
+        return subprocess.Popen(
+            [sys.executable, *sys.orig_argv[1:]],
+            env={**os.environ, VARIABLE: str(theirs.fileno())},
+            pass_fds=[theirs.fileno()],
+        )
+    except OSError as error:
+        raise HandoverError(f"it could not be started: {error}") from None
+
+
+async def _hear(ours: socket.socket, word: bytes) -> None:
+    if await asyncio.get_running_loop().sock_recv(ours, 1) != word:
+        raise ConnectionError
+
+
+def _end(process: subprocess.Popen[bytes]) -> int | None:
+    """End a successor that is none; its own exit code, if it had ended by itself."""
+    with suppress(subprocess.TimeoutExpired):
+        # It has closed its end, most likely because it is just ending.
+        return process.wait(0.5)
+    process.kill()
+    process.wait()
+    return None
+
+
+def _why(error: BaseException, code: int | None, limit_s: float) -> str:
+    if code is not None:
+        return f"it ended with {code} before it was ready; what it said is in the log above"
+    if isinstance(error, TimeoutError):
+        return f"it was not ready within {limit_s:g} s and was killed"
+    return "it did not answer as a gate does and was killed"

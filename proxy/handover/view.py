@@ -1,0 +1,94 @@
+"""What a gate knows of its units, for its successor: so that this one is ready at once, and forgets no drain.
+
+Times are `loop.time()`, which is one clock for all processes of a machine. What is learnt by traffic alone
+(rates, prefixes) is learnt anew. A view of another version says nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from router.board import Board
+from router.desk import Desk
+from router.nouns import Case, Evidence, Sign, Strength, Verdict
+
+VERSION = 1
+SOURCE = "predecessor"
+
+Known = dict[str, Any]
+
+
+def view_of(board: Board) -> Known:
+    """What is known of all units."""
+    return {"version": VERSION, "units": [_unit(desk) for desk in board]}
+
+
+def drained(board: Board) -> list[str]:
+    """The names of the units that are drained."""
+    return [desk.unit.name for desk in board if desk.drained]
+
+
+def _unit(desk: Desk) -> Known:
+    case = desk.case
+    return {
+        "name": desk.unit.name,
+        "url": desk.unit.url,
+        "verdict": case.verdict.value,
+        "since": case.since,
+        "epochs": case.epochs,
+        "reborn": case.reborn,
+        "passes": case.passes,
+        "reason": case.because.reason if case.because is not None else "",
+        "drained": desk.drained,
+        "models": sorted(desk.models),
+        "engine": desk.engine,
+        "life_at": desk.life_at,
+        "risen_at": desk.risen_at,
+    }
+
+
+class View:
+    """What a predecessor knew, given to units as they come on the board."""
+
+    def __init__(self, known: Mapping[str, Any]) -> None:
+        is_read = known["version"] == VERSION
+        self._left: dict[str, Known] = {unit["name"]: unit for unit in known["units"]} if is_read else {}
+        self._used = [name for name, unit in self._left.items() if _was_usable(unit)]
+
+    def apply(self, board: Board) -> None:
+        """Give units that have come on the board since what was known of them."""
+        for name in self._left.keys() & board.desks.keys():
+            unit, desk = self._left.pop(name), board.desks[name]
+            if unit["url"] == desk.unit.url:
+                _take_over(desk, unit)
+
+    def is_warm(self, board: Board, *, may_come: bool) -> bool:
+        """Whether the gate may take the place of its predecessor: it uses a unit, if that one did, and has
+        heard of every unit that both use. `may_come`: units that are not on the board yet are waited for.
+        """
+        if not self._used:
+            return True
+        desks = [board.desks[name] for name in self._used if name in board.desks]
+        if may_come and len(desks) < len(self._used):
+            return False
+        heard = all(desk.heard_at > 0.0 for desk in desks if desk.is_usable())
+        return heard and any(desk.is_usable() for desk in board)
+
+
+def _was_usable(unit: Known) -> bool:
+    return unit["verdict"] in (Verdict.UP.value, Verdict.SUSPECT.value) and not unit["drained"]
+
+
+def _take_over(desk: Desk, unit: Known) -> None:
+    verdict, since = Verdict(unit["verdict"]), unit["since"]
+    sign = Sign.GOOD if verdict is Verdict.UP else Sign.BAD
+    because = Evidence(desk.unit.name, sign, Strength.STRONG, SOURCE, unit["reason"], since)
+    epochs = tuple((reader, reading) for reader, reading in unit["epochs"])
+    reborn = None if unit["reborn"] is None else (unit["reborn"][0], unit["reborn"][1])
+    desk.case = Case(verdict, since, epochs, reborn, passes=unit["passes"], because=because)
+    desk.drained = unit["drained"]
+    desk.life_at, desk.risen_at = unit["life_at"], unit["risen_at"]
+    # What is configured wins over what was found out.
+    desk.models = desk.models or frozenset(unit["models"])
+    desk.engine = desk.engine or unit["engine"]

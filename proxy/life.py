@@ -1,0 +1,114 @@
+"""From start to exit: what the signals mean.
+
+SIGTERM: stop in good order; a second one, or SIGINT: stop now. SIGHUP: read the configuration of units anew.
+SIGUSR2: start a successor; once that one accepts clients, let what is here end, and exit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Protocol
+
+from proxy.report.log import log_line
+from proxy.service_manager import notify
+from proxy.settings import Timeouts
+
+
+class Stoppable(Protocol):
+    """A gate, as far as its end is concerned."""
+
+    async def stop(self, *, delay_s: float, drain_s: float) -> None:
+        """Stop in good order."""
+        ...
+
+    async def leave_to_successor(self, *, drain_s: float) -> None:
+        """End what is here; another process accepts clients."""
+        ...
+
+
+class Life:
+    """Waits for signals and acts on them. `hand_over` says whether there is a successor now."""
+
+    def __init__(
+        self,
+        gate: Stoppable,
+        timeouts: Timeouts,
+        reload: Callable[[], None],
+        hand_over: Callable[[], Awaitable[bool]],
+    ) -> None:
+        self._gate = gate
+        self._timeouts = timeouts
+        self._hand_over = hand_over
+        self._loop = asyncio.get_running_loop()
+        self._gently, self._hurry, self._succeeded = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._handing_over: asyncio.Task[None] | None = None
+        handlers = {
+            signal.SIGTERM: self._terminate,
+            signal.SIGINT: self._hurry.set,
+            signal.SIGHUP: reload,
+            signal.SIGUSR2: self._begin_handing_over,
+        }
+        for number, handler in handlers.items():
+            self._loop.add_signal_handler(number, handler)
+
+    async def run(self) -> None:
+        """Returns when the gate has stopped."""
+        await self._first_of(self._gently, self._hurry, self._succeeded)
+        if self._handing_over is not None and not self._succeeded.is_set():
+            self._handing_over.cancel()
+            await asyncio.wait([self._handing_over])
+        timeouts = self._timeouts
+        if self._succeeded.is_set():
+            log_line("info", f"a successor accepts clients; answers here end within {timeouts.drain_s:g} s")
+            await self._unless_in_a_hurry(self._gate.leave_to_successor(drain_s=timeouts.drain_s))
+        elif not self._hurry.is_set():
+            delay_s, drain_s = timeouts.drain_delay_s, timeouts.drain_s
+            notify("STOPPING=1")
+            accepting = f"not ready, accepting for {delay_s:g} s more"
+            log_line("info", f"stopping: {accepting}, then answers end within {drain_s:g} s")
+            await self._unless_in_a_hurry(self._gate.stop(delay_s=delay_s, drain_s=drain_s))
+        if self._hurry.is_set():
+            log_line("info", "stopping now: connections are cut")
+            await self._gate.stop(delay_s=0.0, drain_s=0.0)
+
+    def _terminate(self) -> None:
+        is_ending = self._gently.is_set() or self._succeeded.is_set()
+        (self._hurry if is_ending else self._gently).set()
+
+    def _begin_handing_over(self) -> None:
+        if os.getpid() == 1:
+            # Its end is the end of the container, whoever else runs in it.
+            log_line("error", "no hand-over: this is process 1; start another gate, then send SIGTERM here")
+        elif self._gently.is_set() or self._succeeded.is_set():
+            log_line("warning", "no hand-over: this gate is stopping already")
+        elif self._handing_over is not None:
+            log_line("warning", "no other hand-over: there is one under way")
+        else:
+            self._handing_over = self._loop.create_task(self._try_to_hand_over())
+
+    async def _try_to_hand_over(self) -> None:
+        try:
+            if await self._hand_over():
+                self._succeeded.set()
+        finally:
+            self._handing_over = None
+
+    async def _unless_in_a_hurry(self, ending: Awaitable[None]) -> None:
+        """Wait for `ending`; a hurry ends it."""
+        task = asyncio.ensure_future(ending)
+        hurried = self._loop.create_task(self._hurry.wait())
+        await asyncio.wait([task, hurried], return_when=asyncio.FIRST_COMPLETED)
+        for each in (task, hurried):
+            each.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+    async def _first_of(self, *events: asyncio.Event) -> None:
+        waiting = [self._loop.create_task(event.wait()) for event in events]
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for task in waiting:
+            task.cancel()

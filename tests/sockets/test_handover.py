@@ -1,0 +1,275 @@
+"""A gate that hands over to a new process, and one that stops: nobody who connects is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from loadtests.handover import is_alive, send
+from loadtests.simunit.process import SimUnit
+from tests.sockets.test_gate_process import Stream, is_refusing, models
+from tests.wire.process import GateProcess, eventually
+
+STEP_MS = 4
+TIMEOUTS = {"drain_delay_s": 0, "drain_s": 20, "handover_s": 15}
+_SUCCESSOR = re.compile(r"process (\d+) accepts clients")
+
+
+@pytest.fixture(scope="module")
+def units() -> Iterator[dict[str, SimUnit]]:
+    started = SimUnit.start_all(["a", "b"], followers=0, step_ms=STEP_MS)
+    yield {unit.name: unit for unit in started}
+    for unit in started:
+        unit.stop()
+
+
+class Line(GateProcess):
+    """A gate and its successors, the last of which is `pid`."""
+
+    @property
+    def pids(self) -> list[int]:
+        return [self.process.pid, *map(int, _SUCCESSOR.findall(self.log))]
+
+    @property
+    def pid(self) -> int:
+        return self.pids[-1]
+
+    def hand_over(self) -> None:
+        before = len(self.pids)
+        send(self.pid, signal.SIGUSR2)
+        assert eventually(lambda: len(self.pids) > before or "no hand-over" in self.log), self.log
+        assert len(self.pids) == before + 1, self.log
+
+    def _end(self) -> None:
+        for pid in self.pids[1:]:
+            send(pid, signal.SIGKILL)
+        super()._end()
+
+
+def listens(pid: int, port: int) -> bool:
+    """Whether a process has a listener on this port."""
+    inodes = {
+        f"socket:[{line.split()[9]}]"
+        for line in Path("/proc/net/tcp").read_text().splitlines()[1:]
+        if line.split()[1].endswith(f":{port:04X}") and line.split()[3] == "0A"
+    }
+    return any(os.readlink(fd) in inodes for fd in Path(f"/proc/{pid}/fd").iterdir())
+
+
+def test_a_successor_takes_over_and_streams_go_on(units: dict[str, SimUnit], tmp_path: Path) -> None:
+    urls = {name: unit.url for name, unit in units.items()}
+    with Line(tmp_path, urls, timeouts=TIMEOUTS) as gate:
+        gate.until_up("a", "b")
+        assert gate.admin("POST", "/units/b/drain")[0] == 200
+        streams = [Stream(gate, tokens=1500) for _ in range(4)]
+        kept = gate.connect()
+        kept.request("GET", "/v1/models")
+        assert kept.getresponse().read()
+        gate.hand_over()
+        old, new = gate.pids
+        assert eventually(lambda: not listens(old, gate.port) and not listens(old, gate.admin_port))
+        assert listens(new, gate.port)
+        assert listens(new, gate.admin_port)
+        # What the operator said is not forgotten, and what was known is known at once.
+        known = gate.units()
+        assert (known["a"]["verdict"], known["b"]["drained"]) == ("up", True)
+        assert gate.admin("GET", "/readyz")[0] == 200
+        assert "connection" not in models(gate).headers
+        # Who kept a connection is answered on it by the old gate, and comes to the new one then.
+        kept.request("GET", "/v1/models")
+        reply = kept.getresponse()
+        assert (reply.status, reply.headers["connection"]) == (200, "close")
+        reply.read()
+        kept.close()
+        assert all(stream.rest() for stream in streams)
+        assert gate.exit_code() == 0
+        after = Stream(gate, tokens=2)
+        assert (after.unit, after.rest()) == ("a", True)
+        assert "Traceback" not in gate.log
+
+
+def test_several_in_a_row_while_requests_come(units: dict[str, SimUnit], tmp_path: Path) -> None:
+    with Line(tmp_path, {"a": units["a"].url}, timeouts=TIMEOUTS) as gate:
+        gate.until_up("a")
+        for _ in range(3):
+            stream = Stream(gate, tokens=300)
+            gate.hand_over()
+            assert models(gate).status == 200
+            assert stream.rest()
+        assert eventually(lambda: [is_alive(pid) for pid in gate.pids] == [False, False, False, True])
+        send(gate.pid, signal.SIGTERM)
+        assert eventually(lambda: not is_alive(gate.pid))
+        assert is_refusing(gate)
+
+
+def test_the_port_of_agent_checks_goes_along(units: dict[str, SimUnit], tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        place = probe.getsockname()
+
+    def word() -> bytes:
+        with socket.create_connection(place, timeout=5) as check:
+            check.sendall(b"gate\n")
+            return check.recv(200)
+
+    check = f"127.0.0.1:{place[1]}"
+    with Line(tmp_path, {"a": units["a"].url}, timeouts=TIMEOUTS, agent_check=check) as gate:
+        gate.until_up("a")
+        before = word()
+        gate.hand_over()
+        assert gate.exit_code() == 0
+        assert b"ready" in before
+        assert b"ready" in word()
+
+
+def test_a_successor_that_cannot_read_its_configuration_changes_nothing(
+    units: dict[str, SimUnit], tmp_path: Path
+) -> None:
+    with Line(tmp_path, {"a": units["a"].url}, timeouts=TIMEOUTS) as gate:
+        gate.until_up("a")
+        good = (tmp_path / "cellgate.yaml").read_text()
+        stream = Stream(gate, tokens=300)
+        (tmp_path / "cellgate.yaml").write_text("cells: nonsense\n")
+        gate.signal(signal.SIGUSR2)
+        assert eventually(lambda: "no hand-over" in gate.log)
+        assert "cells: expected a list, found 'nonsense'" in gate.log
+        assert "it ended with 2 before it was ready" in gate.log
+        assert stream.rest()
+        assert models(gate).headers.get("connection") is None
+        kinds = [event["kind"] for event in gate.admin("GET", "/events")[1]]
+        assert kinds[-1] == "handover_failed"
+        (tmp_path / "cellgate.yaml").write_text(good)
+        gate.signal(signal.SIGUSR2)
+        assert eventually(lambda: len(gate.pids) == 2)
+        assert models(gate).status == 200
+
+
+def test_a_successor_that_does_not_get_ready_is_killed(units: dict[str, SimUnit], tmp_path: Path) -> None:
+    timeouts = TIMEOUTS | {"handover_s": 3}
+    with Line(tmp_path, {"a": units["a"].url}, timeouts=timeouts) as gate:
+        gate.until_up("a")
+        # Its only unit is another one, and nobody is there.
+        gate.configure({"c": "http://127.0.0.1:1"})
+        gate.signal(signal.SIGUSR2)
+        assert eventually(lambda: "no hand-over: it was not ready within 3 s and was killed" in gate.log)
+        assert models(gate).status == 200
+        children = Path(f"/proc/{gate.pid}/task/{gate.pid}/children").read_text().split()
+        commands = [Path(f"/proc/{child}/cmdline").read_bytes() for child in children]
+        assert [b"herald" in command for command in commands] == [True]
+
+
+def test_a_successor_may_have_other_units(units: dict[str, SimUnit], tmp_path: Path) -> None:
+    with Line(tmp_path, {"a": units["a"].url}, timeouts=TIMEOUTS) as gate:
+        gate.until_up("a")
+        gate.configure({"b": units["b"].url})
+        gate.hand_over()
+        stream = Stream(gate, tokens=2)
+        assert (stream.unit, stream.rest()) == ("b", True)
+
+
+def test_one_that_stops_hands_nothing_over(units: dict[str, SimUnit], tmp_path: Path) -> None:
+    with Line(tmp_path, {"a": units["a"].url}, timeouts=TIMEOUTS) as gate:
+        gate.until_up("a")
+        stream = Stream(gate, tokens=300)
+        gate.signal(signal.SIGTERM)
+        assert eventually(lambda: "stopping: not ready" in gate.log)
+        gate.signal(signal.SIGUSR2)
+        assert eventually(lambda: "no hand-over: this gate is stopping already" in gate.log)
+        assert stream.rest()
+        assert gate.exit_code() == 0
+
+
+def test_sigterm_in_the_middle_of_a_hand_over_ends_both(units: dict[str, SimUnit], tmp_path: Path) -> None:
+    with Line(tmp_path, {"a": units["a"].url}, timeouts=TIMEOUTS) as gate:
+        gate.until_up("a")
+        gate.signal(signal.SIGUSR2)
+        assert eventually(lambda: "handing over" in gate.log)
+        gate.signal(signal.SIGTERM)
+        assert gate.exit_code() == 0
+        assert is_refusing(gate)
+        assert "Traceback" not in gate.log
+
+
+def test_systemd_is_told_who_is_the_main_process(
+    units: dict[str, SimUnit], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(15)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        with Line(tmp_path, {"a": units["a"].url}, timeouts=TIMEOUTS) as gate:
+            gate.until_up("a")
+            assert systemd.recv(100) == b"READY=1"
+            gate.hand_over()
+            assert systemd.recv(100) == b"MAINPID=%d\nREADY=1" % gate.pid
+            send(gate.pid, signal.SIGTERM)
+            assert systemd.recv(100) == b"STOPPING=1"
+
+
+# SIGTERM.
+
+
+@pytest.mark.parametrize("behind_a_hand_over", [False, True])
+def test_who_waits_to_be_accepted_when_the_gate_stops_is_answered(
+    units: dict[str, SimUnit], tmp_path: Path, behind_a_hand_over: bool
+) -> None:
+    body = json.dumps({"prompt": "Once", "max_tokens": 3})
+    with Line(tmp_path, {"a": units["a"].url}, timeouts=TIMEOUTS) as gate:
+        gate.until_up("a")
+        if behind_a_hand_over:
+            gate.hand_over()
+            assert gate.exit_code() == 0
+        send(gate.pid, signal.SIGSTOP)
+        waiting = [gate.connect() for _ in range(50)]
+        for number, connection in enumerate(waiting):
+            connection.connect()
+            if number % 2:
+                connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+        send(gate.pid, signal.SIGTERM)
+        send(gate.pid, signal.SIGCONT)
+        time.sleep(0.05)
+        # Some have yet to send their request, as they would some milliseconds after they were connected.
+        for connection in waiting[::2]:
+            connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+        replies = [connection.getresponse() for connection in waiting]
+        assert {(reply.status, reply.headers["connection"]) for reply in replies} == {(200, "close")}
+        assert all(reply.read() for reply in replies)
+        assert eventually(lambda: not is_alive(gate.pid))
+
+
+def test_nobody_is_reset_while_the_gate_stops(units: dict[str, SimUnit], tmp_path: Path) -> None:
+    """Connections one after the other, up to the first that is refused: all before it are answered."""
+    with Line(tmp_path, {"a": units["a"].url}, timeouts=TIMEOUTS) as gate:
+        gate.until_up("a")
+        gate.signal(signal.SIGTERM)
+        answered = 0
+        while True:
+            try:
+                assert models(gate).status == 200
+                answered += 1
+            except ConnectionRefusedError:
+                break
+        assert answered > 0
+        assert gate.exit_code() == 0
+
+
+def test_what_is_promised_and_does_not_come_is_an_error(tmp_path: Path, units: dict[str, SimUnit]) -> None:
+    (tmp_path / "gate.yaml").write_text(
+        yaml.safe_dump({"cells": [{"name": "c", "units": [{"name": "a", "url": units["a"].url}]}]})
+    )
+    command = [sys.executable, "-m", "proxy", "serve", "-c", str(tmp_path / "gate.yaml")]
+    env = {**os.environ, "CELLGATE_HANDOVER": "77"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 1
+    assert "cellgate: CELLGATE_HANDOVER=77: nothing can be taken over" in done.stderr
