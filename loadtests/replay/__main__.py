@@ -36,7 +36,7 @@ _DEFAULT = (
     "vllm-router cache_aware",
     REFERENCE,
 )
-_HALF_SPEED = (GATE, "cellgate told", REFERENCE)
+_HALF_SPEED = (GATE, "cellgate told", "cellgate weighed", REFERENCE)
 
 
 def main() -> int:

@@ -20,7 +20,7 @@ from loadtests.replay import client
 from loadtests.replay.figures import Cell, figures_of
 from loadtests.replay.routers import ROUTERS, MissingError, Running, Setup
 from loadtests.replay.trace import Request
-from loadtests.replay.units import LATE_BINS_MS
+from loadtests.replay.units import LATE_BINS_MS, SLOW_SPEED
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,8 @@ def run(plan: Plan, router: str, *, scale: float, load: float, seed: int) -> Cel
     with tempfile.TemporaryDirectory(prefix="replay-") as folder, units_process(plan) as (engine, ports):
         order = list(range(plan.units))
         random.Random(seed).shuffle(order)
-        weights = [0.5 if index == plan.slow else 1.0 for index in order]
-        setup = Setup([ports[index] for index in order], Path(folder), plan.gate, weights)
+        speeds = [SLOW_SPEED if index == plan.slow else 1.0 for index in order]
+        setup = Setup([ports[index] for index in order], Path(folder), plan.gate, speeds, plan.speed_up)
         try:
             with ROUTERS[router](setup) as running:
                 return _measure(plan, running, engine, ports, Cell(router, load, seed, None), scale)

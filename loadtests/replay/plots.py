@@ -70,7 +70,7 @@ def _by_load(cells: Sequence[Cell], colours: dict[str, str], path: Path) -> Path
             panel.errorbar(
                 loads, middles, yerr=[low, high], color=colour, label=router, marker="o", capsize=3
             )
-        panel.set(title=title, xlabel="load", ylim=(0, None))
+        panel.set(title=title, xlabel="load", ylim=(0, None), xticks=sorted({each.load for each in cells}))
         if is_share:
             panel.yaxis.set_major_formatter(PercentFormatter(1.0))
         panel.grid(alpha=0.3)

@@ -17,6 +17,7 @@ from typing import Any
 
 from loadtests.bench import processes
 from loadtests.gate import GateProcess
+from loadtests.replay.engine import Model
 
 ROOT = Path(__file__).parents[2]
 _READY_TIMEOUT_S = 30.0
@@ -49,13 +50,15 @@ class MissingError(Exception):
 class Setup:
     """Before which ports a router is started, and what it is told.
 
-    `gate` are keys of the gate's configuration; `weights` of the units are told to `cellgate told` alone.
+    `gate` are keys of the gate's configuration. `speeds` are those of the units, as shares of the model's;
+    what is told of them, and to whom, is in ROUTERS.
     """
 
     ports: Sequence[int]
     folder: Path
     gate: dict[str, Any]
-    weights: Sequence[float]
+    speeds: Sequence[float]
+    speed_up: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +95,11 @@ def _haproxy(setup: Setup) -> Iterator[Running]:
 
 
 @contextmanager
-def _cellgate(setup: Setup, *, policy: str = "", told: bool = False) -> Iterator[Running]:
+def _cellgate(setup: Setup, *, policy: str = "", told: str = "") -> Iterator[Running]:
     units = [_Served(f"unit-{n}", f"http://127.0.0.1:{port}") for n, port in enumerate(setup.ports)]
-    weights = setup.weights if told else [1.0] * len(units)
-    entries = [
-        {"name": unit.name, "url": unit.url, "weight": weight}
-        for unit, weight in zip(units, weights, strict=True)
-    ]
+    entries: list[dict[str, Any]] = [{"name": unit.name, "url": unit.url} for unit in units]
+    for entry, speed in zip(entries, setup.speeds, strict=True):
+        entry |= _TOLD[told](speed, setup.speed_up)
     settings = setup.gate | {"cells": [{"name": "replay", "units": entries}]}
     if policy:
         settings["policy"] = policy
@@ -131,9 +132,17 @@ def _rust(setup: Setup, package: str, policy: str) -> Iterator[Running]:
         yield running
 
 
+_TOLD: dict[str, Callable[[float, float], dict[str, float]]] = {
+    "": lambda _speed, _speed_up: {},
+    "rate": lambda speed, speed_up: {"prefill_tokens_s": Model().prefill_tokens_s * speed * speed_up},
+    "weight": lambda speed, _speed_up: {"weight": speed},
+}
+"""What the gate's file says of a unit of which it is known how fast it is."""
+
 ROUTERS: dict[str, Router] = {
     "cellgate": _cellgate,
-    "cellgate told": partial(_cellgate, told=True),
+    "cellgate told": partial(_cellgate, told="rate"),
+    "cellgate weighed": partial(_cellgate, told="weight"),
     "cellgate least_load": partial(_cellgate, policy="least_load"),
     "sglang-router cache_aware": partial(_rust, package="sglang_router", policy="cache_aware"),
     "sglang-router power_of_two": partial(_rust, package="sglang_router", policy="power_of_two"),

@@ -24,6 +24,8 @@ from loadtests.replay.engine import Engine, Model, Output, Sequence, block_names
 
 LATE_BINS_MS = (1, 2, 5, 10, 20, 50, 100, 1000)
 """Upper ends, in real milliseconds, of the histogram of how late results are written."""
+SLOW_SPEED = 0.5
+"""Of a unit that is slow: half of the model's."""
 _DEFAULT_ANSWER_TOKENS = 16
 _TICK_S = 0.001
 """The event loop's timers go by whole milliseconds."""
@@ -208,7 +210,7 @@ async def serve(units: int, speed_up: float, slow: int | None) -> None:
     loop = asyncio.get_running_loop()
     ports = []
     for index in range(units):
-        model = replace(Model(), speed=0.5) if index == slow else Model()
+        model = replace(Model(), speed=SLOW_SPEED) if index == slow else Model()
         unit = Unit(f"unit-{index}", model, speed_up)
         server = await loop.create_server(partial(Connection, unit), "127.0.0.1", 0)
         ports.append(server.sockets[0].getsockname()[1])
