@@ -144,6 +144,12 @@ def test_from_elsewhere_the_page_asks_for_the_token_before_it_shows_anything(tmp
         await stage.page.open(stage.url)
         await stage.page.until("typeof $ === 'function' && $('key').open")
         assert await stage.page.run("document.querySelectorAll('.unit').length") == 0
+        await stage.page.run(click("#key button:last-child"))
+        await stage.page.until(f"{text('#notice')}.startsWith('Without the admin token')")
+        await stage.page.run(click("#notice"))
+        await stage.page.run(f"$('key-token').value = 'a guess'; {click('#key button')}")
+        await stage.page.until("!sessionStorage.getItem('cellgate-token') || $('key').open")
+        await stage.page.until("$('key').open")
         await stage.page.run(f"$('key-token').value = {TOKEN!r}; {click('#key button')}")
         await stage.page.until("document.querySelectorAll('.unit').length === 2")
 
@@ -171,6 +177,7 @@ def test_a_gate_that_is_gone_is_said_so_and_what_was_known_stays_pale(tmp_path: 
         await stage.runner.cleanup()
         await stage.page.until(f"{text('#notice')}.includes('has not answered since')")
         assert await stage.page.run("document.querySelectorAll('.stale .unit').length") == 2
+        assert await stage.page.run(text("#live")) == "○ lost"
         await stage.photograph("gone")
 
     show(tmp_path, fleet(1, 2), check)
