@@ -7,6 +7,7 @@ Locust events; the summary comes at the end. What must stay true: every request 
 import argparse
 import itertools
 import random
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -88,15 +89,15 @@ class EmbeddingsUser(MixUser):
 
 
 class Stream48User(MixUser):
-    """Streams of 48 tokens, for units that are slow; only on demand."""
+    """Streams of 48 tokens, for units that are slow."""
 
-    mix, weight = "stream-48", 0
+    mix, weight = "stream-48", int("Stream48User" in sys.argv)  # Only who is named takes part.
 
 
 class LongPromptUser(MixUser):
-    """100k tokens at once; only on demand."""
+    """100k tokens at once."""
 
-    mix, weight = "long-prompt", 0
+    mix, weight = "long-prompt", int("LongPromptUser" in sys.argv)
 
 
 def client_of(environment: Environment) -> Client:

@@ -1,7 +1,9 @@
 """A drill's client on real sockets, and a whole drill in small: real processes, real Locust."""
 
+import json
 import random
 import socket
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from loadtests.drill import load
 from loadtests.drill.answers import Answer, End
 from loadtests.drill.asking import Client
 from loadtests.drill.mixes import Request
@@ -110,6 +113,21 @@ def test_a_simulated_unit_answers_each_mix_as_it_must(mix: str) -> None:
         client.ask(answer)
         client.close()
     assert answer.end() == (End.WHOLE, "")
+
+
+@pytest.mark.parametrize(
+    "mix", [{"long-prompt": 2}, {"stream-48": 1}, {"rag": 1, "batch": 3, "long-prompt": 2}]
+)
+def test_locust_shares_the_streams_out_as_the_file_says(mix: dict[str, int], tmp_path: Path) -> None:
+    streams = 2 * sum(mix.values())
+    drill = Drill.model_validate(
+        {"name": "d", "load": {"mix": mix, "streams": streams, "seconds": 1}, "promises": {"lost": 0}}
+    )
+    command = [*load.command(drill, "http://127.0.0.1:1", tmp_path), "--show-task-ratio-json"]
+    shown = subprocess.run(command, cwd=load.ROOT, capture_output=True, check=True).stdout
+    shares = json.loads(shown[shown.index(b"{") :])["per_class"]
+    wanted = {load.user_class(name): weight / sum(mix.values()) for name, weight in mix.items()}
+    assert {name: user["ratio"] for name, user in shares.items()} == pytest.approx(wanted)
 
 
 def test_a_small_drill_kills_a_leader_and_accounts_for_every_request(tmp_path: Path) -> None:
