@@ -1,11 +1,11 @@
-"""The fleet's router as a process: over gates that publish their units in a real Redis, and what may befall them."""
+"""The fleet's router as a process, over gates that publish in a real Redis, and what may befall them all."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,13 @@ from loadtests.simunit.process import SimUnit
 from tests.real.asking import steadily
 from tests.real.redis_server import RedisServer
 from tests.wire.process import GateProcess, eventually
-from tests.wire.stage import live
+from tests.wire.stage import PROCESSES_S, live_for
 
 BODY = orjson.dumps(
     {"model": "sim", "stream": True, "max_tokens": 4, "messages": [{"role": "user", "content": "Why?"}]}
 )
-STOPS_AT_ONCE = {"timeouts": {"drain_delay_s": 1.5}}
+RPS = 40
+STOPS_SOON = {"timeouts": {"drain_delay_s": 1.5}}
 
 
 class World:
@@ -43,7 +44,7 @@ class World:
         """A gate of these units; without any it is the router."""
         (folder := self._folder / name).mkdir(exist_ok=True)
         urls = {unit.name: unit.url for unit in units.values()}
-        keys = {"redis": self.redis.url, **({} if units else {"discovery": "redis"}), **STOPS_AT_ONCE, **keys}
+        keys = {"redis": self.redis.url, **({} if units else {"discovery": "redis"}), **STOPS_SOON, **keys}
         return self._stack.enter_context(GateProcess(folder, urls, **keys))
 
 
@@ -58,17 +59,118 @@ def ways(router: GateProcess) -> dict[str, str]:
     return {name: unit["url"] for name, unit in router.units().items()}
 
 
+def metrics(gate: GateProcess) -> str:
+    connection = gate.connect(admin=True)
+    connection.request("GET", "/metrics")
+    try:
+        return connection.getresponse().read().decode()
+    finally:
+        connection.close()
+
+
 def verdicts(gate: GateProcess) -> dict[str, str]:
     return {name: unit["verdict"] for name, unit in gate.units().items()}
 
 
-@live
-async def test_the_router_has_all_units_and_each_answers_through_its_gate(world: World) -> None:
+async def asked(router: GateProcess, seconds: float) -> Counter[int]:
+    """What becomes of a steady stream of requests."""
+    return Counter(await steadily(router.port, rps=RPS, seconds=seconds, body=BODY))
+
+
+async def until(is_so: Callable[[], object], said: Callable[[], object]) -> None:
+    """Wait for what must come to be, beside requests under way."""
+    assert await asyncio.to_thread(eventually, is_so), said()
+
+
+@live_for(PROCESSES_S)
+async def test_all_units_answer_through_their_gates(world: World) -> None:
     units = world.units("a1", "a2", "b1")
     east = world.gate("east", {name: units[name] for name in ("a1", "a2")})
     west = world.gate("west", {"b1": units["b1"]})
-    router = world.gate("router", {})
+    router = world.gate("router", {}, cells=[{"name": "c", "weight": 3, "units": []}])
     router.until_up("a1", "a2", "b1")
     assert ways(router) == {"a1": east.url, "a2": east.url, "b1": west.url}
-    statuses = Counter(await steadily(router.port, rps=60.0, seconds=1.0, body=BODY))
-    assert statuses == {200: 60}
+    assert {unit["weight"] for unit in router.units().values()} == {3.0}
+    assert await asked(router, 1.0) == {200: RPS}
+    assert {unit["in_flight"] for unit in router.units().values()} == {0}
+    # It sees them by what is told: no gate was asked for the health of a unit.
+    assert "evidence" in router.units()["a1"]
+    for gate in (east, west):
+        assert 'route="unit_health"' not in metrics(gate)
+
+
+@live_for(PROCESSES_S)
+async def test_a_gate_killed_or_stopping_leaves_its_units_to_the_other(world: World) -> None:
+    units = world.units("u1", "u2", "u3", "u4")
+    gates = [world.gate(name, units) for name in ("one", "other")]
+    router = world.gate("router", {})
+    router.until_up(*units)
+    assert set(ways(router).values()) <= {gate.url for gate in gates}
+    asking = asyncio.create_task(asked(router, 6.0))
+    await asyncio.sleep(1.0)
+    gates[0].signal(signal.SIGKILL)
+    await until(lambda: set(ways(router).values()) == {gates[1].url}, lambda: router.log)
+    await until(lambda: set(verdicts(router).values()) == {"up"}, lambda: router.log)
+    # Another takes its place, and then the one that had them all goes in good order.
+    third = world.gate("third", units)
+    await until(lambda: set(verdicts(third).values()) == {"up"}, lambda: third.log)
+    gates[1].signal(signal.SIGTERM)
+    await until(lambda: set(ways(router).values()) == {third.url}, lambda: router.log)
+    assert await asking == {200: 6 * RPS}
+    assert await asked(router, 1.0) == {200: RPS}
+
+
+@live_for(PROCESSES_S)
+async def test_a_unit_that_dies_or_is_drained_at_its_gate_gets_nothing(world: World) -> None:
+    units = world.units("a", "b")
+    gates = {name: world.gate(name, {name: units[name]}) for name in units}
+    router = world.gate("router", {})
+    router.until_up("a", "b")
+    asking = asyncio.create_task(asked(router, 4.0))
+    await asyncio.sleep(0.5)
+    units["a"].kill()
+    await until(lambda: verdicts(router) == {"a": "down", "b": "up"}, lambda: router.log)
+    assert "unit a (cell c) up -> " in router.log
+    units["a"].restart()
+    await until(lambda: verdicts(router) == {"a": "up", "b": "up"}, lambda: router.log)
+    gates["b"].admin("POST", "/units/b/drain")
+    await until(lambda: router.units()["b"]["drained"], lambda: router.log)
+    assert await asking == {200: 4 * RPS}
+    assert router.units()["b"]["in_flight"] == 0
+    gates["b"].admin("POST", "/units/b/undrain")
+    await until(lambda: not router.units()["b"]["drained"], lambda: router.log)
+
+
+@live_for(PROCESSES_S)
+async def test_without_redis_the_last_view_holds_and_the_gates_are_asked(world: World) -> None:
+    units = world.units("a", "b")
+    gates = {name: world.gate(name, {name: units[name]}) for name in units}
+    router = world.gate("router", {})
+    router.until_up("a", "b")
+    world.redis.kill()
+    assert await asked(router, 1.0) == {200: RPS}
+    gates["a"].signal(signal.SIGKILL)
+    assert await asked(router, 1.0) == {200: RPS}
+    await until(lambda: verdicts(router) == {"a": "down", "b": "up"}, lambda: router.log)
+    await until(lambda: 'route="unit_health"' in metrics(gates["b"]), lambda: router.log)
+    world.redis.start()
+    for _ in range(8):
+        await asyncio.sleep(0.25)
+        assert verdicts(router).keys() == {"a", "b"}
+        assert verdicts(router)["b"] == "up"
+    assert await asked(router, 0.5) == {200: RPS // 2}
+
+
+@live_for(PROCESSES_S)
+async def test_a_frozen_gate_is_missed_and_asked_and_then_its_units_are_down(world: World) -> None:
+    units = world.units("a", "b")
+    gates = {name: world.gate(name, {name: units[name]}) for name in units}
+    router = world.gate("router", {})
+    router.until_up("a", "b")
+    asking = asyncio.create_task(asked(router, 4.0))
+    await asyncio.sleep(0.5)
+    gates["a"].signal(signal.SIGSTOP)
+    await until(lambda: verdicts(router) == {"a": "down", "b": "up"}, lambda: router.log)
+    gates["a"].signal(signal.SIGCONT)
+    await until(lambda: verdicts(router) == {"a": "up", "b": "up"}, lambda: router.log)
+    assert await asking == {200: 4 * RPS}
