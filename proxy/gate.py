@@ -154,7 +154,7 @@ class Gate:
 
     @property
     def port(self) -> int:
-        """The port listened on."""
+        """The port listened on; 0: none."""
         return self._entrance.port
 
     def configure(self, fleet: Fleet) -> str:

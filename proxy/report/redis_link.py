@@ -141,8 +141,10 @@ class RedisLink:
     # -- staying connected ---------------------------------------------------------------------------------
 
     async def _forever(self, session: Callable[[Redis], Awaitable[None]], *, tells: bool) -> None:
+        # One client for good: to make one takes redis-py a millisecond, in which no stream gets its tokens.
+        client = self._connect()
         while True:
-            pause_s, client = self._heartbeat_s, self._connect()
+            pause_s = self._heartbeat_s
             try:
                 await session(client)
             except Exception as error:  # Whatever it is: it must not end the one who is to recover from it.
@@ -155,7 +157,7 @@ class RedisLink:
                     self._note(state, in_words(error))
             finally:
                 with suppress(Exception):
-                    await client.aclose()
+                    await client.connection_pool.disconnect()
             # Jittered, so that many gates do not come back to it as one.
             await asyncio.sleep(pause_s * self._rng.uniform(0.5, 1.0))
 

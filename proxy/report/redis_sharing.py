@@ -32,7 +32,7 @@ class Sharing:
         observe: Callable[[Evidence], object],
         ttft_s: Callable[[str], float | None],
         *,
-        gate_url: str = "",
+        gate_url: Callable[[], str] = str,
         is_stopping: Callable[[], bool] = bool,
     ) -> None:
         self._board = board
@@ -88,6 +88,6 @@ class Sharing:
             self._now(),
             ttft_s=self._ttft_s(name),
             itl_s=self._itl_s.get(name),
-            gate_url=self._gate_url,
+            gate_url=self._gate_url(),
             stopping=self._is_stopping(),
         )

@@ -71,6 +71,15 @@ def _link(
 
 def _share(gate: Gate, link_by: Callable[..., RedisLink]) -> RedisLink:
     roster, loop = Roster(_gate_name()), asyncio.get_running_loop()
+    url = ""
+
+    def gate_url() -> str:
+        nonlocal url
+        # It is known as soon as the gate listens, which may be later.
+        if not url and gate.port:
+            url = own_url(gate.settings, gate.port)
+        return url
+
     sharing = Sharing(
         gate.board,
         roster.own,
@@ -78,7 +87,7 @@ def _share(gate: Gate, link_by: Callable[..., RedisLink]) -> RedisLink:
         gate.now,
         gate.watch.observe,
         gate.metrics.recent_ttft_s,
-        gate_url=own_url(gate.settings, gate.port),
+        gate_url=gate_url,
         is_stopping=gate.is_stopping,
     )
     link = link_by(roster, sharing.views, sharing.heard)

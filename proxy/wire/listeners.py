@@ -71,8 +71,8 @@ class Entrance:
 
     @property
     def port(self) -> int:
-        """The port listened on."""
-        port: int = self._servers[0].sockets[0].getsockname()[1]
+        """The port listened on; 0: none."""
+        port: int = self._servers[0].sockets[0].getsockname()[1] if self._servers else 0
         return port
 
     def close(self) -> None:
