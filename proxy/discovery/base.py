@@ -6,11 +6,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from router.nouns import Cell, Unit
+
+GROUP = "group"
+"""What stands for a node where a unit as a whole is meant."""
+
+
+def named(text: str) -> str:
+    """A name for a unit that can stand in a URL, a label and a log line, however it is called elsewhere."""
+    return re.sub(r"[^A-Za-z0-9._-]", "-", text).strip("._-")[:128] or "unit"
 
 
 class LostError(Exception):
@@ -21,7 +30,7 @@ class LostError(Exception):
 class Doubt:
     """What a source holds against a unit, for as long as it tells it.
 
-    `node` is the node concerned, or "group" for the unit as a whole. `fatal`: the unit cannot work while this
+    `node` is the node concerned, or GROUP. `fatal`: the unit cannot work while this
     stands; otherwise it is suspected once, and a canary decides.
     """
 

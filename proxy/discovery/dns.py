@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
-from proxy.discovery.base import Found, LostError
+from proxy.discovery.base import Found, LostError, named
 from router.nouns import Node, Role, Unit
 
 PATIENCE_S = 5.0
@@ -105,7 +105,7 @@ def units_at(places: Iterable[Place], like: Unit, scheme: str) -> tuple[Unit, ..
     """A unit with one node for each place, named after it."""
     units = []
     for host, port, weight in sorted(set(places)):
-        name = f"{host.replace(':', '-')}-{port}".strip("-")
+        name = named(f"{host}-{port}")
         at = f"[{host}]:{port}" if ":" in host else f"{host.lower()}:{port}"
         nodes = (Node(name, Role.LEADER),)
         units.append(

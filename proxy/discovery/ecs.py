@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from proxy.discovery.base import Found, LostError
+from proxy.discovery.base import Found, LostError, named
 from proxy.discovery.groups import Group, Member, Ports, together
 from router.nouns import Unit
 
@@ -102,7 +102,7 @@ def groups(tasks: Iterable[Mapping[str, Any]]) -> list[Group]:
         tags = {tag["key"]: tag.get("value", "") for tag in task.get("tags", ())}
         if name := tags.get(UNIT_TAG):
             members.setdefault(name, []).append(member(task, tags))
-    return [Group(name, "task", tuple(members[name])) for name in sorted(members)]
+    return [Group(named(name), "task", tuple(members[name])) for name in sorted(members)]
 
 
 def member(task: Mapping[str, Any], tags: Mapping[str, str]) -> Member:

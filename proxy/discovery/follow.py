@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from proxy.discovery.base import Doubt, Found, LostError, Source
+from proxy.discovery.base import GROUP, Doubt, Found, LostError, Source
 from proxy.discovery.merge import merge
 from proxy.report.events import Action, ActionKind
 from router.nouns import Evidence, Fleet, Sign, Strength
@@ -21,6 +21,14 @@ from router.nouns import Evidence, Fleet, Sign, Strength
 PAUSE_S = 1.0
 PAUSE_MAX_S = 5.0
 """How long to wait before a world that was lost is looked for again: doubled with each failure in a row."""
+
+
+class _Against(NamedTuple):
+    """Who holds something against whom: only who said a fatal thing can take it back."""
+
+    kind: str
+    unit: str
+    node: str
 
 
 class World(Protocol):
@@ -45,11 +53,15 @@ class World(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Followed:
-    """One source and what is known of it. `lost` is why its world cannot be seen now, empty while it can."""
+    """One source and what is known of it.
+
+    `lost` is why its world cannot be seen now, empty while it can. `left_out`: its units whose names others have.
+    """
 
     source: Source
     found: Found | None = None
     lost: str = ""
+    left_out: frozenset[str] = frozenset()
     task: asyncio.Task[None] | None = None
 
     @property
@@ -65,9 +77,10 @@ class Discovery:
         self._rng = rng
         self._fixed = Fleet()
         self._followed: list[_Followed] = []
-        self._parting: list[tuple[str, Found]] = []
-        """What sources found that are configured no more, until the new ones have found something."""
-        self._clashes: tuple[tuple[str, str], ...] = ()
+        self._parting: list[_Followed] = []
+        """Those that are configured no more, while the new ones have not all found something."""
+        self._held: dict[_Against, Doubt] = {}
+        """What was held against units and has not been taken back."""
 
     def take(self, fixed: Fleet, sources: Sequence[Source]) -> str:
         """Take over what is configured, at start and at each reload. Says what changed at once."""
@@ -76,8 +89,7 @@ class Discovery:
         for one in self._followed:
             if one.source not in kept and one.task is not None:
                 one.task.cancel()
-                if one.found is not None:
-                    self._parting.append((one.source.title, one.found))
+                self._parting.append(one)
         self._followed = [kept.get(source) or _Followed(source) for source in sources]
         changed = self._apply()
         for one in self._followed:
@@ -125,10 +137,12 @@ class Discovery:
         if found == one.found:
             return
         before, one.found = one.found or Found(), found
-        for evidence in self._news(one.source, before, found):
-            self._world.observe(evidence)
+        if one.source.gone_is_dead:
+            gone = {unit.name for unit in before.units} - {unit.name for unit in found.units}
+            for name in sorted(gone - one.left_out):
+                self._observe(one.source.kind, Doubt(name, GROUP, "nothing of it is left"))
         changed = self._apply()
-        if one.found.units != before.units:
+        if found.units != before.units:
             self._tell("discovered", f"{one.source.title}: {len(found.units)} units; {changed}")
 
     def _lost(self, one: _Followed, reason: str) -> None:
@@ -141,56 +155,69 @@ class Discovery:
     # -- what follows --------------------------------------------------------------------------------------
 
     def _apply(self) -> str:
+        """Bring the judge and the fleet to what is found now. Says what changed in the fleet."""
         if all(one.found is not None for one in self._followed):
             self._parting.clear()
-        found = [(one.source.title, one.found) for one in self._followed if one.found is not None]
-        fleet, clashes = merge(self._fixed, [*found, *self._parting])
-        for name, title in clashes:
-            if (name, title) not in self._clashes:
-                self._tell("clash", f"{title}: its unit {name} is left out: another one has that name")
-        self._clashes = clashes
+        known = [(one, one.found) for one in (*self._followed, *self._parting) if one.found is not None]
+        fleet, left_out = merge(self._fixed, [found for _, found in known])
+        for (one, _), names in zip(known, left_out, strict=True):
+            self._leave_out(one, names)
+        epochs, held = _says(known)
+        # Before the fleet changes: requests on a unit that is about to go or to be looked at anew must move.
+        self._tell_epochs(epochs)
+        for against, doubt in self._held.items():
+            if against not in held:
+                self._observe(against.kind, doubt, over=True)
+        for against, doubt in held.items():
+            if self._held.get(against) != doubt:
+                self._observe(against.kind, doubt)
+        self._held = held
         changed = self._world.configure(fleet)
-        # A unit that is new, or looked at in another way, has heard nothing of this yet.
-        for one in self._followed:
-            for evidence in self._standing(one.source, one.found or Found()):
-                self._world.observe(evidence)
+        # And after: a unit that is new, or looked at anew, has heard nothing of this. Others hear no news.
+        self._tell_epochs(epochs)
+        for against, doubt in held.items():
+            if doubt.fatal:
+                self._observe(against.kind, doubt)
         return changed
 
-    def _news(self, source: Source, before: Found, after: Found) -> Iterator[Evidence]:
-        """What the units there are must hear before anything changes: what is new, and what is taken back."""
-        if source.gone_is_dead:
-            for name in {unit.name for unit in before.units} - {unit.name for unit in after.units}:
-                yield self._evidence(source, Doubt(name, "group", "nothing of it is left"))
-        for unit, epoch in after.epochs:
-            yield self._incarnation(source, unit, epoch)
-        stands = {(doubt.unit, doubt.node) for doubt in after.doubts}
-        for doubt in before.doubts:
-            if (doubt.unit, doubt.node) not in stands:
-                yield self._evidence(source, doubt, over=True)
-        for doubt in after.doubts:
-            if doubt not in before.doubts:
-                yield self._evidence(source, doubt)
+    def _leave_out(self, one: _Followed, names: frozenset[str]) -> None:
+        for name in sorted(names - one.left_out) if one in self._followed else ():
+            self._tell("clash", f"{one.source.title}: its unit {name} is left out: another has that name")
+        one.left_out = names
 
-    def _standing(self, source: Source, found: Found) -> Iterator[Evidence]:
-        """What stands for as long as it is found; to say it again changes nothing."""
-        for unit, epoch in found.epochs:
-            yield self._incarnation(source, unit, epoch)
-        for doubt in found.doubts:
-            if doubt.fatal:
-                yield self._evidence(source, doubt)
-
-    def _evidence(self, source: Source, doubt: Doubt, *, over: bool = False) -> Evidence:
-        sign, strength = (Sign.BAD, Strength.FATAL if doubt.fatal else Strength.STRONG)
+    def _observe(self, kind: str, doubt: Doubt, *, over: bool = False) -> None:
+        sign, strength = Sign.BAD, Strength.FATAL if doubt.fatal else Strength.STRONG
         reason = doubt.reason
         if over:
             sign, strength, reason = Sign.GOOD, Strength.WEAK, f"over: {doubt.reason}"
-        return Evidence(doubt.unit, sign, strength, source.kind, reason, self._world.now(), node=doubt.node)
-
-    def _incarnation(self, source: Source, unit: str, epoch: str) -> Evidence:
-        reason = f"its incarnation is {epoch}"
-        return Evidence(
-            unit, Sign.NEUTRAL, Strength.WEAK, source.kind, reason, self._world.now(), epoch=epoch
+        self._world.observe(
+            Evidence(doubt.unit, sign, strength, kind, reason, self._world.now(), node=doubt.node)
         )
+
+    def _tell_epochs(self, epochs: Mapping[tuple[str, str], str]) -> None:
+        for (kind, unit), epoch in epochs.items():
+            reason, now = f"its incarnation is {epoch}", self._world.now()
+            self._world.observe(Evidence(unit, Sign.NEUTRAL, Strength.WEAK, kind, reason, now, epoch=epoch))
 
     def _tell(self, kind: ActionKind, detail: str) -> None:
         self._world.tell(Action(kind, "discovery", detail=detail))
+
+
+def _says(
+    known: Sequence[tuple[_Followed, Found]],
+) -> tuple[dict[tuple[str, str], str], dict[_Against, Doubt]]:
+    """The incarnations, by kind of source and unit, and what is held against units. Who comes first is heard.
+
+    A source says nothing of a unit whose name somebody else has.
+    """
+    epochs: dict[tuple[str, str], str] = {}
+    held: dict[_Against, Doubt] = {}
+    for one, found in known:
+        kind = one.source.kind
+        for unit, epoch in found.epochs:
+            if unit not in one.left_out:
+                epochs.setdefault((kind, unit), epoch)
+        for doubt in found.doubts:
+            if doubt.unit not in one.left_out:
+                held.setdefault(_Against(kind, doubt.unit, doubt.node), doubt)
+    return epochs, held

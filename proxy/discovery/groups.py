@@ -9,10 +9,8 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from proxy.discovery.base import Doubt, Found
+from proxy.discovery.base import GROUP, Doubt, Found
 from router.nouns import Node, Role, Unit
-
-GROUP = "group"
 
 
 @dataclass(frozen=True, slots=True)

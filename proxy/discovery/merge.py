@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from proxy.discovery.base import Found
@@ -10,21 +10,19 @@ from router.nouns import Cell, Fleet, Unit
 
 
 class Merged(NamedTuple):
-    """The fleet, and who was left out of it as somebody else had the name already: (name, title)."""
+    """The fleet; and of each found, the names of the units that are not in it because others have them."""
 
     fleet: Fleet
-    clashes: tuple[tuple[str, str], ...]
+    left_out: tuple[frozenset[str], ...]
 
 
-def merge(fixed: Fleet, found: Iterable[tuple[str, Found]]) -> Merged:
-    """What is fixed, then what each source (by its title) has found. Who comes first keeps a name."""
+def merge(fixed: Fleet, found: Sequence[Found]) -> Merged:
+    """What is fixed, then all that was found, in this order. Who comes first keeps a name."""
     cells: dict[str, Cell] = {cell.name: cell for cell in fixed.cells}
     units: dict[str, Unit] = {unit.name: unit for unit in fixed.units}
-    clashes = []
-    for title, one in found:
+    left_out = []
+    for one in found:
         for cell in one.cells:
             cells.setdefault(cell.name, cell)
-        for unit in one.units:
-            if units.setdefault(unit.name, unit) is not unit:
-                clashes.append((unit.name, title))
-    return Merged(Fleet(tuple(cells.values()), tuple(units.values())), tuple(clashes))
+        left_out.append(frozenset(u.name for u in one.units if units.setdefault(u.name, u) is not u))
+    return Merged(Fleet(tuple(cells.values()), tuple(units.values())), tuple(left_out))

@@ -116,9 +116,9 @@ def test_what_is_found_stands_beside_what_is_fixed_and_changes_while_it_runs() -
 
 def test_a_source_may_bring_whole_cells_with_their_weights() -> None:
     found = Found((Unit("a", "far", "http://a:1"),), (Cell("far", 3.0), Cell("c", 9.0)))
-    fleet, clashes = merge(FIXED, [("x", found)])
+    fleet, left_out = merge(FIXED, [found])
     assert [(cell.name, cell.weight) for cell in fleet.cells] == [("c", 1.0), ("far", 3.0)]
-    assert clashes == ()
+    assert left_out == (frozenset(),)
 
 
 def test_who_comes_first_keeps_a_name_and_the_other_is_named_once() -> None:
@@ -129,7 +129,7 @@ def test_who_comes_first_keeps_a_name_and_the_other_is_named_once() -> None:
         await asyncio.sleep(5.0)
         assert gate.board.desks["fixed"].unit.url == "http://fixed:1"
         clashes = [detail for kind, detail in gate.events if kind == "clash"]
-        assert clashes == ["scripted x: its unit fixed is left out: another one has that name"]
+        assert clashes == ["scripted x: its unit fixed is left out: another has that name"]
         await discovery.close()
 
     play(scenario())
@@ -286,6 +286,38 @@ def test_units_of_a_source_that_is_replaced_stay_until_the_new_one_has_found_som
         await asyncio.sleep(2.0)
         assert names(gate) == ["fixed", "b", "d"]
         assert gate.board.desks["b"] is kept
+        assert "clash" not in dict(gate.events)
+        await discovery.close()
+
+    play(scenario())
+
+
+def test_what_a_replaced_source_held_against_a_unit_ends_with_it() -> None:
+    async def scenario() -> None:
+        _worlds["x"] = [Found((unit("a"),), doubts=(Doubt("a", "a-1", "its pod is being deleted"),))]
+        _worlds["y"] = [LostError("not yet"), Found((unit("a"),))]
+        gate = Gate()
+        discovery = await begin(gate, Scripted("x"))
+        discovery.take(FIXED, [Scripted("y")])
+        await asyncio.sleep(0.1)
+        assert gate.verdict("a") is Verdict.DOWN
+        await asyncio.sleep(2.0)
+        assert gate.board.desks["a"].case.faults == frozenset()
+        await discovery.close()
+
+    play(scenario())
+
+
+def test_what_is_held_against_a_unit_is_not_held_against_another_of_its_name() -> None:
+    async def scenario() -> None:
+        namesake = unit("fixed", "other")
+        doubt = Doubt("fixed", "fixed", "its pod is being deleted")
+        _worlds["x"] = [Found((namesake,), doubts=(doubt,), epochs=(("fixed", "1"),)), Found()]
+        gate = Gate()
+        discovery = await begin(gate, Scripted("x"))
+        gate.up("fixed")
+        await asyncio.sleep(1.1)
+        assert (gate.verdict("fixed"), gate.told) == (Verdict.UP, [])
         await discovery.close()
 
     play(scenario())
