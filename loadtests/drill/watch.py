@@ -14,7 +14,11 @@ from typing import Any
 from loadtests.gate import GateProcess, metric_sum
 
 _LOOK_S = 0.5
-COUNTERS = {"continued": "cellgate_continuations_total", "recoveries": "cellgate_recoveries_total"}
+COUNTERS = {
+    "continued": ("cellgate_continuations_total", ('result="continued"', 'result="completed"')),
+    "recoveries": ("cellgate_recoveries_total", ("",)),
+}
+"""The metric of each, and which of its samples count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +76,9 @@ class Watch:
             for event in self._gates[number].events():
                 self._take(number, event)
             page = self._gates[number].metrics()
-            for name, metric in COUNTERS.items():
-                value, last = metric_sum(page, metric), self._last.get((number, name), 0.0)
+            for name, (metric, labels) in COUNTERS.items():
+                value = sum(metric_sum(page, metric, label) for label in labels)
+                last = self._last.get((number, name), 0.0)
                 self._totals[name] += value - last if value >= last else value
                 self._last[number, name] = value
 
