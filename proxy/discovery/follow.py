@@ -55,7 +55,7 @@ class World(Protocol):
 class _Followed:
     """One source and what is known of it.
 
-    `lost` is why its world cannot be seen now, empty while it can. `left_out`: its units whose names others have.
+    `lost` is why its world cannot be seen now, empty while it can. `left_out`: units whose names others have.
     """
 
     source: Source
