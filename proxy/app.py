@@ -17,7 +17,7 @@ import uvloop
 
 from proxy.config import ConfigError
 from proxy.discovery.follow import Discovery
-from proxy.discovery.start import discover
+from proxy.discovery.start import discover, preload
 from proxy.gate import BACKLOG, Gate
 from proxy.handover.inheritance import Inheritance, inherit
 from proxy.handover.successor import HandoverError, Listeners, hand_over
@@ -51,6 +51,7 @@ def serve(settings: Settings, reload: Reload) -> int:
     Raises OSError when it cannot listen, NoInheritanceError when what a gate before it promised did not come.
     """
     configure("json" if settings.access_log == "json" else "console")
+    preload(settings)
     return uvloop.run(_serve(settings, reload, inherit()))
 
 
