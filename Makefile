@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 # Two commands in two terminals must not set up at the same time.
 READY := @flock Makefile $(MAKE) -s --no-print-directory
 
-.PHONY: help run test check format vllm-units bench failover soak detection never-shot restart cut-off \
+.PHONY: help run test check format vllm-units bench failover soak detection never-shot handover restart cut-off \
 	rolling-update probe-cost vllm-detection replay peers drill drill-vllm drill-peers \
 	lock clean apt
 
@@ -64,6 +64,10 @@ never-shot:     ## ten minutes of all that looks like trouble and is none, then 
 rolling-update: ## a LeaderWorkerSet is updated group by group under load, and loses a follower's pod
 	$(READY) .venv/dev.ready
 	@$(BIN)/python -m loadtests.rolling_update
+
+handover:       ## a gate is replaced five times under the load of 5,000 requests; nobody may notice
+	$(READY) .venv/run.ready
+	@$(BIN)/python -m loadtests.handover
 
 restart:        ## a leader starts anew faster than any probe looks: a canary must come before requests
 	$(READY) .venv/run.ready

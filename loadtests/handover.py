@@ -33,8 +33,8 @@ USERS = 24
 """Of each of the two kinds."""
 STEP_MS = 4
 LONG_SHARE, LONG_TOKENS = 0.05, 1_000
-CHECK_S = 0.02
-LIMIT_S = 30.0
+CHECK_S, CHECK_LIMIT_S = 0.02, 5.0
+LIMIT_S = 60.0
 ENDING_S = 60.0
 _SUCCESSOR = re.compile(r"process (\d+) accepts clients")
 
@@ -93,7 +93,7 @@ class Checks:
 
     async def run(self) -> None:
         """Ask until cancelled."""
-        timeout = aiohttp.ClientTimeout(total=2.0)
+        timeout = aiohttp.ClientTimeout(total=CHECK_LIMIT_S)
         async with aiohttp.ClientSession(timeout=timeout) as kept:
             while True:
                 await self._ask(kept)

@@ -112,9 +112,9 @@ class App:
         self._announce()
         if heritage is None:
             notify("READY=1")
-        else:
-            for unit in await heritage.accept():
-                gate.set_drain(unit, True)
+        elif (out := await heritage.accept()) is not None:
+            for unit in list(gate.board.desks):
+                gate.set_drain(unit, unit in out)
 
     async def run(self) -> None:
         """Returns when the gate has stopped."""

@@ -76,8 +76,8 @@ class Life:
             await self._gate.stop(delay_s=0.0, drain_s=0.0)
 
     def _terminate(self) -> None:
-        is_ending = self._gently.is_set() or self._succeeded.is_set()
-        (self._hurry if is_ending else self._gently).set()
+        # The first one after a hand-over changes nothing: a service manager tells all gates of a service.
+        (self._hurry if self._gently.is_set() else self._gently).set()
 
     def _begin_handing_over(self) -> None:
         if os.getpid() == 1:

@@ -39,6 +39,9 @@ def receive(sock: socket.socket) -> tuple[Any, list[socket.socket]]:
     """Wait for a document and what comes along with it. Raises OSError, and ValueError when it is none."""
     head, fds, _, _ = socket.recv_fds(sock, _LENGTH.size, FDS_MAX)
     listeners = [socket.socket(fileno=fd) for fd in fds]
+    for listener in listeners:
+        listener.set_inheritable(False)
+        listener.setblocking(False)
     if len(head) < _LENGTH.size:
         raise ConnectionError("the gate before has closed")
     left, pieces = _LENGTH.unpack(head)[0], []

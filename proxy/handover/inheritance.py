@@ -33,24 +33,21 @@ class Inheritance:
 
     def take(self, name: str) -> list[socket.socket]:
         """The listeners of that name; none if there are none, as when the address is another one now."""
-        taken = self._listeners.pop(name, [])
-        for listener in taken:
-            listener.setblocking(False)
-        return taken
+        return self._listeners.pop(name, [])
 
-    async def accept(self) -> list[str]:
-        """Say that clients are accepted. The units that are drained; nobody may be there to tell any more."""
+    async def accept(self) -> list[str] | None:
+        """Say that clients are accepted. The units that are drained now; None: nobody can tell any more."""
         for unwanted in self._listeners.values():
             for listener in unwanted:
                 listener.close()
         return await asyncio.to_thread(self._accept)
 
-    def _accept(self) -> list[str]:
-        drained: list[str] = []
+    def _accept(self) -> list[str] | None:
         with self._sock, suppress(OSError, ValueError):
             self._sock.sendall(READY)
-            drained, _ = receive(self._sock)
-        return drained
+            drained: list[str] = receive(self._sock)[0]
+            return drained
+        return None
 
 
 def inherit(environ: MutableMapping[str, str] = os.environ) -> Inheritance | None:

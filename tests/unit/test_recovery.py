@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
@@ -265,6 +266,44 @@ def test_another_remedy_counts_from_the_next_look_on() -> None:
         assert not ward.deeds
         ward.recovery.configure({"c": REMEDY})
         await ward.wait(0.0)
+        assert len(ward.deeds) == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_successor_knows_what_was_tried_and_the_one_before_begins_nothing_more() -> None:
+    async def scenario() -> None:
+        old, new = Ward(), Ward()
+        for ward in (old, new):
+            ward.fall("a")
+        old.deed = asyncio.Event().wait  # type: ignore[assignment]
+        await old.wait(10.0)
+        new.now = old.now
+        new.recovery.take_over(json.loads(json.dumps(old.recovery.hand_over())))
+        await new.wait(99.0)
+        assert not new.deeds, "the first attempt may still be at work"
+        await new.wait(1.0)
+        assert [about["attempt"] for about in new.deeds] == [2]
+        old.rise("a")
+        await old.wait(1.0)
+        old.fall("a")
+        await old.wait(500.0)
+        assert len(old.deeds) == 1
+        await old.recovery.close()
+
+    asyncio.run(scenario())
+
+
+def test_without_a_successor_after_all_it_goes_on() -> None:
+    async def scenario() -> None:
+        ward = Ward()
+        ward.fall("a")
+        ward.recovery.hand_over()
+        await ward.wait(50.0)
+        assert not ward.deeds
+        ward.recovery.go_on()
+        await ward.wait(9.0)
+        await ward.wait(2.0)
         assert len(ward.deeds) == 1
 
     asyncio.run(scenario())
