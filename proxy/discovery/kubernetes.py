@@ -92,16 +92,17 @@ async def _list_and_watch(api: Any, namespace: str, selector: str) -> AsyncGener
     yield known
     while True:
         began_at = asyncio.get_running_loop().time()
-        async for event in _events(api, namespace, selector, version):
-            version = event["object"]["metadata"]["resourceVersion"]
-            if _changes(known, event):
+        async for events in _events(api, namespace, selector, version):
+            version = events[-1]["object"]["metadata"]["resourceVersion"]
+            changes = sum(_changes(known, event) for event in events)
+            if changes:
                 yield known
         if asyncio.get_running_loop().time() - began_at < SHORT_S:
             await asyncio.sleep(SHORT_S)
 
 
-async def _events(api: Any, namespace: str, selector: str, version: str) -> AsyncGenerator[Any, None]:
-    """The events of one watch. Ends with it; raises _GoneError."""
+async def _events(api: Any, namespace: str, selector: str, version: str) -> AsyncGenerator[list[Any], None]:
+    """The events of one watch, as many at once as have come. Ends with it; raises _GoneError."""
     options = {
         "watch": True,
         "resource_version": version,
@@ -109,12 +110,16 @@ async def _events(api: Any, namespace: str, selector: str, version: str) -> Asyn
         "timeout_seconds": WATCH_S,
     }
     response = await _get(api, namespace, selector, (REQUEST_S, WATCH_S + QUIET_S), **options)
+    rest = b""
     try:
-        async for line in response.content:
-            event = orjson.loads(line)
-            if event["type"] == "ERROR":
-                raise _refusal(event["object"].get("code"), event["object"].get("message"))
-            yield event
+        async for data in response.content.iter_any():
+            *lines, rest = (rest + data).split(b"\n")
+            events = [orjson.loads(line) for line in lines]
+            for event in events:
+                if event["type"] == "ERROR":
+                    raise _refusal(event["object"].get("code"), event["object"].get("message"))
+            if events:
+                yield events
     except aiohttp.ClientPayloadError:
         # Cut off in the middle: the next watch goes on from there.
         return

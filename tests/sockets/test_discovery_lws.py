@@ -84,8 +84,8 @@ def test_each_change_of_a_pod_is_told_as_it_comes(tmp_path: Path) -> None:
                 await api.put(group_pod("big", 0, 1, size=2, uid="anew", ip="127.0.0.3"))
                 assert not (await told(follow)).doubts
                 await api.remove("big-0")
-                await api.remove("big-0-1")
                 assert urls(await told(follow)) == {"big-0": ""}
+                await api.remove("big-0-1")
                 assert (await told(follow)).units == ()
             assert api.lists == 1
 
@@ -154,6 +154,22 @@ def test_a_watch_that_is_cut_off_goes_on_where_it_was(
                 await api.delete("big-0-1")
                 assert held_against(await change) == {"big-0-1": "its pod is being deleted"}
             assert (api.watched, api.lists) == (["2", "2"], 1)
+
+    asyncio.run(main())
+
+
+def test_events_longer_than_any_read_are_put_together(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with cluster() as api:
+            await add_group(api, 0)
+            async with aclosing(source(api, tmp_path).follow()) as follow:
+                await told(follow)
+                change = asyncio.create_task(told(follow))
+                await api.until_watched(1)
+                long = group_pod("big", 0, 1, size=2, uid="anew", ip="127.0.0.3")
+                long["metadata"]["annotations"]["long"] = "x" * 3_000_000
+                await api.put(long)
+                assert (await change).units[0].nodes[1].agent == "127.0.0.3:9902"
 
     asyncio.run(main())
 
