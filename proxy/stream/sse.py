@@ -37,6 +37,31 @@ def is_error(data: bytes) -> bool:
     return match is not None and _CLIENTS.search(data, match.start()) is None
 
 
+def split(data: bytes) -> tuple[list[bytes], bytes]:
+    """The complete events in `data`, each with the empty line that ends it, and what follows the last."""
+    events, start = [], 0
+    for match in _EVENT_END.finditer(data):
+        events.append(data[start : match.end()])
+        start = match.end()
+    return events, data[start:]
+
+
+def payload(event: bytes) -> bytes | None:
+    """What the data lines of one event carry; None when it has none (a comment)."""
+    lines = [line[5:].removeprefix(b" ") for line in event.splitlines() if line.startswith(b"data:")]
+    return b"\n".join(lines) if lines else None
+
+
+def before_error(data: bytes) -> bytes:
+    """The events in `data` that come before the first one that reports an engine's failure."""
+    end = 0
+    for event in split(data)[0]:
+        if is_error(event):
+            break
+        end += len(event)
+    return data[:end]
+
+
 def without_comments(data: bytes) -> bytes:
     """`data` from its first event that carries data on; complete events before it (comments) are dropped."""
     start = 0

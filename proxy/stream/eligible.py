@@ -1,0 +1,70 @@
+"""Which streams may be continued by another unit, as far as the request tells. Pure.
+
+A list of what is known to be harmless, not of what is known to harm: a field that nobody here knows might
+mean anything. Fields: OpenAI's API, vLLM 0.6 to 0.33, SGLang 0.4 to 0.5.23.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+_SAMPLING = """temperature top_p top_k min_p seed logit_bias allowed_token_ids bad_words stop stop_token_ids
+    include_stop_str_in_output no_stop_trim ignore_eos max_tokens max_completion_tokens min_tokens"""
+_PROMPT = """model messages prompt chat_template chat_template_kwargs mm_processor_kwargs reasoning_effort
+    continue_final_message lora_path"""
+_HANDLING = """stream stream_options stream_interval user metadata store service_tier safety_identifier
+    prompt_cache_key prompt_cache_retention priority cache_salt request_id rid session_id parallel_tool_calls
+    include_reasoning separate_reasoning stream_reasoning"""
+_HARMLESS = frozenset(f"{_SAMPLING} {_PROMPT} {_HANDLING}".split())
+_ONLY_AS = {
+    "n": (b"1",),
+    "best_of": (b"1",),
+    "echo": (b"false",),
+    "logprobs": (b"false",),
+    "top_logprobs": (b"0",),
+    "tools": (b"[]",),
+    "functions": (b"[]",),
+    "tool_choice": (b'"none"', b'"auto"'),
+    "response_format": (b'{"type":"text"}',),
+    "modalities": (b'["text"]',),
+    "use_beam_search": (b"false",),
+    "length_penalty": (b"1", b"1.0"),
+    # These look at what was generated, and another unit would take it for the prompt.
+    "frequency_penalty": (b"0", b"0.0"),
+    "presence_penalty": (b"0", b"0.0"),
+    "repetition_penalty": (b"1", b"1.0"),
+    "add_generation_prompt": (b"true",),
+    "add_special_tokens": (b"false",),
+    "skip_special_tokens": (b"true",),
+    "spaces_between_special_tokens": (b"true",),
+    "return_token_ids": (b"false",),
+    "return_hidden_states": (b"false",),
+    "suffix": (b'""',),
+}
+"""Fields that are harmless with one of these values, in JSON."""
+
+
+def why_not(body: dict[str, Any], *, chat: bool) -> str:
+    """Why the stream that `body` asks for cannot be continued; empty when it can."""
+    for name in body.keys() - _HARMLESS:
+        value = body[name]
+        if value is not None and orjson.dumps(value) not in _ONLY_AS.get(name, ()):
+            if name == "add_generation_prompt" and body.get("continue_final_message"):
+                continue
+            return f"the request has {name}" if name in _ONLY_AS else f"the request has {name}, unknown here"
+    return _why_not_messages(body) if chat else _why_not_prompt(body.get("prompt"))
+
+
+def _why_not_messages(body: dict[str, Any]) -> str:
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages or not isinstance(messages[-1], dict):
+        return "its messages are no list of objects"
+    if body.get("continue_final_message") and not isinstance(messages[-1].get("content"), str):
+        return "the message that it continues is not plain text"
+    return ""
+
+
+def _why_not_prompt(prompt: object) -> str:
+    return "" if isinstance(prompt, str) else "its prompt is not one text"

@@ -1,0 +1,132 @@
+"""How another unit goes on with a broken stream: the proof that it can, and the request it gets. Pure.
+
+The text shown goes back as the beginning of the answer. Templates may trim or wrap it, so this is proven
+first: what the unit would be asked to continue is the prompt as it was, then that text, and nothing else.
+Wire formats: `/tokenize` and `/detokenize` of vLLM 0.6 to 0.33 and SGLang 0.4 to 0.5.23.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any, NamedTuple
+
+COMPLETION_TOKENS = 16
+"""What /v1/completions generates when no limit is given."""
+CONTEXT_TOKENS = 8
+"""Tokens before the seam that are turned back into text with it: some tokenizers drop a leading space."""
+
+_RENDERED = ("model", "messages", "chat_template", "chat_template_kwargs", "mm_processor_kwargs")
+_LIMITS = ("max_tokens", "max_completion_tokens")
+_UNKNOWN_CHARACTER = "\ufffd"
+
+
+class UnprovenError(Exception):
+    """It cannot be shown that the unit would go on exactly where the text ends."""
+
+
+class Question(NamedTuple):
+    """A request to the unit: its path and body; the answer is a JSON object."""
+
+    path: str
+    body: dict[str, Any]
+
+
+class Tokens(NamedTuple):
+    """How many tokens the unit counts: of the prompt (None: it cannot tell), and of the text shown."""
+
+    prompt: int | None
+    shown: int
+
+
+Proof = Generator[Question, dict[str, Any], Tokens]
+"""Asks its questions one by one, is sent the answers, and returns the counts. Raises UnprovenError."""
+
+
+def extended(body: dict[str, Any], text: str, *, chat: bool) -> dict[str, Any]:
+    """`body` with `text` as the beginning of its answer."""
+    if not chat:
+        return body | {"prompt": body["prompt"] + text}
+    messages = list(body["messages"])
+    if body.get("continue_final_message"):
+        messages[-1] = messages[-1] | {"content": messages[-1]["content"] + text}
+    else:
+        messages.append({"role": "assistant", "content": text})
+    return body | {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}
+
+
+def remaining(body: dict[str, Any], shown: int, *, chat: bool) -> dict[str, int] | None:
+    """The limits of `body` less the tokens shown; None when nothing is left to say."""
+    limits = {name: body[name] for name in _LIMITS if isinstance(body.get(name), int)}
+    if not limits and not chat:
+        limits = {"max_tokens": COMPLETION_TOKENS}
+    left = {name: limit - shown for name, limit in limits.items()}
+    if any(tokens <= 0 for tokens in left.values()):
+        return None
+    if isinstance(body.get("min_tokens"), int):
+        left["min_tokens"] = max(0, body["min_tokens"] - shown)
+    return left
+
+
+def prove(body: dict[str, Any], text: str, *, chat: bool, engine: str) -> Proof:
+    """Prove that a unit that runs `engine` would go on with `body` where `text` ends."""
+    if _UNKNOWN_CHARACTER in text:
+        raise UnprovenError("its text holds a character that stands for unknown bytes")
+    model = {"model": body["model"]} if body.get("model") else {}
+    if chat and engine == "sglang":
+        # It puts the tokens of the text behind those of the prompt, whatever the template says, and its
+        # /tokenize takes no messages.
+        plain = model | {"add_special_tokens": False}
+        before = yield from _tokens({"prompt": "\n"} | plain)
+        added = yield from _tokens({"prompt": text} | plain)
+        yield from _same(model, before, before + added, 0, text)
+        return Tokens(None, len(added))
+    before = yield from _tokens(_rendering(body, chat=chat))
+    after = yield from _tokens(_rendering(extended(body, text, chat=chat), chat=chat))
+    common = _common(before, after)
+    yield from _same(model, before, after, max(0, common - CONTEXT_TOKENS), text)
+    return Tokens(len(before), len(after) - len(before))
+
+
+def _rendering(body: dict[str, Any], *, chat: bool) -> dict[str, Any]:
+    """What /tokenize has to be asked for the tokens of the prompt of `body`."""
+    if not chat:
+        return {name: body[name] for name in ("model", "prompt") if name in body}
+    rendered = {name: body[name] for name in _RENDERED if body.get(name) is not None}
+    continues = bool(body.get("continue_final_message"))
+    return rendered | {"continue_final_message": continues, "add_generation_prompt": not continues}
+
+
+def _tokens(body: dict[str, Any]) -> Generator[Question, dict[str, Any], list[int]]:
+    answer = yield Question("/tokenize", body)
+    tokens = answer.get("tokens")
+    if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
+        raise UnprovenError("the answer of /tokenize has no tokens")
+    return tokens
+
+
+def _same(
+    model: dict[str, Any], before: list[int], after: list[int], start: int, text: str
+) -> Generator[Question, dict[str, Any], None]:
+    """What `after` holds from `start` on must read as what `before` holds from there, and then `text`."""
+    old = yield from _text(model, before[start:])
+    new = yield from _text(model, after[start:])
+    if new != old + text:
+        raise UnprovenError("the model's template or tokenizer does not give back the text shown")
+
+
+def _text(model: dict[str, Any], tokens: list[int]) -> Generator[Question, dict[str, Any], str]:
+    if not tokens:
+        return ""
+    answer = yield Question("/detokenize", model | {"tokens": tokens, "skip_special_tokens": False})
+    # vLLM calls it `prompt`, SGLang `text`.
+    text = answer.get("prompt", answer.get("text"))
+    if not isinstance(text, str):
+        raise UnprovenError("the answer of /detokenize has no text")
+    return text
+
+
+def _common(one: list[int], other: list[int]) -> int:
+    """How many tokens both begin with."""
+    if other[: len(one)] == one:
+        return len(one)
+    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), len(other))

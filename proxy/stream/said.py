@@ -1,0 +1,113 @@
+"""What a stream of chat or completions has said so far, read from its events. Pure.
+
+Only what is known to be plain text of one choice is taken for it. Whatever else an event carries (reasoning,
+tool calls, log probabilities, a second choice) makes the stream one that no other unit can go on with.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from proxy.stream.sse import payload, split
+
+TEXT_CHARS = 1 << 20
+"""Longer texts are not continued: they would have to be sent as a prompt, and kept until then."""
+DONE = b"[DONE]"
+
+_FRAME = ("id", "created", "model", "system_fingerprint")
+_OF_A_CHOICE = frozenset({"index", "delta", "text", "finish_reason", "stop_reason", "matched_stop"})
+_OF_A_DELTA = frozenset({"role", "content"})
+_EMPTY: tuple[object, ...] = (None, "", [], {}, False)
+
+
+class Said:
+    """What one client has been shown of one answer.
+
+    `frame` is what all its events have in common, `finish` its finish reason, `strange` what it has carried
+    that is no plain text, `closed` whether its last event was complete, `events` how many had an object.
+    """
+
+    __slots__ = (
+        "_parts",
+        "_size",
+        "closed",
+        "events",
+        "finish",
+        "frame",
+        "has_role",
+        "has_usage",
+        "is_done",
+        "strange",
+    )
+
+    def __init__(self) -> None:
+        self._parts: list[str] = []
+        self._size = 0
+        self.frame: dict[str, Any] = {}
+        self.events = 0
+        self.finish = self.strange = ""
+        self.has_role = self.has_usage = self.is_done = False
+        self.closed = True
+
+    @property
+    def text(self) -> str:
+        """All text so far."""
+        if len(self._parts) > 1:
+            self._parts = ["".join(self._parts)]
+        return self._parts[0] if self._parts else ""
+
+    @property
+    def why_not(self) -> str:
+        """Why it cannot be continued, as far as the stream tells; empty when it can."""
+        if self.strange:
+            return f"its stream has carried {self.strange}"
+        if self._size > TEXT_CHARS:
+            return f"it is longer than {TEXT_CHARS} characters"
+        return ""
+
+    def read(self, data: bytes) -> bytes:
+        """Take the complete events in `data` in; what follows the last of them is returned."""
+        events, tail = split(data)
+        for event in events:
+            if (data := payload(event) or b"") == DONE:
+                self.is_done = True
+            elif data:
+                self._parse(data)
+        return tail
+
+    def take(self, document: dict[str, Any]) -> None:
+        """Take the object of one event in."""
+        self.events += 1
+        if not self.frame:
+            self.frame = {key: document[key] for key in _FRAME if key in document}
+        self.has_usage = self.has_usage or bool(document.get("usage"))
+        for choice in document.get("choices") or ():
+            self._take_choice(choice)
+
+    def _parse(self, data: bytes) -> None:
+        try:
+            document = orjson.loads(data)
+        except orjson.JSONDecodeError:
+            document = None
+        if isinstance(document, dict):
+            self.take(document)
+        else:
+            self.strange = "an event that is no JSON object"
+
+    def _take_choice(self, choice: dict[str, Any]) -> None:
+        delta = choice.get("delta") or {}
+        strange = _strange(choice, _OF_A_CHOICE) or _strange(delta, _OF_A_DELTA)
+        self.strange = self.strange or ("a second choice" if choice.get("index") else strange)
+        self.has_role = self.has_role or bool(delta.get("role"))
+        self.finish = choice.get("finish_reason") or self.finish
+        text = delta.get("content") or choice.get("text") or ""
+        self._size += len(text)
+        if text and self._size <= TEXT_CHARS:
+            self._parts.append(text)
+
+
+def _strange(fields: dict[str, Any], known: frozenset[str]) -> str:
+    """A field that is not known and says something."""
+    return next((key for key in fields.keys() - known if fields[key] not in _EMPTY), "")
