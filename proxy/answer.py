@@ -26,6 +26,7 @@ class Answer:
         "_request",
         "attempts",
         "closes",
+        "continued",
         "events",
         "model",
         "over",
@@ -48,6 +49,7 @@ class Answer:
         self.unit = ""
         self.status = 0
         self.attempts = 0
+        self.continued = 0
         self.sent = 0
         self.events = 0
         self.ttft_s: float | None = None
@@ -99,6 +101,13 @@ class Answer:
         self.closes = True
         self.end(failure.kind.row.outcome, failure.kind.value)
 
+    def conclude(self, relay: Relay, events: bytes) -> None:
+        """The end of a stream whose text is complete, though its unit did not come to the end of it."""
+        before = relay.sent
+        relay.conclude(events)
+        self.sent += relay.sent - before
+        self.end(Outcome.OK)
+
     def left(self) -> None:
         """The end: the client is gone."""
         if not self.sent:
@@ -145,5 +154,6 @@ class Answer:
                 events=self.events,
                 bytes_in=request.body_size,
                 bytes_out=self.sent,
+                continued=self.continued,
             )
         )

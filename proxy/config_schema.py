@@ -167,6 +167,7 @@ class FileKeys(Keys):
     timeouts: Annotated[Timeouts, _section(Timeouts, TimeoutsKeys)] = _GIVEN.timeouts
     tls: Annotated[Tls, _section(Tls, TlsKeys, _pairs_load)] = _GIVEN.tls
     pass_unlisted: Annotated[bool, PlainValidator(values.flag)] = _GIVEN.pass_unlisted
+    no_continuation: Annotated[tuple[str, ...], PlainValidator(values.models)] = _GIVEN.no_continuation
 
 
 SCHEMA: dict[str, type[Keys]] = {

@@ -4,17 +4,21 @@ It has no policy of its own: what a path is stands in routes.py, which unit in r
 in router/retry.py, what a failure means in failure.py. It is a machine of synchronous callbacks, so that no
 cancellation can come between two of its steps. Rules:
 1. Each lease is closed exactly once, before anything else follows from its end.
-2. Once something was shown to the client (`lease.committed`), nothing is tried again.
+2. Once something was shown to the client (`lease.committed`), the request is not sent again: another unit
+   goes on where the text ends (resumption.py), or the client is told that it was broken off.
 """
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING
 
 from proxy.answer import Answer
 from proxy.ask import LARGE_BYTES, read_ask
 from proxy.failure import Failure, Kind
 from proxy.placing import told
+from proxy.report.continuations import Result
+from proxy.resumption import Resumption, keeps
 from proxy.routes import RouteKind, find_route
 from proxy.wire.heads import crossing, forwarded_lines, unit_head
 from proxy.wire.relay import Relay
@@ -24,6 +28,7 @@ from router.retry import Attempts, Step, next_step
 
 if TYPE_CHECKING:
     from proxy.gate import Gate
+    from proxy.stream.stitch import Stitch
     from proxy.wire.downstream import ClientConnection
     from proxy.wire.request import Request
     from proxy.wire.upstream import ReplyHead
@@ -33,8 +38,11 @@ _BUSY = (429, 503)
 # FastAPI's engines say so when they have no such path; clients get OpenAI's error shape and a reason instead.
 _NO_SUCH_PATH = str(len('{"detail":"Not Found"}')).encode()
 _SILENT_S = 1.0
-"""A stream on a unit that went DOWN is ended once it has been silent for so long: a unit that closes its
+"""A stream on a unit that went DOWN is given up once it has been silent for so long: a unit that closes its
 listener to shut down in good order goes on with the streams it has."""
+_IN_THE_MIDDLE = (Kind.CUT, Kind.STREAM_ERROR, Kind.NOT_CONTINUED, Kind.INTERNAL)
+_PROOF_S = 30.0
+"""A unit may take so long to say whether it can go on with a stream."""
 
 
 class Exchange:
@@ -50,12 +58,15 @@ class Exchange:
         "_lease",
         "_moved",
         "_patient_at",
+        "_paused",
         "_relay",
         "_request",
+        "_resumption",
         "_route",
         "_shown",
         "_ticket",
         "_turned_away",
+        "_why_not",
     )
 
     def __init__(self, gate: Gate, client: ClientConnection, request: Request) -> None:
@@ -71,7 +82,10 @@ class Exchange:
         self._shown: Relay | None = None
         self._ticket: Ticket | None = None
         self._failure: Failure | None = None
+        self._resumption: Resumption | None = None
+        self._why_not = ""
         self._moved = False
+        self._paused = False
         self._turned_away = 0
         self._patient_at = request.received_at
 
@@ -110,10 +124,12 @@ class Exchange:
             self._gate.router.waiting.remove(self._ticket)
         if self._lease is not None:
             self._let_go(self._lease, Outcome.CLIENT_LEFT)
+        self._settles(Result.CLIENT_LEFT)
         self._answer.left()
 
     def client_paused(self, paused: bool) -> None:
         """The client reads slower than its unit writes."""
+        self._paused = paused
         if self._relay is not None:
             self._relay.pause(paused=paused)
 
@@ -121,6 +137,8 @@ class Exchange:
         """The clocks of this request; called a few times a second."""
         lease, relay, timeouts = self._lease, self._relay, self._gate.settings.timeouts
         if lease is None or relay is None:
+            if self._shown is not None and not self._paused:
+                self._show_patience(self._shown, now)
             return
         if relay.paused:
             if now - relay.last_at > timeouts.answer_s:
@@ -136,7 +154,14 @@ class Exchange:
         elif now - lease.opened_at > timeouts.answer_s:
             reason = f"unit {lease.unit} showed nothing for {timeouts.answer_s:.0f} s"
             self.failed(Failure(Kind.ANSWER_TIMEOUT, reason))
-        elif now - self._patient_at > timeouts.head_hold_s:
+        elif self._is_proving() and now - lease.opened_at > _PROOF_S:
+            self.refused(f"unit {lease.unit} did not say in {_PROOF_S:.0f} s whether it can go on")
+        else:
+            self._show_patience(self._shown or relay, now)
+
+    def _show_patience(self, relay: Relay, now: float) -> None:
+        """Keep the client's connection warm while there is nothing to show."""
+        if now - max(self._patient_at, relay.last_at) > self._gate.settings.timeouts.head_hold_s:
             self._patient_at = now
             if relay.show_patience():
                 self._shown = relay
@@ -205,28 +230,44 @@ class Exchange:
         return True
 
     def _attempt(self, lease: Lease, *, fresh: bool = False) -> None:
-        gate, request = self._gate, self._request
         self._lease = lease
         lease.on_evict = self._evicted
         self._answer.attempts += not fresh
-        self._relay = relay = Relay(self, self._client, lease, gate.now, http10=request.http10)
+        self._relay = relay = Relay(self, self._client, lease, self._gate.now, http10=self._request.http10)
         relay.head_sent = self._shown is not None
-        pool = gate.pool(lease.desk)
+        # A kept connection may turn out to be stale and need a second try, which not every path may have.
+        fresh = fresh or self._route.kind is RouteKind.UNLISTED
+        if self._resumption is None:
+            self._send(lease, relay, self._request.body, fresh=fresh)
+            return
+        relay.pause(paused=self._paused)
+        pool = self._gate.pool(lease.desk)
+        self._resumption.begin(
+            pool,
+            lease.desk.engine,
+            lambda path, length: self._head(pool.lines, path, length),
+            fresh=fresh,
+        )
+
+    def _send(self, lease: Lease, relay: Relay, body: bytes, *, fresh: bool = False) -> None:
+        pool, request = self._gate.pool(lease.desk), self._request
+        head = self._head(pool.lines, request.target, len(body))
+        relay.carry(head, body, pool, to_head=request.method == b"HEAD")
+        pool.take(relay, fresh=fresh)
+
+    def _head(self, lines: bytes, target: bytes, length: int) -> bytes:
+        """The head of a request to a unit, in the name of our client."""
+        request, scheme = self._request, b"https" if self._client.secure else b"http"
         own = b"%b%bx-request-id: %b\r\n" % (
-            pool.lines,
-            forwarded_lines(
-                request.fields, self._client.peer.encode(), b"https" if self._client.secure else b"http"
-            ),
+            lines,
+            forwarded_lines(request.fields, self._client.peer.encode(), scheme),
             self._answer.request_id,
         )
-        lines = crossing(request.lines, request.fields)
-        head = unit_head(request.method, request.target, lines, own=own, length=len(request.body))
-        relay.carry(head, request.body, pool, to_head=request.method == b"HEAD")
-        # A kept connection may turn out to be stale and need a second try, which not every path may have.
-        pool.take(relay, fresh=fresh or self._route.kind is RouteKind.UNLISTED)
+        crosses = crossing(request.lines, request.fields)
+        return unit_head(request.method, target, crosses, own=own, length=length)
 
     def _evicted(self) -> None:
-        """The unit went DOWN. What was shown cannot be taken back (see `tick`); anything else moves now."""
+        """The unit went DOWN. A stream may go on there all the same (see `tick`); anything else moves now."""
         lease = self._lease
         if lease is None or lease.committed:
             return
@@ -255,6 +296,9 @@ class Exchange:
                 Failure(Kind.NOT_SERVED, f"the engine of unit {lease.unit} does not serve {path}")
             )
             return False
+        if self._shown is not None and 400 <= status < 500 and status != 429:
+            self.refused(f"unit {lease.unit} answered {status} when asked to go on")
+            return False
         if status < 500 and status != 429:
             return True
         kind = told(status, head.fields) or self._kind_of(status, lease)
@@ -276,10 +320,17 @@ class Exchange:
 
     def committed(self, body: bytes) -> None:
         """Something is about to be shown; `body` is the beginning of it."""
-        lease = self._lease
+        lease, relay = self._lease, self._relay
         assert lease is not None
+        assert relay is not None
         self._answer.unit = lease.unit
+        if self._resumption is not None:
+            self._settles(Result.CONTINUED)
+            return
         self._answer.ttft_s = lease.first_at - self._request.received_at
+        self._why_not = keeps(self._route, self._request, self._ask, self._gate.settings.no_continuation)
+        if not self._why_not:
+            relay.begin_keeping()
         if self._route.name == "responses":
             self._gate.own_answers.remember_response(body, lease.unit)
 
@@ -290,13 +341,6 @@ class Exchange:
         assert lease is not None
         self._relay = self._lease = None
         self._answer.relayed(relay)
-        if relay.stream_error:
-            reason = f"unit {lease.unit} failed in its stream: {relay.stream_error}"
-            failure = Failure(Kind.STREAM_ERROR, reason)
-            self._gate.close(lease, Outcome.STREAM_ERROR)
-            self._blame(lease, failure)
-            self._answer.end(Outcome.STREAM_ERROR, failure.kind.value)
-            return
         outcome = _outcome_of(self._answer.status)
         self._gate.close(lease, outcome)
         if outcome is Outcome.OK and self._route.kind is RouteKind.GENERATE:
@@ -311,13 +355,13 @@ class Exchange:
         if failure.kind is Kind.STALE_CONNECTION and not lease.committed:
             self._again(lease)
             return
-        if lease.committed and failure.kind not in (Kind.CUT, Kind.INTERNAL):
+        if lease.committed and failure.kind not in _IN_THE_MIDDLE:
             failure = Failure(Kind.TRUNCATED, failure.message)
         self._let_go(lease, failure.kind.row.outcome)
         self._blame(lease, failure)
         told = _as_told(lease, failure)
         if lease.committed:
-            self._answer.break_off(relay, told)
+            self._resume(lease, relay, told)
             return
         step = self._next_step(lease, failure)
         self._moves(lease, step, told)
@@ -325,6 +369,72 @@ class Exchange:
             self._dispatch(draws=step.draws)
         else:
             self._refuse(told)
+
+    # -- a stream that was broken --------------------------------------------------------------------------
+
+    def _resume(self, lease: Lease, relay: Relay, told: Failure) -> None:
+        """A unit broke what its client has seen the beginning of: another one is to go on."""
+        self._shown = self._shown or relay
+        self._failure = told
+        if self._resumption is None and relay.keep is not None:
+            chat = self._route.name == "chat"
+            self._resumption = Resumption(self, self._request, relay.keep, chat=chat)
+        resumption = self._resumption
+        why_not = self._why_not if resumption is None else resumption.begun_by(lease.unit)
+        if resumption is None or why_not or told.kind is Kind.INTERNAL:
+            self._gate.continuations.note(lease.unit, Result.NOT_CONTINUABLE, why_not)
+            self._break_off(why_not)
+        elif (events := resumption.last_events()) is not None:
+            self._settles(Result.COMPLETED)
+            self._answer.conclude(self._shown, events)
+        else:
+            self._ask = self._ask._replace(deadline_at=inf)
+            self._moves(lease, Step(True), told)
+            self._dispatch()
+
+    def go_on(self, body: bytes, stitch: Stitch) -> None:
+        """The unit has proven that it can go on with the stream."""
+        lease, relay = self._lease, self._relay
+        assert lease is not None
+        assert relay is not None
+        assert self._resumption is not None
+        relay.keep, relay.stitch = self._resumption.keep, stitch
+        self._send(lease, relay, body)
+
+    def conclude(self, events: bytes) -> None:
+        """The unit has helped to tell how the stream ends."""
+        assert self._lease is not None
+        assert self._shown is not None
+        self._let_go(self._lease, Outcome.OK)
+        self._settles(Result.COMPLETED)
+        self._answer.conclude(self._shown, events)
+
+    def refused(self, reason: str) -> None:
+        """The unit cannot go on, and no other could."""
+        assert self._lease is not None
+        self._let_go(self._lease, Outcome.GATE_ERROR)
+        self._settles(Result.REFUSED, reason)
+        self._break_off(reason)
+
+    def _settles(self, result: Result, reason: str = "") -> None:
+        """What came of the last break, if there is one of which that is open."""
+        resumption = self._resumption
+        if resumption is not None and resumption.broke:
+            self._gate.continuations.note(resumption.broke, result, reason)
+            self._answer.continued += result is Result.CONTINUED
+            resumption.broke = ""
+
+    def _break_off(self, reason: str) -> None:
+        """The end of a stream that nobody goes on with."""
+        assert self._shown is not None
+        assert self._failure is not None
+        message = self._failure.message + (f"; it could not be continued: {reason}" if reason else "")
+        self._answer.break_off(self._shown, Failure(self._failure.kind, message))
+
+    def _is_proving(self) -> bool:
+        return self._resumption is not None and self._resumption.is_proving
+
+    # -- consequences --------------------------------------------------------------------------------------
 
     def _again(self, lease: Lease) -> None:
         """The unit had closed the connection before it saw the request: once more, on a fresh one."""
@@ -344,8 +454,6 @@ class Exchange:
     def closes_client(self) -> bool:
         """Whether the answer must say that the connection ends with it."""
         return self._answer.closes_client()
-
-    # -- consequences --------------------------------------------------------------------------------------
 
     def _kind_of(self, status: int, lease: Lease) -> Kind:
         if status == 503 and self._gate.board.is_falsely_busy(lease.unit, self._gate.now()):
@@ -380,13 +488,18 @@ class Exchange:
         if relay is not None:
             self._answer.relayed(relay)
             relay.abandon()
+        if self._resumption is not None:
+            self._resumption.abandon()
         self._gate.close(lease, outcome)
 
     def _refuse(self, failure: Failure) -> None:
         if self._shown is None:
             self._answer.refuse(failure)
-        else:
+        elif self._resumption is None:
             self._answer.break_off(self._shown, failure)
+        else:
+            self._settles(Result.NO_UNIT)
+            self._break_off("no other unit could take it")
 
 
 def _as_told(lease: Lease, failure: Failure) -> Failure:

@@ -100,6 +100,7 @@ class Kind(Enum):
     TRUNCATED = "truncated"
     STREAM_ERROR = "stream_error"
     CUT = "cut"
+    NOT_CONTINUED = "not_continued"
 
     @property
     def row(self) -> Row:
@@ -150,6 +151,7 @@ TABLE: dict[Kind, Row] = {
     Kind.TRUNCATED: Row(Fault.UNIT, 502, _DOWN, Outcome.TRUNCATED, Strength.STRONG),
     Kind.STREAM_ERROR: Row(Fault.UNIT, 502, _DOWN, Outcome.STREAM_ERROR, Strength.STRONG),
     Kind.CUT: Row(Fault.UNIT, 503, _DOWN, Outcome.EVICTED),
+    Kind.NOT_CONTINUED: Row(Fault.UNIT, 502, _DOWN, Outcome.EVICTED),
 }
 
 

@@ -24,6 +24,7 @@ from proxy.placed import PlacedExchange
 from proxy.report.access_log import AccessLog
 from proxy.report.balancers import Balancers
 from proxy.report.collectors import AccessLogMetrics, NodeAgentMetrics, PoolMetrics
+from proxy.report.continuations import Continuations
 from proxy.report.envoy_health import lines, readyz_headers
 from proxy.report.events import Action, EventLog
 from proxy.report.haproxy_agent import GATE
@@ -113,6 +114,7 @@ class Gate:
         self.wishes = Wishes(settings.headers)
         self.balancers = Balancers()
         self.peers = Peers(settings.trusted)
+        self.continuations = Continuations(self.metrics, events)
         self.orca = Orca(self.board, self.metrics.responses, lambda: len(self.router.waiting))
         self.now = loop.time
         self._loop = loop
@@ -396,6 +398,7 @@ class Gate:
         for client in list(self.clients):
             client.tick(now)
         self._reach.tick(now)
+        self.continuations.tick(now)
         for listener in self.on_tick:
             listener(now)
         self.orca.refresh(now)

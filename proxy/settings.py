@@ -141,3 +141,5 @@ class Settings:
     pool_metrics: bool = False
     """Whether /metrics also shows the gate as one engine."""
     pass_unlisted: bool = False
+    no_continuation: tuple[str, ...] = ()
+    """Models of which a broken stream is not continued by another unit; `*` stands for all."""

@@ -151,6 +151,7 @@ def json_line(at: float, record: Finished) -> bytes:
         "unit": record.unit,
         "outcome": record.outcome.value,
         "attempts": record.attempts,
+        "continued": record.continued,
         "ttft_s": None if record.ttft_s is None else round(record.ttft_s, 4),
         "duration_s": round(record.duration_s, 4),
         "events": record.events,
@@ -177,6 +178,7 @@ def console_line(at: float, record: Finished) -> bytes:
         f"{record.events} events {_size(record.bytes_in)} in {_size(record.bytes_out)} out",
         f"{record.peer} {_short(record.request_id)}",
         f"{record.attempts} attempts" if record.attempts > 1 else "",
+        f"continued {record.continued} times" if record.continued else "",
     )
     return one_line("  ".join(parts).rstrip()).encode(errors="backslashreplace") + b"\n"
 

@@ -78,6 +78,12 @@ class Exposition(Collector):
             (((name,), tally.retries) for name, tally in units),
         )
         yield counter(
+            "continuations",
+            "Streams that this unit broke in the middle, by what became of them.",
+            ("unit", "result"),
+            (((name, result.value), n) for name, tally in units for result, n in tally.continuations.items()),
+        )
+        yield counter(
             "refusals",
             "Requests that no unit could be given to, by reason.",
             ("reason",),

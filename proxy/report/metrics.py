@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from prometheus_client import CollectorRegistry, Metric, ProcessCollector, generate_latest
 from prometheus_client.registry import Collector
 
+from proxy.report.continuations import Result
 from proxy.report.exposition import Exposition
 from proxy.report.histogram import DURATION_BOUNDS_S, LOOP_LAG_BOUNDS_S, TTFT_BOUNDS_S, Histogram
 from proxy.report.record import Finished
@@ -30,12 +31,13 @@ LAGS_KEPT = 240
 class Tally:
     """What is counted of one unit. The one named "" is of requests that no unit answered."""
 
-    __slots__ = ("duration", "flips", "outcomes", "recent_ttft_s", "retries", "ttft")
+    __slots__ = ("continuations", "duration", "flips", "outcomes", "recent_ttft_s", "retries", "ttft")
 
     def __init__(self) -> None:
         self.outcomes = dict.fromkeys(Outcome, 0)
         self.flips: defaultdict[tuple[Verdict, Verdict], int] = defaultdict(int)
         self.retries = 0
+        self.continuations = dict.fromkeys(Result, 0)
         self.ttft = Histogram(TTFT_BOUNDS_S)
         self.recent_ttft_s: float | None = None
         self.duration = Histogram(DURATION_BOUNDS_S)
@@ -115,6 +117,10 @@ class Metrics:
     def retry(self, unit: str) -> None:
         """A request goes on to another unit because this one failed it."""
         self.tally(unit).retries += 1
+
+    def continuation(self, unit: str, result: Result) -> None:
+        """What became of a stream that this unit broke in the middle."""
+        self.tally(unit).continuations[result] += 1
 
     def refusal(self, reason: Refusal) -> None:
         """A request was refused: no unit could be given to it."""

@@ -11,7 +11,8 @@ class Finished(NamedTuple):
     """One request, from its first byte to the last of its answer.
 
     `status` is what the client was sent (499: it left before), `code` the failure-table row or empty,
-    `unit` the unit that answered (empty when none did), `attempts` how many units were asked.
+    `unit` the unit that answered, or went on last (empty when none did), `attempts` how many units were
+    asked, `continued` how often another unit went on with a stream that was broken.
     """
 
     request_id: str
@@ -30,3 +31,4 @@ class Finished(NamedTuple):
     events: int
     bytes_in: int
     bytes_out: int
+    continued: int = 0

@@ -40,6 +40,7 @@ REQUEST_FIELDS = (
         b"endpoint-load-metrics-format",
         b"expect",
         b"host",
+        b"x-cellgate-continue",
         b"x-forwarded-for",
         b"x-forwarded-host",
         b"x-forwarded-proto",

@@ -6,37 +6,40 @@ Rules:
 2. Bytes go on raw only from one point to another where both an HTTP chunk and an SSE event end: an announced
    chunk size cannot be taken back. Any other read is framed anew, up to its last complete event; a tail of
    more than 16 KiB goes on unfinished.
-3. Per read: no JSON, no logging, no metric call, no task, no timer.
+3. An error that an engine reports in its stream is never shown: it is a failure of the attempt, as a
+   connection that breaks is.
+4. Per read: no JSON, no logging, no metric call, no task, no timer. What is kept is kept by reference.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import Enum, auto
 from typing import Protocol
 
 from proxy.failure import Failure, Kind
-from proxy.stream.sse import carries_data, end_of_events, is_error, message_of, without_comments
+from proxy.stream.keep import FOLD_BYTES, Keep
+from proxy.stream.said import DONE
+from proxy.stream.sse import (
+    before_error,
+    carries_data,
+    end_of_events,
+    is_error,
+    message_of,
+    without_comments,
+)
+from proxy.stream.stitch import Stitch, UnlikeError
 from proxy.wire.downstream import ClientConnection
+from proxy.wire.framing import Framing
 from proxy.wire.heads import client_head, crossing
+from proxy.wire.hold import judge_beginning
 from proxy.wire.pool import Pool
 from proxy.wire.upstream import EVENT_ENDS, ReplyHead, UnitConnection
 from router.lease import Lease
 from router.pace import GAPS_MS
 
 TAIL_BYTES = 16 * 1024
-_HELD_BYTES = 64 * 1024
 _CHUNKED = b"transfer-encoding: chunked\r\n"
-_LAST_CHUNK = b"0\r\n\r\n"
 _COMMENT = b": the unit is still working\n\n"
-
-
-class Framing(Enum):
-    """How the client is told where the body ends."""
-
-    CHUNKED = auto()
-    IDENTITY = auto()
-    """By content-length, or by close for an HTTP/1.0 client."""
 
 
 class Owner(Protocol):
@@ -53,16 +56,22 @@ class Owner(Protocol):
 
 
 class Relay:
-    """One attempt's way back. Also the taker of its connection."""
+    """One attempt's way back. Also the taker of its connection.
+
+    `keep` holds what is shown from now on, in case the unit breaks; `stitch` rewrites what a unit sends that
+    goes on for another.
+    """
 
     __slots__ = (
         "_client",
         "_conn",
         "_desk",
+        "_fold_at",
         "_framing",
         "_gaps",
         "_head",
         "_http10",
+        "_kept",
         "_now",
         "_owner",
         "_pool",
@@ -72,12 +81,13 @@ class Relay:
         "_write",
         "events",
         "head_sent",
+        "keep",
         "last_at",
         "lease",
         "over",
         "paused",
         "sent",
-        "stream_error",
+        "stitch",
     )
 
     def __init__(
@@ -95,6 +105,8 @@ class Relay:
         self._sse = False
         self._framing = Framing.CHUNKED
         self._tail = b""
+        self._kept: list[bytes] | None = None
+        self._fold_at = 0
         self._pool: Pool | None = None
         self._request: tuple[bytes, bytes, bool] = (b"", b"", False)
         self.lease = lease
@@ -104,7 +116,8 @@ class Relay:
         self.events = 0
         self.last_at = 0.0
         self.sent = 0
-        self.stream_error = ""
+        self.keep: Keep | None = None
+        self.stitch: Stitch | None = None
 
     # -- towards the unit ----------------------------------------------------------------------------------
 
@@ -118,6 +131,8 @@ class Relay:
         self._conn = conn
         head, body, to_head = self._request
         conn.send(head, body, self, to_head=to_head)
+        if self.paused:
+            conn.pause()
 
     def on_failed(self, failure: Failure) -> None:
         """The connection did not come about, or is gone."""
@@ -158,13 +173,12 @@ class Relay:
         body = b"".join(pieces)
         if self._sse and carries_data(body):
             self._count(len(pieces))
-        if conn.raw is not None and self._ends_whole(data, conn) and not conn.trailers:
-            self._note_error(body)
+        is_whole = conn.raw is not None and not conn.ended and self._ends_whole(data, conn)
+        if is_whole and not (self._sse and is_error(body)):
+            self._keep(self._framing.frame(body))
             self._send(data)
         else:
             self._reframe(data, body, conn)
-        if conn.ended:
-            self._finish()
 
     def on_token(self, chunk: bytes) -> None:
         """One whole chunk with the event of a token, in a stream that stands between two chunks and events.
@@ -177,7 +191,19 @@ class Relay:
         self.last_at = self._desk.life_at = now
         self.events += 1
         self.sent += len(chunk)
+        kept = self._kept
+        if kept is not None:
+            kept.append(chunk)
+            if self.sent > self._fold_at:
+                self._fold()
         self._write(chunk)
+
+    def begin_keeping(self) -> None:
+        """Keep what is shown from now on. To be called before anything of a stream is."""
+        if self._sse:
+            self.keep = Keep(framed=self._framing is Framing.CHUNKED)
+            self._kept = self.keep.chunks
+            self._fold_at = self.sent + FOLD_BYTES
 
     def show_patience(self) -> bool:
         """Send the head of a held stream, or a comment after it, to keep the client's connection warm.
@@ -188,8 +214,13 @@ class Relay:
             return False
         prefix = b"" if self.head_sent else self._head_bytes(self._head)
         self.head_sent = True
-        self._send(prefix + self._frame(_COMMENT))
+        self._send(prefix + self._framing.frame(_COMMENT))
         return True
+
+    def conclude(self, events: bytes) -> None:
+        """End a stream well whose unit did not: the last `events`, and the end of the body."""
+        framed = self._framing.frame(events) if events else b""
+        self._send(framed + self._framing.end)
 
     def break_off(self, event: bytes) -> bool:
         """End what was begun with an error `event`, where there are events.
@@ -198,7 +229,7 @@ class Relay:
         the end of a body that close delimits.
         """
         if self._sse:
-            self._send(self._frame(event))
+            self._send(self._framing.frame(event))
             return True
         head = self._head
         return self._framing is Framing.CHUNKED or (head is not None and head.length is not None)
@@ -215,19 +246,12 @@ class Relay:
             self._commit(data, b"".join(pieces), conn)
             return
         self._tail = held = without_comments(self._tail + b"".join(pieces))
-        end = end_of_events(held)
-        if end and carries_data(held[:end]):
-            if is_error(held[:end]):
-                self._give_up(
-                    conn, Kind.FIRST_EVENT_ERROR, f"its stream began with an error: {message_of(held)}"
-                )
-            else:
-                self._tail = b""
-                self._commit(data, held, conn)
-        elif conn.ended:
-            self._give_up(conn, Kind.CLOSED_EARLY, "its stream ended without an event")
-        elif len(held) > _HELD_BYTES:
-            self._give_up(conn, Kind.GARBAGE, f"its first event is larger than {_HELD_BYTES} bytes")
+        judged = judge_beginning(held, ended=conn.ended)
+        if isinstance(judged, Failure):
+            self._give_up(conn, judged)
+        elif judged:
+            self._tail = b""
+            self._commit(data, held, conn)
 
     def _begin(self, head: ReplyHead) -> bool:
         if not self._owner.accepts(head):
@@ -242,16 +266,18 @@ class Relay:
         if self.head_sent and not self._sse:
             # The client was promised a stream, so this answer cannot be shown to it.
             assert self._conn is not None
-            self._give_up(self._conn, Kind.EVICTED, f"a second unit answered {head.status} to a begun stream")
+            reason = f"a second unit answered {head.status} to a begun stream"
+            self._give_up(self._conn, Failure(Kind.EVICTED, reason))
             return False
         if self._http10 or head.bodiless or (head.length is not None and not self._sse):
             self._framing = Framing.IDENTITY
         return True
 
-    def _give_up(self, conn: UnitConnection, kind: Kind, reason: str) -> None:
+    def _give_up(self, conn: UnitConnection, failure: Failure) -> None:
+        self.over = True
         self._conn = None
         conn.drop()
-        self._owner.failed(Failure(kind, reason))
+        self._owner.failed(failure)
 
     def _commit(self, data: bytes, body: bytes, conn: UnitConnection) -> None:
         head = self._head
@@ -266,8 +292,6 @@ class Relay:
         self._owner.committed(body)
         prefix = b"" if self.head_sent else self._head_bytes(head)
         self._reframe(data, body, conn, prefix)
-        if conn.ended:
-            self._finish()
 
     # -- after it ------------------------------------------------------------------------------------------
 
@@ -279,36 +303,77 @@ class Relay:
         self.events += events
 
     def _ends_whole(self, data: bytes, conn: UnitConnection) -> bool:
-        """Behind a chunk there may be a part of the next one's size, behind the last one empty lines that the
-        parser forgives: then a read does not end so.
-        """
-        return data.endswith(_LAST_CHUNK) if conn.ended else conn.clean and data.endswith(EVENT_ENDS)
-
-    def _note_error(self, events: bytes) -> None:
-        """To be called with complete events: one that came in two reads shows only once it is whole."""
-        if self._sse and is_error(events):
-            self.stream_error = message_of(events)
+        """Behind a chunk there may be a part of the next one's size: then a read does not end so."""
+        return conn.clean and data.endswith(EVENT_ENDS)
 
     def _reframe(self, data: bytes, body: bytes, conn: UnitConnection, prefix: bytes = b"") -> None:
-        body = self._tail + body
-        if self._sse and not conn.ended:
-            end = end_of_events(body)
-            if len(body) - end > TAIL_BYTES:
-                end = len(body)
-            body, self._tail = body[:end], body[end:]
-        else:
-            self._tail = b""
-        self._note_error(body)
-        at_boundary = not conn.ended and not self._tail and self._ends_whole(data, conn)
-        conn.raw = self if at_boundary and self._sse and self._framing is Framing.CHUNKED else None
-        framed = self._frame(body) if body else b""
-        if conn.ended and self._framing is Framing.CHUNKED:
-            framed += _LAST_CHUNK
+        """Show what is complete of `body`, in a chunk of our own, and end as the unit does."""
+        failure = None
+        if self._sse:
+            body, failure = self._examined(self._tail + body, conn)
+        framed = self._framing.frame(body) if body else b""
+        if framed:
+            self._keep(framed)
+        ended = conn.ended or (self.stitch is not None and self.stitch.is_over)
+        if ended and failure is None:
+            failure = self._lacks_end(body)
+        if ended and failure is None:
+            framed += self._framing.end
+        at_boundary = not ended and not self._tail and self._ends_whole(data, conn)
+        conn.raw = self if at_boundary and self._may_go_raw() else None
         if prefix or framed:
             self._send(prefix + framed)
+        if failure is not None:
+            self._give_up(conn, failure)
+        elif ended:
+            conn.discard()
+            self._finish()
 
-    def _frame(self, data: bytes) -> bytes:
-        return b"%x\r\n%b\r\n" % (len(data), data) if self._framing is Framing.CHUNKED else data
+    def _may_go_raw(self) -> bool:
+        return self._sse and self._framing is Framing.CHUNKED and self.stitch is None
+
+    def _examined(self, events: bytes, conn: UnitConnection) -> tuple[bytes, Failure | None]:
+        """What of these events may be shown, and what is wrong with what follows."""
+        end = len(events) if conn.ended else end_of_events(events)
+        if len(events) - end > TAIL_BYTES:
+            end = len(events)
+        events, self._tail = events[:end], events[end:]
+        failure = None
+        if is_error(events):
+            failure = Failure(Kind.STREAM_ERROR, f"it failed in its stream: {message_of(events)}")
+            events = before_error(events)
+        if events and self.stitch is not None:
+            try:
+                events = self.stitch.feed(events)
+            except UnlikeError as error:
+                return b"", Failure(Kind.NOT_CONTINUED, f"it went on with {error}")
+        return events, failure
+
+    def _lacks_end(self, last: bytes) -> Failure | None:
+        """What is wrong with a stream that HTTP ends well, though the answer in it has not come to an end."""
+        kept = self._kept
+        if self.keep is None or (kept is None and self.stitch is None) or DONE in last:
+            return None
+        if kept and DONE in kept[-1]:
+            return None
+        said = self.keep.read()
+        is_an_answer = said.has_role or bool(said.text)
+        if not is_an_answer or said.is_done or said.finish:
+            return None
+        return Failure(Kind.TRUNCATED, "it ended its stream in the middle of an answer")
+
+    def _keep(self, framed: bytes) -> None:
+        if self._kept is not None:
+            self._kept.append(framed)
+            if self.sent > self._fold_at:
+                self._fold()
+
+    def _fold(self) -> None:
+        """What was kept has grown large: only what it says is kept, or nothing if that is of no use."""
+        assert self.keep is not None
+        self._fold_at = self.sent + FOLD_BYTES
+        if self.keep.read().why_not:
+            self._kept = None
 
     def _finish(self) -> None:
         self.over = True

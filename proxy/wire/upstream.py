@@ -108,7 +108,6 @@ class UnitConnection(asyncio.Protocol):
         "raw",
         "reused",
         "sink",
-        "trailers",
         "transport",
     )
 
@@ -132,7 +131,6 @@ class UnitConnection(asyncio.Protocol):
         self.clean = False
         self.ended = False
         self.reused = False
-        self.trailers = False
         self.idle_since = 0.0
 
     # -- use -----------------------------------------------------------------------------------------------
@@ -141,7 +139,7 @@ class UnitConnection(asyncio.Protocol):
         """Send one request; its reply goes to `sink`. `to_head` says that the method is HEAD."""
         self.sink = sink
         self.head = None
-        self.clean = self.ended = self.trailers = False
+        self.clean = self.ended = False
         self._begun = False
         self._to_head = to_head
         transport = self.transport
@@ -192,8 +190,10 @@ class UnitConnection(asyncio.Protocol):
         raw = self.raw
         if raw is not None:
             start = _TOKEN_STARTS.get(len(data))
-            if start is not None and data.startswith(start) and data.endswith(b"\n\n\r\n"):
-                # The parser stands before this chunk, and would stand as well behind it.
+            is_event = start is not None and data.startswith(start) and data.endswith(b"\r\n")
+            if is_event and data.find(b"\n\n") == len(data) - 4:
+                # The parser stands before this chunk, and would stand as well behind it. It is one event:
+                # another one in the same chunk might be an error.
                 try:
                     raw.on_token(data)
                 except Exception as error:
@@ -277,7 +277,7 @@ class UnitConnection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_head:
-            self.trailers = True
+            # A trailer, which nobody asked for.
             return
         name = name.lower()
         if name in REPLY_FIELDS:

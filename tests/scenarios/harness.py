@@ -256,7 +256,8 @@ class Stage:
 
     def flips(self, name: str) -> list[str]:
         """The verdicts that a unit has come to, in order."""
-        return [event["after"] for event in self.gate.events.last() if event.get("unit") == name]
+        events = self.gate.events.last()
+        return [event["after"] for event in events if event["kind"] == "flip" and event["unit"] == name]
 
     def picks(self, name: str, since: float = 0.0) -> list[float]:
         """When the unit was picked."""

@@ -42,7 +42,7 @@ def test_a_saturated_fleet_is_busy_and_not_sick() -> None:
     assert stage.flips("a") == stage.flips("b") == ["up"]
 
 
-def test_when_a_leader_dies_only_answers_that_had_begun_are_broken() -> None:
+def test_when_a_leader_dies_another_unit_goes_on_with_its_streams() -> None:
     stage = Stage()
 
     async def scenario() -> None:
@@ -51,14 +51,10 @@ def test_when_a_leader_dies_only_answers_that_had_begun_are_broken() -> None:
         late = stage.crowd(32, max_tokens=100)
         await asyncio.sleep(0.05)
         stage.engines["a"].die()
-        died_at = stage.now
-        broken = [visit for visit in await early if visit.unit == "a"]
-        assert len(broken) == 16
-        assert all(is_broken_off(visit) for visit in broken)
-        assert all(visit.reply.ended_s < died_at + LATENCY_S for visit in broken)
-        unharmed = [visit for visit in await late if visit.is_answered]
-        assert len(unharmed) == 32
-        assert {visit.unit for visit in unharmed} == {"b"}
+        assert all(visit.is_answered for visit in await early)
+        assert [visit.unit for visit in await early].count("a") == 16
+        assert all(visit.is_answered for visit in await late)
+        assert {visit.unit for visit in await late} == {"b"}
 
     stage.play(scenario())
     assert stage.flips("a")[-1] == "down"
@@ -66,15 +62,14 @@ def test_when_a_leader_dies_only_answers_that_had_begun_are_broken() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_leader_that_dies_at_any_moment_costs_no_request_that_had_shown_no_token(seed: int) -> None:
+def test_a_leader_that_dies_at_any_moment_costs_nobody_anything(seed: int) -> None:
     stage = Stage(seed)
 
     async def scenario() -> None:
         crowd = stage.crowd(64, max_tokens=30)
         await asyncio.sleep(stage.rng.uniform(0.0, 0.3))
         stage.engines["a"].die()
-        for visit in await crowd:
-            assert visit.is_answered or (visit.unit == "a" and is_broken_off(visit))
+        assert all(visit.is_answered for visit in await crowd)
 
     stage.play(scenario())
 
@@ -120,13 +115,10 @@ def test_a_unit_that_hangs_loses_its_traffic_and_gets_it_back_when_it_is_well(fa
         waiting = stage.crowd(16, max_tokens=20)
         await asyncio.sleep(0.5)
         stage.engines["a"].behaviour = fault
-        hung_at = stage.now
         await stage.until(lambda: stage.verdict("a") is Verdict.DOWN, PROMISE_S)
         assert all(visit.is_answered for visit in await waiting)
-        broken = [visit for visit in await running if visit.unit == "a"]
-        assert len(broken) == 8
-        assert all(visit.code == "cut" and is_broken_off(visit) for visit in broken)
-        assert all(visit.reply.ended_s < hung_at + PROMISE_S + 2.0 for visit in broken)
+        assert [visit.unit for visit in await running].count("a") == 8
+        assert all(visit.is_answered for visit in await running)
         assert {visit.unit for visit in await stage.crowd(8)} == {"b"}
         stage.engines["a"].behaviour = Behaviour()
         await stage.until(stage.all_up, BACK_S)
@@ -138,7 +130,7 @@ def test_a_unit_that_hangs_loses_its_traffic_and_gets_it_back_when_it_is_well(fa
     assert stage.flips("b") == ["up"]
 
 
-def test_a_lost_follower_breaks_running_streams_and_moves_the_rest() -> None:
+def test_a_lost_follower_moves_everyone() -> None:
     stage = Stage(timing=SLOW_TO_START)
 
     async def scenario() -> None:
@@ -148,9 +140,8 @@ def test_a_lost_follower_breaks_running_streams_and_moves_the_rest() -> None:
         await asyncio.sleep(0.5)
         stage.engines["a"].behaviour.follower_lost = True
         assert all(visit.is_answered for visit in await waiting)
-        broken = [visit for visit in await running if not visit.is_answered]
-        assert {visit.unit for visit in broken} == {"a"}
-        assert all(visit.reply.error for visit in broken)
+        assert all(visit.is_answered for visit in await running)
+        assert "a" in {visit.unit for visit in await running}
 
     stage.play(scenario())
     assert stage.flips("a")[-1] == "down"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -32,6 +33,7 @@ class Behaviour:
     keepalive_s: a `:` comment this often on every stream accepted from now on, tokens or not.
     torn: the events of a stream and its chunks do not coincide.
     close_delimited: streams end with their connection.
+    template: what becomes of a rendered prompt.
     """
 
     wedged: bool = False
@@ -49,6 +51,7 @@ class Behaviour:
     keepalive_s: float | None = None
     torn: bool = False
     close_delimited: bool = False
+    template: Callable[[str], str] = str
 
     @property
     def is_stuck(self) -> bool:

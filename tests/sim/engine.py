@@ -9,13 +9,16 @@ from __future__ import annotations
 import asyncio
 import math
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import orjson
 
 from tests.sim import openai_shapes as shapes
 from tests.sim.behaviour import Behaviour, Break
 from tests.sim.http_server import Connection, Exchange
 from tests.sim.node import Node
 from tests.sim.sequence import Sequence, Served, UnknownModelError
+from tests.sim.speech import detokenize, render, tokenize
 from tests.sim.timing import USUAL, Timing
 
 if TYPE_CHECKING:
@@ -30,7 +33,8 @@ OTHERS_WAITING = 8  # Requests of other people's at a unit that says it is busy.
 
 
 class Engine:
-    """One engine at `url`. `served` holds every generation by request id, canaries apart.
+    """One engine at `url`. `served` holds every generation by request id, canaries apart; `counted` is what
+    /tokenize and /detokenize were asked.
 
     `nodes` are its machines: the leader's, which has the engine's own address, and those of its followers.
     `is_blind`: it has no /metrics. When `max_waiting` requests wait it refuses more with 503. `unproven` are
@@ -55,6 +59,7 @@ class Engine:
         self.behaviour = Behaviour()
         self.served: dict[str, list[Served]] = {}
         self.canaries: list[Served] = []
+        self.counted: list[dict[str, Any]] = []
         self.unproven: list[tuple[Served, float]] = []
         self._world = world
         self._loop = world.loop
@@ -117,12 +122,25 @@ class Engine:
             self._loop.outside(LOOK_AGAIN_S, self._handle, exchange)
             return
         self._schedule_step()
-        if exchange.request.method == "POST":
+        if exchange.request.path in ("/tokenize", "/detokenize"):
+            self._count(exchange)
+        elif exchange.request.method == "POST":
             self._generate(exchange)
         elif self.behaviour.late_s:
             self._loop.outside(self.behaviour.late_s, self._answer, exchange)
         else:
             self._answer(exchange)
+
+    def _count(self, exchange: Exchange) -> None:
+        """What the front end answers by itself, whatever became of the engine."""
+        body = orjson.loads(exchange.request.body)
+        self.counted.append(body)
+        if exchange.request.path == "/detokenize":
+            exchange.reply(200, orjson.dumps({"prompt": detokenize(body["tokens"])}))
+            return
+        text = self.behaviour.template(render(body))
+        tokens = tokenize(text)
+        exchange.reply(200, orjson.dumps({"count": len(tokens), "max_model_len": 32768, "tokens": tokens}))
 
     def _answer(self, exchange: Exchange) -> None:
         """What probes ask for."""

@@ -6,10 +6,14 @@ gets exactly what would have come next, as with a greedy engine.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 from itertools import islice
 from typing import Any
+
+_PIECE = re.compile(r"\s*\S+|\s+$")
+_PIECES: dict[int, str] = {}
 
 
 def words(text: str) -> Iterator[str]:
@@ -41,6 +45,19 @@ def render(body: dict[str, Any]) -> str:
     return "".join(turns) + "<assistant>"
 
 
+def tokenize(text: str) -> list[int]:
+    """A token for each word with the space before it."""
+    pieces = _PIECE.findall(text)
+    tokens = [int.from_bytes(blake2b(piece.encode(), digest_size=6).digest(), "big") for piece in pieces]
+    _PIECES.update(zip(tokens, pieces, strict=True))
+    return tokens
+
+
+def detokenize(tokens: Iterable[int]) -> str:
+    """The text of tokens that `tokenize` has made. Raises KeyError for others."""
+    return "".join(_PIECES[token] for token in tokens)
+
+
 def count_tokens(text: str) -> int:
     """Words in the text; a generated word is one token again."""
-    return len(text.split())
+    return len(_PIECE.findall(text))

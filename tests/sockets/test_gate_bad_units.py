@@ -224,11 +224,13 @@ async def test_bytes_that_nobody_asked_for_cost_the_connection_only() -> None:
 
 
 @live
-async def test_an_error_in_the_middle_of_a_stream_goes_on_and_is_held_against_the_unit() -> None:
+async def test_an_error_in_the_middle_of_a_stream_is_told_once_and_held_against_the_unit() -> None:
     end = chunk(ERROR) + chunk(b"data: [DONE]\n\n") + LAST_CHUNK
     async with stage(in_turn(BEGUN, end)) as here, here.client() as client:
         reply = await client.ask(chat())
-        assert (reply.body, reply.whole) == (FIRST + ERROR + b"data: [DONE]\n\n", True)
+        shown, _, told = reply.body.partition(b'data: {"error":')
+        assert (shown, reply.whole) == (FIRST, False)
+        assert told.endswith(b'"code":"stream_error"}}\n\n')
         assert here.outcomes == ["stream_error"]
 
 

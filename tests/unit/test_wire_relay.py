@@ -197,10 +197,19 @@ def test_a_first_event_that_is_an_error_is_a_failure() -> None:
 
 
 @pytest.mark.parametrize("cut", range(1, len(chunk(ERROR))))
-def test_an_error_in_the_middle_is_noted_however_it_arrives(cut: int) -> None:
+def test_an_error_in_the_middle_is_a_failure_and_never_shown_however_it_arrives(cut: int) -> None:
     rig = Rig()
     rig.feed([SSE_HEAD, chunk(TOKENS[0]), chunk(ERROR)[:cut], chunk(ERROR)[cut:], LAST_CHUNK])
-    assert rig.relay.stream_error.startswith('data: {"error"')
+    assert rig.shown.endswith(b"\r\n\r\n" + chunk(TOKENS[0]))
+    assert (rig.ends, rig.wire.closed) == (["committed", "failed"], True)
+    assert rig.failures[0].kind is Kind.STREAM_ERROR
+
+
+def test_an_error_in_the_chunk_of_a_token_is_not_shown_with_it() -> None:
+    rig = Rig()
+    rig.feed([SSE_HEAD, chunk(TOKENS[0]), chunk(TOKENS[1]), chunk(TOKENS[2] + ERROR + TOKENS[3]), LAST_CHUNK])
+    assert rig.shown.endswith(b"\r\n\r\n" + b"".join(map(chunk, TOKENS[:3])))
+    assert [failure.kind for failure in rig.failures] == [Kind.STREAM_ERROR]
 
 
 HEADS = {

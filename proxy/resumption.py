@@ -1,0 +1,183 @@
+"""How a stream goes on that its unit broke: what was shown, the proof that another can go on, its request.
+
+What may be continued stands in stream/eligible.py and stream/said.py, how in stream/plan.py. Here the
+questions of the proof are put to the unit, one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import orjson
+
+from proxy.ask import LARGE_BYTES
+from proxy.failure import Failure, Kind
+from proxy.routes import Route
+from proxy.stream.eligible import why_not
+from proxy.stream.keep import Keep
+from proxy.stream.plan import Proof, Tokens, UnprovenError, extended, prove, remaining
+from proxy.stream.stitch import Stitch, ending, wants_usage
+from proxy.wire.call import Call
+from proxy.wire.pool import Pool
+from proxy.wire.request import Request
+from router.nouns import Ask
+
+SWITCH = b"x-cellgate-continue"
+
+_ROUTES = ("chat", "completions")
+
+
+class Resuming(Protocol):
+    """The exchange. One of these is called once after `Resumption.begin`, unless that is abandoned."""
+
+    def go_on(self, body: bytes, stitch: Stitch) -> None:
+        """It is proven: send the unit this, and stitch what it answers."""
+
+    def conclude(self, events: bytes) -> None:
+        """All is said: these are the last events."""
+
+    def refused(self, reason: str) -> None:
+        """The unit cannot go on, and no other could."""
+
+    def failed(self, failure: Failure) -> None:
+        """The unit failed before it was proven."""
+
+
+def keeps(route: Route, request: Request, ask: Ask, switched_off: tuple[str, ...]) -> str:
+    """Why the stream that answers `request` need not be kept; empty when it has to be."""
+    if route.name not in _ROUTES or not ask.stream:
+        return "only streams of chat and completions are"
+    if "*" in switched_off or ask.model in switched_off:
+        return "the configuration says so (no_continuation)"
+    if any(name == SWITCH and value.strip().lower() == b"off" for name, value in request.fields):
+        return "its client does not want it"
+    return f"its request is larger than {LARGE_BYTES} bytes" if request.body_size > LARGE_BYTES else ""
+
+
+class Resumption:
+    """One broken stream. `broke` is the unit that broke it last, empty while another one goes on with it."""
+
+    __slots__ = (
+        "_body",
+        "_call",
+        "_chat",
+        "_head",
+        "_owner",
+        "_pool",
+        "_proof",
+        "_request",
+        "broke",
+        "keep",
+    )
+
+    def __init__(self, owner: Resuming, request: Request, keep: Keep, *, chat: bool) -> None:
+        self._owner = owner
+        self._request = request
+        self.keep = keep
+        self._chat = chat
+        self._body: dict[str, Any] = orjson.loads(request.body)
+        self._proof: Proof | None = None
+        self._call: Call | None = None
+        self._pool: Pool | None = None
+        self._head: Callable[[bytes, int], bytes] = lambda _path, _length: b""
+        self.broke = ""
+
+    @property
+    def is_proving(self) -> bool:
+        """Whether a unit is being asked."""
+        return self._call is not None and not self._call.over
+
+    def begun_by(self, unit: str) -> str:
+        """`unit` broke it. Why it cannot be continued as it stands; empty when it can, or is complete."""
+        self.broke = unit
+        reason = self._why_not()
+        if reason:
+            self.broke = ""
+        return reason
+
+    def _why_not(self) -> str:
+        said = self.keep.read()
+        if not said.closed:
+            return "it broke in the middle of an event"
+        return said.why_not or why_not(self._body, chat=self._chat)
+
+    def last_events(self) -> bytes | None:
+        """What a complete text still lacks, if no unit need be asked for it."""
+        said = self.keep.read()
+        if said.is_done:
+            return b""
+        return ending(self._body, said, None, chat=self._chat) if said.finish else None
+
+    def begin(
+        self, pool: Pool, engine: str, head: Callable[[bytes, int], bytes], *, fresh: bool = False
+    ) -> None:
+        """Ask a unit that runs `engine` to go on; `head` makes the head of a request from path and length."""
+        said = self.keep.read()
+        if not said.text and not said.finish:
+            # Nothing of the text was shown: it is the same request, and only the frame is stitched.
+            self._owner.go_on(self._request.body, Stitch(self._body, said, Tokens(None, 0)))
+            return
+        self._pool, self._head = pool, head
+        self._proof = prove(self._body, said.text, chat=self._chat, engine=engine)
+        self._ask(None, fresh=fresh)
+
+    def abandon(self) -> None:
+        """Stop asking."""
+        if self._call is not None:
+            self._call.abandon()
+
+    # -- the unit's answers --------------------------------------------------------------------------------
+
+    def answered(self, status: int, body: bytes) -> None:
+        """What it answered to a question."""
+        if status >= 500 or status == 429:
+            kind = Kind.BUSY if status in (429, 503) else Kind.UNIT_ERROR
+            self._owner.failed(Failure(kind, f"it answered {status} when asked whether it can go on"))
+            return
+        answer = _object(body) if status == 200 else None
+        if answer is None:
+            self._owner.refused(f"its engine answered {status} to /tokenize or /detokenize")
+        else:
+            self._ask(answer)
+
+    def failed(self, failure: Failure) -> None:
+        """It gave no answer."""
+        self._owner.failed(failure)
+
+    def _ask(self, answer: dict[str, Any] | None, *, fresh: bool = False) -> None:
+        assert self._proof is not None
+        assert self._pool is not None
+        try:
+            # The first "answer" is none, which starts the generator.
+            question = self._proof.send(answer)  # type: ignore[arg-type]
+        except StopIteration as end:
+            self._proven(end.value)
+        except UnprovenError as error:
+            self._owner.refused(str(error))
+        else:
+            body = orjson.dumps(question.body)
+            self._call = Call(self, self._pool, self._head(question.path.encode(), len(body)), body)
+            self._call.begin(fresh=fresh)
+
+    def _proven(self, tokens: Tokens) -> None:
+        said, body = self.keep.read(), self._body
+        left = None if said.finish else remaining(body, tokens.shown, chat=self._chat)
+        if left is not None:
+            longer = extended(body, said.text, chat=self._chat) | left
+            self._owner.go_on(orjson.dumps(longer), Stitch(body, said, tokens))
+            return
+        events = ending(body, said, tokens, chat=self._chat)
+        if events is None:
+            assert wants_usage(body)
+            self._owner.refused("all was said but the count of its tokens, which only its own unit knew")
+        else:
+            self._owner.conclude(events)
+
+
+def _object(body: bytes) -> dict[str, Any] | None:
+    try:
+        answer = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+    return answer if isinstance(answer, dict) else None
