@@ -21,6 +21,8 @@ from loadtests.replay.engine import Model
 
 ROOT = Path(__file__).parents[2]
 _READY_TIMEOUT_S = 30.0
+_DURATIONS_S = {"rules": {"slow_start_s": 10.0}}
+"""Durations of the gate that stand against the work of units, as they are by default."""
 _HAPROXY = """\
 global
   nbthread 1
@@ -100,11 +102,20 @@ def _cellgate(setup: Setup, *, policy: str = "", told: str = "") -> Iterator[Run
     entries: list[dict[str, Any]] = [{"name": unit.name, "url": unit.url} for unit in units]
     for entry, speed in zip(entries, setup.speeds, strict=True):
         entry |= _TOLD[told](speed, setup.speed_up)
-    settings = setup.gate | {"cells": [{"name": "replay", "units": entries}]}
+    settings = {"cells": [{"name": "replay", "units": entries}]} | _sped_up(setup.gate, setup.speed_up)
     if policy:
         settings["policy"] = policy
     with GateProcess(units, settings=settings) as gate:
         yield Running([gate.port], gate.pid)
+
+
+def _sped_up(given: dict[str, Any], speed_up: float) -> dict[str, Any]:
+    """The keys of the gate's file, with durations as short as all others are here; what is given wins."""
+    keys = dict(given)
+    for section, durations in _DURATIONS_S.items():
+        shorter = {name: duration_s / speed_up for name, duration_s in durations.items()}
+        keys[section] = shorter | dict(given.get(section, {}))
+    return keys
 
 
 @contextmanager
