@@ -34,7 +34,8 @@ USERS = 24
 STEP_MS = 4
 LONG_SHARE, LONG_TOKENS = 0.05, 1_000
 CHECK_S, CHECK_LIMIT_S = 0.02, 5.0
-LIMIT_S = 60.0
+LIMIT_S = 90.0
+"""A machine that has much else to do starts a process slowly; nobody waits for it meanwhile."""
 ENDING_S = 60.0
 _SUCCESSOR = re.compile(r"process (\d+) accepts clients")
 
@@ -124,7 +125,8 @@ async def run(requests: int, handovers: int) -> tuple[list[str], str]:
         units = await asyncio.to_thread(SimUnit.start_all, ["a", "b"], followers=1, step_ms=STEP_MS)
         for unit in units:
             stack.callback(unit.stop)
-        first = stack.enter_context(GateProcess(units))
+        settings = {"timeouts": {"handover_s": LIMIT_S}}
+        first = stack.enter_context(GateProcess(units, settings=settings))
         dynasty = Dynasty(first)
         stack.callback(dynasty.close)
         checks = Checks(first.admin_port)

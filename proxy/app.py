@@ -104,11 +104,12 @@ class App:
         if heritage is not None:
             self._recovery.take_over(heritage.courses)
             await self._get_warm(heritage.view)
-        await gate.listen(client_context(settings.tls), self._listening_for(LISTEN))
         await self._admin.open(self._listening_for(ADMIN))
         if settings.agent_check is not None:
             await self._agent.start(self._listening_for(AGENT_CHECK))
             gate.metrics.include(AgentCheckMetrics(self._agent))
+        # Last, for a gate before this one may end it until it hears that clients are accepted.
+        await gate.listen(client_context(settings.tls), self._listening_for(LISTEN))
         self._announce()
         if heritage is None:
             notify("READY=1")

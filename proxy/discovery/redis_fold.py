@@ -19,7 +19,7 @@ from router.desk import Desk
 from router.judge import CANARY_SOURCE
 from router.nouns import Case, Evidence, Load, Sign, Strength, Verdict
 
-_EPOCHS = "epochs at its gate"
+EPOCHS = "epochs at its gate"
 _CUT = 256
 """Epochs are published in so many characters: the last of more may be incomplete."""
 
@@ -91,9 +91,9 @@ class Fold:
             incarnation += 1
         if view.epoch:
             self._epochs[name] = (view.gate, view.epoch, incarnation)
-        if dict(desk.case.epochs).get(_EPOCHS) != str(incarnation):
+        if dict(desk.case.epochs).get(EPOCHS) != str(incarnation):
             reason, epoch = f"gate {view.gate} reads the epoch {view.epoch}", str(incarnation)
-            self._observe(Evidence(name, Sign.NEUTRAL, Strength.WEAK, _EPOCHS, reason, now, epoch=epoch))
+            self._observe(Evidence(name, Sign.NEUTRAL, Strength.WEAK, EPOCHS, reason, now, epoch=epoch))
 
     def _take_drain(self, sight: Sight) -> None:
         view, name = sight.said.view, sight.name

@@ -27,12 +27,18 @@ ANSWER_S = 10.0
 _LENGTH = struct.Struct("!I")
 
 
+def framed(document: Any) -> bytes:
+    """A document as it is sent."""
+    body = orjson.dumps(document)
+    return _LENGTH.pack(len(body)) + body
+
+
 async def send(sock: socket.socket, document: Any, listeners: Sequence[socket.socket] = ()) -> None:
     """Send a document, and listeners along with it. Raises OSError."""
-    body = orjson.dumps(document)
+    data = framed(document)
     # Descriptors go with the first bytes; these few always find room.
-    socket.send_fds(sock, [_LENGTH.pack(len(body))], [listener.fileno() for listener in listeners])
-    await asyncio.get_running_loop().sock_sendall(sock, body)
+    socket.send_fds(sock, [data[: _LENGTH.size]], [listener.fileno() for listener in listeners])
+    await asyncio.get_running_loop().sock_sendall(sock, data[_LENGTH.size :])
 
 
 def receive(sock: socket.socket) -> tuple[Any, list[socket.socket]]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from proxy.handover.channel import HELLO, READY, VARIABLE, send
+from proxy.handover.channel import HELLO, READY, VARIABLE, framed, send
 
 Listeners = Mapping[str, Sequence[socket.socket]]
 """By what they are for: `listen`, `admin`, `agent_check`, each followed by the address as configured."""
@@ -48,9 +48,9 @@ async def hand_over(
             if isinstance(error, asyncio.CancelledError):
                 raise
             raise HandoverError(_why(error, code, limit_s)) from None
-        # It accepts clients: from here on there is no way back.
+        # It accepts clients: from here on there is no way back, and nothing that could be cancelled.
         with suppress(OSError):
-            await send(ours, tell_last())
+            ours.sendall(framed(tell_last()))
     return process.pid
 
 

@@ -9,12 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from proxy.discovery import redis_fold
 from router.board import Board
 from router.desk import Desk
 from router.nouns import Case, Evidence, Sign, Strength, Verdict
 
 VERSION = 1
 SOURCE = "predecessor"
+
+_COUNTED_HERE = (redis_fold.EPOCHS,)
+"""Who reads epochs as numbers that begin anew with each process of ours."""
 
 Known = dict[str, Any]
 
@@ -36,7 +40,7 @@ def _unit(desk: Desk) -> Known:
         "url": desk.unit.url,
         "verdict": case.verdict.value,
         "since": case.since,
-        "epochs": case.epochs,
+        "epochs": [epoch for epoch in case.epochs if epoch[0] not in _COUNTED_HERE],
         "reborn": case.reborn,
         "passes": case.passes,
         "reason": case.because.reason if case.because is not None else "",

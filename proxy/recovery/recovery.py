@@ -202,7 +202,7 @@ class Recovery:
         self._tell(kind, unit, report.detail + wait)
 
     def _tell_of_waiting(self, waits: str, held: tuple[str, ...]) -> None:
-        if held and waits and not self._told_of_waiting:
+        if held and waits and not self._told_of_waiting and not self.is_over:
             self._tell("recovery_held", None, f"{waits}; nothing is done about {', '.join(held)}")
         self._told_of_waiting = bool(waits) and (self._told_of_waiting or bool(held))
 
