@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 READY := @flock Makefile $(MAKE) -s --no-print-directory
 
 .PHONY: help run test check format vllm-units bench failover soak detection never-shot handover restart cut-off \
-	rolling-update redis-faults probe-cost vllm-detection replay peers drill drill-vllm drill-peers \
+	rolling-update redis-faults fleet probe-cost vllm-detection replay peers drill drill-vllm drill-peers \
 	lock clean apt
 
 help:           ## this list
@@ -80,6 +80,10 @@ cut-off:        ## a sidecar's only unit is wedged; a gate loses its network (as
 redis-faults:   ## a Redis that gates share is killed and frozen under load; what sharing costs
 	$(READY) .venv/run.ready
 	@$(BIN)/python -m loadtests.redis_faults
+
+fleet:          ## a gate is killed under the fleet's router; what 500 units cost it
+	$(READY) .venv/run.ready
+	@$(BIN)/python -m loadtests.fleet
 
 probe-cost:     ## CPU of a gate that probes 1,000 units of 4 nodes once a second
 	$(READY) .venv/run.ready

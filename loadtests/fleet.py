@@ -1,0 +1,231 @@
+"""The fleet's router, in figures: a gate is killed under it, and what 500 units cost.
+
+What must stay true: the router is a process and known from outside only; what stands in Redis is what
+docs/redis.md says.
+"""
+
+import argparse
+import asyncio
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+import uvloop
+from redis.asyncio import Redis
+
+from loadtests.client import End, Question
+from loadtests.gate import GateProcess
+from loadtests.mock_fleet import Connection, Fleet
+from loadtests.redis_faults.server import RedisServer
+from loadtests.simunit.process import SimUnit
+from loadtests.users import Users
+
+UNITS = ("a", "b", "c", "d")
+STREAMS = 200
+KILLED_WITH = 100
+HEALED_S = 2.0
+"""An expiry (0.75 s), a look at the gate that is missed (0.5 s, and 1 s for its answer where it hangs)."""
+_TIMING = {"step_ms": 50, "prefill_tokens_per_s": 100_000}
+_PATIENCE_S = 20.0
+
+MANY, FEW = 500, 4
+PICK_LIMIT_US = 150.0
+RPS = 60.0
+BEAT_S = 0.25
+BODY = orjson.dumps({"model": "m", "messages": [{"role": "user", "content": "Why? " * 100}]})
+
+
+def router_of(redis_url: str) -> GateProcess:
+    """The fleet's router."""
+    return GateProcess((), settings={"redis": redis_url, "discovery": "redis", "cells": []})
+
+
+# A gate is killed.
+
+
+async def killed() -> list[str]:
+    """Kill one of two gates of the same units with streams in flight; what must not have been."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="drill-")))
+        server = stack.enter_context(RedisServer(folder))
+        units = await asyncio.to_thread(SimUnit.start_all, UNITS, **_TIMING)
+        for unit in units:
+            stack.callback(unit.stop)
+        gates = [GateProcess(units, settings={"redis": server.url}) for _ in range(2)]
+        for gate in gates:
+            await asyncio.to_thread(stack.enter_context, gate)
+        router = router_of(server.url)
+        await asyncio.to_thread(stack.enter_context, router)
+        async with Users(router.url, STREAMS, _question, seed=1) as users:
+            if await _until(lambda: max(map(_in_flight, gates)) >= KILLED_WITH) is None:
+                return [f"no gate ever had {KILLED_WITH} requests in flight: {[*map(_in_flight, gates)]}"]
+            other, victim = sorted(gates, key=_in_flight)
+            killed_at = time.monotonic()
+            os.kill(victim.pid, signal.SIGKILL)
+            healed_at = await _until(lambda: _is_whole(router, other.url))
+            await asyncio.sleep(2.0)
+        ends = Counter(answer.end() for answer in users.answers)
+    if healed_at is None:
+        return ["the router never had all units by way of the gate that is left"]
+    took_s = healed_at - killed_at
+    print(
+        f"a gate killed with {KILLED_WITH} or more of {STREAMS} streams: all units were UP by way of the "
+        f"other after {took_s:.2f} s; " + ", ".join(f"{count} {end.value}" for end, count in ends.items()),
+        flush=True,
+    )
+    allowed = {End.WHOLE, End.BROKEN}
+    problems = [answer.why() for answer in users.answers if answer.end() not in allowed][:5]
+    return problems if took_s <= HEALED_S else [*problems, f"that took {took_s:.2f} s"]
+
+
+def _in_flight(gate: GateProcess) -> int:
+    return sum(unit["in_flight"] for unit in gate.units())
+
+
+def _is_whole(router: GateProcess, way: str) -> bool:
+    return all(unit["url"] == way and unit["verdict"] == "up" for unit in router.units())
+
+
+async def _until(is_so: Callable[[], bool]) -> float | None:
+    """When it came to be so; None: never."""
+    give_up_at = time.monotonic() + _PATIENCE_S
+    while time.monotonic() < give_up_at:
+        if await asyncio.to_thread(is_so):
+            return time.monotonic()
+        await asyncio.sleep(0.01)
+    return None
+
+
+def _question(rng: random.Random) -> Question:
+    return Question.draw(rng, prompt_tokens=rng.randint(50, 200), max_tokens=rng.randint(60, 120))
+
+
+# What many units cost.
+
+
+class MockGate(Fleet):
+    """Answers as a gate whose units have nothing to compute."""
+
+    def answer(self, _head: bytes) -> bytes:
+        """A short answer, whatever was asked."""
+        body = b'{"object":"chat.completion","choices":[]}'
+        first = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+        return first + b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+
+
+async def cost(seconds: float) -> list[str]:
+    """The CPU of a router of many units beside that of one of few; what must not have been."""
+    per_request_us = {}
+    for count in (FEW, MANY):
+        with ExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="drill-")))
+            server = stack.enter_context(RedisServer(folder))
+            async with _published(server.url, count):
+                router = router_of(server.url)
+                await asyncio.to_thread(stack.enter_context, router)
+                if await _until(lambda r=router, n=count: len(r.units()) == n) is None:  # type: ignore[misc]
+                    return [f"the router never had {count} units"]
+                idle = await _share(router, seconds, 0.0)
+                busy = await _share(router, seconds, RPS)
+        per_request_us[count] = 1e6 * (busy - idle) / RPS
+        print(
+            f"{count} units: {idle:.1%} of a core to know of them, "
+            f"{per_request_us[count]:.0f} us of CPU a request",
+            flush=True,
+        )
+    pick_us = per_request_us[MANY] - per_request_us[FEW]
+    print(f"a pick among {MANY} takes {pick_us:.0f} us more than one among {FEW}", flush=True)
+    return [] if pick_us <= PICK_LIMIT_US else [f"the limit is {PICK_LIMIT_US:.0f} us"]
+
+
+async def _share(router: GateProcess, seconds: float, rps: float) -> float:
+    """The share of a core that the router takes at so many requests a second."""
+    began_s, began_at = router.cpu_s(), time.monotonic()
+    asking: set[asyncio.Task[None]] = set()
+    async with aiohttp.ClientSession() as http:
+        while (now := time.monotonic()) < began_at + seconds:
+            if len(asking) < rps * (now - began_at) and rps:
+                asking.add(asyncio.create_task(_ask(http, router.url)))
+            await asyncio.sleep(0.5 / rps if rps else 0.1)
+        await asyncio.gather(*asking)
+    return (router.cpu_s() - began_s) / (time.monotonic() - began_at)
+
+
+async def _ask(http: aiohttp.ClientSession, url: str) -> None:
+    async with http.post(f"{url}/v1/chat/completions", data=BODY) as reply:
+        reply.raise_for_status()
+        await reply.read()
+
+
+@asynccontextmanager
+async def _published(redis_url: str, count: int) -> AsyncIterator[None]:
+    """A gate that answers, and is told of in Redis as the gate of so many units."""
+    loop = asyncio.get_running_loop()
+    mock = MockGate(0.0, busy=False)
+    listener = await loop.create_server(lambda: Connection(mock), "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+    beats = asyncio.create_task(_publish(redis_url, url, count))
+    try:
+        yield
+    finally:
+        beats.cancel()
+        listener.close()
+        await asyncio.gather(beats, return_exceptions=True)
+
+
+async def _publish(redis_url: str, url: str, count: int) -> None:
+    names = [f"u{number:03}" for number in range(count)]
+    async with Redis.from_url(redis_url) as client:
+        await client.sadd("cellgate:cells", "c")
+        await client.sadd("cellgate:cell:c", *(f"{name}:mock" for name in names))
+        while True:
+            pipe = client.pipeline(transaction=False)
+            for name in names:
+                document = {
+                    "v": 1,
+                    "unit": name,
+                    "cell": "c",
+                    "gate": "mock",
+                    "verdict": "up",
+                    "gate_url": url,
+                    "models": ["m"],
+                    "max_in_flight": 64,
+                    "life_age_s": 0.1,
+                    "running": 0,
+                    "waiting": 0,
+                }
+                pipe.set(f"cellgate:unit:{name}:mock", orjson.dumps(document), px=750)
+            await pipe.execute()
+            await asyncio.sleep(BEAT_S)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the parts; 0 when each passes."""
+    parser = argparse.ArgumentParser(prog="python -m loadtests.fleet", description=__doc__)
+    parser.add_argument("part", nargs="?", choices=("killed", "cost"), help="one of them; both without it")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each phase of cost")
+    args = parser.parse_args(arguments)
+    parts: dict[str, Callable[[], Coroutine[Any, Any, list[str]]]] = {
+        "killed": killed,
+        "cost": lambda: cost(args.seconds),
+    }
+    failed = False
+    for name in parts if args.part is None else (args.part,):
+        problems = uvloop.run(parts[name]())
+        print(f"{name}: {'FAILED' if problems else 'passed'}", *(f"  ! {one}" for one in problems), sep="\n")
+        failed |= bool(problems)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
