@@ -16,6 +16,8 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from probes.agent_link import Standing
+from proxy.discovery.follow import Discovery
+from proxy.discovery.start import DiscoveryMetrics
 from proxy.report.collectors import NodeAgentMetrics, RedisMetrics
 from proxy.report.metrics import Metrics
 from proxy.report.redis_link import RedisLink
@@ -43,6 +45,8 @@ def exposed() -> dict[str, set[str]]:
     metrics.recoveries["a", "gave_up"] = 0
     link = SimpleNamespace(state="", peers=lambda: 0, counts=Counter[str]())
     metrics.include(RedisMetrics(cast("RedisLink", link), board))
+    sources = SimpleNamespace(standing=lambda: {"file units.yaml": True})
+    metrics.include(DiscoveryMetrics(cast("Discovery", sources)))
     metrics.include(NodeAgentMetrics(lambda: {("a1", "a1-0"): Standing(True, 0)}))
     page = asyncio.run(metrics.render()).decode()
     samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
