@@ -58,7 +58,7 @@ class Fleet:
 
     def unit(self, name: str) -> "Hurt":
         """A unit, for faults."""
-        return Hurt(self._units[name], self._follow)
+        return Hurt(self._units[name], self._welcome)
 
     def roll_units(self) -> None:
         """Each unit in turn: gates stop sending, what runs ends, new processes, gates send again."""
@@ -72,7 +72,6 @@ class Fleet:
         self.unit(name).restart()
         for gate in self.gates:
             gate.drain(name, undo=True)
-        _until(lambda: all(_verdict(gate, name) == "up" for gate in self.gates))
 
     def roll_gates(self) -> None:
         """Each gate in turn, the next one when it is ready."""
@@ -131,23 +130,25 @@ class Fleet:
         units = list(self._units.values())
         return GateProcess(units, nodes=nodes, cell=lambda name: name[0], settings=settings)
 
-    def _follow(self, unit: DrillUnit) -> None:
+    def _welcome(self, unit: DrillUnit) -> None:
+        """Its processes are new: its agents are told, and the gates take it for UP again."""
         if self._agents is not None:
             self._agents.follow(unit)
+        _until(lambda: all(_verdict(gate, unit.name) == "up" for gate in self.gates))
 
 
 class Hurt:
-    """A unit whose agents hear of its new processes."""
+    """A unit whose new processes are welcomed."""
 
-    def __init__(self, unit: DrillUnit, follow: Callable[[DrillUnit], None]) -> None:
+    def __init__(self, unit: DrillUnit, welcome: Callable[[DrillUnit], None]) -> None:
         self._unit = unit
-        self._follow = follow
+        self._welcome = welcome
         self.signal, self.command, self.cut_off = unit.signal, unit.command, unit.cut_off
 
     def restart(self) -> None:
-        """New processes on the same port."""
+        """New processes on the same port; returns when the gates send there again."""
         self._unit.restart()
-        self._follow(self._unit)
+        self._welcome(self._unit)
 
 
 @contextmanager

@@ -1,18 +1,18 @@
 """One run of a drill: build, load, hurt on time, heal on time, and gather what came of it.
 
-What must stay true: a fault that could not be dealt or undone ends the run with an error, not with a verdict.
+What must stay true: a plan that was not carried out as a whole is an error, never a verdict.
 """
 
 import threading
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from subprocess import Popen
 
 from loadtests.drill import load, records
-from loadtests.drill.faults import FAULTS, Aim
+from loadtests.drill.faults import FAULTS, Aim, Deed
 from loadtests.drill.fleet import Fleet
 from loadtests.drill.plan import Drill, Step
 from loadtests.drill.promises import Blow, Outcome, Verdict, check
@@ -49,52 +49,81 @@ class Dealt:
     healed_at: float | None = None
 
 
-@dataclass(slots=True)
 class Hand:
-    """Deals the faults, each in a thread of its own, since some take long to heal."""
+    """Deals the faults in order. What takes long, such as new processes, is finished before the next fault is
+    dealt, and the rest of the plan is as much later: a fault must not meet what another one has left.
+    """
 
-    fleet: Fleet
-    began: float
-    dealt: list[Dealt] = field(default_factory=list)
-    errors: list[Exception] = field(default_factory=list)
-    over: threading.Event = field(default_factory=threading.Event)
-    _threads: list[threading.Thread] = field(default_factory=list)
+    def __init__(self, fleet: Fleet, steps: Sequence[Step]) -> None:
+        self.dealt: list[Dealt] = []
+        self.errors: list[Exception] = []
+        self._fleet = fleet
+        self._steps = steps
+        self._over = threading.Event()
+        self._at_work = threading.Lock()
+        self._began, self._late_s = 0.0, 0.0
+        self._healers: list[threading.Thread] = []
+        self._dealer = threading.Thread(target=self._deal_all, daemon=True)
 
-    def deal(self, steps: Sequence[Step]) -> None:
-        """Begin; returns at once."""
-        self._threads = [threading.Thread(target=self._deal, args=(step,), daemon=True) for step in steps]
-        for thread in self._threads:
-            thread.start()
+    def begin(self) -> None:
+        """The times of the plan count from here."""
+        self._dealer.start()
 
     def stop(self) -> None:
         """Deal no more, heal no more, wait for what is being done."""
-        self.over.set()
-        for thread in self._threads:
-            thread.join()
+        self._over.set()
+        for thread in (self._dealer, *self._healers):
+            if thread.ident is not None:
+                thread.join()
 
     def finish(self) -> None:
-        """Stop. Raises RuntimeError with what failed first."""
+        """Stop. Raises RuntimeError with what failed first, or if the plan had not come to its end."""
         self.stop()
         if self.errors:
             raise RuntimeError(f"a fault could not be dealt or undone: {self.errors[0]}") from self.errors[0]
+        if len(self.dealt) < len(self._steps):
+            left = len(self._steps) - len(self.dealt)
+            raise RuntimeError(f"the load was over before the plan: {left} faults were not dealt")
 
-    def _deal(self, step: Step) -> None:
-        try:
-            if self.over.wait(self.began + step.at_s - time.monotonic()):
+    def _deal_all(self) -> None:
+        self._began = time.monotonic()
+        for step in self._steps:
+            if not self._await(step.at_s):
                 return
-            fault, dealt = FAULTS[step.fault], Dealt(step, time.time())
-            aim = Aim(self.fleet, step.unit or "", step.node, step.parameters())
+            dealt = Dealt(step, time.time())
             self.dealt.append(dealt)
-            fault.hurt(aim)
-            if step.unit is None and step.heal_after_s is None:
-                dealt.healed_at = time.time()
+            self._do(FAULTS[step.fault].hurt, step)
             if step.heal_after_s is not None:
-                if self.over.wait(dealt.at + step.heal_after_s - time.time()):
-                    return
-                fault.heal(aim)
+                self._healers.append(threading.Thread(target=self._heal, args=(dealt,), daemon=True))
+                self._healers[-1].start()
+            elif step.unit is None:
                 dealt.healed_at = time.time()
-        except Exception as error:  # Told by `finish`.
-            self.errors.append(error)
+
+    def _await(self, at_s: float) -> bool:
+        """Wait until it is time for a step; False: it is over before that."""
+        while True:
+            with self._at_work:
+                left_s = self._began + self._late_s + at_s - time.monotonic()
+            if left_s <= 0:
+                return True
+            if self._over.wait(left_s):
+                return False
+
+    def _heal(self, dealt: Dealt) -> None:
+        assert dealt.step.heal_after_s is not None
+        if self._over.wait(dealt.at + dealt.step.heal_after_s - time.time()):
+            return
+        self._do(FAULTS[dealt.step.fault].heal, dealt.step)
+        dealt.healed_at = time.time()
+
+    def _do(self, deed: Deed, step: Step) -> None:
+        with self._at_work:
+            began = time.monotonic()
+            try:
+                deed(Aim(self._fleet, step.unit or "", step.node, step.parameters()))
+            except Exception as error:  # Told by `finish`.
+                self.errors.append(error)
+            self._late_s += time.monotonic() - began
 
 
 def run(drill: Drill, folder: Path) -> Run:
@@ -105,9 +134,9 @@ def run(drill: Drill, folder: Path) -> Run:
         watch = stack.enter_context(Watch(fleet.gates))
         locust = stack.enter_context(load.running(drill, fleet.url, folder))
         began_at = time.time()
-        hand = Hand(fleet, time.monotonic())
+        hand = Hand(fleet, drill.steps())
         stack.callback(hand.stop)
-        hand.deal(drill.steps())
+        hand.begin()
         _wait(locust, hand)
         hand.finish()
     summary = Summary(
