@@ -1,7 +1,7 @@
 """Decides which units are to be recovered now. Pure: what is remembered and seen, and now, to what to begin.
 
-1. Only a unit that is DOWN is acted upon, and none that is drained.
-2. Its clock runs only while the gate may act: after panic, or a network that was lost, patience begins anew.
+1. Only a unit that is DOWN is acted upon, and none that is drained or in the hands of its orchestrator.
+2. Its clock runs only while the gate may act: after panic, a lost network or a drain, patience begins anew.
 3. At any time no more units of a cell are being recovered than its remedy has room for.
 4. A unit that this gate has not seen UP since its processes started may still be starting: it is given the
    time of a backoff first.
@@ -19,7 +19,8 @@ from router.nouns import Verdict
 
 class Row(NamedTuple):
     """What is seen of one unit. `since`: when it came to its verdict; `risen_at`, `born_at`: when it last
-    came up, and when its processes last started anew, as far as was seen.
+    came up, and when its processes last started anew, as far as was seen; `in_hand`: its orchestrator says
+    that it goes, or does not run yet.
     """
 
     unit: str
@@ -29,6 +30,7 @@ class Row(NamedTuple):
     risen_at: float = 0.0
     born_at: float = 0.0
     drained: bool = False
+    in_hand: bool = False
 
     @property
     def is_new(self) -> bool:
@@ -109,7 +111,9 @@ def _seen(course: Course | None, row: Row, remedy: Remedy, now: float) -> Course
     course = course or Course(row.cell)
     if row.drained:
         # The operator has taken over; what was tried before does not count afterwards.
-        return Course(row.cell, is_running=course.is_running)
+        return Course(row.cell, down_at=now, is_running=course.is_running)
+    if row.in_hand:
+        return replace(course, down_at=now, up_at=None)
     match row.verdict:
         case Verdict.UP:
             return _up(course, row, remedy, now)
@@ -133,7 +137,8 @@ def _up(course: Course, row: Row, remedy: Remedy, now: float) -> Course:
 
 def _is_sick(course: Course, row: Row) -> bool:
     """Whether something is to be done about a unit sooner or later."""
-    return row.verdict is Verdict.DOWN and not (row.drained or course.is_running or course.gave_up)
+    left_alone = row.drained or row.in_hand or course.is_running or course.gave_up
+    return row.verdict is Verdict.DOWN and not left_alone
 
 
 def _is_due(course: Course, row: Row, remedy: Remedy, now: float) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from proxy.discovery import SOURCES
 from proxy.recovery.dossier import dossier
 from proxy.recovery.nouns import Act, Dossier, Record, Remedy, Report, Result
 from proxy.recovery.planner import Course, Row, ended, plan
@@ -164,6 +165,8 @@ class Recovery:
             return "the unit left the configuration"
         if desk.drained:
             return "the unit was drained"
+        if _is_in_hand(desk):
+            return "the unit is in the hands of its orchestrator"
         if desk.case.verdict is not Verdict.DOWN:
             return f"the unit is {desk.case.verdict.value}"
         return self._waits(self._ports.now())
@@ -215,5 +218,19 @@ class Recovery:
 
 
 def _row(desk: Desk) -> Row:
-    case, born_at = desk.case, desk.case.reborn[1] if desk.case.reborn is not None else 0.0
-    return Row(desk.unit.name, desk.unit.cell, case.verdict, case.since, desk.risen_at, born_at, desk.drained)
+    case = desk.case
+    return Row(
+        desk.unit.name,
+        desk.unit.cell,
+        case.verdict,
+        case.since,
+        desk.risen_at,
+        born_at=case.reborn[1] if case.reborn is not None else 0.0,
+        drained=desk.drained,
+        in_hand=_is_in_hand(desk),
+    )
+
+
+def _is_in_hand(desk: Desk) -> bool:
+    """Whether a source of units says that it goes, or that a node of it does not run."""
+    return any(source in SOURCES for _, source in desk.case.faults)

@@ -193,7 +193,9 @@ def test_a_gate_that_may_not_act_any_more_cancels_what_was_decided() -> None:
     asyncio.run(scenario())
 
 
+DELETED = Evidence("a", Sign.BAD, Strength.FATAL, "lws", "its pod is being deleted", 0.0, node="n1")
 LEAVINGS: dict[str, Callable[[Board], object]] = {
+    "being deleted": lambda board: board.observe(DELETED),
     "drained": lambda board: board.drain("a", drained=True),
     "taken out of the configuration": lambda board: board.configure(Fleet(), 0.0),
 }

@@ -28,13 +28,16 @@ class World:
         self.courses: Mapping[str, Course] = {}
         self.look()
 
-    def set(self, name: str, verdict: Verdict, *, drained: bool = False) -> None:
-        row = self.seen[name]._replace(verdict=verdict, since=self.now, drained=drained)
+    def set(self, name: str, verdict: Verdict) -> None:
+        row = self.seen[name]._replace(verdict=verdict, since=self.now)
         if verdict is UP:
             row = row._replace(risen_at=self.now)
         if verdict is STARTING:
             row = row._replace(born_at=self.now)
         self.seen[name] = row
+
+    def mark(self, name: str, *, drained: bool = False, in_hand: bool = False) -> None:
+        self.seen[name] = self.seen[name]._replace(drained=drained, in_hand=in_hand)
 
     def look(self, wait_s: float = 0.0, *, may_act: bool = True) -> Plan:
         self.now += wait_s
@@ -151,11 +154,12 @@ def test_a_start_that_came_and_went_between_two_looks_counts_as_well() -> None:
 
 def test_a_drained_unit_is_left_alone_and_begins_anew_afterwards() -> None:
     world = World()
-    world.set("a", DOWN, drained=True)
-    assert world.look(1000.0).begin == ()
     world.set("a", DOWN)
-    assert world.look(0.0).begin == ()
-    assert world.look(10.0).begin == ("a",)
+    world.mark("a", drained=True)
+    assert world.look(1000.0).begin == ()
+    world.mark("a")
+    assert world.look(9.0).begin == ()
+    assert world.look(1.0).begin == ("a",)
 
 
 def test_undraining_takes_up_again_what_was_given_up() -> None:
@@ -164,11 +168,23 @@ def test_undraining_takes_up_again_what_was_given_up() -> None:
     world.look(1.0)
     world.end("a")
     assert world.look(2.0).give_up == ("a",)
-    world.set("a", DOWN, drained=True)
+    world.mark("a", drained=True)
     world.look(1.0)
-    world.set("a", DOWN)
-    world.look(0.0)
+    world.mark("a")
     assert world.look(1.0).begin == ("a",)
+
+
+def test_what_is_in_the_hands_of_its_orchestrator_is_left_there_and_no_attempt_is_forgotten() -> None:
+    world = World()
+    world.set("a", DOWN)
+    assert world.look(10.0).begin == ("a",)
+    world.end("a")
+    world.mark("a", in_hand=True)
+    assert world.look(1000.0).begin == ()
+    world.mark("a")
+    assert world.look(9.0).begin == ()
+    assert world.look(1.0).begin == ("a",)
+    assert world.courses["a"].tries == 2
 
 
 def test_while_the_gate_may_not_act_nothing_is_due_and_patience_begins_anew() -> None:
