@@ -50,7 +50,12 @@ def run(plan: Plan, router: str, *, scale: float, load: float, seed: int) -> Cel
             with ROUTERS[router](setup) as running:
                 return _measure(plan, running, engine, ports, Cell(router, load, seed, None), scale)
         except (MissingError, RuntimeError) as error:
-            return Cell(router, load, seed, None, missing=str(error).partition("\n")[0])
+            return Cell(router, load, seed, None, missing=f"no figures: {_last_line(error)}")
+
+
+def _last_line(error: Exception) -> str:
+    """What a program said at last, where it did not start."""
+    return str(error).strip().splitlines()[-1]
 
 
 def _measure(
