@@ -32,7 +32,7 @@ from router.nouns import (
     Unit,
     Verdict,
 )
-from router.rates import learn_of_peers
+from router.rates import Errors, learn_of_peers
 from router.slowness import Slowness, Speed, compare
 
 ERRORS_S = 1.0
@@ -136,6 +136,7 @@ class Board:
         if after.verdict is Verdict.UP:
             if before.verdict is not Verdict.SUSPECT:
                 desk.risen_at = evidence.at
+                desk.books.errors = Errors()
             elif before.because is not None and before.because.source == silence.SOURCE:
                 desk.cleared_at = evidence.at
             self.forecast(evidence.at)
@@ -199,7 +200,9 @@ class Board:
         share = ALL_BLOCKS // max(len(desks), 1)
         for desk in desks:
             desk.books.size(desk.unit, desk.load, share)
-        facts = [d.books.facts(d.load, d.share(now, self.rules), d.far_s, now) for d in desks]
+        # Costs are seconds, whatever weights are written in.
+        most = max((desk.steady_weight for desk in desks if desk.is_usable()), default=1.0)
+        facts = [d.books.facts(d.load, d.steady_weight / most, d.far_s, now) for d in desks]
         for desk, one in zip(desks, forecast(facts, COSTS), strict=True):
             desk.books.forecast = one
 

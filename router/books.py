@@ -77,6 +77,10 @@ class Books:
         cached = held * BLOCK_BYTES / bytes_per_token * self.prefixes.trust
         return Quote(terms(self.forecast, self.work, tokens, cached, now), tokens, cached, held)
 
+    def backlog_s(self, quote: Quote) -> float:
+        """Seconds of prompts that the unit has yet to compute, whatever its share is."""
+        return quote.terms[1] / (self.forecast.token_s * self.forecast.tokens_s)
+
     def enter(self, key: object, ask: Ask, now: float) -> Bet:
         """An attempt goes to the unit."""
         (_, queue_s, prefill_s, _, kv_s, *_), tokens, cached, held = self.quote(ask, now)
@@ -116,6 +120,7 @@ class Books:
 
 def _report(load: Load, queued: int, now: float) -> Report:
     """Other people's requests at an engine: those beyond what this gate has there."""
-    foreign = load.foreign
+    # One of them may be a canary.
+    foreign = max(load.foreign - 1, 0)
     waiting = min(max(load.waiting - queued, 0), foreign)
     return Report(float(waiting), float(foreign - waiting), load.kv_use, now - load.at)

@@ -143,13 +143,19 @@ class Desk:
         """True when nothing of the unit answers any more, neither its leader nor any other node."""
         return panic.is_mute(max(self.heard_at, self.life_at), now)
 
-    def share(self, now: float, rules: Rules) -> float:
-        """The unit's weight now: less while it is degraded or has only just come up (slow start)."""
-        weight = self.weight * (1.0 - self.slowness.degraded)
+    @property
+    def steady_weight(self) -> float:
+        """The unit's weight: less while it is degraded."""
+        return self.weight * (1.0 - self.slowness.degraded)
+
+    def ramp(self, now: float, rules: Rules) -> float:
+        """The share of requests it is considered for: less than all of them when it has just come up."""
         risen_s = now - self.risen_at
-        if risen_s < rules.slow_start_s:
-            weight *= max(SLOW_START_LEAST, risen_s / rules.slow_start_s)
-        return weight
+        return max(SLOW_START_LEAST, risen_s / rules.slow_start_s) if risen_s < rules.slow_start_s else 1.0
+
+    def share(self, now: float, rules: Rules) -> float:
+        """What it gets now, for its weight: less while it is degraded or has only just come up."""
+        return self.steady_weight * self.ramp(now, rules)
 
     def silent_limit_s(self, rules: Rules) -> float:
         """How long nothing may move on the unit with the work it has now."""

@@ -1,8 +1,8 @@
 """What the units offer an ask: one row each, in predicted seconds, for a policy to rank. Pure.
 
-Units that are SUSPECT or cool down are offered only when no other has room, SUSPECT ones last. An ask may wait
-for a unit that has many prompts to compute: how long that takes can be told. For one that has no place left it
-may not as long as others have one: nobody knows how long an answer will be.
+Units that are SUSPECT, cool down or come up slowly are offered only when no other has room, SUSPECT ones
+last. An ask may wait for a unit that has many prompts to compute: how long that takes can be told. For one
+that has no place left it may not as long as others have one: nobody knows how long an answer will be.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ class Bounds:
     backlog_s: float
     wait_s: float = 0.0
     overcommit: float = 0.0
+    chance: float = 0.0
+    """0 to 1, drawn for the ask: a unit in slow start is considered for a share of them only."""
 
 
 def offers(
@@ -49,7 +51,7 @@ def offers(
             full.append(row)
         elif desk.case.verdict is not Verdict.UP:
             suspect.append(row)
-        elif desk.cool_until > now:
+        elif desk.cool_until > now or desk.ramp(now, board.rules) < bounds.chance:
             cooling.append(row)
         else:
             up.append(row)
@@ -60,9 +62,9 @@ def offers(
 
 def _row(board: Board, desk: Desk, ask: Ask, now: float, bounds: Bounds, *, has_place: bool) -> Candidate:
     name, books, in_flight = desk.unit.name, desk.books, len(desk.leases)
-    costs, _, cached_tokens, _ = books.quote(ask, now)
-    cost_s, queue_s = costs[0], costs[1]
-    has_room = has_place and (bounds.overcommit > 0.0 or queue_s <= bounds.backlog_s)
+    quote = books.quote(ask, now)
+    cost_s, cached_tokens = quote.terms[0], quote.cached_tokens
+    has_room = has_place and (bounds.overcommit > 0.0 or books.backlog_s(quote) <= bounds.backlog_s)
     if not has_room:
         cost_s += bounds.wait_s
     blind_s = cost_s
@@ -70,4 +72,4 @@ def _row(board: Board, desk: Desk, ask: Ask, now: float, bounds: Bounds, *, has_
         blind_s += cached_tokens * books.forecast.token_s * (1.0 + books.forecast.evict_share)
     # What the engine says counts others' requests as well, only older.
     load = in_flight + max(desk.foreign, board.others.get(name, 0))
-    return Candidate(name, in_flight, load, desk.share(now, board.rules), cost_s, blind_s, has_room)
+    return Candidate(name, in_flight, load, desk.steady_weight, cost_s, blind_s, has_room)

@@ -86,6 +86,15 @@ class Steps:
         if not self.seen and 0.0 < base_s < inf and 0.0 <= per_sequence_s < inf:
             self.base_s, self.per_sequence_s = self._bounded(base_s), min(per_sequence_s, self.MAX_S)
 
+    def lean(self, base_s: float, per_sequence_s: float, elapsed_s: float) -> None:
+        """As for an Estimate; what was seen counts the less from then on."""
+        if self.seen:
+            keep = 0.5 ** (elapsed_s / LEAN_S)
+            self.base_s = self._bounded(base_s + (self.base_s - base_s) * keep)
+            self.per_sequence_s = per_sequence_s + (self.per_sequence_s - per_sequence_s) * keep
+            self._n, self._x, self._y = self._n * keep, self._x * keep, self._y * keep
+            self._xx, self._xy = self._xx * keep, self._xy * keep
+
     def at(self, batch: float) -> float:
         """Seconds a step with so many sequences."""
         return min(self.base_s + self.per_sequence_s * batch, self.MAX_S)
@@ -195,6 +204,7 @@ def learn_of_peers(units: Sequence[tuple[Hashable, Rates]], elapsed_s: float) ->
                 base_s, slope_s = median(s.base_s for s in seen), median(s.per_sequence_s for s in seen)
                 for rates in peers:
                     rates.steps.guess(base_s, slope_s)
+                    rates.steps.lean(base_s, slope_s, elapsed_s)
 
 
 def _lean(estimates: Sequence[Estimate], elapsed_s: float) -> None:

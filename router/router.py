@@ -20,6 +20,10 @@ from router.waiting import MOVED_S, Ticket, Waiting
 
 LOOKS = 16
 """So many of those who wait are looked at each time there may be room."""
+CURIOSITY = 0.02
+"""So large a share of the asks goes by the number of requests alone. A unit that was slow, or is and gets
+little for it, would else have nothing by which to tell how fast it is.
+"""
 MISS = 1.25
 """A first token has to be predicted so many times later than its deadline to be given up: it is a guess."""
 
@@ -50,7 +54,7 @@ class Router:
         is_new = not (tried or evicted or retry)
         if not best.has_room or (is_new and len(self.waiting.fair)):
             return Refusal.FULL
-        return self.board.open(best.unit, ask, now, retry=retry)
+        return self._open(best, ask, now, retry=retry)
 
     def wait(
         self,
@@ -100,14 +104,18 @@ class Router:
     def _best(
         self, ask: Ask, now: float, tried: Iterable[str], *, overcommit: float = 0.0, wait_s: float = 0.0
     ) -> Candidate | Refusal:
-        bounds = Bounds(self.waiting.rules.backlog_s, wait_s, overcommit)
+        chance = self._rng.random()
+        bounds = Bounds(self.waiting.rules.backlog_s, wait_s, overcommit, chance)
         rows, refusal = offers(self.board, ask, now, tried, bounds)
         if not rows:
             is_unknown = ask.model is not None and self.board.knows_model(ask.model) is False
             return Refusal.UNKNOWN_MODEL if is_unknown and refusal is Refusal.NO_UNIT else refusal
         if not self.policy.by_seconds or overcommit:
             rows = [row for row in rows if row.has_room] or rows
-        best = self.policy.rank(ask, rows, self._rng)[0]
+        if chance < CURIOSITY and self.policy.by_seconds and any(row.has_room for row in rows):
+            best = min((row for row in rows if row.has_room), key=_load_for_its_weight)
+        else:
+            best = self.policy.rank(ask, rows, self._rng)[0]
         return Refusal.LATE if ask.deadline_at < inf and self._is_hopeless(best, ask, now) else best
 
     def _is_hopeless(self, best: Candidate, ask: Ask, now: float) -> bool:
@@ -116,6 +124,9 @@ class Router:
         _, queue_s, prefill_s, _, kv_s, *_ = books.quote(ask, now).terms
         due_s = MISS * (ask.deadline_at - now)
         return books.rates.prefill_tokens_s.seen > 0 and queue_s + prefill_s + kv_s > due_s
+
+    def _open(self, best: Candidate, ask: Ask, now: float, *, retry: bool = False) -> Lease:
+        return self.board.open(best.unit, ask, now, retry=retry)
 
     def _serve_fair(self, now: float) -> None:
         blocked = _Blocked()
@@ -131,7 +142,7 @@ class Router:
                 ticket.settle(best)
             elif isinstance(best, Candidate) and best.has_room:
                 self.waiting.take(ticket)
-                ticket.settle(self.board.open(best.unit, ticket.ask, now, retry=False))
+                ticket.settle(self._open(best, ticket.ask, now))
             else:
                 # It waits for a unit that is better than those with room, or there is none.
                 ahead += place.tokens
@@ -148,6 +159,10 @@ class Router:
             return ask.prompt_tokens
         held = max(desk.books.prefixes.match(ask.blocks) for desk in desks) if ask.blocks else 0
         return int(ask.prompt_tokens * (1.0 - held / len(ask.blocks))) if held else ask.prompt_tokens
+
+
+def _load_for_its_weight(row: Candidate) -> float:
+    return (row.load + 1.0) / row.weight
 
 
 class _Blocked:

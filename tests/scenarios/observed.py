@@ -18,7 +18,7 @@ from proxy.wire.downstream import ClientConnection
 from proxy.wire.request import Request
 from router.desk import Desk
 from router.lease import Lease
-from router.nouns import Ask, Outcome, Refusal, Verdict
+from router.nouns import Ask, Candidate, Outcome, Refusal, Verdict
 from router.router import Router
 from tests.scenarios.visit import Visit
 
@@ -46,18 +46,28 @@ class ObservedRouter(Router):
         self, ask: Ask, now: float, tried: Iterable[str] = (), *, evicted: bool = False, retry: bool = False
     ) -> Lease | Refusal:
         tried = tuple(tried)
-        room = [desk for desk in self.board if self._has_room(desk, ask, tried, evicted)]
+        room = [desk for desk in self.board if self._could_take(desk, ask, tried, evicted)]
         answer = super().pick(ask, now, tried, evicted=evicted, retry=retry)
         if isinstance(answer, Refusal):
-            if room:
+            idle = [desk for desk in room if not desk.leases and desk.cool_until <= now]
+            # Behind others, and for a unit that answers sooner, one may wait; but not while a unit is idle.
+            if (
+                idle
+                if answer is Refusal.FULL and not len(self.waiting)
+                else room and answer is not Refusal.FULL
+            ):
                 self._violations.append(f"{now:.3f}: {answer} while {room} had room for {ask}")
             return answer
         self.picks.append(Pick(now, answer.unit, answer.desk.unit.url, evicted, tried))
-        self.leases.append(answer)
         self._examine(answer, room, now, tried)
         return answer
 
-    def _has_room(self, desk: Desk, ask: Ask, tried: tuple[str, ...], evicted: bool) -> bool:
+    def _open(self, best: Candidate, ask: Ask, now: float, *, retry: bool = False) -> Lease:
+        lease = super()._open(best, ask, now, retry=retry)
+        self.leases.append(lease)
+        return lease
+
+    def _could_take(self, desk: Desk, ask: Ask, tried: tuple[str, ...], evicted: bool) -> bool:
         """Written from the design, not from the Board: usable, not tried, of the model, not full."""
         over = 1.0 + (self.board.rules.evict_overcommit if evicted else 0.0)
         return (

@@ -164,7 +164,7 @@ def test_an_ask_waits_for_the_unit_that_has_its_prompt_rather_than_compute_it_ag
     assert isinstance(first, Lease)
     first.commit(NOW + 2)
     scene.board.close(first, NOW + 2)
-    tokens = int(1.5 * scene.board.desks[first.unit].books.rates.prefill_tokens_s.value)
+    tokens = 6000
     other = scene.board.open(first.unit, Ask("m", stream=True, prompt_bytes=4 * tokens), NOW + 2, retry=False)
     assert scene.router.pick(long, NOW + 2) is Refusal.FULL, "the other is idle, but has to compute it all"
     scene.wait("x", long)
