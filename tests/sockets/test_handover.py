@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import re
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -273,3 +275,38 @@ def test_what_is_promised_and_does_not_come_is_an_error(tmp_path: Path, units: d
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 1
     assert "cellgate: CELLGATE_HANDOVER=77: nothing can be taken over" in done.stderr
+
+
+def test_a_listener_with_tls_goes_along(units: dict[str, SimUnit], tmp_path: Path) -> None:
+    pem = str(Path(__file__).parents[1] / "wire" / "localhost.pem")
+    tls = {"cert": pem, "key": pem}
+    trusting = ssl.create_default_context(cafile=pem)
+
+    def ask(gate: Line) -> http.client.HTTPResponse:
+        connection = http.client.HTTPSConnection("localhost", gate.port, timeout=10, context=trusting)
+        connection.request("GET", "/v1/models")
+        reply = connection.getresponse()
+        reply.read()
+        connection.close()
+        return reply
+
+    with Line(tmp_path, {"a": units["a"].url}, timeouts=TIMEOUTS, tls=tls) as gate:
+        gate.until_up("a")
+        assert ask(gate).status == 200
+        gate.hand_over()
+        assert gate.exit_code() == 0
+        assert ask(gate).status == 200
+
+
+def test_units_that_are_discovered_are_known_before_the_successor_accepts_clients(
+    units: dict[str, SimUnit], tmp_path: Path
+) -> None:
+    found = tmp_path / "units.yaml"
+    found.write_text(yaml.safe_dump({"units": [{"name": "a", "url": units["a"].url}]}))
+    cells = [{"name": "c", "discover": {"from": "file", "path": str(found)}}]
+    with Line(tmp_path, {}, timeouts=TIMEOUTS, cells=cells) as gate:
+        gate.until_up("a")
+        for _ in range(2):
+            gate.hand_over()
+            stream = Stream(gate, tokens=2)
+            assert (stream.unit, stream.rest()) == ("a", True)
