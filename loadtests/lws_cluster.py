@@ -5,6 +5,7 @@ later, its address is never used again, and the group is made anew as a whole.
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,10 +50,15 @@ class Group:
         return f"127.{10 + self.generation}.{self.number}.{rank + 1}"
 
 
+async def _passes(_: Group) -> None:
+    """It listens, and that will do."""
+
+
 class LwsCluster:
     """An async context manager: inside, all groups run and are ready. `timing` are flags of the units.
 
-    `grace_s` is how long the processes of a pod go on that was told to go.
+    `grace_s` is how long the processes of a pod go on that was told to go. `probe` is the leaders' readiness
+    probe: it returns when that of a group passes.
     """
 
     def __init__(self, count: int, *, grace_s: float, **timing: object) -> None:
@@ -60,6 +66,7 @@ class LwsCluster:
         self.port = processes.free_port()
         self.groups = [Group(number) for number in range(count)]
         self.grace_s = grace_s
+        self.probe: Callable[[Group], Awaitable[object]] = _passes
         self._timing = timing
 
     async def __aenter__(self) -> "LwsCluster":
@@ -88,6 +95,7 @@ class LwsCluster:
         group.unit = await asyncio.to_thread(SimUnit.start, group.name, **options)
         for pod in group.pods(ready=False):
             await self.api.put(pod)
+        await self.probe(group)
         for pod in group.pods():
             await self.api.put(pod)
 

@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import uvloop
@@ -79,22 +80,29 @@ class Outcome:
         return [problem for one in self.replaced for problem in one.problems()] + lost
 
 
-async def run(groups: int = GROUPS, streams: int = STREAMS, *, grace_s: float = GRACE_S) -> Outcome:
-    """The whole drill; none of its processes is left afterwards."""
+async def run(
+    groups: int = GROUPS, streams: int = STREAMS, *, grace_s: float = GRACE_S, asks_gate: bool = False
+) -> Outcome:
+    """The whole drill; none of its processes is left afterwards.
+
+    `asks_gate`: the leaders' readiness probe asks the gate for their unit, instead of passing at once.
+    """
     with tempfile.TemporaryDirectory(prefix="drill-") as folder:
         async with LwsCluster(groups, grace_s=grace_s, **TIMING) as cluster:
             discover = cluster.discover(cluster.api.kubeconfig(Path(folder)))
             gate = GateProcess([], settings={"cells": [{"name": "drill", "discover": discover}]})
             try:
                 await asyncio.to_thread(gate.__enter__)
+                for group in cluster.groups:
+                    await _until_up(gate, group)
+                if asks_gate:
+                    cluster.probe = partial(_until_up, gate)
                 return await _drill(cluster, gate, streams)
             finally:
                 await asyncio.to_thread(gate.__exit__, None, None, None)
 
 
 async def _drill(cluster: LwsCluster, gate: GateProcess, streams: int) -> Outcome:
-    for group in cluster.groups:
-        await _until_up(gate, group)
     async with Users(gate.url, streams, _question) as users:
         await asyncio.sleep(SETTLE_S)
         # The controller goes on as soon as pods are ready, whatever the gate thinks of them.
@@ -131,7 +139,7 @@ async def _replace(cluster: LwsCluster, gate: GateProcess, group: Group, why: st
 
 
 async def _until_up(gate: GateProcess, group: Group, since: float = 0.0) -> float | None:
-    """Wait until the gate has this incarnation of a group UP; seconds since then. None: it never does."""
+    """Wait until the gate has this incarnation of a group UP. Seconds from `since`; None: it never does."""
     give_up_at = time.monotonic() + _PATIENCE_S
     while time.monotonic() < give_up_at:
         units = {unit["name"]: unit for unit in await asyncio.to_thread(gate.units)}
@@ -153,13 +161,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--streams", type=int, default=STREAMS)
     parser.add_argument("--grace-s", type=float, default=GRACE_S, help="what a pod has to finish in")
     args = parser.parse_args(arguments)
-    outcome = uvloop.run(run(args.groups, args.streams, grace_s=args.grace_s))
-    for one in outcome.replaced:
-        print(one.line())
-    print(", ".join(f"{count} {end.value}" for end, count in outcome.ends().most_common()))
-    problems = outcome.problems()
-    print(*(f"  ! {problem}\n" for problem in problems[:20]), sep="", end="", flush=True)
-    return int(bool(problems))
+    failed = False
+    for asks_gate, groups in ((False, args.groups), (True, 2)):
+        print(f"{groups} groups, ready when {'the gate says so' if asks_gate else 'they listen'}")
+        outcome = uvloop.run(run(groups, args.streams, grace_s=args.grace_s, asks_gate=asks_gate))
+        print(*(f"  {one.line()}\n" for one in outcome.replaced), sep="", end="")
+        print("  " + ", ".join(f"{count} {end.value}" for end, count in outcome.ends().most_common()))
+        problems = outcome.problems()
+        print(*(f"  ! {problem}\n" for problem in problems[:20]), sep="", end="", flush=True)
+        failed |= bool(problems)
+    return int(failed)
 
 
 if __name__ == "__main__":
