@@ -7,7 +7,7 @@ import http.client
 from collections.abc import Callable
 from contextlib import suppress
 
-PATIENCE_S = 15.0
+PATIENCE_S = 30.0
 
 
 async def get(port: int, path: str) -> tuple[int, str]:

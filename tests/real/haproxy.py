@@ -75,8 +75,9 @@ def haproxy(
     replacements = {
         "global\n": f"global\n    stats socket {stats} level admin\n    node {node}\n",
         "bind :8080": f"bind 127.0.0.1:{port}",
-        # What takes a second in the field.
+        # What takes a second in the field; a check has as long as there to be answered, and more.
         "inter 1s": "inter 100ms",
+        "    timeout connect 1s\n": "    timeout connect 1s\n    timeout check 2s\n",
         **(changed or {}),
     }
     for address, gate in gates.items():
