@@ -243,6 +243,24 @@ def test_another_incarnation_evicts_even_when_the_nodes_change_with_it() -> None
     play(scenario())
 
 
+def test_another_incarnation_at_another_address_evicts_what_runs_at_the_old_one() -> None:
+    async def scenario() -> None:
+        _worlds["x"] = [
+            Found((unit("a", "old"),), epochs=(("a", "first"),)),
+            Found((unit("a", "new"),), epochs=(("a", "second"),)),
+        ]
+        gate = Gate()
+        discovery = await begin(gate, Scripted("x"))
+        gate.up("a")
+        lease = gate.board.open("a", Ask(), gate.now(), retry=False)
+        await asyncio.sleep(1.1)
+        assert gate.evicted == [lease]
+        assert (gate.board.desks["a"].unit.url, gate.verdict("a")) == ("http://new:1", Verdict.STARTING)
+        await discovery.close()
+
+    play(scenario())
+
+
 def test_requests_of_a_unit_that_is_gone_for_good_move_and_none_waits_to_find_out() -> None:
     async def scenario() -> None:
         _worlds["x"] = [Found((unit("a"),)), Found()]
