@@ -43,11 +43,12 @@ async def hand_over(
                 every = [each for sockets in listeners.values() for each in sockets]
                 await send(ours, {"listeners": names, "known": tell()}, every)
                 await _hear(ours, READY)
-        except (TimeoutError, OSError, asyncio.CancelledError) as error:
+        except asyncio.CancelledError:
+            await asyncio.to_thread(_end, process)
+            raise
+        except Exception as error:
             code = await asyncio.to_thread(_end, process)
-            if isinstance(error, asyncio.CancelledError):
-                raise
-            raise HandoverError(_why(error, code, limit_s)) from None
+            raise HandoverError(_why(error, code, limit_s)) from error
         # It accepts clients: from here on there is no way back, and nothing that could be cancelled.
         with suppress(OSError):
             ours.sendall(framed(tell_last()))
@@ -67,8 +68,9 @@ def _start(theirs: socket.socket) -> subprocess.Popen[bytes]:
 
 
 async def _hear(ours: socket.socket, word: bytes) -> None:
-    if await asyncio.get_running_loop().sock_recv(ours, 1) != word:
-        raise ConnectionError
+    heard = await asyncio.get_running_loop().sock_recv(ours, len(word))
+    if heard != word:
+        raise ConnectionError(f"it said {heard!r} and not {word!r}")
 
 
 def _end(process: subprocess.Popen[bytes]) -> int | None:
@@ -81,9 +83,9 @@ def _end(process: subprocess.Popen[bytes]) -> int | None:
     return None
 
 
-def _why(error: BaseException, code: int | None, limit_s: float) -> str:
+def _why(error: Exception, code: int | None, limit_s: float) -> str:
     if code is not None:
         return f"it ended with {code} before it was ready; what it said is in the log above"
     if isinstance(error, TimeoutError):
         return f"it was not ready within {limit_s:g} s and was killed"
-    return "it did not answer as a gate does and was killed"
+    return f"it was killed, as nothing could be given to it: {error!r}"
