@@ -63,10 +63,9 @@ class Ways:
         told: defaultdict[tuple[str, str], dict[str, Told]] = defaultdict(dict)
         for (unit, _), view, at in self._roster.everything():
             if view.gate_url:
-                by_url = told[view.cell, unit]
-                known = by_url.get(view.gate_url)
-                if known is None or at > known.at:
-                    by_url[view.gate_url] = Told(view, at)
+                by_url, one = told[view.cell, unit], Told(view, at)
+                # At one place there may be a gate that stops and its successor.
+                by_url[view.gate_url] = max(by_url.get(view.gate_url, one), one, key=_standing)
         self._note_gates((url for by_url in told.values() for url in by_url), now)
         shared = _shared(unit for _, unit in told.keys() | self._sights.keys())
         self._sights = {
@@ -141,6 +140,10 @@ def _unit(sight: Sight) -> Unit:
         nodes=via_gate(view.unit),
         engine=VIA_GATE,
     )
+
+
+def _standing(told: Told) -> tuple[bool, float]:
+    return not told.view.stopping, told.at
 
 
 def _shared(names: Iterable[str]) -> frozenset[str]:

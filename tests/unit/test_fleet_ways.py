@@ -118,6 +118,13 @@ def test_a_gate_that_knows_the_unit_to_be_well_comes_before_one_that_does_not() 
     assert fleet.one(0.1).said.view.gate == "b"
 
 
+def test_a_gate_that_hands_over_to_a_successor_at_its_place_stops_nothing() -> None:
+    fleet = Fleet()
+    fleet.tell(0.0, replace(VIEW, gate="a2"))
+    fleet.tell(0.1, replace(VIEW, stopping=True))
+    assert fleet.one(0.1).said.view.gate == "a2"
+
+
 def test_whoever_drains_it_drains_it() -> None:
     fleet = Fleet()
     a, b = both()
