@@ -7,7 +7,6 @@ import gc
 import os
 import random
 import socket
-import ssl
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -36,7 +35,8 @@ from proxy.report.log import configure, log_line
 from proxy.report.redis_link import RedisLink
 from proxy.report.redis_start import share
 from proxy.service_manager import notify
-from proxy.settings import Address, Settings, Tls
+from proxy.settings import Address, Settings
+from proxy.tls import client_context, unit_context, webhook_context
 from proxy.wire.listeners import listen
 
 WARM_LOOK_S = 0.05
@@ -229,29 +229,3 @@ def _calm_the_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 50)
-
-
-def client_context(tls: Tls) -> ssl.SSLContext | None:
-    """TLS towards clients, when a certificate is configured."""
-    if tls.cert is None:
-        return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(tls.cert, tls.key)
-    context.set_alpn_protocols(["http/1.1"])
-    return context
-
-
-def webhook_context(tls: Tls) -> ssl.SSLContext:
-    """TLS towards webhooks: verified by the system's authorities, and by the configured one."""
-    context = ssl.create_default_context()
-    if tls.ca is not None:
-        context.load_verify_locations(tls.ca)
-    return context
-
-
-def unit_context(tls: Tls) -> ssl.SSLContext:
-    """TLS towards https units: verified by the configured authority, or by the system's."""
-    context = ssl.create_default_context(cafile=tls.ca)
-    if tls.unit_cert is not None:
-        context.load_cert_chain(tls.unit_cert, tls.unit_key)
-    return context

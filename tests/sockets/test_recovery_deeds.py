@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from proxy.app import webhook_context
 from proxy.recovery import audit, command, webhook
 from proxy.recovery.command import FLOOD_BYTES, OUTPUT_KEPT
 from proxy.recovery.nouns import Remedy, Report, Result
 from proxy.settings import Tls
+from proxy.tls import webhook_context
 from tests.wire.process import eventually
 from tests.wire.stage import live
 

@@ -19,7 +19,6 @@ from typing import Any, ParamSpec
 
 import uvloop
 
-from proxy.app import client_context, unit_context
 from proxy.ask import read_ask
 from proxy.failure import Failure
 from proxy.gate import Gate
@@ -27,6 +26,7 @@ from proxy.report.access_log import AccessLog
 from proxy.report.events import EventLog
 from proxy.report.record import Finished
 from proxy.settings import Address, Settings, Tls
+from proxy.tls import client_context, unit_context
 from router.nouns import Ask, Evidence, Fleet, Sign, Strength, Unit
 from tests.sim import world
 from tests.wire.client import Client, connected
