@@ -6,6 +6,7 @@ ends after timeoutSeconds, 410 for a version that is compacted away. It breaks o
 
 import asyncio
 import itertools
+import ssl
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -64,6 +65,8 @@ class FakeKubernetes:
         self.lists = 0
         self.watched: list[str] = []
         """The versions that watches went on from."""
+        self.callers: set[tuple[str, str]] = set()
+        """Who asked about which namespace: (namespace, Authorization)."""
         self.refuse_with = 0
         """A status with which every request is refused; 0: none."""
         self._bookmark_s = bookmark_s
@@ -76,13 +79,13 @@ class FakeKubernetes:
         self._streams: set[asyncio.Transport] = set()
         self._runner: aiohttp.web.AppRunner | None = None
 
-    async def start(self) -> Self:
+    async def start(self, tls: ssl.SSLContext | None = None) -> Self:
         """Listen, on the port that it had before, if any."""
         app = aiohttp.web.Application()
         app.router.add_get("/api/v1/namespaces/{namespace}/pods", self._answer)
         self._runner = aiohttp.web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = aiohttp.web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True)
+        site = aiohttp.web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True, ssl_context=tls)
         await site.start()
         self.port = self._runner.addresses[0][1]
         return self
@@ -158,6 +161,8 @@ class FakeKubernetes:
     # -- who asks ------------------------------------------------------------------------------------------
 
     async def _answer(self, request: aiohttp.web.Request) -> aiohttp.web.StreamResponse:
+        caller = request.match_info["namespace"], request.headers.get("Authorization", "")
+        self.callers.add(caller)
         if self.refuse_with:
             status = {"kind": "Status", "code": self.refuse_with, "message": "told to refuse"}
             return aiohttp.web.json_response(status, status=self.refuse_with)

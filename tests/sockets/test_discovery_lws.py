@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 import pytest
+from kubernetes_asyncio.config import incluster_config
 
 from loadtests.fake_kubernetes import FakeKubernetes, group_pod, pod
 from proxy.discovery import kubernetes
@@ -184,6 +186,31 @@ def test_a_server_that_is_gone_or_refuses_is_a_loss_that_says_why(tmp_path: Path
             await api.stop()
             with pytest.raises(LostError, match="cannot be asked"):
                 await told(lws.follow())
+
+    asyncio.run(main())
+
+
+def test_in_a_cluster_the_pods_own_account_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "token").write_text("of-the-pod")
+    (tmp_path / "namespace").write_text("prod\n")
+    pem = Path(__file__).parents[1] / "wire" / "localhost.pem"
+    monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
+    monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(pem))
+    monkeypatch.setattr(kubernetes, "_NAMESPACE_FILE", tmp_path / "namespace")
+
+    async def main() -> None:
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        tls.load_cert_chain(pem)
+        api = await FakeKubernetes().start(tls)
+        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+        monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(api.port))
+        try:
+            await add_group(api, 0)
+            async with aclosing(LwsSource(LIKE, "big", 8000).follow()) as follow:
+                assert urls(await told(follow)) == {"big-0": "http://127.0.0.1:8000"}
+        finally:
+            await api.stop()
+        assert api.callers == {("prod", "Bearer of-the-pod")}
 
     asyncio.run(main())
 
