@@ -48,8 +48,8 @@ class DnsSource:
 
     @property
     def title(self) -> str:
-        """The record and the name."""
-        return f"dns {self.record} {self.host}"
+        """The record and the name, and the port where that is ours to say."""
+        return f"dns {self.record} {self.host}" + (f":{self.port}" if self.port else "")
 
     async def follow(self) -> AsyncGenerator[Found, None]:
         """The units of each answer."""

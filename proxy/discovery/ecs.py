@@ -62,7 +62,7 @@ class EcsSource:
     def _client(self) -> Any:
         boto3: Any = importlib.import_module("boto3")
         config: Any = importlib.import_module("botocore.config")
-        limits = config.Config(connect_timeout=5, read_timeout=10, retries={"total_max_attempts": 2})
+        limits = config.Config(connect_timeout=3, read_timeout=5, retries={"total_max_attempts": 2})
         with _losses():
             return boto3.session.Session(region_name=self.region or None).client("ecs", config=limits)
 
