@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from itertools import accumulate, chain
 from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from proxy import admin_client
@@ -20,11 +20,15 @@ from proxy.settings import Address
 
 PERIOD_S = 1.0
 EVENTS_SHOWN = 5
-BAR = 10
+BAR = 8
+NAME = 24
+LINKED = 4
+"""So many nodes are drawn with a line between them; more are drawn closer."""
 _ENDLESS = 1_000_000
 _FRAME_LINES = 4
-"""The summary, the head of the table, the line of those not shown, and the line above the events."""
+"""The summary, the line of those not shown, the line above the events, and the one that the cursor needs."""
 
+_HEAD = ("UNIT", "VERDICT", "FOR", "LOAD", "IN FLIGHT", "KV", "CELL", "NODES")
 _ORDER = ("down", "held", "suspect", "doubted", "probation", "starting", "full", "drained", "in")
 _STYLES = {
     "in": "green",
@@ -75,16 +79,19 @@ def frame(
     trouble: str = "",
 ) -> Group:
     """One picture, with as many units as fit into so many lines."""
+    last = [_line(Text(shown(event["line"]))) for event in reversed(events[-EVENTS_SHOWN:])]
     units = sorted(glance["units"], key=_rank)
-    last = [Text(shown(event["line"]), no_wrap=True, overflow="ellipsis") for event in events[-EVENTS_SHOWN:]]
-    room = max(1, height - _FRAME_LINES - len(last) - bool(trouble))
+    blocks = _blocks(units)
+    room = height - _FRAME_LINES - len(last) - bool(trouble)
+    # The first block is the head of the table, which is there in any case.
+    fits = max(1, sum(lines <= room for lines in accumulate(map(len, blocks))))
     return Group(
         _summary(glance, place),
-        *([Text(shown(trouble), "bold red")] if trouble else []),
-        _units(units[:room]),
-        *_rest(units[room:]),
+        *([_line(Text(shown(trouble), "bold red"))] if trouble else []),
+        *chain.from_iterable(blocks[:fits]),
+        *_rest(units[fits - 1 :]),
         *([Text("last flips", "dim")] if last else []),
-        *reversed(last),
+        *last,
     )
 
 
@@ -111,26 +118,52 @@ def _summary(glance: Glance, place: str) -> Text:
     return text
 
 
-def _units(units: Sequence[Glance]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("CELL", "UNIT", "VERDICT", "FOR", "NODES", "LOAD", "IN FLIGHT", "KV"):
-        table.add_column(name, no_wrap=True)
-    table.add_column("REASON", no_wrap=True, overflow="ellipsis", ratio=1)
-    scale_s = max(1.0, *(unit["load_s"] for unit in units)) if units else 1.0
-    for unit in units:
-        is_in = unit["standing"] == "in"
-        table.add_row(
-            Text(shown(unit["cell"])),
-            Text(shown(unit["name"])),
-            Text(_word(unit), _STYLES[unit["standing"]]),
-            duration(unit["since_s"]),
-            _nodes(unit["nodes"]),
-            _bar(unit["load_s"], scale_s),
-            f"{unit['in_flight']}/{unit['max_in_flight']}",
-            "" if unit["kv_use"] is None else f"{unit['kv_use']:.0%}",
-            Text("" if is_in else shown(unit["reason"])),
-        )
-    return table
+def _blocks(units: Sequence[Glance]) -> list[list[Text]]:
+    """The head of the table, then the lines of each unit: where it needs a look, a second one tells why."""
+    scale_s = max((unit["load_s"] for unit in units), default=0.0)
+    rows = [[Text(name, "dim") for name in _HEAD], *(_cells(unit, max(scale_s, 1.0)) for unit in units)]
+    widths = [max(cell.cell_len for cell in column) for column in zip(*rows, strict=True)]
+    blocks = [[_row(row, widths)] for row in rows]
+    for unit, block in zip(units, blocks[1:], strict=True):
+        if unit["standing"] != "in":
+            bad = [node["name"] for node in unit["nodes"] if node["state"] == "bad"]
+            where = f"node {', '.join(bad)}: " if bad else ""
+            block.append(_line(Text(f"  {shown(where + unit['reason'])}", "italic")))
+    return blocks
+
+
+def _cells(unit: Glance, scale_s: float) -> list[Text]:
+    return [
+        Text(_cut(shown(unit["name"]))),
+        Text(_word(unit), _STYLES[unit["standing"]]),
+        Text(duration(unit["since_s"])),
+        _bar(unit["load_s"], scale_s),
+        Text(f"{unit['in_flight']}/{unit['max_in_flight']}"),
+        Text("" if unit["kv_use"] is None else f"{unit['kv_use']:.0%}"),
+        Text(_cut(shown(unit["cell"]))),
+        _nodes(unit["nodes"]),
+    ]
+
+
+def _row(cells: Sequence[Text], widths: Sequence[int]) -> Text:
+    """Cells as wide as their columns are; what the terminal has no room for is at the end."""
+    row = Text()
+    for cell, width in zip(cells, widths, strict=True):
+        row.append_text(cell)
+        row.append(" " * (width - cell.cell_len + 2))
+    return _line(row)
+
+
+def _line(text: Text) -> Text:
+    """One line, however narrow the terminal is."""
+    text.rstrip()
+    text.no_wrap, text.overflow = True, "ellipsis"
+    return text
+
+
+def _cut(name: str) -> str:
+    """A long name without its middle: names of units differ at the end."""
+    return name if len(name) <= NAME else f"{name[: NAME // 2 - 1]}…{name[-NAME // 2 :]}"
 
 
 def _rest(units: Sequence[Glance]) -> list[Text]:
@@ -153,7 +186,7 @@ def _nodes(nodes: Sequence[Glance]) -> Text:
     text = Text()
     for number, node in enumerate(nodes):
         leader, follower, style = _NODES[node["state"]]
-        text.append("─" if number else "", "dim")
+        text.append("─" if number and len(nodes) <= LINKED else "", "dim")
         text.append(leader if node["role"] == "leader" else follower, style)
     return text
 
