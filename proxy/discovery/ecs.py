@@ -110,7 +110,7 @@ def member(task: Mapping[str, Any], tags: Mapping[str, str]) -> Member:
     arn, size = task["taskArn"], tags.get(SIZE_TAG, "")
     trouble, fatal = _trouble(task, tags)
     return Member(
-        name=f"{tags.get(ROLE_TAG, 'task')}-{arn.rpartition('/')[2][:8]}",
+        name=named(f"{tags.get(ROLE_TAG, 'task')}-{arn.rpartition('/')[2][:8]}"),
         incarnation=arn,
         rank=_RANKS.get(tags.get(ROLE_TAG, "")),
         size=int(size) if size.isascii() and size.isdigit() else None,
