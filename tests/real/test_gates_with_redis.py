@@ -10,7 +10,7 @@ from pathlib import Path
 import orjson
 
 from loadtests.simunit.process import SimUnit
-from tests.real.asking import steadily
+from tests.real.asking import post, steadily
 from tests.real.redis_server import RedisServer
 from tests.wire.process import GateProcess, eventually
 from tests.wire.stage import PROCESSES_S, live_for
@@ -56,6 +56,27 @@ async def test_redis_killed_back_empty_and_frozen_fails_no_request(tmp_path: Pat
         "does",
         "answers:",
     ]
+
+
+@live_for(PROCESSES_S)
+async def test_a_redis_that_is_absent_at_start_comes_is_full_and_has_room_again(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        unit = stack.enter_context(SimUnit.start("a", step_ms=10))
+        server = RedisServer(tmp_path)
+        gate = GateProcess(tmp_path, {"a": f"http://127.0.0.1:{unit.port}"}, redis=server.url)
+        stack.enter_context(gate)
+        gate.until_up("a")
+        assert await post(gate.port, BODY) == 200
+        stack.enter_context(server)
+        assert eventually(lambda: len(server.do("KEYS", "cellgate:unit:a:*")) == 1)
+        server.do("CONFIG", "SET", "maxmemory", "1")
+        assert eventually(lambda: "Redis takes no writes" in gate.log)
+        assert await post(gate.port, BODY) == 200
+        server.do("CONFIG", "SET", "maxmemory", "0")
+        assert eventually(lambda: gate.log.count("Redis answers") == 2)
+        lines = [line for line in gate.log.splitlines() if "Redis" in line]
+    assert len(lines) == 4
+    assert "Redis does not answer (ConnectionError: " in lines[0]
 
 
 @live_for(PROCESSES_S)
