@@ -16,7 +16,7 @@ import yaml
 
 from loadtests.bench import report
 from loadtests.replay import figures, plots
-from loadtests.replay.cell import Plan, run
+from loadtests.replay.cell import Plan, run_in_quiet
 from loadtests.replay.client import body_of
 from loadtests.replay.engine import Model
 from loadtests.replay.figures import Cell
@@ -69,7 +69,7 @@ def _saturation(plan: Plan, span_s: float) -> float:
     healthy = dataclasses.replace(plan, slow=None)
     ideal = least_connections(plan.requests, _OVERLOAD, [Model()] * plan.units)
     expected = figures.saturation(ideal, span_s)
-    cell = run(healthy, REFERENCE, scale=_OVERLOAD, load=math.inf, seed=0)
+    cell = run_in_quiet(healthy, REFERENCE, scale=_OVERLOAD, load=math.inf, seed=0)
     if cell.figures is None:
         print(f"{REFERENCE}: {cell.missing}; load 1 is what the model says")
         return expected
@@ -86,7 +86,7 @@ def _cells(plan: Plan, args: argparse.Namespace, saturation: float) -> list[Cell
     for seed in range(1, args.seeds + 1):
         for load in args.loads:
             for router in args.routers:
-                cells.append(run(plan, router, scale=load * saturation, load=load, seed=seed))
+                cells.append(run_in_quiet(plan, router, scale=load * saturation, load=load, seed=seed))
                 print(figures.line(cells[-1]), flush=True)
     return cells
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,13 @@ import uvloop
 
 from loadtests.bench import processes
 from loadtests.replay import client
-from loadtests.replay.figures import Cell, figures_of
+from loadtests.replay.client import Answer
+from loadtests.replay.figures import LATE_LIMIT_MS, Cell, figures_of, quantile
 from loadtests.replay.routers import ROUTERS, MissingError, Running, Setup
 from loadtests.replay.trace import Request
 from loadtests.replay.units import LATE_BINS_MS, SLOW_SPEED
+
+TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,17 @@ class Plan:
     patience_s: float
     gate: dict[str, Any] = field(default_factory=dict)
     slow: int | None = None
+
+
+def run_in_quiet(plan: Plan, router: str, *, scale: float, load: float, seed: int) -> Cell:
+    """The first of `TRIES` runs that was not disturbed by other work on the machine, else the least late one.
+
+    What is kept is chosen by lateness alone, never by a router's figures.
+    """
+    tries: list[Cell] = []
+    while not tries or (tries[-1].late_p99_ms > LATE_LIMIT_MS and len(tries) < TRIES):
+        tries.append(run(plan, router, scale=scale, load=load, seed=seed))
+    return min(tries, key=lambda each: each.late_p99_ms)
 
 
 def run(plan: Plan, router: str, *, scale: float, load: float, seed: int) -> Cell:
@@ -83,7 +98,7 @@ def _measure(
         engine_cpu=(after.engine_s - before.engine_s) / wall_s,
         client_cpu=(after.client_s - before.client_s) / wall_s,
         router_cpu=(after.router_s - before.router_s) / wall_s,
-        late_p99_ms=_late_p99_ms(ports),
+        late_p99_ms=max(_units_late_ms(ports), _client_late_ms(answers, plan.speed_up)),
     )
 
 
@@ -121,8 +136,13 @@ def units_process(plan: Plan) -> Iterator[tuple[int, list[int]]]:
             processes.stop(engine)
 
 
-def _late_p99_ms(ports: Sequence[int]) -> float:
-    """The bin in which the 99th percentile of the units' lateness lies, in real milliseconds."""
+def _client_late_ms(answers: Sequence[Answer], speed_up: float) -> float:
+    """The 99th percentile of how late requests were sent, in whole real milliseconds."""
+    return ceil(quantile(sorted(each.late_s for each in answers), 0.99) / speed_up * 1000)
+
+
+def _units_late_ms(ports: Sequence[int]) -> float:
+    """The end of the bin in which the 99th percentile of the units' lateness lies, in real milliseconds."""
     bins = [sum(counts) for counts in zip(*(_told(port)["late"] for port in ports), strict=True)]
     seen = 0
     for count, end_ms in zip(bins, LATE_BINS_MS, strict=False):

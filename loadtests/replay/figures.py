@@ -9,6 +9,8 @@ from loadtests.replay.client import Answer
 
 GOOD_TTFT_S = 2.0
 GOOD_TPOT_S = 0.1
+LATE_LIMIT_MS = 20.0
+"""Later than this, a cell was disturbed by other work on the machine: it says little about a router."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +39,8 @@ class Figures:
 class Cell:
     """One router at one load with one seed; `missing` says why there are no figures.
 
-    `engine_cpu`, `client_cpu`, `router_cpu`: shares of one core; `late_p99_ms`: how late units wrote, in real
-    milliseconds.
+    `engine_cpu`, `client_cpu`, `router_cpu`: shares of one core; `late_p99_ms`: how late the units wrote or
+    the client sent, whichever is later, in real milliseconds.
     """
 
     router: str
@@ -111,10 +113,10 @@ _COLUMNS = {
 
 def table(cells: Sequence[Cell], gate: str) -> list[tuple[str, ...]]:
     """A row for each load and router: medians over the seeds, the range of the mean TTFT, the ratio of the
-    gate's mean TTFT to this one.
+    gate's mean TTFT to this one, and how late units or client were at worst (99th percentile of a cell).
     """
     heads = [head for head, _ in _COLUMNS.values()]
-    rows: list[tuple[str, ...]] = [("load", "router", *heads, "TTFT mean, range", f"{gate} is")]
+    rows: list[tuple[str, ...]] = [("load", "router", *heads, "TTFT mean, range", f"{gate} is", "late")]
     for load, router in sorted(dict.fromkeys((each.load, each.router) for each in cells), key=_load):
         own = [each for each in cells if (each.load, each.router) == (load, router)]
         means = _means(cells, load, router)
@@ -134,7 +136,7 @@ def line(cell: Cell) -> str:
         f"{head} {form.format(getattr(cell.figures, name))}" for name, (head, form) in _COLUMNS.items()
     )
     cpu = f"CPU router {cell.router_cpu:.0%} engine {cell.engine_cpu:.0%} client {cell.client_cpu:.0%}"
-    return f"{name}{values}  {cpu}, engine late p99 <= {cell.late_p99_ms:g} ms"
+    return f"{name}{values}  {cpu}, late p99 <= {cell.late_p99_ms:g} ms"
 
 
 def as_text(rows: Sequence[tuple[str, ...]]) -> str:
@@ -164,7 +166,9 @@ def _row(cells: Sequence[Cell], means: Sequence[float], of_gate: Sequence[float]
         form.format(median(getattr(each, name) for each in found)) for name, (_, form) in _COLUMNS.items()
     ]
     ratio = f"{median(of_gate) / median(means):.2f} x" if of_gate else "-"
-    return (*values, f"{min(means):.2f}-{max(means):.2f}", ratio)
+    late_ms = max(each.late_p99_ms for each in cells)
+    late = f"{late_ms:g} ms" + (", disturbed" if late_ms > LATE_LIMIT_MS else "")
+    return (*values, f"{min(means):.2f}-{max(means):.2f}", ratio, late)
 
 
 assert [each.name for each in fields(Figures)] == list(_COLUMNS)

@@ -66,8 +66,8 @@ def test_the_table_has_medians_ranges_and_the_ratio_to_the_gate() -> None:
     cells = [cell("gate", 1.0), cell("gate", 1.2, 2), cell("gate", 3.0, 3), cell("peer", 2.4)]
     head, gate, peer = table(cells, "gate")
     assert (gate[0], gate[1], gate[2]) == ("0.8", "gate", "1.20")
-    assert gate[-2:] == ("1.00-3.00", "1.00 x")
-    assert peer[-1] == "0.50 x"
+    assert gate[-3:] == ("1.00-3.00", "1.00 x", "0 ms")
+    assert peer[-2] == "0.50 x"
     assert len(head) == len(gate) == len(peer)
 
 
@@ -75,6 +75,11 @@ def test_who_is_not_installed_has_a_row_that_says_so() -> None:
     rows = table([cell("gate", 1.0), Cell("peer", 0.8, 1, None, missing="not installed")], "gate")
     assert rows[2] == ("0.8", "peer", "not installed")
     assert "| 0.8  | peer   | not installed" in as_text(rows)
+
+
+def test_a_disturbed_cell_is_marked() -> None:
+    late = Cell("gate", 0.8, 1, figures_of([answer(1.0)], 1), late_p99_ms=50.0)
+    assert table([late], "gate")[1][-1] == "50 ms, disturbed"
 
 
 def test_loads_are_in_order() -> None:
