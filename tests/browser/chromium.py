@@ -19,8 +19,8 @@ import aiohttp
 from tests.real.programs import find, running
 
 _FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run")
-_START_S = 30.0
-_WAIT_S = 20.0
+_START_S = 60.0
+_WAIT_S = 60.0
 
 
 class Page:

@@ -18,7 +18,7 @@ from tests.real.programs import ROOT, find, free_port, running
 from tests.wire.process import GateProcess
 
 RULES = ROOT / "deploy" / "monitoring" / "rules.yaml"
-PATIENCE_S = 90.0
+PATIENCE_S = 150.0
 OF_A_WEDGE = {"CellgateUnitDown", "CellgateWedgeFound"}
 
 
