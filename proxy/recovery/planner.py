@@ -81,8 +81,8 @@ def plan(
     wards = [row for row in rows if row.cell in remedies]
     after = {row.unit: _seen(courses.get(row.unit), row, remedies[row.cell], now) for row in wards}
     sick = [row for row in wards if _is_sick(after[row.unit], row)]
-    # A unit that left the configuration in the middle of an attempt is remembered until that is over.
-    after |= {unit: course for unit, course in courses.items() if unit not in after and course.is_running}
+    gone = {unit: course for unit, course in courses.items() if unit not in after}
+    after |= {unit: course for unit, course in gone.items() if _may_return(course, remedies, now)}
     if not may_act:
         held = tuple(row.unit for row in sick)
         return Plan({unit: _held(course, now) for unit, course in after.items()}, held=held)
@@ -133,6 +133,15 @@ def _up(course: Course, row: Row, remedy: Remedy, now: float) -> Course:
     if now - up_at >= remedy.patience_s(course.tries):
         return Course(row.cell, up_at=up_at, is_running=course.is_running)
     return replace(course, down_at=None, up_at=up_at, is_awaited=False)
+
+
+def _may_return(course: Course, remedies: Mapping[str, Remedy], now: float) -> bool:
+    """Whether a unit that is not there (any more) is remembered: one that is discovered goes while it is made
+    anew, and comes back under its name.
+    """
+    remedy = remedies.get(course.cell)
+    is_awaited = remedy is not None and course.tries and now < course.rest_until + remedy.backoff_s
+    return course.is_running or bool(is_awaited)
 
 
 def _is_sick(course: Course, row: Row) -> bool:

@@ -75,10 +75,13 @@ class Recovery:
         decided = plan(self.courses, self._rows(), self._remedies, now, may_act=not waits)
         self.courses = decided.courses
         self._tell_of_waiting(waits, decided.held)
-        for work in (*map(self._give_up, decided.give_up), *map(self._recover, decided.begin)):
-            task = asyncio.get_running_loop().create_task(work)
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        for units, deed in ((decided.give_up, self._give_up), (decided.begin, self._recover)):
+            for unit in units:
+                course = self.courses[unit]
+                remedy = self._remedies[course.cell]
+                task = asyncio.create_task(deed(course, remedy, self._dossier(unit, course, remedy)))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
 
     def hand_over(self) -> dict[str, Any]:
         """Begin nothing more, and say what is remembered of each unit, ready for JSON."""
@@ -91,13 +94,12 @@ class Recovery:
 
     def take_over(self, known: Mapping[str, Any]) -> None:
         """Remember what another gate did, which ends by itself what it has begun."""
-        courses = {unit: Course(**fields) for unit, fields in known.items()}
         now = self._ports.now()
-        for unit, course in courses.items():
-            remedy = self._remedies.get(course.cell)
-            if remedy is not None and course.is_running:
-                courses[unit] = ended(course, remedy, now, cancelled=False)
-        self.courses = courses
+        for unit, fields in known.items():
+            course = Course(**fields)
+            if (remedy := self._remedies.get(course.cell)) is not None:
+                is_over = not course.is_running
+                self.courses[unit] = course if is_over else ended(course, remedy, now, cancelled=False)
 
     async def close(self) -> None:
         """Begin nothing more; what is running is ended, and recorded as that."""
@@ -108,10 +110,8 @@ class Recovery:
 
     # -- one attempt ---------------------------------------------------------------------------------------
 
-    async def _recover(self, unit: str) -> None:
-        course, remedy = self.courses[unit], self._remedies[self.courses[unit].cell]
-        about = self._dossier(unit, course, remedy)
-        begun_at = self._ports.now()
+    async def _recover(self, course: Course, remedy: Remedy, about: Dossier) -> None:
+        unit, begun_at = about["unit"], self._ports.now()
         try:
             report = await self._attempt(unit, remedy, about)
         except asyncio.CancelledError:
@@ -142,13 +142,11 @@ class Recovery:
             return Report(Result.DRY_RUN, "dry_run: nothing was done")
         return await self._ports.act(remedy, about)
 
-    async def _give_up(self, unit: str) -> None:
-        course, remedy = self.courses[unit], self._remedies[self.courses[unit].cell]
-        about = self._dossier(unit, course, remedy)
+    async def _give_up(self, course: Course, remedy: Remedy, about: Dossier) -> None:
         self._count(course.cell, Result.GAVE_UP)
         detail = f"still DOWN after {course.tries} attempts; nothing more is done until it has been UP for a "
         detail += "while, or was drained and undrained: look at it yourself"
-        self._tell("recovery_gave_up", unit, detail)
+        self._tell("recovery_gave_up", about["unit"], detail)
         outcome = {"result": Result.GAVE_UP.value, "detail": detail, "case": about}
         await self._record_end(remedy, self._entry("end", about) | outcome)
 

@@ -225,7 +225,33 @@ def test_a_unit_that_left_in_the_middle_of_its_attempt_takes_room_until_that_is_
     del world.seen["a"]
     assert world.look(1.0).begin == ()
     world.end("a")
+    assert world.look(200.0).begin == ("b",)
+
+
+def test_a_unit_that_goes_while_it_is_made_anew_is_known_when_it_comes_back() -> None:
+    world = World("ab")
+    world.set("a", DOWN)
+    world.look(10.0)
+    world.end("a")
+    row = world.seen.pop("a")
+    world.set("b", DOWN)
+    assert world.look(50.0).begin == (), "a is awaited"
+    world.seen["a"] = row._replace(since=world.now, born_at=world.now)
+    world.set("b", UP)
+    assert world.look(100.0).begin == ("a",)
+    assert world.courses["a"].tries == 2
+
+
+def test_a_unit_that_does_not_come_back_is_forgotten() -> None:
+    world = World("ab")
+    world.set("a", DOWN)
+    world.look(10.0)
+    world.end("a")
+    del world.seen["a"]
+    world.set("b", DOWN)
+    assert world.look(199.0).begin == ()
     assert world.look(1.0).begin == ("b",)
+    assert list(world.courses) == ["b"]
 
 
 def test_cells_without_a_remedy_are_none_of_its_business() -> None:
