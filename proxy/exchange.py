@@ -20,6 +20,7 @@ from proxy.placing import told
 from proxy.report.continuations import Result
 from proxy.resumption import Resumption, keeps
 from proxy.routes import RouteKind, find_route
+from proxy.usage import read_usage
 from proxy.wire.heads import crossing, forwarded_lines, unit_head
 from proxy.wire.relay import Relay
 from router.lease import Lease
@@ -191,7 +192,7 @@ class Exchange:
         """What a pick, or later the queue, has to say."""
         gate, ticket, self._ticket = self._gate, self._ticket, None
         if ticket is not None:
-            gate.metrics.waited(gate.now() - ticket.entered_at)
+            gate.routing.waited(gate.now() - ticket.entered_at)
         if isinstance(answer, Lease):
             self._attempt(answer)
             return
@@ -328,6 +329,8 @@ class Exchange:
             self._settles(Result.CONTINUED)
             return
         self._answer.ttft_s = lease.first_at - self._request.received_at
+        if self._ask.stream:
+            self._gate.routing.shown(lease)
         self._why_not = keeps(self._route, self._request, self._ask, self._gate.settings.no_continuation)
         if not self._why_not:
             relay.begin_keeping()
@@ -344,7 +347,7 @@ class Exchange:
         outcome = _outcome_of(self._answer.status)
         self._gate.close(lease, outcome)
         if outcome is Outcome.OK and self._route.kind is RouteKind.GENERATE:
-            self._gate.worked(lease)
+            self._gate.worked(lease, relay.events, read_usage(relay.end()))
         self._answer.end(outcome)
 
     def failed(self, failure: Failure) -> None:

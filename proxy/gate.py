@@ -33,6 +33,7 @@ from proxy.report.orca import Orca
 from proxy.report.peers import Peers
 from proxy.report.ready import as_json, readiness
 from proxy.report.record import Finished
+from proxy.report.routing import Routing
 from proxy.settings import Settings
 from proxy.vigil import Vigil
 from proxy.watch import Watch
@@ -44,6 +45,7 @@ from proxy.wire.reach import Reach
 from proxy.wire.request import Request
 from proxy.wishes import Wishes
 from router.board import Board, Consequence
+from router.books import Usage
 from router.desk import Desk
 from router.judge import nothing_to_learn
 from router.lease import Lease
@@ -121,6 +123,8 @@ class Gate:
         self._rng = rng
         self._access_log = access_log
         self.metrics.include(NodeAgentMetrics(self.watch.agents))
+        self.routing = Routing(self.board, self.router.waiting)
+        self.metrics.include(self.routing)
         self.metrics.include(AccessLogMetrics(lambda: access_log.dropped))
         if settings.pool_metrics:
             self.metrics.include(PoolMetrics(self.board, lambda: len(self.router.waiting)))
@@ -282,13 +286,18 @@ class Gate:
         self.metrics.attempt(lease.unit, outcome)
         self.room()
 
-    def worked(self, lease: Lease) -> None:
-        """A generation has ended well: a proof of life."""
+    def worked(self, lease: Lease, events: int, usage: Usage | None) -> None:
+        """A generation has ended well: a proof of life, and something to learn from."""
         desk, now = lease.desk, self.now()
         desk.life_at = now
         desk.books.errors.worked(now)
         if not lease.ask.stream:
             desk.pace.answered(now - lease.opened_at)
+        elif not lease.was_paused:
+            desk.books.streamed(events - 1, now - lease.first_at)
+        if usage is not None:
+            desk.books.used(lease.ask, lease.bet, usage)
+        self.routing.worked(lease, usage)
         if not nothing_to_learn(desk.case):
             self._observe(desk, Sign.GOOD, Strength.STRONG, "it finished a generation")
 

@@ -21,6 +21,10 @@ ALL_BLOCKS = 2 << 20
 """All prefix caches together are believed to hold at most so many blocks: 300 MB."""
 
 
+STEPS_LEAST = 8
+"""A shorter stream says little about how long a step takes."""
+
+
 class Bet(NamedTuple):
     """What was expected of an attempt when it was sent.
 
@@ -33,6 +37,14 @@ class Bet(NamedTuple):
     held_blocks: int
     record: int
     ttft_s: float
+
+
+class Usage(NamedTuple):
+    """What an engine says an answer has used. `cached_tokens` is None where it does not tell."""
+
+    prompt_tokens: int
+    answer_tokens: int
+    cached_tokens: int | None = None
 
 
 class Quote(NamedTuple):
@@ -98,6 +110,18 @@ class Books:
         self.work.close(key, now)
         if in_vain and bet.record:
             self.prefixes.forget(ask.blocks, bet.held_blocks, bet.record)
+
+    def streamed(self, tokens: int, stream_s: float) -> None:
+        """A stream has sent so many tokens behind its first one in so many seconds."""
+        if tokens >= STEPS_LEAST:
+            self.rates.steps.learn(stream_s / tokens, float(self.work.batch))
+
+    def used(self, ask: Ask, bet: Bet, usage: Usage) -> None:
+        """An answer has told what it used."""
+        if usage.cached_tokens is not None and bet.record:
+            expected = bet.held_blocks * BLOCK_BYTES / self.rates.bytes_per_token.value
+            self.prefixes.correct(expected, float(usage.cached_tokens))
+        self.rates.used(ask.prompt_bytes, usage.prompt_tokens, usage.answer_tokens)
 
     def forget(self) -> None:
         """The unit has started anew."""

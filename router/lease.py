@@ -32,6 +32,7 @@ class Lease:
         "opened_at",
         "paused",
         "retry",
+        "was_paused",
     )
 
     def __init__(self, desk: Desk, ask: Ask, now: float, *, retry: bool) -> None:
@@ -44,6 +45,7 @@ class Lease:
         self.evicted = False
         self.closed = False
         self.paused = False
+        self.was_paused = False
         self.first_at = 0.0
         self.on_evict: Callable[[], None] | None = None
 

@@ -83,7 +83,6 @@ class Metrics:
         self.bytes_in = 0
         self.bytes_out = 0
         self.lag = Histogram(LOOP_LAG_BOUNDS_S)
-        self.waits = Histogram(TTFT_BOUNDS_S)
         self.last_lags_s: deque[float] = deque(maxlen=LAGS_KEPT)
         self._registry = CollectorRegistry()
         self._registry.register(Exposition(self, board, now, waiting, connections))
@@ -125,10 +124,6 @@ class Metrics:
     def refusal(self, reason: Refusal) -> None:
         """A request was refused: no unit could be given to it."""
         self.refusals[reason] += 1
-
-    def waited(self, seconds: float) -> None:
-        """A request has left the queue, whatever for."""
-        self.waits.observe(seconds)
 
     def loop_lag(self, seconds: float) -> None:
         """The gate's tick came so many seconds late."""

@@ -38,6 +38,8 @@ from router.lease import Lease
 from router.pace import GAPS_MS
 
 TAIL_BYTES = 16 * 1024
+END_CHUNKS = 3
+"""The last token, what was used, and the end."""
 _CHUNKED = b"transfer-encoding: chunked\r\n"
 _COMMENT = b": the unit is still working\n\n"
 
@@ -66,6 +68,7 @@ class Relay:
         "_client",
         "_conn",
         "_desk",
+        "_first",
         "_fold_at",
         "_framing",
         "_gaps",
@@ -105,6 +108,7 @@ class Relay:
         self._sse = False
         self._framing = Framing.CHUNKED
         self._tail = b""
+        self._first = b""
         self._kept: list[bytes] | None = None
         self._fold_at = 0
         self._pool: Pool | None = None
@@ -152,6 +156,7 @@ class Relay:
     def pause(self, *, paused: bool) -> None:
         """Mirror the client's backpressure; the clock for gaps stops meanwhile."""
         self.paused = self.lease.paused = paused
+        self.lease.was_paused = True
         self.last_at = self._now()
         if not paused:
             self._desk.work_at = self.last_at
@@ -204,6 +209,10 @@ class Relay:
             self.keep = Keep(framed=self._framing is Framing.CHUNKED)
             self._kept = self.keep.chunks
             self._fold_at = self.sent + FOLD_BYTES
+
+    def end(self) -> bytes:
+        """What was shown last, as far as it is kept; of a plain body what came with its head."""
+        return b"".join(self._kept[-END_CHUNKS:]) if self._kept is not None else self._first
 
     def show_patience(self) -> bool:
         """Send the head of a held stream, or a comment after it, to keep the client's connection warm.
@@ -289,6 +298,8 @@ class Relay:
         if self._sse:
             self.events = 1
             lease.desk.life_at = lease.first_at
+        if not self._sse:
+            self._first = body
         self._owner.committed(body)
         prefix = b"" if self.head_sent else self._head_bytes(head)
         self._reframe(data, body, conn, prefix)
