@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from proxy.gate import LINGER_S
 from router.nouns import Fleet, Verdict
 from tests.scenarios.harness import BACK_S, LATENCY_S, Stage
 from tests.scenarios.visit import chat
@@ -177,7 +178,7 @@ def test_a_stop_in_good_order_loses_nothing() -> None:
         for visit in await stage.crowd(4, max_tokens=4):
             assert visit.is_answered
             assert visit.reply.headers["connection"] == "close"
-        await asyncio.sleep(2.0)
+        await asyncio.sleep(2.0 + LINGER_S)
         assert idle.transport.is_closing()
         assert (await stage.client.get("/readyz")).end is End.REFUSED
         assert all(visit.is_answered for visit in await early)
