@@ -137,6 +137,31 @@ def test_a_unit_tells_why_and_is_drained_with_the_token_after_a_second_click(tmp
     show(tmp_path, fleet(1, 3), check)
 
 
+def test_a_second_click_does_what_the_first_one_was_told(tmp_path: Path) -> None:
+    async def check(stage: Stage) -> None:
+        await opened(stage)
+        page, board = stage.page, stage.board
+        await page.run(f"sessionStorage.setItem('cellgate-token', {TOKEN!r})")
+        await page.run(click(".cell button"))
+        for name in ("a1", "a2"):
+            stage.drain(name)
+        await page.until("document.querySelectorAll('.unit.drained').length === 2")
+        await page.run(click(".cell button"))
+        await page.until(
+            f"{text('.cell > div')}.includes('Undrain cell') && !document.querySelector('.sure')"
+        )
+        assert [each.drained for each in board] == [True, True]
+        await page.run("openDetail('a1')")
+        await page.until(f"{text('#detail-drain')} === 'Undrain'")
+        await page.run(click("#detail-drain"))
+        await page.run("$('detail').close(); openDetail('a2')")
+        assert await page.run("$('detail-drain').disabled"), "nothing is known of a2 yet"
+        await page.until("!$('detail-drain').disabled")
+        assert await page.run(text("#detail-drain")) == "Undrain"
+
+    show(tmp_path, fleet(1, 2), check)
+
+
 def test_from_elsewhere_the_page_asks_for_the_token_before_it_shows_anything(tmp_path: Path) -> None:
     async def check(stage: Stage) -> None:
         await stage.page.send_with({"X-Forwarded-For": "192.0.2.9"})
