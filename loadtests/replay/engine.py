@@ -80,7 +80,6 @@ class Counts:
     """What the unit has done since it started."""
 
     steps: int = 0
-    requests: int = 0
     prompt_tokens: int = 0
     prefilled_tokens: int = 0
     cached_tokens: int = 0
@@ -237,7 +236,6 @@ class Engine:
             return False
         sequence.named, sequence.unnamed = len(cached), missing
         sequence.computed = sequence.cached_tokens = len(cached) * BLOCK_TOKENS
-        self.counts.requests += 1
         self.counts.prompt_tokens += sequence.prompt_tokens
         self.counts.cached_tokens += sequence.cached_tokens
         return True

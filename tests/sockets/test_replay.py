@@ -5,9 +5,11 @@ from __future__ import annotations
 import http.client
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from loadtests.replay import routers
 from loadtests.replay.cell import Plan, run, units_process
 from loadtests.replay.client import body_of
 from loadtests.replay.engine import Model
@@ -63,6 +65,12 @@ def test_a_unit_answers_what_a_gate_asks(port: int) -> None:
 @pytest.mark.parametrize("body", [{"prompt": ""}, {"prompt": 3}, {"messages": "x"}, [1]])
 def test_a_request_that_makes_no_sense_is_a_400(port: int, body: object) -> None:
     assert asked(port, "/v1/completions", body)[0] == 400
+
+
+def test_a_router_that_is_not_installed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routers, "ROOT", tmp_path)
+    cell = run(PLAN, "sglang-router cache_aware", scale=1.0, load=0.8, seed=1)
+    assert (cell.figures, cell.missing) == (None, "no figures: not installed; type:  make peers")
 
 
 def test_a_replay_without_a_router_comes_to_what_the_model_says() -> None:
