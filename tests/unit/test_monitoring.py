@@ -21,8 +21,11 @@ from proxy.discovery.start import DiscoveryMetrics
 from proxy.report.collectors import NodeAgentMetrics, RedisMetrics
 from proxy.report.metrics import Metrics
 from proxy.report.redis_link import RedisLink
+from proxy.report.routing import Routing
 from router.board import Board
+from router.fair import FairRules
 from router.nouns import Evidence, Fleet, Load, Node, Role, Rules, Sign, Strength, Unit
+from router.waiting import Waiting
 
 ROOT = Path(__file__).parents[2]
 MONITORING = ROOT / "deploy" / "monitoring"
@@ -43,6 +46,7 @@ def exposed() -> dict[str, set[str]]:
     metrics = Metrics(board, lambda: 1.0, waiting=lambda: 0, connections=lambda: {"client": 0, "unit": 0})
     metrics.responses["generate", 200] += 1
     metrics.recoveries["a", "gave_up"] = 0
+    metrics.include(Routing(board, Waiting(FairRules())))
     link = SimpleNamespace(state="", peers=lambda: 0, counts=Counter[str]())
     metrics.include(RedisMetrics(cast("RedisLink", link), board))
     sources = SimpleNamespace(standing=lambda: {"file units.yaml": True})
