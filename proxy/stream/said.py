@@ -30,6 +30,7 @@ class Said:
     """
 
     __slots__ = (
+        "_mould",
         "_parts",
         "_size",
         "closed",
@@ -45,6 +46,7 @@ class Said:
     def __init__(self) -> None:
         self._parts: list[str] = []
         self._size = 0
+        self._mould: tuple[bytes, bytes] = (b"", b"")
         self.frame: dict[str, Any] = {}
         self.events = 0
         self.finish = self.strange = ""
@@ -70,11 +72,18 @@ class Said:
     def read(self, data: bytes) -> bytes:
         """Take the complete events in `data` in; what follows the last of them is returned."""
         events, tail = split(data)
+        casts: list[bytes] = []
         for event in events:
+            before, behind = self._mould
+            if before and event.startswith(before) and event.endswith(behind):
+                casts.append(event[len(before) : -len(behind)])
+                continue
+            self._take_casts(casts)
             if (data := payload(event) or b"") == DONE:
                 self.is_done = True
             elif data:
-                self._parse(data)
+                self._parse(data, event)
+        self._take_casts(casts)
         return tail
 
     def take(self, document: dict[str, Any]) -> None:
@@ -86,15 +95,43 @@ class Said:
         for choice in document.get("choices") or ():
             self._take_choice(choice)
 
-    def _parse(self, data: bytes) -> None:
+    def _parse(self, data: bytes, event: bytes) -> None:
         try:
             document = orjson.loads(data)
         except orjson.JSONDecodeError:
             document = None
-        if isinstance(document, dict):
-            self.take(document)
-        else:
+        if not isinstance(document, dict):
             self.strange = "an event that is no JSON object"
+            return
+        known = len(self._parts)
+        self.take(document)
+        if len(self._parts) == known + 1 and not self.finish and not document.get("usage"):
+            self._make_mould(event, self._parts[-1])
+
+    def _make_mould(self, event: bytes, text: str) -> None:
+        """Nearly all events of a stream differ in their text alone: what stands around it is remembered."""
+        key = b'"content":' if b'"content":' in event else b'"text":'
+        before, found, behind = event.partition(key + orjson.dumps(text))
+        if found and key not in behind:
+            self._mould = (before + key, behind)
+
+    def _take_casts(self, casts: list[bytes]) -> None:
+        """Take in what stood in events that are otherwise like those before: the JSON of a text, each."""
+        if not casts:
+            return
+        before, behind = self._mould
+        try:
+            texts = orjson.loads(b"[%b]" % b",".join(casts))
+        except orjson.JSONDecodeError:
+            texts = []
+        if len(texts) == len(casts) and all(type(text) is str for text in texts):
+            self.events += len(texts)
+            self._add("".join(texts))
+        else:
+            for cast in casts:
+                event = before + cast + behind
+                self._parse(payload(event) or b"", event)
+        casts.clear()
 
     def _take_choice(self, choice: dict[str, Any]) -> None:
         delta = choice.get("delta") or {}
@@ -102,7 +139,9 @@ class Said:
         self.strange = self.strange or ("a second choice" if choice.get("index") else strange)
         self.has_role = self.has_role or bool(delta.get("role"))
         self.finish = choice.get("finish_reason") or self.finish
-        text = delta.get("content") or choice.get("text") or ""
+        self._add(delta.get("content") or choice.get("text") or "")
+
+    def _add(self, text: str) -> None:
         self._size += len(text)
         if text and self._size <= TEXT_CHARS:
             self._parts.append(text)

@@ -39,6 +39,9 @@ def is_error(data: bytes) -> bool:
 
 def split(data: bytes) -> tuple[list[bytes], bytes]:
     """The complete events in `data`, each with the empty line that ends it, and what follows the last."""
+    if b"\r" not in data:
+        *events, tail = data.split(b"\n\n")
+        return [event + b"\n\n" for event in events], tail
     events, start = [], 0
     for match in _EVENT_END.finditer(data):
         events.append(data[start : match.end()])

@@ -32,6 +32,9 @@ _TOO_LARGE = f"the head of its reply is larger than {HEAD_BYTES} bytes"
 # OpenAI-style engine writes it. Any other spelling, and any longer chunk, is left to the parser.
 _TOKEN_STARTS = {len(b"%x\r\n\r\n" % size) + size: b'%x\r\ndata: {"id":' % size for size in range(1, 8192)}
 
+_SIZE_LINE = len(b"1fff\r\n")
+"""The longest size line of those."""
+
 
 class ReplyHead:
     """The head of a unit's reply, in `lines` and `fields` (see heads.py).
@@ -190,8 +193,8 @@ class UnitConnection(asyncio.Protocol):
         raw = self.raw
         if raw is not None:
             start = _TOKEN_STARTS.get(len(data))
-            is_event = start is not None and data.startswith(start) and data.endswith(b"\r\n")
-            if is_event and data.find(b"\n\n") == len(data) - 4:
+            is_event = start is not None and data.startswith(start) and data.endswith(b"\n\n\r\n")
+            if is_event and data.find(b"\n", _SIZE_LINE) == len(data) - 4:
                 # The parser stands before this chunk, and would stand as well behind it. It is one event:
                 # another one in the same chunk might be an error.
                 try:

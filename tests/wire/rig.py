@@ -98,6 +98,16 @@ class Rig:
         (reply,) = replies(self.shown, [self.method])
         return reply
 
+    def body(self) -> bytes:
+        """What was shown of the body, whether it has ended or not, and whether its head was shown here."""
+        head = (
+            b""
+            if self.shown.startswith(b"HTTP/")
+            else b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+        )
+        (reply,) = replies(head + self.shown, [self.method])
+        return reply.body
+
     def _now(self) -> float:
         return 0.0
 

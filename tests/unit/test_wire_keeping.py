@@ -1,0 +1,152 @@
+"""What a relay keeps is what its client was shown, for every point at which the network may cut a reply."""
+
+from __future__ import annotations
+
+import orjson
+import pytest
+
+from proxy.failure import Kind
+from proxy.stream.keep import Keep
+from proxy.stream.plan import Tokens
+from proxy.stream.said import Said
+from proxy.stream.sse import payload, split
+from proxy.stream.stitch import Stitch
+from proxy.wire.relay import TAIL_BYTES
+from tests.wire.rig import Rig
+from tests.wire.unit import LAST_CHUNK, SSE_HEAD, chunk
+
+DONE = b"data: [DONE]\n\n"
+ERROR = b'data: {"error": {"message": "x"}}\n\n'
+COMMENT = b": working\n\n"
+
+
+def event(text: str, *, unit: str = "a", role: str | None = None, finish: str | None = None) -> bytes:
+    delta = ({"role": role} if role else {}) | {"content": text}
+    choice = {"index": 0, "delta": delta, "finish_reason": finish}
+    return b"data: " + orjson.dumps({"id": unit, "created": 1, "choices": [choice]}) + b"\n\n"
+
+
+WORDS = [" one", " two", " three", ' "four"', " \u20ac"]
+TOKENS = [event(word) for word in WORDS]
+EVENTS = b"".join(TOKENS)
+WHOLE = [*TOKENS, event("", finish="stop"), DONE]
+
+FORMS = {
+    "event for event": b"".join(map(chunk, WHOLE)),
+    "all in a chunk": chunk(b"".join(WHOLE)),
+    "chunks across events": b"".join(
+        chunk(b"".join(WHOLE)[at : at + 50]) for at in range(0, 900, 50) if b"".join(WHOLE)[at : at + 50]
+    ),
+    "comments in between": b"".join(chunk(each) + chunk(COMMENT) for each in WHOLE),
+    "CRLF": b"".join(chunk(each.replace(b"\n", b"\r\n")) for each in WHOLE),
+}
+
+
+class Keeping(Rig):
+    """Begins to keep when there is something to show; `stitch` goes on for another unit."""
+
+    stitch: Stitch | None = None
+    keep: Keep | None = None
+
+    def committed(self, body: bytes) -> None:
+        super().committed(body)
+        if self.keep is None:
+            self.relay.begin_keeping()
+        else:
+            self.relay.keep, self.relay.stitch = self.keep, self.stitch
+
+
+def text_of(body: bytes) -> str:
+    said = Said()
+    for each in split(body)[0]:
+        if (data := payload(each)) and data != b"[DONE]" and b"error" not in data:
+            said.take(orjson.loads(data))
+    return said.text
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("http10", [False, True], ids=["1.1", "1.0"])
+def test_what_is_kept_is_what_was_shown_wherever_the_reply_breaks_off(form: bytes, http10: bool) -> None:
+    sent = SSE_HEAD + form
+    for at in range(len(SSE_HEAD), len(sent), 3):
+        rig = Keeping(http10=http10)
+        rig.feed([sent[:at]], close=True)
+        assert not rig.bugs
+        if rig.relay.keep is None:
+            assert rig.ends == ["failed"]
+            continue
+        assert rig.ends == ["committed", "failed"]
+        said = rig.relay.keep.read()
+        assert (said.closed, said.strange) == (True, "")
+        assert said.text == text_of(rig.body())
+        assert "".join(WORDS).startswith(said.text)
+
+
+@pytest.mark.parametrize("at", range(1, len(WHOLE) - 1))
+def test_an_error_at_any_place_is_found_before_it_is_shown(at: int) -> None:
+    for sent in (
+        [*map(chunk, WHOLE[:at]), chunk(ERROR)],
+        [chunk(WHOLE[0]), chunk(b"".join(WHOLE[1:at]) + ERROR)],
+    ):
+        rig = Keeping()
+        rig.feed([SSE_HEAD, *sent, chunk(DONE) + LAST_CHUNK])
+        assert [failure.kind for failure in rig.failures] == [Kind.STREAM_ERROR]
+        assert rig.body() == b"".join(WHOLE[:at])
+        assert rig.relay.keep is not None
+        assert rig.relay.keep.read().text == "".join(WORDS[:at])
+
+
+def test_an_error_in_the_first_read_leaves_nothing_shown() -> None:
+    rig = Keeping()
+    rig.feed([SSE_HEAD, chunk(b"".join(TOKENS) + ERROR)])
+    assert (rig.shown, rig.failures[0].kind) == (b"", Kind.FIRST_EVENT_ERROR)
+
+
+def test_a_stream_that_http_ends_well_in_the_middle_of_an_answer_is_broken() -> None:
+    rig = Keeping()
+    rig.feed([SSE_HEAD, *map(chunk, TOKENS), LAST_CHUNK])
+    assert rig.failures[0].kind is Kind.TRUNCATED
+    assert rig.body() == EVENTS
+    whole = Keeping()
+    whole.feed([SSE_HEAD, *map(chunk, WHOLE), LAST_CHUNK])
+    assert whole.ends == ["committed", "done"]
+
+
+def test_long_streams_are_folded_and_say_the_same() -> None:
+    rig = Keeping()
+    rig.feed([SSE_HEAD, *map(chunk, TOKENS * 400)])
+    assert rig.relay.keep is not None
+    assert sum(map(len, rig.relay.keep.chunks)) < 66 * 1024
+    assert rig.relay.keep.read().text == "".join(WORDS * 400)
+
+
+def test_a_stream_that_shows_more_than_text_is_kept_no_longer() -> None:
+    strange = event("").replace(b'"content":""', b'"reasoning_content":"hm"')
+    rig = Keeping()
+    rig.feed([SSE_HEAD, chunk(strange), *map(chunk, TOKENS * 400)])
+    assert rig.relay.keep is not None
+    assert not rig.relay.keep.chunks
+    assert rig.relay.keep.read().why_not == "its stream has carried reasoning_content"
+
+
+def test_half_an_event_that_had_to_be_shown_is_known_to_be_half() -> None:
+    rig = Keeping()
+    rig.feed([SSE_HEAD, chunk(TOKENS[0]), chunk(event("x" * 2 * TAIL_BYTES)[:-10])], close=True)
+    assert rig.relay.keep is not None
+    assert not rig.relay.keep.read().closed
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_a_second_unit_is_stitched_on_wherever_its_reply_is_cut_in_two(form: bytes) -> None:
+    sent = SSE_HEAD + form.replace(b'"a"', b'"b"') + LAST_CHUNK
+    for at in range(0, len(sent), 3):
+        keep = Keep(framed=False)
+        keep.chunks.append(event("zero", role="assistant"))
+        rig = Keeping()
+        rig.keep, rig.stitch = keep, Stitch({}, keep.read(), Tokens(1, 1))
+        rig.relay.head_sent = True
+        rig.feed([sent[:at], sent[at:]])
+        assert (rig.ends, rig.bugs) == (["committed", "done"], [])
+        body = rig.body()
+        assert body.replace(b"\r\n", b"\n").replace(COMMENT, b"") == b"".join(WHOLE)
+        assert keep.read().text == "zero" + "".join(WORDS)
