@@ -41,6 +41,10 @@ _NO_SUCH_PATH = str(len('{"detail":"Not Found"}')).encode()
 _SILENT_S = 1.0
 """A stream on a unit that went DOWN is given up once it has been silent for so long: a unit that closes its
 listener to shut down in good order goes on with the streams it has."""
+_LOST_S = 30.0
+"""A stream that has been silent for so long while its unit worked on others has most likely been forgotten.
+A unit that had only set it aside loses some work, and the client nothing."""
+_LIVELY_S = 1.0
 _IN_THE_MIDDLE = (Kind.CUT, Kind.STREAM_ERROR, Kind.NOT_CONTINUED, Kind.INTERNAL)
 _PROOF_S = 30.0
 """A unit may take so long to say whether it can go on with a stream."""
@@ -149,6 +153,9 @@ class Exchange:
             silent_s = now - relay.last_at
             if lease.evicted and silent_s > _SILENT_S:
                 self.failed(Failure(Kind.CUT, f"unit {lease.unit} went down in the middle of its answer"))
+            elif silent_s > _LOST_S and self._is_lost(lease, relay, now):
+                reason = f"unit {lease.unit} sent nothing of it for {silent_s:.0f} s while others went on"
+                self.failed(Failure(Kind.CUT, reason))
             elif silent_s > timeouts.answer_s:
                 reason = f"unit {lease.unit} sent nothing for {silent_s:.0f} s in the middle of its answer"
                 self.failed(Failure(Kind.TRUNCATED, reason))
@@ -379,21 +386,40 @@ class Exchange:
         """A unit broke what its client has seen the beginning of: another one is to go on."""
         self._shown = self._shown or relay
         self._failure = told
-        if self._resumption is None and relay.keep is not None:
-            chat = self._route.name == "chat"
-            self._resumption = Resumption(self, self._request, relay.keep, chat=chat)
-        resumption = self._resumption
-        why_not = self._why_not if resumption is None else resumption.begun_by(lease.unit)
+        resumption = self._resumption = self._resumption or self._resumption_of(relay)
+        why_not = self._why_not if resumption is None else resumption.why_not()
         if resumption is None or why_not or told.kind is Kind.INTERNAL:
-            self._gate.continuations.note(lease.unit, Result.NOT_CONTINUABLE, why_not)
-            self._break_off(why_not)
-        elif (events := resumption.last_events()) is not None:
+            if self._ask.stream:
+                self._gate.continuations.note(lease.unit, Result.NOT_CONTINUABLE, why_not)
+            self._break_off(why_not if self._ask.stream else "")
+            return
+        resumption.broke = lease.unit
+        if (events := resumption.last_events()) is not None:
             self._settles(Result.COMPLETED)
             self._answer.conclude(self._shown, events)
         else:
             self._ask = self._ask._replace(deadline_at=inf)
             self._moves(lease, Step(True), told)
             self._dispatch()
+
+    def _resumption_of(self, relay: Relay) -> Resumption | None:
+        """How the stream would go on; None when nothing of it was kept."""
+        if relay.keep is None:
+            return None
+        return Resumption(self, self._request, relay.keep, chat=self._route.name == "chat")
+
+    def _is_lost(self, lease: Lease, relay: Relay, now: float) -> bool:
+        """Whether the unit has forgotten this stream, and another one can go on with it."""
+        gate, desk = self._gate, lease.desk
+        limit_s = max(_LOST_S, 4.0 * desk.silent_limit_s(gate.board.rules))
+        if now - relay.last_at < limit_s or now - desk.life_at > _LIVELY_S or relay.keep is None:
+            return False
+        resumption = self._resumption or self._resumption_of(relay)
+        if resumption is not None and (why_not := resumption.why_not()):
+            self._why_not = why_not
+            relay.stop_keeping()
+            return False
+        return gate.board.could_serve(self._ask, (*self._history.tried, lease.unit))
 
     def go_on(self, body: bytes, stitch: Stitch) -> None:
         """The unit has proven that it can go on with the stream."""

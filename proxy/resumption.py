@@ -88,15 +88,8 @@ class Resumption:
         """Whether a unit is being asked."""
         return self._call is not None and not self._call.over
 
-    def begun_by(self, unit: str) -> str:
-        """`unit` broke it. Why it cannot be continued as it stands; empty when it can, or is complete."""
-        self.broke = unit
-        reason = self._why_not()
-        if reason:
-            self.broke = ""
-        return reason
-
-    def _why_not(self) -> str:
+    def why_not(self) -> str:
+        """Why it cannot be continued as it stands; empty when it can, or is complete."""
         said = self.keep.read()
         if not said.closed:
             return "it broke in the middle of an event"

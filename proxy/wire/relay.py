@@ -214,6 +214,10 @@ class Relay:
         """What was shown last, as far as it is kept; of a plain body what came with its head."""
         return b"".join(self._kept[-END_CHUNKS:]) if self._kept is not None else self._first
 
+    def stop_keeping(self) -> None:
+        """What was kept turned out to be of no use."""
+        self.keep = self._kept = None
+
     def show_patience(self) -> bool:
         """Send the head of a held stream, or a comment after it, to keep the client's connection warm.
 

@@ -40,6 +40,7 @@ from tests.sim.world import World, run
 
 GATE_PORT = 80
 CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
 RULES = Rules()
 LATENCY_S = 0.2
 """More than any packet takes here, hiccups included."""
@@ -86,6 +87,7 @@ class Stage:
         limits: Limits | None = None,
         timeouts: Timeouts | None = None,
         pass_unlisted: bool = False,
+        no_continuation: tuple[str, ...] = (),
     ) -> None:
         self.world = World(seed)
         self.rng = Random(seed + 2)
@@ -108,6 +110,7 @@ class Stage:
             timeouts=timeouts or Timeouts(),
             access_log="off",
             pass_unlisted=pass_unlisted,
+            no_continuation=no_continuation,
         )
         self.gate = ObservedGate(
             settings,
@@ -266,13 +269,22 @@ class Stage:
     # -- clients -------------------------------------------------------------------------------------------
 
     async def ask(
-        self, *, manner: Manner = ORDINARY, path: str = CHAT, prompt_tokens: int = 0, **fields: Any
+        self,
+        *,
+        manner: Manner = ORDINARY,
+        path: str = CHAT,
+        prompt_tokens: int = 0,
+        headers: dict[str, str] | None = None,
+        **fields: Any,
     ) -> Visit:
         """One generation, on a connection of its own; `fields` go into the body."""
         prompt = f"prompt {len(self.visits)} ".ljust(BYTES_PER_TOKEN * prompt_tokens, "x")
         body = chat(prompt, **fields)
+        if path == COMPLETIONS:
+            del body["messages"]
+            body["prompt"] = prompt
         visit = self._visit(path, body)
-        headers = {"x-request-id": visit.request_id}
+        headers = {"x-request-id": visit.request_id} | (headers or {})
         visit.reply = await self.client.request("POST", path, encode(body), headers, manner)
         return visit
 

@@ -1,41 +1,287 @@
-"""Streams that a unit breaks in the middle: another one goes on with them, and their clients cannot tell."""
+"""Streams that a unit breaks in the middle: another one goes on with them, and their clients cannot tell.
+
+That each answer is byte for byte that of one unit alone is looked at after every scenario (see visit.py).
+"""
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
 import pytest
 
-from tests.scenarios.harness import Stage
+from proxy.settings import Timeouts
+from tests.scenarios.harness import BACK_S, COMPLETIONS, RULES, Stage
+from tests.scenarios.users import Users
 from tests.scenarios.visit import Visit
 from tests.sim.behaviour import Behaviour, Break
+from tests.sim.chaos import STRIKES, Chaos
+from tests.sim.client import Manner
+from tests.sim.conversation import End
+from tests.sim.engine import Engine
+from tests.sim.hurt import kill, stop
 
-LONG = {"max_tokens": 40, "stream_options": {"include_usage": True}}
+LONG: dict[str, Any] = {"max_tokens": 40, "stream_options": {"include_usage": True}}
+
+BREAKS: dict[str, Callable[[Engine], None]] = {
+    "error in the stream": lambda engine: _behave(
+        engine, Behaviour(breaks=Break.ERROR, breaks_after_events=7)
+    ),
+    "connection closed": lambda engine: _behave(
+        engine, Behaviour(breaks=Break.TRUNCATE, breaks_after_events=7)
+    ),
+    "torn, and closed": lambda engine: _behave(
+        engine, Behaviour(breaks=Break.TRUNCATE, breaks_after_events=7, torn=True)
+    ),
+    "delimited by close, and closed": lambda engine: _behave(
+        engine, Behaviour(breaks=Break.TRUNCATE, breaks_after_events=7, close_delimited=True)
+    ),
+    "leader killed": lambda engine: kill(engine, 0),
+    "follower killed": lambda engine: kill(engine, 1),
+    "leader frozen": lambda engine: stop(engine, 0),
+    "follower frozen": lambda engine: stop(engine, 1),
+    "spinning": lambda engine: _behave(engine, Behaviour(spinning=True)),
+    "wedged under comments": lambda engine: _behave(engine, Behaviour(wedged=True, keepalive_s=0.5)),
+}
 
 
-def results(stage: Stage) -> dict[str, int]:
+def _behave(engine: Engine, behaviour: Behaviour) -> None:
+    engine.behaviour = behaviour
+
+
+def results(stage: Stage) -> Counter[str]:
     """What became of the streams that were broken."""
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     for tally in stage.gate.metrics.tallies.values():
-        for result, count in tally.continuations.items():
-            if count:
-                counts[result.value] = counts.get(result.value, 0) + count
+        counts.update({result.value: n for result, n in tally.continuations.items() if n})
     return counts
 
 
-def first(stage: Stage, visit: Visit) -> str:
-    assert visit.unit is not None
-    return visit.unit
+def on(unit: str, visits: list[Visit]) -> list[Visit]:
+    """Those that the unit began."""
+    return [visit for visit in visits if visit.unit == unit]
 
 
-@pytest.mark.parametrize("how", [Break.ERROR, Break.TRUNCATE], ids=str)
-@pytest.mark.parametrize("path", ["/v1/chat/completions"])
-def test_a_stream_that_breaks_is_continued_and_its_bytes_are_those_of_one_unit(how: Break, path: str) -> None:
+@pytest.mark.parametrize("breaks", BREAKS.values(), ids=BREAKS)
+def test_whatever_breaks_a_stream_another_unit_goes_on(breaks: Callable[[Engine], None]) -> None:
+    stage = Stage(units=2, followers=1)
+
+    async def scenario() -> None:
+        crowd = stage.crowd(16, **LONG)
+        await asyncio.sleep(0.5)
+        breaks(stage.engines["a"])
+        visits = await crowd
+        assert all(visit.is_answered for visit in visits)
+        assert results(stage) == {"continued": len(on("a", visits))}
+        assert len(on("a", visits)) == 8
+        records = [record for record in stage.gate.records if record.continued]
+        assert len(records) == 8
+        assert {record.unit for record in records} == {"b"}
+
+    stage.play(scenario())
+
+
+def test_completions_are_continued_as_well() -> None:
     stage = Stage(units=2)
 
     async def scenario() -> None:
-        stage.engines["a"].behaviour = Behaviour(breaks=how, breaks_after_events=7)
-        visits = await stage.crowd(8, **LONG)
-        assert all(visit.is_answered for visit in visits)
-        assert all(visit.reply.body == visit.expected() for visit in visits)
+        stage.engines["a"].behaviour = Behaviour(breaks=Break.ERROR, breaks_after_events=7)
+        for _ in range(4):
+            visit = await stage.ask(path=COMPLETIONS, **LONG)
+            assert visit.is_answered
+            await asyncio.sleep(1.0)
 
     stage.play(scenario())
     assert results(stage)["continued"] >= 1
+
+
+@pytest.mark.parametrize("after", range(6))
+def test_it_may_break_at_any_token_the_first_and_the_last_too(after: int) -> None:
+    stage = Stage(units=2)
+
+    async def scenario() -> None:
+        stage.engines["a"].behaviour = Behaviour(breaks=Break.TRUNCATE, breaks_after_events=after)
+        visits = await stage.crowd(8, max_tokens=5, stream_options={"include_usage": True})
+        assert all(visit.is_answered for visit in visits)
+
+    stage.play(scenario())
+
+
+def test_several_failures_in_one_stream_are_survived() -> None:
+    stage = Stage(units=4)
+
+    async def scenario() -> None:
+        for name in "abc":
+            stage.engines[name].behaviour = Behaviour(breaks=Break.ERROR, breaks_after_events=7)
+        visits = await stage.crowd(8, **LONG)
+        assert all(visit.is_answered for visit in visits)
+        assert max(record.continued for record in stage.gate.records) >= 2
+
+    stage.play(scenario())
+
+
+NOT_CONTINUABLE: dict[str, dict[str, Any]] = {
+    "tools": {"tools": [{"type": "function", "function": {"name": "f"}}]},
+    "n": {"n": 2},
+    "logprobs": {"logprobs": True},
+    "response_format": {"response_format": {"type": "json_schema", "json_schema": {}}},
+    "frequency_penalty": {"frequency_penalty": 0.5},
+    "guided_regex": {"guided_regex": "a*"},
+}
+
+
+@pytest.mark.parametrize("name", NOT_CONTINUABLE)
+def test_what_cannot_be_continued_ends_in_one_error_event_that_says_why(name: str) -> None:
+    stage = Stage(units=2)
+
+    async def scenario() -> None:
+        crowd = stage.crowd(8, **LONG, **NOT_CONTINUABLE[name])
+        await asyncio.sleep(0.5)
+        stage.engines["a"].die()
+        broken = on("a", await crowd)
+        assert len(broken) == 4
+        for visit in broken:
+            assert (visit.code, visit.reply.end) == ("truncated", End.TRUNCATED)
+            assert visit.reply.error is not None
+            assert name in visit.reply.error["message"]
+            assert sum(b'"error"' in event for event in visit.reply.events) == 1
+        assert results(stage) == {"not_continuable": 4}
+        await asyncio.sleep(2.0)
+        (told,) = [event for event in stage.gate.events.last() if event["kind"] == "broken_streams"]
+        assert told["unit"] == "a"
+        assert f"4 not continuable (the request has {name}" in told["line"]
+
+    stage.play(scenario())
+
+
+def test_a_template_that_does_not_give_the_text_back_is_found_out() -> None:
+    stage = Stage(units=2)
+
+    async def scenario() -> None:
+        for engine in stage.engines.values():
+            engine.behaviour = Behaviour(template=lambda text: text.replace("<assistant> ", "<assistant>"))
+        crowd = stage.crowd(8, **LONG)
+        await asyncio.sleep(0.5)
+        stage.engines["a"].die()
+        for visit in on("a", await crowd):
+            assert visit.code == "truncated"
+            assert "does not give back the text" in (visit.reply.error or {})["message"]
+
+    stage.play(scenario())
+    assert results(stage) == {"refused": 4}
+
+
+def test_without_another_unit_a_stream_ends_in_an_error_and_says_so() -> None:
+    stage = Stage(units=1)
+
+    async def scenario() -> None:
+        stage.engines["a"].behaviour = Behaviour(breaks=Break.ERROR, breaks_after_events=7)
+        visit = await stage.ask(**LONG)
+        assert visit.code == "stream_error"
+        assert "no other unit could take it" in (visit.reply.error or {})["message"]
+
+    stage.play(scenario())
+    assert results(stage) == {"no_unit": 1}
+
+
+def test_a_stream_waits_for_a_unit_that_comes_up_and_its_client_is_kept_warm() -> None:
+    stage = Stage(units=2, timeouts=Timeouts(head_hold_s=0.2))
+
+    async def scenario() -> None:
+        stage.engines["b"].die()
+        await stage.until(lambda: not stage.gate.board.desks["b"].is_usable(), BACK_S)
+        crowd = stage.crowd(4, max_tokens=200)
+        await asyncio.sleep(1.0)
+        stage.engines["b"].restart()
+        stage.engines["a"].die()
+        visits = await crowd
+        assert all(visit.is_answered for visit in visits)
+        assert all(visit.reply.comments for visit in visits)
+
+    stage.play(scenario())
+    assert results(stage) == {"continued": 4}
+
+
+def test_a_client_that_leaves_meanwhile_leaves_nothing_behind() -> None:
+    stage = Stage(units=2)
+
+    async def scenario() -> None:
+        stage.engines["b"].die()
+        await stage.until(lambda: not stage.gate.board.desks["b"].is_usable(), BACK_S)
+        crowd = stage.crowd(4, max_tokens=200, manner=Manner(leave_after_s=3.0))
+        await asyncio.sleep(1.0)
+        stage.engines["a"].die()
+        await crowd
+
+    stage.play(scenario())
+    assert results(stage) == {"client_left": 4}
+
+
+def test_slow_clients_are_not_written_to_faster_by_the_unit_that_goes_on() -> None:
+    stage = Stage(units=2)
+
+    async def scenario() -> None:
+        crowd = stage.crowd(8, max_tokens=2000, manner=Manner(read_every_s=0.1))
+        await asyncio.sleep(4.0)
+        stage.engines["a"].die()
+        assert all(visit.is_answered for visit in await crowd)
+
+    stage.play(scenario())
+    assert results(stage)["continued"] > 0
+
+
+def test_a_stream_that_its_unit_has_forgotten_is_continued_long_before_the_last_resort() -> None:
+    stage = Stage(units=2)
+
+    async def scenario() -> None:
+        stage.engines["a"].behaviour = Behaviour(breaks=Break.LOSE, breaks_after_events=7)
+        crowd = stage.crowd(8, **LONG)
+        await asyncio.sleep(2.0)
+        stage.engines["a"].behaviour = Behaviour()
+        users = Users(stage, 8)
+        begun = stage.now
+        assert all(visit.is_answered for visit in await crowd)
+        assert 25.0 < stage.now - begun < 35.0
+        await users.leave()
+
+    stage.play(scenario())
+    assert stage.flips("a")[-1] == "up"
+    assert "down" not in stage.flips("a")
+
+
+@pytest.mark.parametrize("by", ["header", "model", "all"])
+def test_it_can_be_switched_off(by: str) -> None:
+    stage = Stage(units=2, no_continuation={"model": ("tiny",), "all": ("*",)}.get(by, ()))
+
+    async def scenario() -> None:
+        headers = {"x-cellgate-continue": "off"} if by == "header" else {}
+        crowd = stage.crowd(8, headers=headers, **LONG)
+        await asyncio.sleep(0.5)
+        stage.engines["a"].die()
+        assert {visit.code for visit in on("a", await crowd)} == {"truncated"}
+
+    stage.play(scenario())
+    assert results(stage) == {"not_continuable": 4}
+
+
+@pytest.mark.parametrize("seed", range(300, 308))
+def test_whatever_strikes_one_unit_after_the_other_every_stream_comes_whole(seed: int) -> None:
+    rng = Random(seed)
+    stage = Stage(seed, 3, followers=1, agents=rng.random() < 0.5, max_in_flight=64)
+
+    async def scenario() -> None:
+        chaos = Chaos(
+            stage.world, list(stage.engines.values()), 1, STRIKES, pause_s=(2.0, 10.0), lasting_s=(1.0, 10.0)
+        )
+        users = Users(stage, 12, lambda rng: {"max_tokens": rng.randrange(10, 150)})
+        await asyncio.sleep(60.0)
+        chaos.stop()
+        await users.leave()
+        lost = [visit for visit in users.visits if not visit.is_answered]
+        assert [(visit.request_id, visit.code, visit.reply.error) for visit in lost] == []
+        await stage.until(stage.all_up, BACK_S + RULES.slow_start_s)
+
+    stage.play(scenario())
