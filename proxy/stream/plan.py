@@ -84,7 +84,8 @@ def prove(body: dict[str, Any], text: str, *, chat: bool, engine: str) -> Proof:
     after = yield from _tokens(_rendering(extended(body, text, chat=chat), chat=chat))
     common = _common(before, after)
     yield from _same(model, before, after, max(0, common - CONTEXT_TOKENS), text)
-    return Tokens(len(before), len(after) - len(before))
+    # Where the end of the prompt and the beginning of the text have become one token, it counts as shown.
+    return Tokens(len(before), len(after) - common)
 
 
 def _rendering(body: dict[str, Any], *, chat: bool) -> dict[str, Any]:

@@ -57,7 +57,7 @@ class Stitch:
             raise UnlikeError("an event that is no JSON object")
         document.update((key, value) for key, value in self.said.frame.items() if key in document)
         if usage := document.get("usage"):
-            document["usage"] = _summed(usage, self._tokens.shown)
+            document["usage"] = _summed(usage, self._tokens)
         choices = document.get("choices")
         if choices and not self._stitch_choice(choices[0]) and not usage:
             return b""
@@ -131,10 +131,11 @@ def _stops(body: dict[str, Any], shown: int) -> Iterable[str]:
     return [stop] if isinstance(stop, str) else [each for each in stop or () if isinstance(each, str)]
 
 
-def _summed(usage: dict[str, Any], shown: int) -> dict[str, Any]:
+def _summed(usage: dict[str, Any], tokens: Tokens) -> dict[str, Any]:
     """What the unit took for a part of the prompt was generated."""
-    prompt = usage.get("prompt_tokens", 0) - shown
-    usage |= {"prompt_tokens": prompt, "completion_tokens": (usage.get("completion_tokens") or 0) + shown}
+    said = (usage.get("completion_tokens") or 0) + tokens.shown
+    prompt = usage.get("prompt_tokens", 0) - tokens.shown if tokens.prompt is None else tokens.prompt
+    usage |= _usage(prompt, said)
     details = usage.get("prompt_tokens_details")
     if isinstance(details, dict) and isinstance(cached := details.get("cached_tokens"), int):
         details["cached_tokens"] = min(cached, prompt)

@@ -306,6 +306,7 @@ class Relay:
             self._first = body
         self._owner.committed(body)
         prefix = b"" if self.head_sent else self._head_bytes(head)
+        self.head_sent = True
         self._reframe(data, body, conn, prefix)
 
     # -- after it ------------------------------------------------------------------------------------------
