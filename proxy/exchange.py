@@ -248,7 +248,8 @@ class Exchange:
         if self._resumption is None:
             self._send(lease, relay, self._request.body, fresh=fresh)
             return
-        relay.pause(paused=self._paused)
+        if self._paused:
+            relay.pause(paused=True)
         pool = self._gate.pool(lease.desk)
         self._resumption.begin(
             pool,

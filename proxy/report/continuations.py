@@ -1,4 +1,4 @@
-"""What became of streams that a unit broke: counted at once, told as one event for each unit a moment later."""
+"""What became of streams that a unit broke: counted at once, told as one event a unit a moment later."""
 
 from __future__ import annotations
 
