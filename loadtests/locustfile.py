@@ -14,6 +14,7 @@ from typing import Any
 import gevent  # type: ignore[import-untyped]
 from locust import User, constant, events, task
 from locust.env import Environment
+from locust.user.task import LOCUST_STATE_STOPPING
 
 from loadtests.drill.answers import Answer, End
 from loadtests.drill.asking import Client
@@ -49,6 +50,15 @@ class MixUser(User):
         """Draw from a seed of its own: the same requests in every run."""
         self._rng = random.Random(f"{self.mix} {next(_numbers)}")
         self._client = client_of(self.environment)
+
+    def stop(self, force: bool = False) -> bool:
+        """Only between two requests. Locust kills whoever pauses, and that may be a moment too late: the user
+        has just begun to ask.
+        """
+        if force or self._state is None:
+            return bool(super().stop(force))
+        self._state = LOCUST_STATE_STOPPING
+        return False
 
     @task
     def ask(self) -> None:
