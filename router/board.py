@@ -287,6 +287,7 @@ class Board:
         lease = Lease(desk, ask, now, retry=retry)
         if not desk.leases:
             desk.work_at = now
+        desk.asked_at = now
         desk.leases[lease] = None
         self.in_flight += 1
         self.retries_in_flight += retry

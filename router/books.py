@@ -89,9 +89,10 @@ class Books:
         cached = held * BLOCK_BYTES / bytes_per_token * self.prefixes.trust
         return Quote(terms(self.forecast, self.work, tokens, cached, now), tokens, cached, held)
 
-    def backlog_s(self, quote: Quote) -> float:
-        """Seconds of prompts that the unit has yet to compute, whatever its share is."""
-        return quote.terms[1] / (self.forecast.token_s * self.forecast.tokens_s)
+    def backlog_s(self, now: float) -> float:
+        """Seconds of this gate's prompts that the unit has yet to compute."""
+        tokens_s = self.forecast.tokens_s
+        return self.work.backlog_tokens(now, tokens_s) / tokens_s
 
     def enter(self, key: object, ask: Ask, now: float) -> Bet:
         """An attempt goes to the unit."""

@@ -34,8 +34,8 @@ class CostRules:
     again: so large a share where as much was written of late as on the unit's peers, less where it was less.
     Without it, whoever holds a common beginning draws all conversations, and the other caches lie idle.
     report_half_life_s (2): after so long a report counts half, and the median of the unit's peers the other.
-    doubt_s (0.1): added for a unit whose report does not count at all any more; up to fresh_s (4) nothing is,
-    for idle units are looked at every 3 s.
+    doubt_s (0.02): added for a unit whose report does not count at all any more; up to fresh_s (4) nothing
+    is, for idle units are looked at every 3 s.
     error_s (5), error_max_s (60): error_s * p / (1 - p) is added for a share p of failures.
     foreign_tokens (1000): the uncached prompt of somebody else's request, where the engine does not tell.
     sequence_share (0.005): a sequence more makes a step longer by at least so large a share. Where nothing
@@ -46,7 +46,7 @@ class CostRules:
 
     evict_share: float = 0.5
     report_half_life_s: float = 2.0
-    doubt_s: float = 0.1
+    doubt_s: float = 0.02
     fresh_s: float = 4.0
     error_s: float = 5.0
     error_max_s: float = 60.0

@@ -37,12 +37,14 @@ class Desk:
     `life_at` is when the unit last proved by work that it lives, `heard_at` when anything of it last
     answered, `work_at` since when it has had requests without a break, `counters_at` when its engine's
     counters were last read (0: never), `doubted_at` when it last showed a sign of having started anew,
-    `risen_at` when it last came up from below, `told_at` when silence was last held against it,
-    `cleared_at` when a canary last cleared it of that; `news` is the last word of each (node, source),
-    `stills` are the last spells (since, seconds) in which nothing moved although there was work.
+    `risen_at` when it last came up from below, `asked_at` when it last got a request, `told_at` when silence
+    was last held against it, `cleared_at` when a canary last cleared it of that; `news` is the last word of
+    each (node, source), `stills` are the last spells (since, seconds) in which nothing moved although there
+    was work, `narrowed` is how many requests its engine takes, as far as it has turned some away.
     """
 
     __slots__ = (
+        "asked_at",
         "batch",
         "books",
         "busy_at",
@@ -94,6 +96,7 @@ class Desk:
         self.erred_at = 0.0
         self.risen_at = 0.0
         self.told_at = 0.0
+        self.asked_at = 0.0
         self.cleared_at = -CLEARED_S
         self.stills: deque[tuple[float, float]] = deque(maxlen=STILLS_KEPT)
         self.batch = 0.0

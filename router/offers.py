@@ -17,7 +17,7 @@ from router.nouns import Ask, Candidate, Refusal, Verdict
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What counts as room. A unit with more than `backlog_s` seconds of prompts to compute has none.
+    """What counts as room. A unit with more than `backlog_s` seconds of our prompts to compute has none.
 
     `wait_s` is added to the cost of units without room: so long others come before the ask here. With
     `overcommit` (a share of max_in_flight) only places count, for work that is lost otherwise.
@@ -64,7 +64,7 @@ def _row(board: Board, desk: Desk, ask: Ask, now: float, bounds: Bounds, *, has_
     name, books, in_flight = desk.unit.name, desk.books, len(desk.leases)
     quote = books.quote(ask, now)
     cost_s, cached_tokens = quote.terms[0], quote.cached_tokens
-    has_room = has_place and (bounds.overcommit > 0.0 or books.backlog_s(quote) <= bounds.backlog_s)
+    has_room = has_place and (bounds.overcommit > 0.0 or books.backlog_s(now) <= bounds.backlog_s)
     if not has_room:
         cost_s += bounds.wait_s
     blind_s = cost_s

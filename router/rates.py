@@ -71,7 +71,7 @@ class Steps:
     __slots__ = ("_n", "_x", "_xx", "_xy", "_y", "base_s", "per_sequence_s", "seen")
 
     MIN_S, MAX_S = 1e-5, 10.0
-    _FADE = 0.98
+    _FADE = 0.95
     _FLAT = 4.0
     """Added to the variance of the batch: a slope seen over few different batches is hardly one."""
     _CLIP = 4.0
@@ -191,26 +191,32 @@ class Errors:
 
 
 def learn_of_peers(units: Sequence[tuple[Hashable, Rates]], elapsed_s: float) -> None:
-    """Have units guess, or lean to, the median of what the units of their kind have seen."""
+    """Have units lean to the median of what units of their kind have seen, or guess it, or that of all."""
     kinds: dict[Hashable, list[Rates]] = {}
     for kind, rates in units:
         kinds.setdefault(kind, []).append(rates)
+    everyone = [rates for _, rates in units]
     for peers in kinds.values():
-        if len(peers) > 1:
-            for name in ("prefill_tokens_s", "bytes_per_token", "answer_tokens"):
-                _lean([getattr(rates, name) for rates in peers], elapsed_s)
-            seen = [rates.steps for rates in peers if rates.steps.seen]
-            if seen:
-                base_s, slope_s = median(s.base_s for s in seen), median(s.per_sequence_s for s in seen)
-                for rates in peers:
-                    rates.steps.guess(base_s, slope_s)
-                    rates.steps.lean(base_s, slope_s, elapsed_s)
+        for name in ("prefill_tokens_s", "bytes_per_token", "answer_tokens"):
+            own, others = ([getattr(rates, name) for rates in some] for some in (peers, everyone))
+            _lean(own, others, elapsed_s)
+        _lean_steps([rates.steps for rates in peers], [rates.steps for rates in everyone], elapsed_s)
 
 
-def _lean(estimates: Sequence[Estimate], elapsed_s: float) -> None:
-    seen = [estimate.value for estimate in estimates if estimate.seen]
+def _lean(peers: Sequence[Estimate], everyone: Sequence[Estimate], elapsed_s: float) -> None:
+    seen = [estimate.value for estimate in peers if estimate.seen]
+    seen = seen or [estimate.value for estimate in everyone if estimate.seen]
     if seen:
         usual = median(seen)
-        for estimate in estimates:
+        for estimate in peers:
             estimate.guess(usual)
             estimate.lean(usual, elapsed_s)
+
+
+def _lean_steps(peers: Sequence[Steps], everyone: Sequence[Steps], elapsed_s: float) -> None:
+    seen = [steps for steps in peers if steps.seen] or [steps for steps in everyone if steps.seen]
+    if seen:
+        base_s, slope_s = median(s.base_s for s in seen), median(s.per_sequence_s for s in seen)
+        for steps in peers:
+            steps.guess(base_s, slope_s)
+            steps.lean(base_s, slope_s, elapsed_s)

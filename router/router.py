@@ -20,10 +20,13 @@ from router.waiting import MOVED_S, Ticket, Waiting
 
 LOOKS = 16
 """So many of those who wait are looked at each time there may be room."""
-CURIOSITY = 0.02
-"""So large a share of the asks goes by the number of requests alone. A unit that was slow, or is and gets
-little for it, would else have nothing by which to tell how fast it is.
+CURIOUS_S = 2.0
+"""A unit that has had nothing for so long gets an ask now and then even if another is better: one that was
+slow once would else have nothing by which to tell how fast it is.
 """
+CURIOUS_PERIOD_S = 0.5
+CURIOUS_TIMES = 2.5
+"""By how much more it may cost: what a large cached beginning saves is more than that."""
 MISS = 1.25
 """A first token has to be predicted so many times later than its deadline to be given up: it is a guess."""
 
@@ -38,6 +41,7 @@ class Router:
         self.policy = policy
         self.waiting = waiting
         self._rng = rng
+        self._curious_at = 0.0
 
     def pick(
         self, ask: Ask, now: float, tried: Iterable[str] = (), *, evicted: bool = False, retry: bool = False
@@ -104,19 +108,26 @@ class Router:
     def _best(
         self, ask: Ask, now: float, tried: Iterable[str], *, overcommit: float = 0.0, wait_s: float = 0.0
     ) -> Candidate | Refusal:
-        chance = self._rng.random()
-        bounds = Bounds(self.waiting.rules.backlog_s, wait_s, overcommit, chance)
+        bounds = Bounds(self.waiting.rules.backlog_s, wait_s, overcommit, self._rng.random())
         rows, refusal = offers(self.board, ask, now, tried, bounds)
         if not rows:
             is_unknown = ask.model is not None and self.board.knows_model(ask.model) is False
             return Refusal.UNKNOWN_MODEL if is_unknown and refusal is Refusal.NO_UNIT else refusal
         if not self.policy.by_seconds or overcommit:
             rows = [row for row in rows if row.has_room] or rows
-        if chance < CURIOSITY and self.policy.by_seconds and any(row.has_room for row in rows):
-            best = min((row for row in rows if row.has_room), key=_load_for_its_weight)
-        else:
-            best = self.policy.rank(ask, rows, self._rng)[0]
+        best = self.policy.rank(ask, rows, self._rng)[0]
+        if self.policy.by_seconds and now >= self._curious_at:
+            best = self._curious(rows, best, now)
         return Refusal.LATE if ask.deadline_at < inf and self._is_hopeless(best, ask, now) else best
+
+    def _curious(self, rows: list[Candidate], best: Candidate, now: float) -> Candidate:
+        """Instead of `best` a unit that has had nothing for long, if there is one that is nearly as good."""
+        desks, limit_s = self.board.desks, CURIOUS_TIMES * best.cost_s
+        for row in rows:
+            if row.has_room and row.cost_s <= limit_s and now - desks[row.unit].asked_at > CURIOUS_S:
+                self._curious_at = now + CURIOUS_PERIOD_S
+                return row
+        return best
 
     def _is_hopeless(self, best: Candidate, ask: Ask, now: float) -> bool:
         """Whether even the best unit would answer too late, as far as it has shown how fast it is."""
@@ -159,10 +170,6 @@ class Router:
             return ask.prompt_tokens
         held = max(desk.books.prefixes.match(ask.blocks) for desk in desks) if ask.blocks else 0
         return int(ask.prompt_tokens * (1.0 - held / len(ask.blocks))) if held else ask.prompt_tokens
-
-
-def _load_for_its_weight(row: Candidate) -> float:
-    return (row.load + 1.0) / row.weight
 
 
 class _Blocked:

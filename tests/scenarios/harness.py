@@ -26,6 +26,7 @@ from proxy.failure import Failure
 from proxy.report.access_log import AccessLog
 from proxy.report.events import EventLog
 from proxy.settings import Address, Limits, Settings, Timeouts
+from router.fair import FairRules
 from router.nouns import Ask, Cell, Fleet, Node, Role, Rules, Unit, Verdict
 from tests.scenarios.observed import ObservedGate
 from tests.scenarios.visit import Visit, chat, encode
@@ -82,7 +83,8 @@ class Stage:
         pages: bool = False,
         is_blind: bool = False,
         max_in_flight: int = 256,
-        policy: str = "least_load",
+        policy: str = "prefix_affinity",
+        queue: FairRules | None = None,
         rules: Rules = RULES,
         limits: Limits | None = None,
         timeouts: Timeouts | None = None,
@@ -106,6 +108,7 @@ class Stage:
             Address("gate", GATE_PORT),
             policy=policy,
             rules=rules,
+            queue=queue or FairRules(),
             limits=limits or Limits(),
             timeouts=timeouts or Timeouts(),
             access_log="off",

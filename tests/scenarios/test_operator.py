@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from proxy.gate import LINGER_S
+from router.fair import FairRules
 from router.nouns import Fleet, Verdict
 from tests.scenarios.harness import BACK_S, LATENCY_S, Stage
 from tests.scenarios.visit import chat
@@ -18,7 +19,7 @@ SLOW_TO_START = Timing(prefill_s=1.0)
 
 
 def test_when_all_usable_units_are_full_the_answer_is_429_with_a_time_to_come_back() -> None:
-    stage = Stage(max_in_flight=2)
+    stage = Stage(max_in_flight=2, queue=FairRules(limit=0))
 
     async def scenario() -> None:
         crowd = stage.crowd(4, max_tokens=50)
@@ -146,7 +147,7 @@ def test_what_happens_at_a_unit_s_old_address_is_not_held_against_its_new_one() 
 
 
 def test_changed_limits_and_models_hold_from_the_next_request_on() -> None:
-    stage = Stage()
+    stage = Stage(queue=FairRules(limit=0))
 
     async def scenario() -> None:
         crowd = stage.crowd(8, max_tokens=50)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from proxy.settings import Timeouts
-from router.nouns import Outcome, Verdict
+from router.nouns import Outcome, Rules, Verdict
 from tests.scenarios.harness import BACK_S, Stage
 from tests.sim.behaviour import Behaviour, Break
 from tests.sim.conversation import End
@@ -201,7 +201,7 @@ class HalfAnswers(asyncio.Protocol):
 
 
 def test_an_error_that_never_ends_does_not_keep_its_connection() -> None:
-    stage = Stage(units=1)
+    stage = Stage(units=1, rules=Rules(slow_start_s=0.001))
     net = stage.world.net
     net.listen(HalfAnswers, net.add_host("half"), 8000, is_outside=True)
 
@@ -210,7 +210,7 @@ def test_an_error_that_never_ends_does_not_keep_its_connection() -> None:
         fleet = stage.fleet("a")
         stage.gate.configure(replace(fleet, units=(*fleet.units, half)))
         await stage.until(stage.all_up, BACK_S)
-        assert all(visit.is_answered for visit in await stage.crowd(8))
+        assert all(visit.is_answered for visit in await stage.crowd(32))
         assert stage.gate.metrics.tallies["half"].retries > 0
         await asyncio.sleep(10.0)
         kept = [transport for transport in net.transports if transport.sock.remote[0] == net.names["half"][0]]

@@ -181,7 +181,7 @@ def test_one_frozen_stream_hardly_moves_the_steps() -> None:
     for _ in range(100):
         steps.learn(0.02, 8.0)
     steps.learn(60.0, 8.0)
-    assert steps.at(8.0) < 0.022
+    assert steps.at(8.0) < 0.024
 
 
 # -- sizes -------------------------------------------------------------------------------------------------
