@@ -54,6 +54,8 @@ class Fold:
         before, self._desks[sight.name] = self._desks.get(sight.name, desk), desk
         if before is not desk:
             _carry_over(before, desk)
+        # What it runs, not how it is reached: that is in its unit.
+        desk.engine = sight.said.view.engine or desk.engine
         if sight.gone_since is None:
             self._take_load(desk, sight)
             self._take_epoch(desk, sight.said.view, now)

@@ -89,6 +89,7 @@ class View:
     prefill_tokens_per_s: float | None = None
     gate_url: str = ""
     stopping: bool = False
+    engine: str = ""
 
 
 class Seen(NamedTuple):
@@ -183,6 +184,7 @@ def view_of(
         prefill_tokens_per_s=round(1.0 / desk.pace.prefill_s(1), 1),
         gate_url=gate_url,
         stopping=stopping,
+        engine=desk.engine,
     )
 
 
@@ -256,4 +258,5 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "prefill_tokens_per_s": _number,
     "gate_url": _url,
     "stopping": _flag,
+    "engine": _text,
 }

@@ -196,6 +196,12 @@ def test_load_is_what_others_have_there() -> None:
     assert (desk.load.running, desk.load.waiting, desk.load.at) == (4, 3, 10.5)
 
 
+def test_the_engine_is_the_one_behind_the_gate() -> None:
+    router = Router()
+    router.hear(10.0, engine="sglang")
+    assert router.board.desks["u1"].engine == "sglang"
+
+
 def test_proof_of_life_comes_along() -> None:
     router = Router()
     router.hear(10.0)
