@@ -29,6 +29,12 @@ def click(selector: str) -> str:
     return f"document.querySelector({selector!r}).click()"
 
 
+def twice(selector: str) -> str:
+    """Click, note what the button says, and click again before it changes its mind."""
+    script = "(b => { b.click(); const said = b.innerText; b.click(); return said; })"
+    return f"{script}(document.querySelector({selector!r}))"
+
+
 def hurt(stage: Stage) -> None:
     """A wedged unit, one that lost a process, one under suspicion, and a cell that is being emptied."""
     for strength in (Strength.STRONG, Strength.STRONG):
@@ -117,20 +123,18 @@ def test_a_unit_tells_why_and_is_drained_with_the_token_after_a_second_click(tmp
         await page.until(f"{text('#detail-why')}.includes('a1 is out of rotation')")
         assert "gone: process 4711" in await page.run(text("#detail-nodes"))
         await stage.photograph("detail")
-        await page.run(click("#detail-drain"))
-        assert await page.run(text("#detail-drain")) == "Drain: sure?"
-        await page.run(click("#detail-drain"))
+        assert await page.run(twice("#detail-drain")) == "Drain: sure?"
         # A page in a browser is not trusted as a person at this machine is.
         await page.until("$('key').open")
         assert [each.drained for each in board] == [False, False, False]
         await page.run(f"$('key-token').value = {TOKEN!r}; {click('#key button')}")
-        await page.run(click("#detail-drain"))
-        await page.run(click("#detail-drain"))
+        await page.until("sessionStorage.getItem('cellgate-token') !== null")
+        await page.run(twice("#detail-drain"))
         await page.until(f"{text('#detail-drain')} === 'Undrain'")
         assert [each.drained for each in board] == [True, False, False]
         assert await page.run("localStorage.length + document.cookie.length") == 0
-        await page.run("$('detail').close(); document.querySelector('.cell button').click()")
-        await page.run("document.querySelector('.cell button').click()")
+        await page.run("$('detail').close()")
+        await page.run(twice(".cell button"))
         await page.until(f"{text('.cell > div')}.includes('Undrain cell')")
         assert [each.drained for each in board] == [True, True, True]
 
