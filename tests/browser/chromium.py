@@ -18,7 +18,14 @@ import aiohttp
 
 from tests.real.programs import find, running
 
-_FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run")
+_FLAGS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--no-first-run",
+    "--disable-crashpad-for-testing",
+)
 _START_S = 60.0
 _WAIT_S = 60.0
 
