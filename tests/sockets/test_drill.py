@@ -33,7 +33,7 @@ def server(*replies: bytes, close: bool = True) -> Iterator[str]:
         def serve() -> None:
             for reply in replies:
                 connection, _ = listener.accept()
-                connection.recv(65536)
+                read_request(connection)
                 connection.sendall(reply)
                 if close:
                     connection.close()
@@ -46,6 +46,17 @@ def server(*replies: bytes, close: bool = True) -> Iterator[str]:
         thread.join()
         for connection in kept:
             connection.close()
+
+
+def read_request(connection: socket.socket) -> None:
+    """To its last byte: whoever closes with something unread resets the connection."""
+    received = b""
+    while b"\r\n\r\n" not in received:
+        received += connection.recv(65536)
+    head, _, body = received.partition(b"\r\n\r\n")
+    length = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
+    while len(body) < length:
+        body += connection.recv(65536)
 
 
 def chunk(data: bytes) -> bytes:
