@@ -24,7 +24,6 @@ _FLAGS = (
     "--disable-gpu",
     "--disable-dev-shm-usage",
     "--no-first-run",
-    "--disable-crashpad-for-testing",
 )
 _START_S = 60.0
 _WAIT_S = 60.0
