@@ -66,8 +66,22 @@ class Dynasty:
 
     def close(self) -> None:
         """End them all."""
-        for pid in self.pids[1:]:
-            send(pid, signal.SIGKILL)
+        end_all(self.pids)
+
+
+def end_all(pids: Sequence[int]) -> None:
+    """End these gates, and successors of theirs that are still starting."""
+    for pid in pids:
+        for child in children(pid):
+            send(child, signal.SIGKILL)
+        send(pid, signal.SIGKILL)
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process has started."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return []
 
 
 def send(pid: int, number: signal.Signals) -> None:

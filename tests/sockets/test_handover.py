@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from loadtests.handover import is_alive, send
+from loadtests.handover import children, end_all, is_alive, send
 from loadtests.simunit.process import SimUnit
 from tests.sockets.test_gate_process import Stream, is_refusing, models
 from tests.wire.process import GateProcess, eventually
@@ -60,8 +60,7 @@ class Line(GateProcess):
         assert len(self.pids) == before + 1, self.log
 
     def _end(self) -> None:
-        for pid in self.pids[1:]:
-            send(pid, signal.SIGKILL)
+        end_all(self.pids)
         super()._end()
 
 
@@ -171,8 +170,7 @@ def test_a_successor_that_does_not_get_ready_is_killed(units: dict[str, SimUnit]
         gate.signal(signal.SIGUSR2)
         assert eventually(lambda: "no hand-over: it was not ready within 3 s and was killed" in gate.log)
         assert models(gate).status == 200
-        children = Path(f"/proc/{gate.pid}/task/{gate.pid}/children").read_text().split()
-        commands = [Path(f"/proc/{child}/cmdline").read_bytes() for child in children]
+        commands = [Path(f"/proc/{child}/cmdline").read_bytes() for child in children(gate.pid)]
         assert [b"herald" in command for command in commands] == [True]
 
 
