@@ -17,7 +17,8 @@ from proxy.routes import Route
 from proxy.stream.eligible import why_not
 from proxy.stream.keep import Keep
 from proxy.stream.plan import Proof, Tokens, UnprovenError, extended, prove, remaining
-from proxy.stream.stitch import Stitch, ending, wants_usage
+from proxy.stream.seam import token_start
+from proxy.stream.stitch import Stitch, ending, stops_of, wants_usage
 from proxy.wire.call import Call
 from proxy.wire.pool import Pool
 from proxy.wire.request import Request
@@ -67,6 +68,7 @@ class Resumption:
         "_pool",
         "_proof",
         "_request",
+        "_start",
         "broke",
         "keep",
     )
@@ -80,6 +82,7 @@ class Resumption:
         self._proof: Proof | None = None
         self._call: Call | None = None
         self._pool: Pool | None = None
+        self._start = 0
         self._head: Callable[[bytes, int], bytes] = lambda _path, _length: b""
         self.broke = ""
 
@@ -107,12 +110,13 @@ class Resumption:
     ) -> None:
         """Ask a unit that runs `engine` to go on; `head` makes the head of a request from path and length."""
         said = self.keep.read()
-        if not said.text and not said.finish:
-            # Nothing of the text was shown: it is the same request, and only the frame is stitched.
-            self._owner.go_on(self._request.body, Stitch(self._body, said, Tokens(None, 0)))
+        self._start = len(said.text) if said.finish else token_start(said.text, stops_of(self._body))
+        if not self._start and not said.finish:
+            # It begins anew: it is the same request, and only the frame is stitched.
+            self._owner.go_on(self._request.body, Stitch(self._body, said, Tokens(None, 0), 0))
             return
         self._pool, self._head = pool, head
-        self._proof = prove(self._body, said.text, chat=self._chat, engine=engine)
+        self._proof = prove(self._body, said.text[: self._start], chat=self._chat, engine=engine)
         self._ask(None, fresh=fresh)
 
     def abandon(self) -> None:
@@ -157,8 +161,8 @@ class Resumption:
         said, body = self.keep.read(), self._body
         left = None if said.finish else remaining(body, tokens.shown, chat=self._chat)
         if left is not None:
-            longer = extended(body, said.text, chat=self._chat) | left
-            self._owner.go_on(orjson.dumps(longer), Stitch(body, said, tokens))
+            longer = extended(body, said.text[: self._start], chat=self._chat) | left
+            self._owner.go_on(orjson.dumps(longer), Stitch(body, said, tokens, self._start))
             return
         events = ending(body, said, tokens, chat=self._chat)
         if events is None:

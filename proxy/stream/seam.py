@@ -1,12 +1,26 @@
-"""Stop strings across a seam: begun in what one unit said, completed by the next. Pure.
+"""Stop strings and the seam between two units. Pure.
 
-An engine looks for stop strings in its own output only. vLLM shows no text that may yet become one, SGLang
-does; so one may have begun in what was shown, and only whoever knows both sides can see it end.
+1. An engine looks for stop strings in its own output only. One may have begun in what was shown (SGLang shows
+   such text), and only whoever knows both sides can see it end.
+2. vLLM shows no text that may yet become a stop string: it holds some characters back. So what was shown may
+   end within a token, where no model can go on as it would have. The next unit goes on from a place where
+   a token began, says what was shown behind it once more, and must say the same.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+
+# Tokenizers of all kinds begin a token at a space between two words.
+_WORD = re.compile(r"(?<=\S) (?=[^\W\d_])")
+
+
+def token_start(shown: str, stops: Iterable[str]) -> int:
+    """Where to go on: at the end of `shown`, or, with stop strings, at the last place where a token began."""
+    if all(len(stop) < 2 for stop in stops):
+        return len(shown)
+    return max((match.start() for match in _WORD.finditer(shown)), default=0)
 
 
 class SeamStops:

@@ -17,22 +17,26 @@ from proxy.stream.sse import payload, split
 
 
 class UnlikeError(Exception):
-    """The unit that goes on says what cannot follow: it reasons, or calls tools, in the middle of a text."""
+    """The unit that goes on says what cannot follow: something else than was shown, or no text at all."""
 
 
 class Stitch:
     """Rewrites what one unit sends. `said` is what the client has been shown, and grows with it.
 
-    `tokens` were shown before, by this unit's count. `is_over`: all was said, the unit is not to be heard
-    any more.
+    It goes on from the first `start` characters of the text, which are `tokens` by its count. `is_over`: all
+    was said, the unit is not to be heard any more.
     """
 
-    __slots__ = ("_seam", "_spells_stops", "_tokens", "_wants_usage", "is_over", "said")
+    __slots__ = ("_again", "_seam", "_spells_stops", "_tokens", "_wants_usage", "is_over", "said")
 
-    def __init__(self, body: dict[str, Any], said: Said, tokens: Tokens) -> None:
+    def __init__(self, body: dict[str, Any], said: Said, tokens: Tokens, start: int | None = None) -> None:
         self.said = said
         self._tokens = tokens
-        self._seam = SeamStops(said.text, _stops(body, tokens.shown))
+        text = said.text
+        start = len(text) if start is None else start
+        self._seam = SeamStops(text[:start], _stops(body, tokens.shown))
+        # What it has to say once more, because it was shown behind the place where it goes on.
+        self._again = text[start:]
         self._spells_stops = bool(body.get("include_stop_str_in_output"))
         self._wants_usage = wants_usage(body)
         self.is_over = False
@@ -75,8 +79,8 @@ class Stitch:
         if part is not choice and self.said.has_role:
             part.pop("role", None)
         text = part.get(key) or ""
-        if not self._seam.is_over:
-            text = self._across_seam(choice, text)
+        if self._again or not self._seam.is_over:
+            text = self._news(self._across_seam(choice, text), ended=bool(choice.get("finish_reason")))
             if text or key in part:
                 part[key] = text
         return bool(text or choice.get("finish_reason") or (part is not choice and any(part.values())))
@@ -89,6 +93,14 @@ class Stitch:
             self.is_over = True
             return stop if self._spells_stops else ""
         return shown + self._seam.flush() if choice.get("finish_reason") else shown
+
+    def _news(self, text: str, *, ended: bool) -> str:
+        """`text` without what was shown already."""
+        again = self._again
+        if not again.startswith(text[: len(again)]) or (ended and len(text) < len(again)):
+            raise UnlikeError("another text than had been shown")
+        self._again = again[len(text) :]
+        return text[len(again) :]
 
     def _ended(self, document: dict[str, Any]) -> bytes:
         """What follows the event that ends the text, when it is us who end it."""
@@ -124,11 +136,15 @@ def wants_usage(body: dict[str, Any]) -> bool:
     return isinstance(options, dict) and bool(options.get("include_usage"))
 
 
-def _stops(body: dict[str, Any], shown: int) -> Iterable[str]:
-    if isinstance(least := body.get("min_tokens"), int) and least > shown:
-        return ()
+def stops_of(body: dict[str, Any]) -> list[str]:
+    """The stop strings that a request asks for."""
     stop = body.get("stop")
     return [stop] if isinstance(stop, str) else [each for each in stop or () if isinstance(each, str)]
+
+
+def _stops(body: dict[str, Any], shown: int) -> Iterable[str]:
+    least = body.get("min_tokens")
+    return () if isinstance(least, int) and least > shown else stops_of(body)
 
 
 def _summed(usage: dict[str, Any], tokens: Tokens) -> dict[str, Any]:

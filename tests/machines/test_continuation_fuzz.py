@@ -6,15 +6,16 @@ import json
 from typing import Any, NamedTuple
 
 import orjson
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.stream.keep import Keep
 from proxy.stream.plan import Tokens, extended, remaining
 from proxy.stream.said import Said
-from proxy.stream.seam import SeamStops
+from proxy.stream.seam import SeamStops, token_start
 from proxy.stream.sse import payload, split
-from proxy.stream.stitch import Stitch, ending
+from proxy.stream.stitch import Stitch, UnlikeError, ending
 
 WORDS = st.lists(
     st.sampled_from(
@@ -240,3 +241,57 @@ def test_limits_are_those_of_the_whole_answer(text: str, shown: int, chat: bool)
         "min_tokens",
         "messages" if chat else "prompt",
     }
+
+
+def held_back(words: list[str], stops: list[str], done: bool) -> list[str]:
+    """What an engine shows of `words` after each of them: nothing that may become a stop string."""
+    hold, shown, out = max(map(len, stops)) - 1, 0, []
+    for upto in range(1, len(words) + 1):
+        text = "".join(words[:upto])
+        ends = [text.index(stop) for stop in stops if stop in text]
+        end = (
+            min(ends) if ends else len(text) if done and upto == len(words) else max(len(text) - hold, shown)
+        )
+        out.append(text[shown:end])
+        shown = end
+        if ends:
+            break
+    return out
+
+
+@given(
+    st.lists(st.text("abc", min_size=1, max_size=4).map(" {}".format), min_size=1, max_size=12),
+    st.lists(st.text("abc ", min_size=2, max_size=5), min_size=1, max_size=2),
+    st.data(),
+)
+def test_text_held_back_for_stop_strings_is_said_by_the_next_unit(
+    words: list[str], stops: list[str], data: st.DataObject
+) -> None:
+    form = Form(chat=True, separator=b"\n\n", ascii_only=False, role_apart=False, nulls=False)
+    body = request(form, 100) | {"stop": stops}
+    unbroken = held_back(words, stops, done=True)
+    keep = Keep(framed=False)
+    upto = data.draw(st.integers(0, len(unbroken) - 1))
+    keep.chunks += [event(form, "a", text) for text in unbroken[:upto]]
+    said = keep.read()
+    start = token_start(said.text, stops)
+    before = words_in(said.text[:start], words)
+    stitch = Stitch(body, said, Tokens(7, before), start)
+    pieces = held_back(words[before:], stops, done=True)
+    for at, text in enumerate(pieces):
+        stitch.feed(event(form, "b", text, finish="stop" if at == len(pieces) - 1 else None))
+        if stitch.is_over:
+            break
+    assert said.text == "".join(unbroken)
+
+
+@pytest.mark.parametrize("other", [[" bet"], [" be", "t"], [" b"]])
+def test_a_unit_that_says_another_text_than_was_shown_is_found_out(other: list[str]) -> None:
+    form = Form(chat=True, separator=b"\n\n", ascii_only=False, role_apart=False, nulls=False)
+    keep = Keep(framed=False)
+    keep.chunks.append(event(form, "a", " one bev"))
+    stitch = Stitch({"stop": "xyz"}, keep.read(), Tokens(7, 1), 4)
+    *first, last = other
+    stitch.feed(b"".join(event(form, "b", text) for text in first))
+    with pytest.raises(UnlikeError):
+        stitch.feed(event(form, "b", last, finish="length"))
