@@ -136,6 +136,8 @@ def _any_of(names: list[bytes]) -> bytes:
 _SAMPLE, _ROLES, _FAMILIES = _pattern()
 _SAME_WORK = re.compile(rb'(?:tp|pp|moe_ep|moe_tp)_rank="\d*"')
 """Labels of the ranks that compute the same requests together."""
+_BLOCKS = re.compile(rb'num_gpu_blocks="(\d{1,12})"')
+_BLOCK_SIZE = re.compile(rb'block_size="(\d{1,6})"')
 
 
 def scan(body: bytes, unit: str, at: float, own_in_flight: int) -> Load | None:
@@ -154,6 +156,8 @@ def scan(body: bytes, unit: str, at: float, own_in_flight: int) -> Load | None:
         if role is Role.BORN:
             born = text.decode("ascii", "replace")
             continue
+        if role is Role.KV_SHAPE:
+            role, value = Role.KV_TOKENS, _tokens(labels)
         key = name, _SAME_WORK.sub(b"", labels) if b"_rank=" in labels else labels
         samples[role][key] = max(value, samples[role].get(key, 0.0))
     if not samples[Role.RUNNING] and not samples[Role.WAITING]:
@@ -169,6 +173,7 @@ def scan(body: bytes, unit: str, at: float, own_in_flight: int) -> Load | None:
         progress=sum(counters) if counters else None,
         sighted=bool(samples[Role.STEPS]),
         epoch=born,
+        kv_tokens=int(sum(samples[Role.KV_TOKENS].values())),
     )
 
 
@@ -179,6 +184,12 @@ def _role(name: bytes, labels: bytes) -> Role | None:
     label, roles = _FAMILIES[name]
     _, found, rest = labels.partition(label)
     return roles.get(rest.partition(b'"')[0]) if found else None
+
+
+def _tokens(labels: bytes) -> float:
+    """How many tokens blocks of a cache hold; 0 when it is not said."""
+    blocks, size = _BLOCKS.search(labels), _BLOCK_SIZE.search(labels)
+    return float(int(blocks[1]) * int(size[1])) if blocks and size else 0.0
 
 
 def _number(text: bytes) -> float | None:

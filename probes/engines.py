@@ -67,6 +67,10 @@ class Role(Enum):
     PROGRESS = "progress"
     """Grows now and then while the engine works: when a request has finished, or once in many steps."""
     BORN = "born"
+    KV_TOKENS = "kv tokens"
+    """How many tokens the KV cache holds."""
+    KV_SHAPE = "kv shape"
+    """The same, as blocks and tokens a block, in its labels."""
 
     __hash__ = object.__hash__
 
@@ -82,6 +86,8 @@ METRICS: dict[str, Role] = {
     "vllm:iteration_tokens_total_count": Role.STEPS,
     "vllm:generation_tokens_total": Role.STEPS,
     "vllm:prompt_tokens_total": Role.STEPS,
+    "vllm:cache_config_info": Role.KV_SHAPE,
+    "sglang:max_total_num_tokens": Role.KV_TOKENS,
     "sglang:num_running_reqs": Role.RUNNING,
     "sglang:num_queue_reqs": Role.WAITING,
     "sglang:token_usage": Role.KV_USE,

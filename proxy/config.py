@@ -128,7 +128,7 @@ def _settings(file: FileKeys, secrets: Mapping[str, str]) -> Settings:
     api_key = secrets[UNIT_API_KEY_VARIABLE]
     return Settings(
         fleet=Fleet(
-            cells=tuple(Cell(cell.name, cell.weight) for cell in file.cells),
+            cells=tuple(Cell(cell.name, cell.weight, cell.spill_s) for cell in file.cells),
             units=tuple(unit_of(cell.name, unit, api_key) for cell in file.cells for unit in cell.units),
         ),
         sources=_sources(file, api_key),
@@ -142,6 +142,8 @@ def _settings(file: FileKeys, secrets: Mapping[str, str]) -> Settings:
         admin_token=secrets[TOKEN_VARIABLE] or file.admin_token_file,
         agent_token=secrets[AGENT_TOKEN_VARIABLE] or None,
         policy=file.policy,
+        queue=file.queue,
+        headers=file.headers,
         rules=file.rules,
         limits=file.limits,
         timeouts=file.timeouts,

@@ -21,7 +21,8 @@ from proxy.config_units import Keys, NodeKeys, ProbeKeys, UnitKeys
 from proxy.config_values import MisfitError
 from proxy.memory import quarter_of_memory
 from proxy.recovery.nouns import Remedy
-from proxy.settings import REDIS_PREFIX, Address, Limits, LogFormat, Settings, Timeouts, Tls
+from proxy.settings import REDIS_PREFIX, Address, Headers, Limits, LogFormat, Settings, Timeouts, Tls
+from router.fair import FairRules
 from router.nouns import Cell, Fleet, Rules
 
 T = TypeVar("T")
@@ -32,13 +33,15 @@ _CELL = Cell(name="")
 
 # Sections: one mapping for each settings dataclass, with its fields as keys.
 
-_MAY_BE_ZERO = {"drain_delay_s", "drain_s", "panic_max_s", "retry_min", "slow_start_s"}
+_MAY_BE_ZERO = {"drain_delay_s", "drain_s", "limit", "panic_max_s", "retry_min", "slow_start_s"}
 
 
 def _check_of(name: str, kind: object) -> Any:
     """The check for a field of a settings dataclass, by the unit in its name, else by its type."""
     if name.endswith("_bytes"):
         return values.size
+    if kind is str:
+        return values.header
     if name.endswith("_s"):
         return values.seconds_or_0 if name in _MAY_BE_ZERO else values.seconds
     if name.endswith("_ratio"):
@@ -101,6 +104,8 @@ RulesKeys = _keys_of(Rules)
 LimitsKeys = _keys_of(Limits, bodies_bytes=quarter_of_memory)
 TimeoutsKeys = _keys_of(Timeouts)
 TlsKeys = _keys_of(Tls)
+QueueKeys = _keys_of(FairRules)
+HeadersKeys = _keys_of(Headers)
 
 
 # Cells, and the file as a whole.
@@ -111,6 +116,7 @@ class CellKeys(Keys):
 
     name: Annotated[str, PlainValidator(values.name)]
     weight: Annotated[float, PlainValidator(values.weight)] = _CELL.weight
+    spill_s: Annotated[float, PlainValidator(values.seconds_or_0)] = _CELL.spill_s
     recovery: Annotated[Remedy | None, PlainValidator(remedy)] = None
     discover: Annotated[Discover | None, PlainValidator(discovered_by)] = None
     units: list[UnitKeys]
@@ -166,6 +172,8 @@ class FileKeys(Keys):
     )
     timeouts: Annotated[Timeouts, _section(Timeouts, TimeoutsKeys)] = _GIVEN.timeouts
     tls: Annotated[Tls, _section(Tls, TlsKeys, _pairs_load)] = _GIVEN.tls
+    queue: Annotated[FairRules, _section(FairRules, QueueKeys)] = _GIVEN.queue
+    headers: Annotated[Headers, _section(Headers, HeadersKeys)] = _GIVEN.headers
     pass_unlisted: Annotated[bool, PlainValidator(values.flag)] = _GIVEN.pass_unlisted
     no_continuation: Annotated[tuple[str, ...], PlainValidator(values.models)] = _GIVEN.no_continuation
 
@@ -183,5 +191,7 @@ SCHEMA: dict[str, type[Keys]] = {
     "limits": LimitsKeys,
     "timeouts": TimeoutsKeys,
     "tls": TlsKeys,
+    "queue": QueueKeys,
+    "headers": HeadersKeys,
 }
 """Every mapping of the file by its place: where the known keys and their defaults are looked up."""

@@ -93,6 +93,8 @@ class UnitKeys(Keys):
     engine: Annotated[str, PlainValidator(probing.engine)] = _UNIT.engine
     canary: Annotated[str, PlainValidator(probing.canary)] = _UNIT.canary
     metrics_url: Annotated[str, PlainValidator(values.page)] = _UNIT.metrics_url
+    prefill_tokens_s: Annotated[float, PlainValidator(values.rate)] = _UNIT.prefill_tokens_s
+    kv_tokens: Annotated[int, PlainValidator(values.count_or_0)] = _UNIT.kv_tokens
     api_key_file: Annotated[str | None, PlainValidator(values.token_in_file)] = Field(None, repr=False)
     nodes: Annotated[list[NodeKeys], AfterValidator(_one_leader)] = []
 
@@ -112,4 +114,6 @@ def unit_of(cell: str, unit: UnitKeys, api_key: str) -> Unit:
         canary=unit.canary,
         metrics_url=unit.metrics_url,
         api_key=unit.api_key_file or api_key,
+        prefill_tokens_s=unit.prefill_tokens_s,
+        kv_tokens=unit.kv_tokens,
     )

@@ -75,6 +75,7 @@ seconds_or_0 = _number("a number of seconds, 0 or more", lambda number: number >
 share = _number("a share from 0 to 1", lambda number: 0 <= number <= 1)
 ratio = _number("a ratio above 1", lambda number: number > 1)
 weight = _number("a weight above 0 (1 is usual)", lambda number: number > 0)
+rate = _number("a number a second, 0 or more", lambda number: number >= 0)
 count = _whole("a whole number from 1", 1)
 count_or_0 = _whole("a whole number from 0", 0)
 
@@ -102,6 +103,13 @@ def text(found: object) -> str:
     if not isinstance(found, str):
         raise MisfitError("a text")
     return found
+
+
+def header(found: object) -> str:
+    """The name of a header line; lower case is what is compared."""
+    if not isinstance(found, str) or not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}", found):
+        raise MisfitError("the name of a header, such as x-session-id")
+    return found.lower()
 
 
 def flag(found: object) -> bool:

@@ -21,6 +21,8 @@ ALL_BLOCKS = 2 << 20
 """All prefix caches together are believed to hold at most so many blocks: 300 MB."""
 
 
+SURE = 16
+"""After so many samples a prefill rate is no guess any more."""
 STEPS_LEAST = 8
 """A shorter stream says little about how long a step takes."""
 
@@ -90,7 +92,9 @@ class Books:
         return Quote(terms(self.forecast, self.work, tokens, cached, now), tokens, cached, held)
 
     def backlog_s(self, now: float) -> float:
-        """Seconds of this gate's prompts that the unit has yet to compute."""
+        """Seconds of this gate's prompts that the unit has yet to compute; 0 while that would be a guess."""
+        if self.rates.prefill_tokens_s.seen < SURE:
+            return 0.0
         tokens_s = self.forecast.tokens_s
         return self.work.backlog_tokens(now, tokens_s) / tokens_s
 

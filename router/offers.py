@@ -31,15 +31,24 @@ class Bounds:
 
 
 def offers(
-    board: Board, ask: Ask, now: float, tried: Iterable[str], bounds: Bounds
+    board: Board,
+    ask: Ask,
+    now: float,
+    tried: Iterable[str],
+    bounds: Bounds,
+    among: Iterable[str] | None = None,
 ) -> tuple[list[Candidate], Refusal]:
-    """The rows of the first kind of units of which one has room, and what to say when there is no row."""
+    """The rows of the first kind of units of which one has room, and what to say when there is no row.
+
+    `among`: only these are looked at.
+    """
     up: list[Candidate] = []
     cooling: list[Candidate] = []
     suspect: list[Candidate] = []
     full: list[Candidate] = []
     unsure = False
-    for name, desk in board.desks.items():
+    desks = board.desks
+    for name, desk in desks.items() if among is None else [(n, desks[n]) for n in among if n in desks]:
         if not desk.is_usable() or name in tried or not desk.serves(ask):
             continue
         if desk.is_doubted():

@@ -16,6 +16,7 @@ from router.board import Board
 from router.lease import Lease
 from router.nouns import Ask, Candidate, Policy, Refusal
 from router.offers import Bounds, offers
+from router.shortlist import Shortlist
 from router.waiting import MOVED_S, Ticket, Waiting
 
 LOOKS = 16
@@ -41,6 +42,7 @@ class Router:
         self.policy = policy
         self.waiting = waiting
         self._rng = rng
+        self._shortlist = Shortlist(board, rng)
         self._curious_at = 0.0
 
     def pick(
@@ -109,7 +111,10 @@ class Router:
         self, ask: Ask, now: float, tried: Iterable[str], *, overcommit: float = 0.0, wait_s: float = 0.0
     ) -> Candidate | Refusal:
         bounds = Bounds(self.waiting.rules.backlog_s, wait_s, overcommit, self._rng.random())
-        rows, refusal = offers(self.board, ask, now, tried, bounds)
+        among = self._shortlist.of(ask, now) if self.policy.by_seconds else None
+        rows, refusal = offers(self.board, ask, now, tried, bounds, among)
+        if not rows and among is not None:
+            rows, refusal = offers(self.board, ask, now, tried, bounds)
         if not rows:
             is_unknown = ask.model is not None and self.board.knows_model(ask.model) is False
             return Refusal.UNKNOWN_MODEL if is_unknown and refusal is Refusal.NO_UNIT else refusal
@@ -137,6 +142,7 @@ class Router:
         return books.rates.prefill_tokens_s.seen > 0 and queue_s + prefill_s + kv_s > due_s
 
     def _open(self, best: Candidate, ask: Ask, now: float, *, retry: bool = False) -> Lease:
+        self._shortlist.note(ask, best.unit)
         return self.board.open(best.unit, ask, now, retry=retry)
 
     def _serve_fair(self, now: float) -> None:

@@ -536,7 +536,8 @@ def test_what_is_wrong_with_flags_names_the_flag() -> None:
         )
     assert caught.value.problems == (
         "--unit: expected a name of its own, found 'a' a second time",
-        "--policy: expected a policy: least_load, p2c, random, round_robin, found 'p3c'; did you mean 'p2c'?",
+        "--policy: expected a policy: least_load, p2c, prefix_affinity, random, round_robin, session, found "
+        "'p3c'; did you mean 'p2c'?",
         "--unit: expected http://HOST:PORT or https://HOST:PORT and nothing more, found 'y:1'; did you mean 'http://y:1'?",
         "CELLGATE_ADMIN_TOKEN: expected a token of visible ASCII characters, found other ones",
     )

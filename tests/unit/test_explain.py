@@ -13,6 +13,7 @@ from proxy.report.unit_view import unit_page
 from router.board import Board
 from router.desk import Desk
 from router.nouns import Ask, Cell, Evidence, Fleet, Node, Role, Rules, Sign, Strength, Unit, Verdict
+from router.offers import Bounds, offers
 from router.slowness import Slowness
 
 NODES = (Node("a1-0", Role.LEADER), Node("a1-1", Role.FOLLOWER))
@@ -195,9 +196,9 @@ def test_whatever_is_believed_a_person_is_told_in_short_lines(
     assert all("\n" not in line and "{" not in line and line.endswith(".") for line in lines)
     assert all(len(line) < 160 for line in lines)
     assert sum(line.startswith("Next: ") for line in lines) == 1
-    rows, _ = made.candidates(Ask(), 210.0, (), 0.0)
+    rows, _ = offers(made, Ask(), 210.0, (), Bounds(1.0))
     stands = standing(desk, Moment(210.0, Rules()))
-    assert bool(rows) is (stands in (Standing.IN, Standing.SUSPECT) and not full)
+    assert any(row.has_room for row in rows) is (stands in (Standing.IN, Standing.SUSPECT) and not full)
 
 
 def test_the_page_of_a_unit_has_each_word_at_its_node() -> None:

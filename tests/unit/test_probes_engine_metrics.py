@@ -151,6 +151,21 @@ def test_processes_that_take_turns_behind_one_address_are_no_restarts() -> None:
     assert epochs == ["100.5", "101", "101", "101", "101", "102"]
 
 
+@pytest.mark.parametrize(
+    ("page", "kv_tokens"),
+    [
+        ('vllm:cache_config_info{block_size="16",num_gpu_blocks="1000",engine="0"} 1', 16_000),
+        ('vllm:cache_config_info{block_size="16",num_gpu_blocks="None"} 1', 0),
+        ("sglang:max_total_num_tokens 123456", 123_456),
+        ("", 0),
+    ],
+)
+def test_the_size_of_the_kv_cache_is_read(page: str, kv_tokens: int) -> None:
+    load = scan(f"vllm:num_requests_running 0\n{page}\n".encode(), "u", 1.0, 0)
+    assert load is not None
+    assert load.kv_tokens == kv_tokens
+
+
 @pytest.mark.parametrize("value", ["NaN", "+Inf", "-1", "many", "1e999"])
 def test_a_value_that_is_no_number_is_passed_over(value: str) -> None:
     """It must not reach a sum."""

@@ -8,6 +8,7 @@ import pytest
 
 from policies import POLICIES
 from router.board import Board
+from router.books import SURE
 from router.fair import FairRules
 from router.lease import Lease
 from router.nouns import Ask, Evidence, Fleet, Refusal, Rules, Sign, Strength, Unit
@@ -30,6 +31,7 @@ class Scene:
         self.board.configure(Fleet((), units), NOW)
         for name in "ab":
             self.board.observe(Evidence(name, Sign.GOOD, Strength.STRONG, "canary", "", NOW))
+            self.board.desks[name].books.rates.prefill_tokens_s.seen = SURE
         self.board.tick(NOW + 0.1)
 
     def wait(
@@ -246,6 +248,8 @@ def test_an_ask_that_cannot_make_its_deadline_is_refused_at_once() -> None:
 def test_even_an_idle_unit_gets_nothing_that_it_is_known_to_answer_too_late() -> None:
     scene = Scene()
     hasty = Ask("m", prompt_bytes=4 * 100_000, deadline_at=NOW + 1.0)
+    for desk in scene.board:
+        desk.books.rates.prefill_tokens_s.seen = 0
     first = scene.router.pick(hasty, NOW)
     assert isinstance(first, Lease), "nobody has seen how fast the units are"
     scene.board.close(first, NOW)
