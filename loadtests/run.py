@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import http.client
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from loadtests.simunit.process import SimUnit, SimUnitError
 READY_S = 60.0
 CELLS = {"a": ("a1", "a2"), "b": ("b1", "b2")}
 TIMING = {"step_ms": 20, "prefill_tokens_per_s": 8000}
+TOKEN_VARIABLE = "CELLGATE_ADMIN_TOKEN"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -86,12 +88,14 @@ def _unit(unit: SimUnit) -> dict[str, object]:
 
 
 def _run_gate(command: list[str], options: argparse.Namespace, units: Sequence[SimUnit]) -> int:
+    # The status page's drain buttons need a token, even here: a page in a browser could be anybody's.
+    token = os.environ.get(TOKEN_VARIABLE) or secrets.token_hex(4)
     # A group of its own: Ctrl-C comes to us alone, and the gate is told by us, once.
-    gate = subprocess.Popen(command, start_new_session=True)
+    gate = subprocess.Popen(command, start_new_session=True, env=os.environ | {TOKEN_VARIABLE: token})
     try:
         model = _wait_until_ready(gate, options)
         if model is not None:
-            _explain(options, units, model)
+            _explain(options, units, model, token)
         return gate.wait()
     finally:
         if gate.poll() is None:
@@ -125,17 +129,19 @@ def _get(address: str, path: str) -> bytes:
         connection.close()
 
 
-def _explain(options: argparse.Namespace, units: Sequence[SimUnit], model: str) -> None:
+def _explain(options: argparse.Namespace, units: Sequence[SimUnit], model: str, token: str) -> None:
     if not model:
         print(f"\nno unit is up yet; see why:  curl -s http://{options.admin}/units", flush=True)
         return
     messages = '[{"role": "user", "content": "Why is the sky blue?"}]'
     body = f'{{"model": "{model}", "stream": true, "messages": {messages}}}'
-    print(f"\ncellgate is up: http://{options.listen}  (admin: http://{options.admin})")
+    print(f"\ncellgate is up:   http://{options.listen}")
+    print(f"the status page:  http://{options.admin}/   (its drain buttons ask for the token: {token})")
     print("\nstream a completion:\n")
     print(f"  curl -N http://{options.listen}/v1/chat/completions \\")
     print(f"    -H 'content-type: application/json' -d '{body}'")
-    print(f"\nlook:\n\n  curl -s http://{options.admin}/units      what is believed of each unit, and why")
+    print("\nlook, in a second terminal:\n")
+    print(f"  .venv/bin/cellgate units --admin {options.admin}    what is believed of each unit, and why")
     print(f"  curl -s http://{options.admin}/events     the last changes")
     print(f"  curl -s http://{options.admin}/metrics    for Prometheus")
     if units:
