@@ -7,8 +7,9 @@ import json
 import os
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from proxy.config import TOKEN_VARIABLE
 from proxy.settings import Address
@@ -56,6 +57,23 @@ def why(admin: Address, unit: str) -> list[str]:
 def set_drain(admin: Address, unit: str, *, drained: bool) -> None:
     """Takes a unit out of rotation or puts it back. Raises AdminError."""
     _call(admin, "POST", f"{_path(unit)}/{'drain' if drained else 'undrain'}")
+
+
+def set_cell_drain(admin: Address, cell: str, *, drained: bool) -> list[str]:
+    """The same for all units of a cell, which are returned. Raises AdminError."""
+    found = _call(admin, "POST", f"/cells/{quote(cell, safe='')}/{'drain' if drained else 'undrain'}")
+    try:
+        return [str(unit["name"]) for unit in found["units"]]
+    except (LookupError, TypeError):
+        raise _stranger(admin) from None
+
+
+def explain(admin: Address, asked: Mapping[str, str]) -> dict[str, Any]:
+    """Where such a request would go now, as `GET /explain` tells. Raises AdminError."""
+    found = _call(admin, "GET", f"/explain?{urlencode(asked)}")
+    if not isinstance(found, dict) or "units" not in found:
+        raise _stranger(admin)
+    return found
 
 
 def _path(unit: str) -> str:

@@ -28,6 +28,7 @@ from proxy.report.access_log import AccessLog, stdout_sink
 from proxy.report.admin import AdminView
 from proxy.report.admin_port import AdminPort
 from proxy.report.bulletin import Bulletin
+from proxy.report.choice import Choice
 from proxy.report.collectors import AgentCheckMetrics
 from proxy.report.events import Action, EventLog
 from proxy.report.haproxy_agent import HaproxyAgent
@@ -186,6 +187,9 @@ class App:
 
 
 def _view(gate: Gate, settings: Settings) -> AdminView:
+    # Chance of its own: to look must change nothing.
+    own, policy = gate.own_answers, settings.policy
+    choice = Choice(gate.router, own, settings.headers, policy, gate.now, random.Random())
     return AdminView(
         board=gate.board,
         events=gate.events,
@@ -197,6 +201,7 @@ def _view(gate: Gate, settings: Settings) -> AdminView:
         peers=gate.peers,
         due_s=lambda unit, probe: gate.watch.due_s(unit, probe, gate.now()),
         waiting=lambda: len(gate.router.waiting),
+        explain=choice.explain,
     )
 
 

@@ -18,7 +18,7 @@ from typing import get_args
 from policies import POLICIES
 from probes import agent
 from proxy import admin_client, cli_plan, config
-from proxy.cli_tables import fleet_table, shown, units_table
+from proxy.cli_tables import choice_text, fleet_table, shown, units_table
 from proxy.config import ConfigError, Overrides
 from proxy.config_values import MisfitError, address
 from proxy.settings import Address, LogFormat, RedisAccess, Settings
@@ -26,6 +26,14 @@ from router.nouns import Fleet
 
 FAILED = 1
 WRONG = 2
+EXPLAINED = {
+    "model": ("NAME", "the model it asks for; none: any"),
+    "prompt_tokens": ("N", "how long its prompt is, of which nothing is cached"),
+    "session": ("NAME", "whose session it is of"),
+    "tenant": ("NAME", "whose it is, where it would have to wait"),
+    "priority": ("N", "lower goes first"),
+    "ttft_ms": ("MS", "how soon its first token has to be there"),
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -108,8 +116,20 @@ def _why(args: argparse.Namespace) -> int:
 
 
 def _set_drain(drained: bool, args: argparse.Namespace) -> int:
-    admin_client.set_drain(args.admin, args.name, drained=drained)
-    print(f"{args.name}: " + ("drained; what runs there finishes" if drained else "back in rotation"))
+    if args.cell is None:
+        admin_client.set_drain(args.admin, args.name, drained=drained)
+        whom = args.name
+    else:
+        units = admin_client.set_cell_drain(args.admin, args.cell, drained=drained)
+        whom = f"cell {args.cell} ({', '.join(units)})"
+    print(f"{whom}: " + ("drained; what runs there finishes" if drained else "back in rotation"))
+    return 0
+
+
+def _explain(args: argparse.Namespace) -> int:
+    asked = {name: getattr(args, name) for name in EXPLAINED}
+    found = admin_client.explain(args.admin, {name: value for name, value in asked.items() if value})
+    print(json.dumps(found, indent=2) if args.json else choice_text(found))
     return 0
 
 
@@ -147,10 +167,19 @@ def _parser() -> argparse.ArgumentParser:
         "drain", partial(_set_drain, True), "take a unit out of rotation; what runs there finishes"
     )
     undrain = command("undrain", partial(_set_drain, False), "put a drained unit back into rotation")
-    for added in (why, drain, undrain):
-        added.add_argument("name", metavar="NAME", help="the name of the unit")
+    why.add_argument("name", metavar="NAME", help="the name of the unit")
+    for added in (drain, undrain):
+        whom = added.add_mutually_exclusive_group(required=True)
+        whom.add_argument("name", metavar="NAME", nargs="?", help="the name of the unit")
+        whom.add_argument("--cell", metavar="NAME", help="all units of this cell")
+    explain = command(
+        "explain", _explain, "tell where a request would go now, and what it would cost on each unit"
+    )
+    for name, (metavar, tells) in EXPLAINED.items():
+        explain.add_argument(f"--{name.replace('_', '-')}", metavar=metavar, help=tells)
+    explain.add_argument("--json", action="store_true", help="all that is known, as JSON")
     admin = str(Settings(fleet=Fleet()).admin)
-    for added in (units, top, why, drain, undrain):
+    for added in (units, top, why, drain, undrain, explain):
         added.add_argument(
             "--admin", metavar="HOST:PORT", type=_address, default=admin, help="default: %(default)s"
         )

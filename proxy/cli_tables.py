@@ -7,6 +7,8 @@ from typing import Any
 
 from router.nouns import Fleet
 
+_TERMS = ("total", "queue", "prefill", "decode", "kv", "evict")
+_PENALTIES = ("error", "doubt", "far")
 _STEPS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 
 
@@ -44,6 +46,41 @@ def units_table(units: Sequence[Mapping[str, Any]]) -> str:
         for unit in units
     )
     return table([head, *rows])
+
+
+def choice_text(found: Mapping[str, Any]) -> str:
+    """Where a request would go (`GET /explain`): the outcome in a line, units in their rank, and notes."""
+    head = (
+        "UNIT",
+        "CELL",
+        "TOTAL",
+        "QUEUE",
+        "PREFILL",
+        "DECODE",
+        "KV",
+        "EVICT",
+        "OTHER",
+        "IN FLIGHT",
+        "NOTE",
+    )
+    rows = (
+        (
+            str(unit["unit"]),
+            str(unit["cell"]),
+            *(_seconds(unit["cost"][f"{name}_s"]) for name in _TERMS),
+            _seconds(sum(unit["cost"][f"{name}_s"] or 0.0 for name in _PENALTIES)),
+            f"{unit['in_flight']} of {unit['places']}",
+            str(unit["why_not"] or ("" if unit["has_room"] else "no room")),
+        )
+        for unit in found["units"]
+    )
+    wait = f" for about {_seconds(found['wait_s'])}" if found.get("wait_s") is not None else ""
+    outcome = f"{found['decision']}{wait}: {found['reason']} (policy {found['policy']})"
+    return "\n".join([shown(outcome), "", table([head, *rows]), *map(shown, found["notes"])])
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f} s"
 
 
 def _verdict(unit: Mapping[str, Any]) -> str:

@@ -18,6 +18,7 @@ from probes.base import Net
 from probes.canary import Canary
 from probes.engine_metrics import EngineMetrics
 from proxy.exchange import Exchange
+from proxy.explained import ExplainedExchange
 from proxy.failure import Failure, Kind
 from proxy.own import OwnAnswers
 from proxy.placed import PlacedExchange
@@ -219,7 +220,10 @@ class Gate:
 
     def exchange(self, client: ClientConnection, request: Request) -> Exchange:
         """The exchange that answers `request`."""
-        return PlacedExchange(self, client, request) if request.is_placed else Exchange(self, client, request)
+        kind = (
+            PlacedExchange if request.is_placed else ExplainedExchange if request.is_explained else Exchange
+        )
+        return kind(self, client, request)
 
     def refused(self, client: ClientConnection, failure: Failure) -> None:
         """A request did not even parse."""

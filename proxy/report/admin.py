@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import difflib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from math import inf
@@ -19,6 +19,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from probes.canary import Canary
+from proxy.failure import Failure
 from proxy.report.envoy_health import Headers, readyz_headers, unit_headers
 from proxy.report.events import Action, Event, EventLog, Follower
 from proxy.report.log import log_line
@@ -41,17 +42,22 @@ NAMES_SHOWN = 20
 _CHALLENGE = {"WWW-Authenticate": "Bearer"}
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Explain = Callable[[Mapping[str, str], bytes | None], dict[str, Any] | Failure]
 
 
 def _nobody_looks(_unit: str, _probe: str) -> float | None:
     return None
 
 
+def _nothing_to_explain(_query: Mapping[str, str], _body: bytes | None) -> dict[str, Any]:
+    return {}
+
+
 @dataclass(frozen=True, slots=True)
 class AdminView:
     """What the admin port needs. `set_drain(unit, drained)` is False when there is no such unit;
     `due_s(unit, probe)` is in how many seconds a probe looks again, None when it does not; `waiting` is how
-    many requests wait for a unit.
+    many requests wait for a unit; `explain` is Choice.explain (choice.py).
     """
 
     board: Board
@@ -64,6 +70,7 @@ class AdminView:
     peers: Peers
     due_s: Callable[[str, str], float | None] = _nobody_looks
     waiting: Callable[[], int] = int
+    explain: Explain = _nothing_to_explain
 
 
 def make_admin(view: AdminView) -> web.Application:
@@ -81,6 +88,10 @@ def make_admin(view: AdminView) -> web.Application:
             web.get("/units/{name}", admin.unit),
             web.post("/units/{name}/drain", admin.drain),
             web.post("/units/{name}/undrain", admin.undrain),
+            web.post("/cells/{name}/drain", admin.drain_cell),
+            web.post("/cells/{name}/undrain", admin.undrain_cell),
+            web.get("/explain", admin.explain),
+            web.post("/explain", admin.explain),
             web.get("/events", admin.events, allow_head=False),
             web.get("/healthz/unit/{name}", admin.unit_health),
         ]
@@ -167,11 +178,27 @@ class _Admin:
 
     async def drain(self, request: web.Request) -> web.Response:
         """Take a unit out of rotation; what runs there finishes."""
-        return self._set_drain(request, Action("drain", request.remote or "?", request.match_info["name"]))
+        return self._drain_unit(request, drained=True)
 
     async def undrain(self, request: web.Request) -> web.Response:
         """Put a unit back into rotation."""
-        return self._set_drain(request, Action("undrain", request.remote or "?", request.match_info["name"]))
+        return self._drain_unit(request, drained=False)
+
+    async def drain_cell(self, request: web.Request) -> web.Response:
+        """Take all units of a cell out of rotation, at once."""
+        return self._drain_cell(request, drained=True)
+
+    async def undrain_cell(self, request: web.Request) -> web.Response:
+        """Put all units of a cell back into rotation."""
+        return self._drain_cell(request, drained=False)
+
+    async def explain(self, request: web.Request) -> web.Response:
+        """What would become of a request now: of the one in the body, or of one like the parameters say."""
+        body = await request.read() if request.method == "POST" else None
+        found = self._view.explain(request.query, body)
+        if isinstance(found, Failure):
+            return _error(HTTPStatus.BAD_REQUEST, found.message)
+        return _json(found)
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         """What happened last, or, when asked, what happens from now on."""
@@ -194,14 +221,32 @@ class _Admin:
             self._view.events.unsubscribe(follower)
         return response
 
-    def _set_drain(self, request: web.Request, action: Action) -> web.Response:
+    def _drain_unit(self, request: web.Request, *, drained: bool) -> web.Response:
         desk = self._desk(request)
-        wanted = action.kind == "drain"
-        changes = desk.drained is not wanted
-        self._view.set_drain(desk.unit.name, wanted)
-        if changes:
-            self._view.events.add(action)
+        if self._set_drain([desk], drained=drained):
+            self._note(request, drained=drained, unit=desk.unit.name)
         return _json(unit_view(desk, self._view.now()))
+
+    def _drain_cell(self, request: web.Request, *, drained: bool) -> web.Response:
+        name, board = request.match_info["name"], self._view.board
+        desks = [desk for desk in board if desk.unit.cell == name]
+        if not desks:
+            raise _unknown("cell", name, {desk.unit.cell: None for desk in board})
+        # One event, however many units it has.
+        if changed := self._set_drain(desks, drained=drained):
+            self._note(request, drained=drained, cell=name, detail=", ".join(changed))
+        now = self._view.now()
+        return _json({"cell": name, "units": [unit_view(desk, now) for desk in desks]})
+
+    def _set_drain(self, desks: Sequence[Desk], *, drained: bool) -> list[str]:
+        """Do what the operator wants; the units that it has changed anything for."""
+        changed = [desk.unit.name for desk in desks if desk.drained is not drained]
+        for desk in desks:
+            self._view.set_drain(desk.unit.name, drained)
+        return changed
+
+    def _note(self, request: web.Request, *, drained: bool, **about: str) -> None:
+        self._view.events.add(Action("drain" if drained else "undrain", request.remote or "?", **about))
 
     def _canary_s(self, desk: Desk) -> float | None:
         due_s = self._view.due_s(desk.unit.name, Canary.name)
@@ -212,10 +257,15 @@ class _Admin:
         desks = self._view.board.desks
         if name in desks:
             return desks[name]
-        near = difflib.get_close_matches(name, desks, n=1)
-        some = ", ".join(list(desks)[:NAMES_SHOWN]) + (", …" if len(desks) > NAMES_SHOWN else "")
-        hint = f"; did you mean {near[0]!r}?" if near else f"; there are: {some or 'none'}"
-        raise web.HTTPNotFound(text=f"no unit is named {name!r}{hint}")
+        raise _unknown("unit", name, desks)
+
+
+def _unknown(noun: str, name: str, known: Iterable[str]) -> web.HTTPNotFound:
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=1)
+    some = ", ".join(names[:NAMES_SHOWN]) + (", …" if len(names) > NAMES_SHOWN else "")
+    hint = f"; did you mean {near[0]!r}?" if near else f"; there are: {some or 'none'}"
+    return web.HTTPNotFound(text=f"no {noun} is named {name!r}{hint}")
 
 
 async def _stream(follower: Follower, response: web.StreamResponse) -> None:

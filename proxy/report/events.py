@@ -66,12 +66,16 @@ _LEVELS: dict[Verdict | ActionKind, Level] = {
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """Something an operator did, or the gate by itself. `by` is who: an address, a signal, "gate"."""
+    """Something an operator did, or the gate by itself. `by` is who: an address, a signal, "gate".
+
+    `cell` is set where it concerns all units of one.
+    """
 
     kind: ActionKind
     by: str
     unit: str | None = None
     detail: str = ""
+    cell: str | None = None
 
 
 class Follower:
@@ -215,9 +219,10 @@ def _prospect(after: Verdict, passes: int) -> str:
 
 
 def _action_event(action: Action) -> Event:
+    whom = f"cell {action.cell}" if action.cell is not None else f"unit {action.unit}"
     line = {
-        "drain": f"unit {action.unit} drained by {action.by}: no new requests, running ones finish",
-        "undrain": f"unit {action.unit} undrained by {action.by}",
+        "drain": f"{whom} drained by {action.by}: no new requests, running ones finish",
+        "undrain": f"{whom} undrained by {action.by}",
         "reload": f"configuration reloaded by {action.by}",
         "panic": "panic",
         "panic_over": "panic is over",
@@ -240,7 +245,8 @@ def _action_event(action: Action) -> Event:
         "clash": "two units have one name",
     }[action.kind]
     line += f": {action.detail}" if action.detail else ""
-    return {"kind": action.kind, "unit": action.unit, "by": action.by, "line": line}
+    event = {"kind": action.kind, "unit": action.unit, "by": action.by, "line": line}
+    return event if action.cell is None else event | {"cell": action.cell}
 
 
 def _canaries(passes: int) -> str:

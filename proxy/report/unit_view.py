@@ -11,6 +11,7 @@ from proxy.report.explain import explain
 from proxy.report.ready import why
 from proxy.report.standing import Moment, is_held, silent_s
 from router.board import Board
+from router.books import Books
 from router.desk import Desk
 from router.nouns import Case, Evidence, Load
 
@@ -36,6 +37,7 @@ def unit_view(desk: Desk, now: float) -> dict[str, Any]:
         "max_in_flight": unit.max_in_flight,
         "weight": desk.weight,
         "load": _load(desk.load, now) if desk.load is not None else None,
+        "routing": _routing(desk.books, now),
         "models": sorted(desk.models),
         "nodes": [{"name": node.name, "role": node.role.value} for node in unit.nodes],
     }
@@ -94,6 +96,25 @@ def _load(load: Load, now: float) -> dict[str, Any]:
         "waiting": load.waiting,
         "kv_use": round(load.kv_use, 4),
         "age_s": _age(load.at, now),
+    }
+
+
+def _routing(books: Books, now: float) -> dict[str, Any]:
+    """What the router reckons with: rates as learnt, this gate's own work there, what is held of prompts."""
+    rates, work, prefixes = books.rates, books.work, books.prefixes
+    return {
+        "prefill_tokens_s": round(rates.prefill_tokens_s.value, 1),
+        "prefill_samples": rates.prefill_tokens_s.seen,
+        "step_s": round(rates.steps.at(work.batch), 5),
+        "bytes_per_token": round(rates.bytes_per_token.value, 3),
+        "answer_tokens": round(rates.answer_tokens.value, 1),
+        "kv_tokens": books.kv_tokens,
+        "queued_tokens": work.queued_tokens,
+        "backlog_s": round(books.backlog_s(now), 3),
+        "prefix_blocks": len(prefixes),
+        "prefix_blocks_max": prefixes.limit,
+        "prefix_trust": round(prefixes.trust, 3),
+        "error_share": round(books.errors.share(now), 3),
     }
 
 

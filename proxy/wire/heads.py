@@ -41,6 +41,7 @@ REQUEST_FIELDS = (
         b"expect",
         b"host",
         b"x-cellgate-continue",
+        b"x-cellgate-explain",
         b"x-forwarded-for",
         b"x-forwarded-host",
         b"x-forwarded-proto",
@@ -57,6 +58,7 @@ REPLY_FIELDS = _HOP_BY_HOP | {
     b"endpoint-load-metrics",
     b"endpoint-load-metrics-bin",
     # What a gate between us and the unit says is for us; the ingress would take it for our own word.
+    b"x-cellgate-explain",
     b"x-cellgate-reason",
     b"x-cellgate-unit",
     b"x-envoy-degraded",

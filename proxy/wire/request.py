@@ -9,7 +9,8 @@ from proxy.wire.heads import PLACING_FIELDS, Fields, connection_tokens
 class Request:
     """One whole request. `lines` and `fields` hold its head (see heads.py).
 
-    `is_placed`: its sender has said which unit it is for (see placing.py).
+    `is_placed`: its sender has said which unit it is for (see placing.py); `is_explained`: it asks why it
+    goes where it goes (see explained.py).
 
     `target` is path and query as sent, `path` without the query, `given_id` the client's request id, `length`
     the declared size of the body, `reserved` the bytes of shared body memory held.
@@ -22,6 +23,7 @@ class Request:
         "fields",
         "given_id",
         "http10",
+        "is_explained",
         "is_placed",
         "keep_alive",
         "length",
@@ -43,6 +45,7 @@ class Request:
         self.given_id = b""
         self.http10 = False
         self.is_placed = False
+        self.is_explained = False
         self.keep_alive = True
         self.expects_continue = False
         self.length = 0
@@ -81,6 +84,8 @@ def check_head(request: Request, version: str) -> Failure | None:
             return Failure(Kind.BAD_REQUEST, "the only transfer coding understood is chunked")
         elif name in PLACING_FIELDS:
             request.is_placed = True
+        elif name == b"x-cellgate-explain":
+            request.is_explained = value.strip() == b"1"
         elif name == b"upgrade" and b"upgrade" in connection_tokens(request.fields):
             return Failure(Kind.METHOD_NOT_SUPPORTED, "protocol upgrades are not supported; use HTTP/1.1")
     if hosts > 1 or (hosts == 0 and not request.http10):

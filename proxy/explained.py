@@ -1,0 +1,48 @@
+"""The exchange of a request that asks why it goes where it goes: `x-cellgate-explain: 1`.
+
+The answer carries what its unit was taken to cost (docs/routing.md). Which units there are and how busy is
+for trusted peers to know; from anybody else it is refused and counted, as a request is that names its unit.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from proxy.exchange import Exchange
+from proxy.failure import Failure, Kind
+from proxy.report.choice import header_line
+from proxy.routes import RouteKind
+from router.lease import Lease
+
+if TYPE_CHECKING:
+    from proxy.gate import Gate
+    from proxy.wire.downstream import ClientConnection
+    from proxy.wire.request import Request
+
+
+class ExplainedExchange(Exchange):
+    """Answers one such request."""
+
+    __slots__ = ("_line",)
+
+    def __init__(self, gate: Gate, client: ClientConnection, request: Request) -> None:
+        super().__init__(gate, client, request)
+        self._line = b""
+
+    def start(self) -> None:
+        """As for any request, if it may know."""
+        if self._route.kind is RouteKind.OWN or self._gate.peers.trusts(self._client.peer):
+            super().start()
+            return
+        self._gate.metrics.forged += 1
+        reason = "only trusted peers may ask why a request goes to a unit; see `trusted`"
+        self._answer.refuse(Failure(Kind.NOT_TRUSTED, reason))
+
+    def _attempt(self, lease: Lease, *, fresh: bool = False) -> None:
+        if not fresh:
+            self._line = header_line(lease, lease.opened_at - self._request.received_at)
+        super()._attempt(lease, fresh=fresh)
+
+    def extra_lines(self) -> bytes:
+        """The gate's own lines in the head of the answer."""
+        return super().extra_lines() + self._line
