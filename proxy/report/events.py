@@ -197,7 +197,7 @@ def _flip_line(flip: Flip, moved: int, cut: int, passes: int) -> str:
         f"{flip.evidence.reason} (source {source})"
     ]
     if moved or cut or flip.after is Verdict.DOWN:
-        parts.append(f"{_count(moved, 'request')} moved, {_count(cut, 'stream')} cut")
+        parts.append(f"{_count(moved, 'request')} moved, {_count(cut, 'stream')} broken")
     node = flip.evidence.node
     if flip.after is Verdict.DOWN and node is not None and flip.evidence.strength is Strength.FATAL:
         parts.append(f"it returns once node {node} is well again and {_canaries(passes)}")

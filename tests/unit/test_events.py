@@ -32,7 +32,7 @@ def test_a_unit_that_goes_down_gets_one_line_with_reason_and_what_comes_next() -
         (
             "warning",
             "unit a1 (cell a) starting -> down: connection refused by 127.0.0.1:8101 (source request); "
-            "31 requests moved, 1 stream cut; it returns after 2 canaries pass",
+            "31 requests moved, 1 stream broken; it returns after 2 canaries pass",
         )
     ]
 
@@ -43,7 +43,7 @@ def test_a_unit_that_goes_down_gets_one_line_with_reason_and_what_comes_next() -
         (Verdict.STARTING, "info", "it gets requests once a canary passes"),
         (Verdict.UP, "info", "it gets requests"),
         (Verdict.SUSPECT, "warning", "a canary is sent now; until it passes, other units are preferred"),
-        (Verdict.DOWN, "warning", "0 requests moved, 0 streams cut; it returns after 2 canaries pass"),
+        (Verdict.DOWN, "warning", "0 requests moved, 0 streams broken; it returns after 2 canaries pass"),
         (Verdict.PROBATION, "info", "it gets requests once 2 canaries pass in a row"),
     ],
 )
