@@ -56,7 +56,8 @@ class OwnAnswers:
             known = ", ".join(sorted({m for desk in self._board for m in desk.models})) or "none"
             message = f"the model `{ask.model}` does not exist; the units here serve: {known}"
             return Failure(Kind.UNKNOWN_MODEL, message, param="model")
-        after_s = int(min(max(ceil(drain_s), 1), RETRY_MAX_S))
+        # It never ends while there is no unit.
+        after_s = ceil(min(max(drain_s, 1.0), RETRY_MAX_S))
         if refusal is Refusal.FULL:
             reason = "every usable unit is full, and so is the queue; retry after the time given"
             return Failure(Kind.FULL, reason, retry_after_s=after_s)

@@ -32,7 +32,7 @@ from router.nouns import (
     Unit,
     Verdict,
 )
-from router.rates import Errors, learn_of_peers
+from router.rates import learn_of_peers
 from router.slowness import Slowness, Speed, compare
 
 ERRORS_S = 1.0
@@ -136,7 +136,7 @@ class Board:
         if after.verdict is Verdict.UP:
             if before.verdict is not Verdict.SUSPECT:
                 desk.risen_at = evidence.at
-                desk.books.errors = Errors()
+                desk.books.rise()
             elif before.because is not None and before.because.source == silence.SOURCE:
                 desk.cleared_at = evidence.at
             self.forecast(evidence.at)

@@ -128,6 +128,11 @@ class Books:
             self.prefixes.correct(expected, float(usage.cached_tokens))
         self.rates.used(ask.prompt_bytes, usage.prompt_tokens, usage.answer_tokens)
 
+    def rise(self) -> None:
+        """The unit has come back: what it was like while it was failing says nothing."""
+        self.errors = Errors()
+        self.rates.reset()
+
     def forget(self) -> None:
         """The unit has started anew."""
         self.prefixes.purge()

@@ -140,7 +140,11 @@ def forecast(units: Sequence[Facts], rules: CostRules) -> list[Forecast]:
     reports = [facts.report for facts in units if facts.report is not None]
     usual = _usual([r for r in reports if _trust(r.age_s, rules) >= 0.5] or reports or [_IDLE], rules)
     written = _written(units)
-    return [_forecast(facts, usual, share, rules) for facts, share in zip(units, written, strict=True)]
+    # How long an answer is lies in what is asked, and not in who is asked.
+    answer = median([facts.rates.answer_tokens.value for facts in units] or [1.0])
+    return [
+        _forecast(facts, usual, share, answer, rules) for facts, share in zip(units, written, strict=True)
+    ]
 
 
 def cost(unit: Forecast, work: Work, prompt_tokens: float, cached_tokens: float, now: float) -> Cost:
@@ -157,8 +161,9 @@ def terms(unit: Forecast, work: Work, prompt_tokens: float, cached_tokens: float
         # The last token is always computed: it gives the first one of the answer.
         uncached = 1.0
     # As Work.backlog_tokens, without the call.
-    done, front = (now - work.front_since) * tokens_s, work.front_tokens
-    queue_s = (work.queued_tokens - (done if done < front else front) + foreign) * token_s
+    front = work.front_tokens
+    left = abs(front - (now - work.front_since) * tokens_s) if front else 0.0
+    queue_s = (work.queued_tokens - front + left + foreign) * token_s
     prefill_s = uncached * token_s
     step_s += sequence_s * (work.batch + batch + 1.0)
     decode_s = first * step_s
@@ -190,7 +195,9 @@ def _written(units: Sequence[Facts]) -> list[float]:
     return [tokens / mean if mean > 0.0 else 0.0 for tokens in written]
 
 
-def _forecast(facts: Facts, usual: Report, written: float, rules: CostRules) -> Forecast:
+def _forecast(
+    facts: Facts, usual: Report, written: float, answer_tokens: float, rules: CostRules
+) -> Forecast:
     rates, own, share = facts.rates, facts.report or usual, max(facts.share, _SHARE_MIN)
     trust = _trust(own.age_s, rules) if facts.report is not None else 0.0
     belief = _trust(own.age_s - rules.fresh_s, rules) if facts.report is not None else 0.0
@@ -202,8 +209,8 @@ def _forecast(facts: Facts, usual: Report, written: float, rules: CostRules) -> 
         token_s=1.0 / rates.prefill_tokens_s.value / share,
         step_s=base_s / share,
         sequence_s=max(sequence_s, rules.sequence_share * base_s) / share,
-        decode_tokens=min(rules.decode_tokens, rates.answer_tokens.value),
-        answer_tokens=rates.answer_tokens.value,
+        decode_tokens=min(rules.decode_tokens, answer_tokens),
+        answer_tokens=answer_tokens,
         foreign_tokens=_blend(trust, tokens, others),
         foreign_batch=_blend(trust, own.waiting + own.running, usual.waiting + usual.running),
         kv_tokens=facts.kv_tokens,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable
 from math import inf
+from operator import itemgetter
 
 from router.board import Board
 from router.lease import Lease
@@ -23,13 +24,16 @@ LOOKS = 16
 """So many of those who wait are looked at each time there may be room."""
 CURIOUS_S = 2.0
 """A unit that has had nothing for so long gets an ask now and then even if another is better: one that was
-slow once would else have nothing by which to tell how fast it is.
+slow once would else have nothing by which to tell how fast it is. One that is k times slower is asked every
+CURIOUS_S * (k - 1) seconds.
 """
 CURIOUS_PERIOD_S = 0.5
-CURIOUS_TIMES = 2.5
-"""By how much more it may cost: what a large cached beginning saves is more than that."""
+CURIOUS_SHARE = 0.2
+"""Not at the price of what is cached: so large a part of an ask at most may be."""
 MISS = 1.25
 """A first token has to be predicted so many times later than its deadline to be given up: it is a guess."""
+
+_first = itemgetter(0)
 
 Settle = Callable[[Lease | Refusal], None]
 
@@ -127,11 +131,13 @@ class Router:
 
     def _curious(self, rows: list[Candidate], best: Candidate, now: float) -> Candidate:
         """Instead of `best` a unit that has had nothing for long, if there is one that is nearly as good."""
-        desks, limit_s = self.board.desks, CURIOUS_TIMES * best.cost_s
-        for row in rows:
-            if row.has_room and row.cost_s <= limit_s and now - desks[row.unit].asked_at > CURIOUS_S:
-                self._curious_at = now + CURIOUS_PERIOD_S
-                return row
+        if best.blind_s - best.cost_s > CURIOUS_SHARE * best.blind_s:
+            return best
+        idle = [(now - self.board.desks[r.unit].asked_at, r) for r in rows if r.has_room and not r.in_flight]
+        idle_s, row = max(idle, key=_first, default=(0.0, best))
+        if idle_s > CURIOUS_S and row.blind_s <= best.blind_s * (1.0 + idle_s / CURIOUS_S):
+            self._curious_at = now + CURIOUS_PERIOD_S
+            return row
         return best
 
     def _is_hopeless(self, best: Candidate, ask: Ask, now: float) -> bool:

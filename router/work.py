@@ -4,7 +4,8 @@ Rules:
 1. A job is queued until its first token is shown, then decoding, until it is taken out. Sums are those of the
    jobs that are there: when all are gone, all are zero.
 2. Prompts are taken to be prefilled one after the other, as engines do: of the one in front a part is done by
-   now, but never more than all of it. A unit on which nothing moves keeps the rest of its backlog.
+   now. One that is overdue is expected to take as long again as it already is: a unit on which nothing moves
+   looks busier all the time, not idle.
 """
 
 from __future__ import annotations
@@ -102,8 +103,9 @@ class Work:
 
     def backlog_tokens(self, now: float, tokens_s: float) -> float:
         """Uncached tokens that have yet to be computed, at a prefill rate of so many a second."""
-        done = (now - self.front_since) * tokens_s
-        return self.queued_tokens - (done if done < self.front_tokens else self.front_tokens)
+        front = self.front_tokens
+        left = abs(front - (now - self.front_since) * tokens_s) if front else 0.0
+        return self.queued_tokens - front + left
 
     def written_tokens(self, now: float) -> float:
         """Uncached tokens sent here of late: new to the prefix cache, and pushing others out of it."""

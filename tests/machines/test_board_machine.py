@@ -36,7 +36,7 @@ from router.waiting import Waiting
 
 NAMES = ("a", "b", "c", "d")
 MODELS = ("small", "large")
-RULES = Rules(weak_min=2, passes=2, evict_overcommit=0.5)
+RULES = Rules(weak_min=2, passes=2, evict_overcommit=0.5, slow_start_s=0.0)
 USABLE = (Verdict.UP, Verdict.SUSPECT)
 
 names = st.sampled_from((*NAMES, "stranger"))

@@ -49,7 +49,7 @@ def test_when_a_leader_dies_another_unit_goes_on_with_its_streams() -> None:
         early = stage.crowd(32, max_tokens=100)
         await asyncio.sleep(0.5)
         late = stage.crowd(32, max_tokens=100)
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.02)
         stage.engines["a"].die()
         assert all(visit.is_answered for visit in await early)
         assert [visit.unit for visit in await early].count("a") == 16

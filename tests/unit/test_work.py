@@ -20,11 +20,13 @@ def test_of_the_prompt_in_front_a_part_is_done_by_now() -> None:
     assert (work.batch, work.queued, work.kv_tokens) == (2, 2, 1700)
 
 
-def test_a_unit_on_which_nothing_moves_keeps_the_rest_of_its_backlog() -> None:
+def test_a_unit_on_which_nothing_moves_looks_busier_all_the_time() -> None:
     work = Work()
     work.open("a", Job(1000, 0), 10.0)
     work.open("b", Job(500, 0), 10.0)
-    assert work.backlog_tokens(1e9, 100.0) == 500
+    assert work.backlog_tokens(20.0, 100.0) == 500
+    assert work.backlog_tokens(21.0, 100.0) == 600, "a second too late, and a second more"
+    assert work.backlog_tokens(60.0, 100.0) == 4500
 
 
 def test_a_first_token_tells_how_long_its_prompt_was_computed() -> None:
@@ -87,4 +89,4 @@ def test_its_sums_are_those_of_what_is_there(events: list[tuple[str, int, int, f
         assert work.kv_tokens == sum(job.kv_tokens for job in (*queued.values(), *decoding.values()))
         assert (work.queued, work.batch) == (len(queued), len(queued) + len(decoding))
         first = next(iter(queued.values()), Job(0, 0)).uncached_tokens
-        assert work.queued_tokens - first <= work.backlog_tokens(now, 1000.0) <= work.queued_tokens
+        assert work.queued_tokens - first <= work.backlog_tokens(now, 1000.0)
