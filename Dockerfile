@@ -1,6 +1,7 @@
 # The gate in an image of its own: Python, the packages of requirements.lock, and the gate's wheel.
 #
-#   docker build -t cellgate .
+#   docker build -t cellgate .                                   # dns, ecs, k8s: what discovery needs there
+#   docker build -t cellgate --build-arg EXTRAS="k8s dns" .
 #   docker run -p 8000:8000 -p 9901:9901 -v ./cellgate.yaml:/etc/cellgate/cellgate.yaml:ro cellgate
 #
 # Give it the time its streams need: `docker stop --time 310`, or terminationGracePeriodSeconds in Kubernetes.
@@ -9,9 +10,11 @@ FROM python:3.11-slim-bookworm AS build
 WORKDIR /src
 # Without pip and setuptools: what runs needs neither.
 RUN python -m venv --without-pip /opt/cellgate
-COPY requirements-build.lock requirements.lock ./
+COPY requirements-build.lock requirements.lock requirements-dns.lock requirements-ecs.lock requirements-k8s.lock ./
+ARG EXTRAS=
 RUN pip install --no-cache-dir --require-hashes -r requirements-build.lock \
- && pip --python /opt/cellgate/bin/python install --no-cache-dir --require-hashes -r requirements.lock
+ && pip --python /opt/cellgate/bin/python install --no-cache-dir --require-hashes -r requirements.lock \
+    ${EXTRAS:+$(printf ' -r requirements-%s.lock' $EXTRAS)}
 COPY pyproject.toml README.md LICENSE ./
 COPY proxy proxy
 COPY router router
@@ -20,12 +23,22 @@ COPY probes probes
 RUN pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . \
  && pip --python /opt/cellgate/bin/python install --no-cache-dir --no-deps --no-index /wheels/cellgate-*.whl
 
-FROM python:3.11-slim-bookworm
+FROM python:3.11-slim-bookworm AS runtime
 RUN useradd --uid 10001 --no-create-home --shell /usr/sbin/nologin cellgate
 COPY --from=build /opt/cellgate /opt/cellgate
 ENV PATH=/opt/cellgate/bin:$PATH
 # By number, so that Kubernetes can see that it is not root.
 USER 10001
+
+# A simulated unit, for deploy/compose: docker build --target simunit .
+FROM runtime AS simunit
+WORKDIR /sim
+COPY loadtests/__init__.py loadtests/__init__.py
+COPY loadtests/simunit loadtests/simunit
+EXPOSE 8000
+ENTRYPOINT ["python", "-m", "loadtests.simunit", "leader", "--host", "0.0.0.0", "--port", "8000"]
+
+FROM runtime
 EXPOSE 8000 9901
 # Liveness, not readiness: a gate whose units are all down is not ready, but to restart it would cure nothing
 # and cut what it still carries. Load balancers ask /readyz. Not by urllib, which would obey http_proxy.

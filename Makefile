@@ -4,15 +4,16 @@ PYTHON ?= python3
 UNITS ?=
 ROUTERS ?=
 N ?= 2
-TEST_PACKAGES := chromium haproxy nginx-light openssl prometheus redis-server
-# Debian packages that tests need beside Python's: the real programs around the gate.
+TEST_PACKAGES := chromium docker-compose haproxy kubernetes-client nginx-light openssl prometheus redis-server
+UP_PACKAGES := haproxy prometheus redis-server
+# Debian packages that tests, and `make up`, need beside Python's: the real programs around the gate.
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 # Two commands in two terminals must not set up at the same time.
 READY := @flock Makefile $(MAKE) -s --no-print-directory
 
-.PHONY: help run test check format vllm-units bench failover soak detection never-shot handover restart cut-off \
+.PHONY: help run up test check format vllm-units bench failover soak detection never-shot handover restart cut-off \
 	rolling-update redis-faults fleet probe-cost vllm-detection replay peers drill drill-vllm drill-peers \
 	lock clean apt
 
@@ -22,6 +23,11 @@ help:           ## this list
 run:            ## two simulated cells and the gate, in the foreground (UNITS="http://…" for real ones)
 	$(READY) .venv/run.ready
 	@$(BIN)/python -m loadtests.run $(UNITS)
+
+up:             ## deploy/compose without Docker: two units, the gate, Redis, HAProxy, Prometheus; an hour, or Ctrl-C
+	$(READY) .venv/run.ready
+	@for package in $(UP_PACKAGES); do dpkg -s $$package >/dev/null 2>&1 || $(MAKE) -s apt PACKAGES=$$package || exit; done
+	@$(BIN)/python -m loadtests.up
 
 test:           ## every test
 	$(READY) .venv/dev.ready .venv-envoy/made
@@ -124,12 +130,17 @@ lock:           ## resolve the dependencies anew
 	@$(PIP) uv
 	@$(BIN)/python -c $(BUILD_REQUIRES) | $(COMPILE) - -o requirements-build.lock
 	@$(COMPILE) pyproject.toml -o requirements.lock
-	@$(COMPILE) pyproject.toml --all-extras -c requirements.lock -o requirements-dev.lock
+	@for extra in dns ecs k8s; do $(BIN)/python -c $(EXTRA_REQUIRES) $$extra \
+	| $(COMPILE) - -c requirements.lock -o requirements-$$extra.lock || exit; done
+	@$(COMPILE) pyproject.toml --all-extras -c requirements.lock -c requirements-ecs.lock -c requirements-k8s.lock \
+	-o requirements-dev.lock
 
 clean:          ## remove what make made
 	rm -rf .venv .venv-envoy $(PEERS:%=.venv-%) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 BUILD_REQUIRES := 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"])'
+EXTRA_REQUIRES := 'import sys, tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+	print(*project["optional-dependencies"][sys.argv[1]], sep="\n")'
 COMPILE := $(BIN)/uv pip compile -q --upgrade --generate-hashes --universal --python-version 3.11 \
 	--no-emit-index-url --no-annotate --no-header
 
