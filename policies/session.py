@@ -15,17 +15,17 @@ from typing import ClassVar
 
 from xxhash import xxh3_64_intdigest
 
-from policies.least_load import LeastLoad
+from policies.p2c import PowerOfTwo
 from router.nouns import Ask, Candidate
 
-_WITHOUT_SESSION = LeastLoad()
+_WITHOUT_SESSION = PowerOfTwo()
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
     """Ranks a session's units by rendezvous hashing; those above `bound` (1.25) times their share come last.
 
-    An ask without a session goes by least load.
+    An ask without a session goes to the less loaded of two.
     """
 
     by_seconds: ClassVar[bool] = False

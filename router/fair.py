@@ -130,8 +130,12 @@ class FairQueue(Generic[T]):
         return True
 
     def hopeless(self, now: float, tokens_s: float) -> list[Place[T]]:
-        """Those that would miss their deadline even if a unit of this prefill rate took them now."""
-        return [place for place in self._places if now + place.tokens / tokens_s > place.deadline_at]
+        """Those that would miss their deadline even if a unit of this prefill rate took them now.
+
+        At a rate of 0 there is none: then only those whose deadline has passed.
+        """
+        token_s = 1.0 / tokens_s if tokens_s > 0.0 else 0.0
+        return [place for place in self._places if now + place.tokens * token_s > place.deadline_at]
 
     def drain_s(self, tokens_s: float) -> float:
         """How long until all who wait have been served, at so many tokens a second; infinite at 0."""

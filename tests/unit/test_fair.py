@@ -165,6 +165,8 @@ def test_those_whose_deadline_comes_too_near_are_found() -> None:
     line.add("b", tokens=1000)
     assert [place.item for place in line.queue.hopeless(NOW + 3.9, TOKENS_S)] == []
     assert [place.item for place in line.queue.hopeless(NOW + 4.1, TOKENS_S)] == ["a"]
+    assert [place.item for place in line.queue.hopeless(NOW + 4.1, 0.0)] == [], "nobody knows without a unit"
+    assert [place.item for place in line.queue.hopeless(NOW + 5.1, 0.0)] == ["a"]
 
 
 def test_nothing_drains_without_units() -> None:
