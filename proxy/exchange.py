@@ -339,6 +339,8 @@ class Exchange:
         self._answer.ttft_s = lease.first_at - self._request.received_at
         if self._ask.stream:
             self._gate.routing.shown(lease)
+            # One prompt less to compute.
+            self._gate.room()
         self._why_not = keeps(self._route, self._request, self._ask, self._gate.settings.no_continuation)
         if not self._why_not:
             relay.begin_keeping()

@@ -24,20 +24,20 @@ T = TypeVar("T")
 class FairRules:
     """limit (1024), limit_bytes (256 MiB): what may wait; max_wait_s (60): for how long at most.
 
-    backlog_s (1): a unit that has so many seconds of prompts to compute gets no more of them: what comes
+    backlog_s (0.5): a unit that has so many seconds of prompts to compute gets no more of them: what comes
     waits for whichever unit is the best when it is its turn.
 
     quantum_tokens (64): what one visit is worth. Less than most asks, so that tenants alternate by the ask:
     visits are counted, not made, and cost nothing.
-    age_s (10): how long an ask of `age_tokens` (32768) or more may be overtaken; of fewer, in proportion.
+    age_s (30): how long an ask of `age_tokens` (32768) or more may be overtaken; of fewer, in proportion.
     """
 
     limit: int = 1024
     limit_bytes: int = 256 << 20
     max_wait_s: float = 60.0
-    backlog_s: float = 1.0
+    backlog_s: float = 0.5
     quantum_tokens: int = 64
-    age_s: float = 10.0
+    age_s: float = 30.0
     age_tokens: int = 32768
 
 
