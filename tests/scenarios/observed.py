@@ -41,13 +41,16 @@ class ObservedRouter(Router):
         self.picks: list[Pick] = []
         self.leases: list[Lease] = []
         self._violations = violations
+        self._asked: tuple[bool, tuple[str, ...]] = False, ()
 
     def pick(
         self, ask: Ask, now: float, tried: Iterable[str] = (), *, evicted: bool = False, retry: bool = False
     ) -> Lease | Refusal:
         tried = tuple(tried)
         room = [desk for desk in self.board if self._could_take(desk, ask, tried, evicted)]
+        self._asked = evicted, tried
         answer = super().pick(ask, now, tried, evicted=evicted, retry=retry)
+        self._asked = False, ()
         if isinstance(answer, Refusal):
             idle = [desk for desk in room if not desk.leases and desk.cool_until <= now]
             # Behind others, and for a unit that answers sooner, one may wait; but not while a unit is idle.
@@ -58,12 +61,12 @@ class ObservedRouter(Router):
             ):
                 self._violations.append(f"{now:.3f}: {answer} while {room} had room for {ask}")
             return answer
-        self.picks.append(Pick(now, answer.unit, answer.desk.unit.url, evicted, tried))
         self._examine(answer, room, now, tried)
         return answer
 
     def _open(self, best: Candidate, ask: Ask, now: float, *, retry: bool = False) -> Lease:
         lease = super()._open(best, ask, now, retry=retry)
+        self.picks.append(Pick(now, lease.unit, lease.desk.unit.url, *self._asked))
         self.leases.append(lease)
         return lease
 
