@@ -137,6 +137,8 @@ def test_a_unit_tells_why_and_is_drained_with_the_token_after_a_second_click(tmp
         await page.run(twice(".cell button"))
         await page.until(f"{text('.cell > div')}.includes('Undrain cell')")
         assert [each.drained for each in board] == [True, True, True]
+        # In one go, which is one event.
+        await page.until(f"{text('#events li')}.includes('cell a drained by 127.0.0.1')")
 
     show(tmp_path, fleet(1, 3), check)
 

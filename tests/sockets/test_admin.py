@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import random
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -15,14 +16,21 @@ import pytest
 import uvloop
 from aiohttp import web
 
+from policies.prefix_affinity import PrefixAffinity
+from proxy.own import OwnAnswers
 from proxy.report import admin
 from proxy.report.admin import AdminView, admin_runner
+from proxy.report.choice import Choice
 from proxy.report.events import Action, EventLog
 from proxy.report.metrics import Metrics
 from proxy.report.peers import Peers
 from proxy.report.trust import refusal
+from proxy.settings import Headers
 from router.board import Board
+from router.fair import FairRules
 from router.nouns import Ask, Cell, Evidence, Fleet, Load, Node, Role, Rules, Sign, Strength, Unit
+from router.router import Router
+from router.waiting import Waiting
 
 NODES = (Node("a1-0", Role.LEADER), Node("a1-1", Role.FOLLOWER))
 FLEET = Fleet(
@@ -74,6 +82,10 @@ def run(test: Callable[[Port], Awaitable[None]], token: str | None = None) -> No
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5.0)) as client:
             port = Port(board, events, client, "")
             metrics = Metrics(board, lambda: port.now, waiting=lambda: 0, connections=dict)
+            router = Router(board, PrefixAffinity(), random.Random(1), Waiting(FairRules()))
+            choice = Choice(
+                router, OwnAnswers(board), Headers(), "prefix_affinity", lambda: port.now, random.Random(1)
+            )
             view = AdminView(
                 board=board,
                 events=events,
@@ -84,6 +96,7 @@ def run(test: Callable[[Port], Awaitable[None]], token: str | None = None) -> No
                 token=token,
                 peers=NOBODY,
                 due_s=lambda unit, probe: {("a1", "canary"): 0.8}.get((unit, probe), math.inf),
+                explain=choice.explain,
             )
             runner = admin_runner(view)
             await runner.setup()
@@ -271,6 +284,53 @@ def test_drain_and_undrain_change_rotation_and_are_events_only_when_they_change_
             ("drain", "a1"),
             ("undrain", "a1"),
         ]
+
+    run(check)
+
+
+def test_a_whole_cell_is_drained_in_one_go_and_is_one_event() -> None:
+    async def check(port: Port) -> None:
+        await port.post("/units/a2/drain")
+        for _ in range(2):
+            status, cell = await port.post("/cells/a/drain")
+            assert (status, cell["cell"]) == (200, "a")
+            assert [(unit["name"], unit["drained"]) for unit in cell["units"]] == [("a1", True), ("a2", True)]
+        await port.post("/cells/a/undrain")
+        assert not any(desk.drained for desk in port.board)
+        events = (await port.get("/events"))[1][1:]
+        assert [(e["kind"], e["unit"], e["cell"]) for e in events] == [
+            ("drain", None, "a"),
+            ("undrain", None, "a"),
+        ]
+        assert [e["line"] for e in events] == [
+            "cell a drained by 127.0.0.1: no new requests, running ones finish: a1",
+            "cell a undrained by 127.0.0.1: a1, a2",
+        ]
+        status, body = await port.post("/cells/aa/drain")
+        assert (status, body["error"]["message"]) == (404, "no cell is named 'aa'; did you mean 'a'?")
+        assert (await port.get("/cells/a/drain"))[0] == 405
+        assert (await port.post("/cells/a/drain", RELAYED))[0] == 403
+
+    run(check)
+
+
+def test_explain_is_asked_by_parameters_or_with_a_body() -> None:
+    async def check(port: Port) -> None:
+        status, found = await port.get("/explain?model=tiny&prompt_tokens=1000&priority=2")
+        assert (status, found["decision"], found["ask"]["priority"]) == (200, "refused", 2)
+        assert found["units"][0]["why_not"].startswith("starting: ")
+        port.observe("a1", Sign.GOOD, Strength.STRONG, "canary", "token")
+        body = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
+        async with port.client.post(port.url + "/explain?tenant=t", json=body) as reply:
+            found = await reply.json()
+        assert (found["decision"], found["unit"], found["ask"]["tenant"]) == ("sent", "a1", "t")
+        status, answer = await port.get("/explain?tokens=1")
+        assert (status, answer["error"]["code"]) == (400, "bad_request")
+        assert answer["error"]["message"].startswith("'tokens' is no parameter of this; there are: model, ")
+        async with port.client.post(port.url + "/explain", data=b"{") as reply:
+            assert reply.status == 400
+            assert "not valid JSON" in (await reply.json())["error"]["message"]
+        assert (await port.get("/explain", RELAYED))[0] == 403
 
     run(check)
 

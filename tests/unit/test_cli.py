@@ -216,6 +216,73 @@ def test_drain_and_undrain_send_the_token(command: str, monkeypatch: pytest.Monk
     assert played.calls == [f"POST /units/a%201%2F2/{command} Bearer s3cret"]
 
 
+@pytest.mark.parametrize(("command", "says"), [("drain", "drained; what"), ("undrain", "back in rotation")])
+def test_a_whole_cell_is_drained_by_its_name(
+    command: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with gate(200, {"cell": "a/b", "units": [UNIT_A1, UNIT_B1]}) as played:
+        assert main([command, "--cell", "a/b", "--admin", played.address]) == 0
+    assert played.calls == [f"POST /cells/a%2Fb/{command} None"]
+    assert capsys.readouterr().out.startswith(f"cell a/b (a1, b1): {says}")
+    with gate(200, []) as played:
+        assert main([command, "--cell", "a", "--admin", played.address]) == 1
+
+
+def test_a_unit_or_a_cell_is_drained_and_not_both(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["drain", "a1", "--cell", "a"])
+    assert ended.value.code == 2
+    assert "not allowed with" in capsys.readouterr().err
+
+
+CHOICE = {
+    "policy": "prefix_affinity",
+    "decision": "waits",
+    "reason": "no unit has room",
+    "wait_s": 1.5,
+    "notes": ["of 99 units\x1b[2J"],
+    "units": [
+        {
+            "unit": "a1",
+            "cell": "a",
+            "cost": {
+                "total_s": 0.75,
+                "queue_s": 0.5,
+                "prefill_s": 0.1,
+                "decode_s": 0.1,
+                "kv_s": None,
+                "evict_s": 0.0,
+                "error_s": 0.02,
+                "doubt_s": 0.01,
+                "far_s": 0.02,
+            },
+            "in_flight": 8,
+            "places": 8,
+            "has_room": False,
+            "why_not": None,
+        }
+    ],
+}
+
+
+def test_explain_shows_the_outcome_and_each_term(capsys: pytest.CaptureFixture[str]) -> None:
+    with gate(200, CHOICE) as played:
+        asked = ["explain", "--model", "m/1", "--prompt-tokens", "10", "--ttft-ms", "500"]
+        assert main([*asked, "--admin", played.address]) == 0
+    assert played.calls == ["GET /explain?model=m%2F1&prompt_tokens=10&ttft_ms=500 None"]
+    outcome, _, head, row, note = capsys.readouterr().out.splitlines()
+    assert outcome == "waits for about 1.500 s: no unit has room (policy prefix_affinity)"
+    assert head.split()[:4] == ["UNIT", "CELL", "TOTAL", "QUEUE"]
+    assert " ".join(row.split()) == ("a1 a 0.750 s 0.500 s 0.100 s 0.100 s - 0.000 s 0.050 s 8 of 8 no room")
+    assert note == "of 99 units?[2J"
+
+
+def test_explain_as_json_is_what_the_gate_says(capsys: pytest.CaptureFixture[str]) -> None:
+    with gate(200, CHOICE) as played:
+        assert main(["explain", "--json", "--admin", played.address]) == 0
+    assert json.loads(capsys.readouterr().out) == CHOICE
+
+
 def test_a_proxy_of_the_environment_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     with gate(200, []) as played:
