@@ -56,13 +56,16 @@ def payload(event: bytes) -> bytes | None:
 
 
 def before_error(data: bytes) -> bytes:
-    """The events in `data` that come before the first one that reports an engine's failure."""
+    """What comes before the first event that reports an engine's failure; all of `data` when none does."""
+    if b"error" not in data:
+        return data
+    events, tail = split(data)
     end = 0
-    for event in split(data)[0]:
+    for event in [*events, tail]:
         if is_error(event):
-            break
+            return data[:end]
         end += len(event)
-    return data[:end]
+    return data
 
 
 def without_comments(data: bytes) -> bytes:

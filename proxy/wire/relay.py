@@ -23,7 +23,6 @@ from proxy.stream.sse import (
     before_error,
     carries_data,
     end_of_events,
-    is_error,
     message_of,
     without_comments,
 )
@@ -74,6 +73,7 @@ class Relay:
         "_gaps",
         "_head",
         "_http10",
+        "_in_event",
         "_kept",
         "_now",
         "_owner",
@@ -109,6 +109,7 @@ class Relay:
         self._framing = Framing.CHUNKED
         self._tail = b""
         self._first = b""
+        self._in_event = False
         self._kept: list[bytes] | None = None
         self._fold_at = 0
         self._pool: Pool | None = None
@@ -179,7 +180,7 @@ class Relay:
         if self._sse and carries_data(body):
             self._count(len(pieces))
         is_whole = conn.raw is not None and not conn.ended and self._ends_whole(data, conn)
-        if is_whole and not (self._sse and is_error(body)):
+        if is_whole and not (self._sse and len(before_error(body)) < len(body)):
             self._keep(self._framing.frame(body))
             self._send(data)
         else:
@@ -242,7 +243,8 @@ class Relay:
         the end of a body that close delimits.
         """
         if self._sse:
-            self._send(self._framing.frame(event))
+            # A large event may have been shown in part: it ends here.
+            self._send(self._framing.frame(b"\n\n" + event if self._in_event else event))
             return True
         head = self._head
         return self._framing is Framing.CHUNKED or (head is not None and head.length is not None)
@@ -353,11 +355,16 @@ class Relay:
         end = len(events) if conn.ended else end_of_events(events)
         if len(events) - end > TAIL_BYTES:
             end = len(events)
+            self._in_event = True
+        elif end:
+            self._in_event = False
         events, self._tail = events[:end], events[end:]
         failure = None
-        if is_error(events):
-            failure = Failure(Kind.STREAM_ERROR, f"it failed in its stream: {message_of(events)}")
-            events = before_error(events)
+        good = before_error(events)
+        if len(good) < len(events):
+            reason = message_of(events[len(good) :])
+            failure = Failure(Kind.STREAM_ERROR, f"it failed in its stream: {reason}")
+            events = good
         if events and self.stitch is not None:
             try:
                 events = self.stitch.feed(events)

@@ -134,6 +134,8 @@ def test_half_an_event_that_had_to_be_shown_is_known_to_be_half() -> None:
     rig.feed([SSE_HEAD, chunk(TOKENS[0]), chunk(event("x" * 2 * TAIL_BYTES)[:-10])], close=True)
     assert rig.relay.keep is not None
     assert not rig.relay.keep.read().closed
+    assert rig.relay.break_off(ERROR)
+    assert rig.body().endswith(b'"finish_reason"\n\n' + ERROR)
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
