@@ -24,7 +24,7 @@ T = TypeVar("T")
 class FairRules:
     """limit (1024), limit_bytes (256 MiB): what may wait; max_wait_s (60): for how long at most.
 
-    backlog_s (0.5): a unit that has so many seconds of prompts to compute gets no more of them: what comes
+    backlog_s (0.25): a unit that has so many seconds of prompts to compute gets no more of them: what comes
     waits for whichever unit is the best when it is its turn.
 
     quantum_tokens (64): what one visit is worth. Less than most asks, so that tenants alternate by the ask:
@@ -35,7 +35,7 @@ class FairRules:
     limit: int = 1024
     limit_bytes: int = 256 << 20
     max_wait_s: float = 60.0
-    backlog_s: float = 0.5
+    backlog_s: float = 0.25
     quantum_tokens: int = 64
     age_s: float = 30.0
     age_tokens: int = 32768
@@ -94,7 +94,9 @@ class FairQueue(Generic[T]):
         due_at = now + self.rules.age_s * min(tokens / self.rules.age_tokens, 1.0)
         due = (due_at, self._entered)
         place = Place(item, tenant, priority, tokens, size, now, deadline_at, group, due)
-        if now + self.wait_s(place, tokens_s) > deadline_at:
+        # Who could be served last of all in time need not know its turn.
+        is_in_time = now + self.drain_s(tokens_s) <= deadline_at
+        if not is_in_time and now + self.wait_s(place, tokens_s) > deadline_at:
             return NoPlace.HOPELESS
         displaced = None
         if not self._fits(place):

@@ -12,13 +12,14 @@ import random
 from collections.abc import Callable, Iterable
 from math import inf
 from operator import itemgetter
+from typing import cast
 
 from router.board import Board
 from router.lease import Lease
 from router.nouns import Ask, Candidate, Policy, Refusal
 from router.offers import Bounds, offers
 from router.shortlist import Shortlist
-from router.waiting import MOVED_S, Ticket, Waiting
+from router.waiting import MOVED_S, Kind, Ticket, Waiting
 
 LOOKS = 16
 """So many of those who wait are looked at each time there may be room."""
@@ -169,7 +170,11 @@ class Router:
             else:
                 # It waits for a unit that is better than those with room, or there is none.
                 ahead += place.tokens
-                blocked.add(ticket, whole_kind=isinstance(best, Refusal) or not self._has_room(ticket, now))
+                blocked.tickets.add(ticket)
+                if isinstance(best, Refusal) or not self._has_room(ticket, now):
+                    blocked.kinds.add(ticket.kind)
+                    if blocked.kinds >= self.waiting.kinds.keys():
+                        return
 
     def _has_room(self, ticket: Ticket, now: float) -> bool:
         rows, _ = offers(self.board, ticket.ask, now, ticket.tried, Bounds(self.waiting.rules.backlog_s))
@@ -185,18 +190,13 @@ class Router:
 
 
 class _Blocked:
-    """Tickets for whom nothing was found; of some, all of their kind."""
+    """Tickets for whom nothing was found; of some kinds, all."""
 
-    __slots__ = ("_kinds", "_tickets")
+    __slots__ = ("kinds", "tickets")
 
     def __init__(self) -> None:
-        self._tickets: set[Ticket] = set()
-        self._kinds: set[object] = set()
-
-    def add(self, ticket: Ticket, *, whole_kind: bool) -> None:
-        self._tickets.add(ticket)
-        if whole_kind and not ticket.tried:
-            self._kinds.add(ticket.kind)
+        self.tickets: set[Ticket] = set()
+        self.kinds: set[Kind] = set()
 
     def __contains__(self, ticket: object) -> bool:
-        return isinstance(ticket, Ticket) and (ticket.kind in self._kinds or ticket in self._tickets)
+        return ticket in self.tickets or (bool(self.kinds) and cast("Ticket", ticket).kind in self.kinds)

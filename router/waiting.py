@@ -5,6 +5,7 @@ Bounded in count, in bytes and in time. Whose turn it is among the others is sai
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -15,6 +16,8 @@ from router.turns import Place
 
 MOVED_S = 30.0
 """Who lost its unit has waited for its answer once already."""
+
+Kind = tuple[str | None, str | None, frozenset[str]]
 
 _REFUSALS = {NoPlace.FULL: Refusal.FULL, NoPlace.HOPELESS: Refusal.LATE}
 
@@ -30,9 +33,9 @@ class Ticket:
     settle: Callable[[Lease | Refusal], None]
 
     @property
-    def kind(self) -> tuple[str | None, str | None]:
-        """Asks of a kind go to the same units."""
-        return self.ask.model, self.ask.unit
+    def kind(self) -> Kind:
+        """Asks of a kind may go to the same units."""
+        return self.ask.model, self.ask.unit, self.tried
 
 
 class Waiting:
@@ -43,6 +46,8 @@ class Waiting:
         self.fair: FairQueue[Ticket] = FairQueue(rules)
         self._moved: dict[Ticket, None] = {}
         self._places: dict[Ticket, Place[Ticket]] = {}
+        self.kinds: Counter[Kind] = Counter()
+        """How many of each kind wait, but for those who lost their unit."""
 
     def __len__(self) -> int:
         return len(self._moved) + len(self.fair)
@@ -77,22 +82,28 @@ class Waiting:
         if isinstance(entered, NoPlace):
             return _REFUSALS[entered]
         self._places[ticket] = entered.place
+        self.kinds[ticket.kind] += 1
         if entered.displaced is not None:
             displaced = entered.displaced.item
-            del self._places[displaced]
+            self._leave(displaced)
             displaced.settle(Refusal.FULL)
         return None
 
     def take(self, ticket: Ticket) -> None:
         """One of the others is served: its tenant pays for it."""
-        self.fair.take(self._places.pop(ticket))
+        self.fair.take(self._leave(ticket))
 
     def remove(self, ticket: Ticket) -> None:
         """Take a ticket out without serving it: its client left, or its time is up."""
         self._moved.pop(ticket, None)
-        place = self._places.pop(ticket, None)
-        if place is not None:
-            self.fair.remove(place)
+        if ticket in self._places:
+            self.fair.remove(self._leave(ticket))
+
+    def _leave(self, ticket: Ticket) -> Place[Ticket]:
+        self.kinds[ticket.kind] -= 1
+        if not self.kinds[ticket.kind]:
+            del self.kinds[ticket.kind]
+        return self._places.pop(ticket)
 
     def late(self, now: float, tokens_s: float) -> Iterator[Ticket]:
         """Those who would miss their deadline even if they were served now."""
