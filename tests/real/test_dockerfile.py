@@ -1,0 +1,150 @@
+"""The image without an engine that builds it: the steps of the Dockerfile, run in an empty folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.real.programs import ROOT, free_port, running
+from tests.wire.process import eventually
+
+EXTRAS = "k8s dns"
+PATHS_OF_THE_IMAGE = re.compile(r"(?<![\w.])/(opt|src|wheels)\b")
+
+
+class Step(NamedTuple):
+    """One line of the Dockerfile, continuations joined."""
+
+    stage: str
+    word: str
+    rest: str
+
+
+def steps() -> Iterator[Step]:
+    """All of them; the last stage has no name."""
+    text = re.sub(r"^#.*\n", "", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE)
+    stage = ""
+    for line in filter(None, text.replace("\\\n", " ").splitlines()):
+        word, _, rest = line.partition(" ")
+        if word == "FROM":
+            stage = rest.partition(" AS ")[2]
+        yield Step(stage, word, rest)
+
+
+def of_last_stage(word: str) -> str:
+    """The only such line that the image is left with."""
+    [step] = [step for step in steps() if (step.stage, step.word) == ("", word)]
+    return step.rest
+
+
+def copied(step: Step) -> list[str]:
+    """What a COPY takes from the folder of the sources."""
+    return [] if step.rest.startswith("--from") else shlex.split(step.rest)[:-1]
+
+
+def is_sent(path: str) -> bool:
+    """Whether .dockerignore, read from its end, lets it in."""
+    for line in reversed((ROOT / ".dockerignore").read_text().split()):
+        if fnmatch(path, line.removeprefix("!")):
+            return line.startswith("!")
+    return True
+
+
+def test_whatever_is_copied_is_there_and_is_sent_to_the_builder() -> None:
+    paths = [path for step in steps() if step.word == "COPY" for path in copied(step)]
+    assert "proxy" in paths
+    assert [path for path in paths if not (ROOT / path).exists() or not is_sent(path)] == []
+
+
+def test_there_is_a_lock_for_each_extra_that_discovery_needs_with_the_versions_that_are_tested() -> None:
+    tested = set(re.findall(r"^\S+==\S+", (ROOT / "requirements-dev.lock").read_text(), re.MULTILINE))
+    for extra in ("dns", "ecs", "k8s"):
+        pinned = re.findall(r"^\S+==\S+", (ROOT / f"requirements-{extra}.lock").read_text(), re.MULTILINE)
+        assert pinned
+        assert set(pinned) <= tested
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the stage `build` leaves in /opt/cellgate, under another root."""
+    root = tmp_path_factory.mktemp("image")
+    subprocess.run([sys.executable, "-m", "venv", root / "python"], check=True)
+    environ = {**os.environ, "PATH": f"{root}/python/bin:{os.environ['PATH']}", "EXTRAS": EXTRAS}
+    for step in steps():
+        if step.stage == "build" and step.word == "RUN":
+            command = PATHS_OF_THE_IMAGE.sub(rf"{root}/\1", step.rest)
+            done = subprocess.run(
+                ["sh", "-c", command],
+                cwd=root / "src",
+                env=environ,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert done.returncode == 0, done.stderr
+        elif step.stage == "build" and step.word == "WORKDIR":
+            (root / step.rest.lstrip("/")).mkdir()
+        elif step.stage == "build" and step.word == "COPY":
+            copy(copied(step), root / "src" / shlex.split(step.rest)[-1])
+    return root / "opt" / "cellgate"
+
+
+def copy(paths: list[str], target: Path) -> None:
+    """As COPY does, .dockerignore heeded."""
+    for path in paths:
+        source = ROOT / path
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, target)
+
+
+def test_the_image_has_the_gate_its_extras_and_nothing_to_install_with(image: Path) -> None:
+    files = [str(ROOT / "deploy" / "kubernetes" / "cell" / "cellgate.yaml"), "no-such-file"]
+    good, bad = (
+        subprocess.run([image / "bin" / "cellgate", "check", "-c", file], capture_output=True, check=False)
+        for file in files
+    )
+    assert (good.returncode, bad.returncode) == (0, 2), good.stderr
+    code = "import dns, kubernetes_asyncio, importlib.util as u, proxy; print(u.find_spec('pip'), proxy)"
+    out = subprocess.run(
+        [image / "bin" / "python", "-c", code], cwd="/", capture_output=True, text=True, check=True
+    )
+    assert out.stdout.startswith("None ")
+    assert str(image) in out.stdout
+
+
+def test_the_health_check_sees_whether_the_gate_is_alive(image: Path, tmp_path: Path) -> None:
+    port = free_port()
+    command = json.loads(of_last_stage("HEALTHCHECK").partition(" CMD ")[2])
+    check = [str(image / "bin" / command[0]), *(word.replace("9901", str(port)) for word in command[1:])]
+    assert json.loads(of_last_stage("ENTRYPOINT")) == ["cellgate"]
+    words = json.loads(of_last_stage("CMD"))
+    (tmp_path / "cellgate.yaml").write_text(
+        "cells: [{name: a, units: [{name: a1, url: 'http://127.0.0.1:1'}]}]"
+    )
+    places = {"/etc/cellgate/cellgate.yaml": str(tmp_path / "cellgate.yaml")}
+    places |= {"0.0.0.0:8000": "127.0.0.1:0", "0.0.0.0:9901": f"127.0.0.1:{port}"}
+    serve = [str(image / "bin" / "cellgate"), *(places.get(word, word) for word in words)]
+
+    def alive() -> bool:
+        return subprocess.run(check, capture_output=True, check=False).returncode == 0
+
+    assert not alive()
+    with running(serve, tmp_path / "log") as gate:
+        assert eventually(alive), (tmp_path / "log").read_text()
+        gate.send_signal(signal.SIGINT)
+        gate.wait(30)
+    assert not alive()
