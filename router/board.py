@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from router import panic, silence
-from router.books import ALL_BLOCKS
+from router.books import ALL_BLOCKS, Elsewhere
 from router.cost import COSTS, forecast
 from router.desk import BUSY_S, Desk
 from router.judge import judge, open_case
@@ -73,7 +73,7 @@ class Board:
         self.desks: dict[str, Desk] = {}
         self.leaving: list[Desk] = []
         """Desks of units no longer configured (or replaced) that still have open leases."""
-        self.others: dict[str, int] = {}
+        self.others: dict[str, Elsewhere] = {}
         """Requests of other gates, by unit, as far as they told."""
         self.retries_in_flight = 0
         self.in_flight = 0
@@ -202,7 +202,10 @@ class Board:
             desk.books.size(desk.unit, desk.load, share)
         # Costs are seconds, whatever weights are written in.
         most = max((desk.steady_weight for desk in desks if desk.is_usable()), default=1.0)
-        facts = [d.books.facts(d.load, d.steady_weight / most, d.far_s, now) for d in desks]
+        facts = [
+            d.books.facts(d.load, self.others.get(d.unit.name), d.steady_weight / most, d.far_s, now)
+            for d in desks
+        ]
         for desk, one in zip(desks, forecast(facts, COSTS), strict=True):
             desk.books.forecast = one
 

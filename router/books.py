@@ -27,6 +27,16 @@ STEPS_LEAST = 8
 """A shorter stream says little about how long a step takes."""
 
 
+class Elsewhere(NamedTuple):
+    """What other gates tell that they have at a unit: attempts, and tokens of prompts yet to be computed."""
+
+    in_flight: int = 0
+    uncached_tokens: int = 0
+
+
+NOTHING_ELSEWHERE = Elsewhere()
+
+
 class Bet(NamedTuple):
     """What was expected of an attempt when it was sent.
 
@@ -139,11 +149,13 @@ class Books:
         self.rates.reset()
         self.kv_tokens = 0
 
-    def facts(self, load: Load | None, share: float, far_s: float, now: float) -> Facts:
+    def facts(
+        self, load: Load | None, elsewhere: Elsewhere | None, share: float, far_s: float, now: float
+    ) -> Facts:
         """What a forecast is made from."""
         return Facts(
             self.rates,
-            _report(load, self.work.queued, now) if load is not None else None,
+            _report(load, elsewhere, self.work.queued, now),
             share,
             self.errors.share(now),
             far_s,
@@ -152,9 +164,18 @@ class Books:
         )
 
 
-def _report(load: Load, queued: int, now: float) -> Report:
-    """Other people's requests at an engine: those beyond what this gate has there."""
+def _report(load: Load | None, elsewhere: Elsewhere | None, queued: int, now: float) -> Report | None:
+    """Other people's requests at an engine. What other gates tell counts where they do: it is fresher than what
+    the engine says, and in tokens.
+    """
+    if load is None:
+        if elsewhere is None:
+            return None
+        return Report(0.0, float(elsewhere.in_flight), 0.0, 0.0, float(elsewhere.uncached_tokens))
     # One of them may be a canary.
     foreign = max(load.foreign - 1, 0)
+    if elsewhere is not None:
+        running = max(foreign, elsewhere.in_flight)
+        return Report(0.0, float(running), load.kv_use, 0.0, float(elsewhere.uncached_tokens))
     waiting = min(max(load.waiting - queued, 0), foreign)
     return Report(float(waiting), float(foreign - waiting), load.kv_use, now - load.at)

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from router.board import Board
+from router.books import NOTHING_ELSEWHERE
 from router.desk import Desk
 from router.nouns import Ask, Candidate, Refusal, Verdict
 
@@ -80,5 +81,5 @@ def _row(board: Board, desk: Desk, ask: Ask, now: float, bounds: Bounds, *, has_
     if cached_tokens:
         blind_s += cached_tokens * books.forecast.token_s * (1.0 + books.forecast.evict_share)
     # What the engine says counts others' requests as well, only older.
-    load = in_flight + max(desk.foreign, board.others.get(name, 0))
+    load = in_flight + max(desk.foreign, board.others.get(name, NOTHING_ELSEWHERE).in_flight)
     return Candidate(name, in_flight, load, desk.steady_weight, cost_s, blind_s, has_room)

@@ -15,6 +15,7 @@ from proxy.report.families import counter, gauge
 from proxy.report.haproxy_agent import HaproxyAgent
 from proxy.report.redis_link import RedisLink, State
 from router.board import Board
+from router.books import NOTHING_ELSEWHERE
 
 _REDIS = {
     "connects": "Times that a connection was made and answered.",
@@ -45,7 +46,10 @@ class RedisMetrics(Collector):
             "in_flight_elsewhere",
             "Attempts that other gates have open on a unit.",
             ("unit",),
-            (((name,), self._board.others.get(name, 0)) for name in self._board.desks),
+            (
+                ((name,), self._board.others.get(name, NOTHING_ELSEWHERE).in_flight)
+                for name in self._board.desks
+            ),
         )
         for name, text in _REDIS.items():
             yield counter(f"redis_{name}", text, (), [((), link.counts[name])])

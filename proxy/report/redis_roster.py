@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator, Mapping
 
 from proxy.report.redis_schema import EXPIRY_HEARTBEATS, HEARTBEAT_S, Merged, Seen, View, merge
+from router.books import Elsewhere
 
 Key = tuple[str, str]
 """(unit, gate)"""
@@ -64,10 +65,11 @@ class Roster:
         """What the other gates together say of a unit."""
         return merge([Seen(view, now - at) for view, at in self._units.get(unit, {}).values()])
 
-    def others_in_flight(self, unit: str, now: float) -> int:
-        """Requests that the other gates have there. What is too old to be so any more does not count."""
+    def elsewhere(self, unit: str, now: float) -> Elsewhere:
+        """What the other gates have there. What is too old to be so any more does not count."""
         said = self._units.get(unit, {}).values()
-        return sum(view.in_flight for view, at in said if now - at <= self._patience_s)
+        views = [view for view, at in said if now - at <= self._patience_s]
+        return Elsewhere(sum(view.in_flight for view in views), sum(view.uncached_tokens for view in views))
 
     def expires_at(self, now: float) -> float:
         """When the next view is too old for its requests to count; inf: none will be."""

@@ -156,7 +156,6 @@ def view_of(
     first token and the gap between two, which are not for every heartbeat to find out.
     """
     case, load, unit = desk.case, desk.load, desk.unit
-    waiting = [lease.ask.prompt_tokens for lease in desk.leases if not lease.committed]
     is_fatal = case.because is not None and case.because.strength is Strength.FATAL
     return View(
         unit=unit.name,
@@ -173,7 +172,7 @@ def view_of(
         weight=desk.weight,
         max_in_flight=unit.max_in_flight,
         models=tuple(sorted(desk.models)[:_MODELS_MAX]),
-        uncached_tokens=sum(waiting),
+        uncached_tokens=desk.books.work.queued_tokens,
         life_age_s=round(now - desk.life_at, 3) if desk.life_at else None,
         load_age_s=round(now - load.at, 3) if load is not None else None,
         running=load.running if load is not None else None,
@@ -181,7 +180,7 @@ def view_of(
         kv_use=round(load.kv_use, 4) if load is not None else None,
         ttft_s=ttft_s,
         itl_s=itl_s,
-        prefill_tokens_per_s=round(1.0 / desk.pace.prefill_s(1), 1),
+        prefill_tokens_per_s=round(desk.books.rates.prefill_tokens_s.value, 1),
         gate_url=gate_url,
         stopping=stopping,
         engine=desk.engine,

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from proxy.report.redis_roster import Roster
 from proxy.report.redis_schema import Seen, View, view_of
 from router.board import Board
+from router.books import Elsewhere
 from router.desk import Desk
 from router.nouns import Evidence, Flip, Sign, Strength, Verdict
 
@@ -69,15 +70,16 @@ class Sharing:
             source = f"gate {view.gate}"
             self._observe(Evidence(view.unit, Sign.BAD, Strength.STRONG, source, reason, self._now()))
 
-    def tick(self, now: float) -> dict[str, int]:
-        """Take over others' proofs of life. How many requests they have on each unit that they use."""
+    def tick(self, now: float) -> dict[str, Elsewhere]:
+        """Take over others' proofs of life. What they have on each unit that they use."""
         others = {}
         for name in self._roster.units() & self._board.desks.keys():
             desk, lived_at = self._board.desks[name], self._roster.lived_at(name)
             if lived_at is not None and lived_at > desk.life_at:
                 desk.life_at = lived_at
-            if in_flight := self._roster.others_in_flight(name, now):
-                others[name] = in_flight
+            elsewhere = self._roster.elsewhere(name, now)
+            if elsewhere.in_flight:
+                others[name] = elsewhere
         return others
 
     def _view(self, desk: Desk) -> View:

@@ -63,7 +63,7 @@ class Gate:
 
     def others(self) -> int:
         """How many requests the others have on u1."""
-        return self.roster.others_in_flight("u1", self.now())
+        return self.roster.elsewhere("u1", self.now()).in_flight
 
 
 async def until(is_so: object, within_s: float = PATIENCE_S) -> float:

@@ -24,6 +24,7 @@ from proxy.report.redis_link import RedisLink, State
 from proxy.report.redis_roster import Roster
 from proxy.report.redis_schema import Names, Seen, View
 from router.board import Board
+from router.books import Elsewhere
 from router.nouns import Ask, Evidence, Fleet, Load, Rules, Sign, Strength, Unit, Verdict
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -76,7 +77,7 @@ def _shown(families: Iterable[Metric]) -> Iterator[tuple[str, float]]:
 def test_redis_is_up_once_it_answers_and_its_peers_are_who_was_heard_just_now() -> None:
     link, roster = a_link()
     board = a_board("u", "v")
-    board.others = {"u": 7}
+    board.others = {"u": Elsewhere(7)}
     shown = samples(RedisMetrics(link, board))
     assert shown.pop("cellgate_redis_up") == 0
     assert shown.pop("cellgate_in_flight_elsewhere{unit=u}") == 7

@@ -23,14 +23,14 @@ def seen_by(gate: str, age: float = 0.0, **changes: Any) -> dict[tuple[str, str]
 def test_ones_own_views_are_no_news() -> None:
     roster = Roster("g1")
     roster.answered(seen_by("g1") | seen_by("g2", in_flight=5), 0.0)
-    assert roster.others_in_flight("u1", 0.0) == 5
+    assert roster.elsewhere("u1", 0.0).in_flight == 5
 
 
 def test_a_gate_that_died_stops_counting_after_one_expiry_whatever_redis_does() -> None:
     roster = Roster("g1")
     roster.answered(seen_by("g2", in_flight=100), 10.0)
-    assert roster.others_in_flight("u1", 10.75) == 100
-    assert roster.others_in_flight("u1", 10.76) == 0
+    assert roster.elsewhere("u1", 10.75).in_flight == 100
+    assert roster.elsewhere("u1", 10.76).in_flight == 0
 
 
 def test_the_next_expiry_is_that_of_the_oldest_view_that_counts() -> None:
@@ -80,7 +80,7 @@ def test_what_comes_late_does_not_replace_what_is_newer() -> None:
     roster = Roster("g1")
     assert roster.told(("u1", "g2"), Seen(replace(VIEW, gate="g2", in_flight=2), 0.0), 5.0)
     assert not roster.told(("u1", "g2"), Seen(replace(VIEW, gate="g2", in_flight=1), 0.5), 5.1)
-    assert roster.others_in_flight("u1", 5.1) == 2
+    assert roster.elsewhere("u1", 5.1).in_flight == 2
 
 
 class Gate:
