@@ -102,7 +102,7 @@ class Exposition(Collector):
 
         yield counter(
             "forged_placements",
-            "Requests refused because they named a unit, or asked why, and came from a peer that is not trusted.",
+            "Requests that named a unit, or asked to be explained, and came from a peer that is not trusted.",
             (),
             [((), m.forged)],
         )
