@@ -165,8 +165,8 @@ class Books:
 
 
 def _report(load: Load | None, elsewhere: Elsewhere | None, queued: int, now: float) -> Report | None:
-    """Other people's requests at an engine. What other gates tell counts where they do: it is fresher than what
-    the engine says, and in tokens.
+    """Other people's requests at an engine. What other gates tell counts where they do: it is fresher than
+    what the engine says, and in tokens.
     """
     if load is None:
         if elsewhere is None:

@@ -10,7 +10,8 @@ from typing import Any
 from proxy.report.redis_roster import Roster
 from proxy.report.redis_schema import Seen, View
 from proxy.report.redis_sharing import PACE_BEATS, Sharing
-from router.board import Board, Consequence
+from router.board import Board
+from router.books import Consequence, Elsewhere
 from router.nouns import Ask, Evidence, Fleet, Rules, Sign, Strength, Unit, Verdict
 
 VIEW = View("u1", "a", "g2", Verdict.UP, "http://10.0.0.1:8000", 3)
@@ -143,7 +144,7 @@ def test_others_requests_add_up() -> None:
     gate.hears(in_flight=3)
     gate.hears(in_flight=4, gate="g3")
     gate.hears(in_flight=9, unit="u9")
-    assert gate.sharing.tick(10.0) == {"u1": 7}
+    assert gate.sharing.tick(10.0) == {"u1": Elsewhere(7)}
     assert gate.sharing.tick(11.0) == {}
 
 
