@@ -10,8 +10,8 @@ from typing import Any
 from proxy.report.redis_roster import Roster
 from proxy.report.redis_schema import Seen, View
 from proxy.report.redis_sharing import PACE_BEATS, Sharing
-from router.board import Board
-from router.books import Consequence, Elsewhere
+from router.board import Board, Consequence
+from router.books import Elsewhere
 from router.nouns import Ask, Evidence, Fleet, Rules, Sign, Strength, Unit, Verdict
 
 VIEW = View("u1", "a", "g2", Verdict.UP, "http://10.0.0.1:8000", 3)
