@@ -137,7 +137,7 @@ class AccessLog:
 
 
 def json_line(at: float, record: Finished) -> bytes:
-    """The record as one JSON object; the schema is in docs/admin.md."""
+    """The record as one JSON object; the schema is in docs/logs.md."""
     fields: dict[str, Any] = {
         "time": utc(at),
         "request_id": _short(record.request_id),

@@ -15,7 +15,7 @@ from proxy.report.access_log import KEPT, TEXT_MAX, AccessLog, console_line, jso
 from proxy.report.record import Finished
 from router.nouns import Outcome
 
-DOCS = Path(__file__).parents[2] / "docs" / "admin.md"
+DOCS = Path(__file__).parents[2] / "docs" / "logs.md"
 DONE = Finished(
     request_id="req-1",
     peer="192.0.2.1:5",

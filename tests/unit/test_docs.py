@@ -1,0 +1,110 @@
+"""The pages: every link leads somewhere, every page can be found, and what they tell to type exists."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+import orjson
+import pytest
+import yaml
+
+from proxy import cli
+from proxy.config import Overrides, load
+from proxy.report.access_log import json_line
+from tests.unit.test_access_log import DONE
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+CODE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
+
+
+def by_path(path: Path) -> str:
+    """How a test of a page is called."""
+    return str(path.relative_to(ROOT))
+
+
+@cache
+def anchors(page: Path) -> frozenset[str]:
+    """What links into a page may name: its headings, as forges spell them."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return frozenset(re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=by_path)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for link in LINK.findall(CODE.sub("", page.read_text())):
+        if link.startswith(("http://", "https://")):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def test_every_page_is_in_the_index_and_in_it_once() -> None:
+    listed = [link for link in LINK.findall((DOCS / "README.md").read_text()) if not link.startswith("..")]
+    pages = {page.name for page in DOCS.glob("*.md")} - {"README.md"}
+    assert sorted(listed) == sorted(pages | {"runbooks/README.md", "decisions/README.md"})
+
+
+def test_every_decision_is_in_the_list_of_them() -> None:
+    listed = set(LINK.findall((DOCS / "decisions" / "README.md").read_text()))
+    assert {page.name for page in DOCS.glob("decisions/0*.md")} <= listed
+
+
+def test_every_picture_is_shown() -> None:
+    shown = "".join(page.read_text() for page in PAGES)
+    assert [path.name for path in DOCS.glob("images/*") if f"images/{path.name}" not in shown] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=by_path)
+def test_whatever_is_told_to_type_exists(page: Path) -> None:
+    text = page.read_text()
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"(?:`|^ {4})make ([a-z][a-z-]*)", text, re.MULTILINE)) - targets == set()
+    for module in set(re.findall(r"python -m ((?:loadtests|proxy)[\w.]*)", text)):
+        assert find_spec(module) is not None, module
+    for path in set(re.findall(r"\b(?:pytest(?: -\w)*|loadtests\.drill) ([\w/.-]+\.\w+)", text)):
+        assert (ROOT / path).exists(), path
+
+
+def test_every_command_of_the_readme_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "README.md").read_text()
+    commands = set(re.findall(r"cellgate ((?:[a-z]+)(?: -c [\w.]+)?)(?= {2,}|`| [A-Z]| [a-z]\d|$)", text))
+    words = {shlex.split(command)[0] for command in commands}
+    assert words >= {"check", "serve", "top", "units", "why", "drain", "undrain", "agent"}
+    for word in words:
+        with pytest.raises(SystemExit) as ended:
+            cli.main([word, "--help"])
+        assert ended.value.code == 0
+
+
+def test_the_configuration_of_the_readme_is_good(tmp_path: Path) -> None:
+    [text] = re.findall(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    (tmp_path / "cellgate.yaml").write_text(text)
+    settings = load(str(tmp_path / "cellgate.yaml"), Overrides(), {})
+    assert [unit.name for unit in settings.fleet.units] == ["a1", "a2"]
+    assert len(text.splitlines()) < 40
+
+
+@pytest.mark.parametrize("page", PAGES, ids=by_path)
+def test_blocks_of_yaml_are_yaml(page: Path) -> None:
+    for block in re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL):
+        assert yaml.safe_load(block)
+
+
+def test_the_page_of_logs_has_all_fields_and_no_others() -> None:
+    page = (DOCS / "logs.md").read_text()
+    operators, access = (
+        re.findall(r"^\| `(\w+)` \|", part, re.MULTILINE) for part in page.split("## The access log")
+    )
+    # test_log.py has what a line of the operator's log is.
+    assert operators == ["time", "level", "message", "exception"]
+    assert access == list(orjson.loads(json_line(0.0, DONE)))
