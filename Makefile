@@ -15,7 +15,7 @@ READY := @flock Makefile $(MAKE) -s --no-print-directory
 
 .PHONY: help run up test check format vllm-units bench failover soak detection never-shot handover restart cut-off \
 	rolling-update redis-faults fleet probe-cost vllm-detection replay peers drill drill-vllm drill-peers \
-	lock clean apt
+	site lock clean apt
 
 help:           ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile
@@ -124,6 +124,10 @@ drill-peers:    ## the same faults through the gate, HAProxy, sglang-router and 
 
 peers:          ## other projects' routers, each in a venv of its own, to be measured beside
 	@flock Makefile $(MAKE) -s --no-print-directory $(PEERS:%=.venv-%/made)
+
+site:           ## the pages of docs/ as a web site, in build/site
+	$(READY) .venv/dev.ready
+	@$(BIN)/mkdocs build -q
 
 lock:           ## resolve the dependencies anew
 	$(READY) .venv/run.ready

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -108,3 +110,13 @@ def test_the_page_of_logs_has_all_fields_and_no_others() -> None:
     # test_log.py has what a line of the operator's log is.
     assert operators == ["time", "level", "message", "exception"]
     assert access == list(orjson.loads(json_line(0.0, DONE)))
+
+
+def test_the_pages_are_a_site_of_which_no_link_leads_nowhere(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    page = (tmp_path / "deploy.html").read_text()
+    for link in re.findall(r'href="(files/[^"]+)"', page):
+        assert (tmp_path / link).is_file(), link
+    assert (tmp_path / "images" / "status-page.png").is_file()
