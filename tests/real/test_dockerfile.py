@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import yaml
 
 from tests.real.programs import ROOT, free_port, running
 from tests.wire.process import eventually
@@ -43,9 +44,9 @@ def steps() -> Iterator[Step]:
         yield Step(stage, word, rest)
 
 
-def of_last_stage(word: str) -> str:
-    """The only such line that the image is left with."""
-    [step] = [step for step in steps() if (step.stage, step.word) == ("", word)]
+def only(word: str, stage: str = "") -> str:
+    """The only such line of a stage; of the last one, which is the image."""
+    [step] = [step for step in steps() if (step.stage, step.word) == (stage, word)]
     return step.rest
 
 
@@ -103,6 +104,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def copy(paths: list[str], target: Path) -> None:
     """As COPY does, .dockerignore heeded."""
+    target.parent.mkdir(parents=True, exist_ok=True)
     for path in paths:
         source = ROOT / path
         if source.is_dir():
@@ -128,10 +130,10 @@ def test_the_image_has_the_gate_its_extras_and_nothing_to_install_with(image: Pa
 
 def test_the_health_check_sees_whether_the_gate_is_alive(image: Path, tmp_path: Path) -> None:
     port = free_port()
-    command = json.loads(of_last_stage("HEALTHCHECK").partition(" CMD ")[2])
+    command = json.loads(only("HEALTHCHECK").partition(" CMD ")[2])
     check = [str(image / "bin" / command[0]), *(word.replace("9901", str(port)) for word in command[1:])]
-    assert json.loads(of_last_stage("ENTRYPOINT")) == ["cellgate"]
-    words = json.loads(of_last_stage("CMD"))
+    assert json.loads(only("ENTRYPOINT")) == ["cellgate"]
+    words = json.loads(only("CMD"))
     (tmp_path / "cellgate.yaml").write_text(
         "cells: [{name: a, units: [{name: a1, url: 'http://127.0.0.1:1'}]}]"
     )
@@ -148,3 +150,20 @@ def test_the_health_check_sees_whether_the_gate_is_alive(image: Path, tmp_path: 
         gate.send_signal(signal.SIGINT)
         gate.wait(30)
     assert not alive()
+
+
+def test_a_unit_of_compose_starts_with_what_its_stage_has(image: Path, tmp_path: Path) -> None:
+    for step in steps():
+        if (step.stage, step.word) == ("simunit", "COPY"):
+            copy(copied(step), tmp_path / shlex.split(step.rest)[-1])
+    compose = yaml.safe_load((ROOT / "deploy" / "compose" / "compose.yaml").read_text())
+    python, *words = json.loads(only("ENTRYPOINT", "simunit"))
+    places = {"0.0.0.0": "127.0.0.1", "8000": "0"}
+    command = [*(places.get(word, word) for word in words), *compose["services"]["a1"]["command"]]
+    unit = subprocess.Popen([image / "bin" / python, *command], cwd=tmp_path, stdout=subprocess.PIPE)
+    try:
+        assert unit.stdout is not None
+        assert json.loads(unit.stdout.readline())["name"] == "a1"
+    finally:
+        unit.terminate()
+        unit.communicate(timeout=10)
