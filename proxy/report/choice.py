@@ -27,7 +27,7 @@ WITHOUT_BODY = ("model", "prompt_tokens")
 PARAMETERS = ("session", "tenant", "priority", "ttft_ms", "tried")
 
 _REFUSED: dict[Refusal, str] = {
-    Refusal.NO_UNIT: "503: no unit can take it; `why_not` says what each of them lacks",
+    Refusal.NO_UNIT: "503: no unit can take it; it is said of each what it lacks",
     Refusal.UNKNOWN_MODEL: "404: no unit here serves this model",
     Refusal.LATE: "429: it could not be answered before its deadline",
     Refusal.FULL: "429: it would have to wait, and the queue takes no more",
