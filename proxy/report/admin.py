@@ -49,10 +49,6 @@ def _nobody_looks(_unit: str, _probe: str) -> float | None:
     return None
 
 
-def _nothing_to_explain(_query: Mapping[str, str], _body: bytes | None) -> dict[str, Any]:
-    return {}
-
-
 @dataclass(frozen=True, slots=True)
 class AdminView:
     """What the admin port needs. `set_drain(unit, drained)` is False when there is no such unit;
@@ -68,9 +64,9 @@ class AdminView:
     set_drain: Callable[[str, bool], bool]
     token: str | None
     peers: Peers
+    explain: Explain
     due_s: Callable[[str, str], float | None] = _nobody_looks
     waiting: Callable[[], int] = int
-    explain: Explain = _nothing_to_explain
 
 
 def make_admin(view: AdminView) -> web.Application:

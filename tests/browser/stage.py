@@ -106,6 +106,7 @@ def show(folder: Path, units: Fleet, test: Callable[[Stage], Awaitable[None]]) -
             set_drain=lambda name, drained: board.drain(name, drained=drained),
             token=TOKEN,
             peers=Peers(()),
+            explain=lambda *_: {},
             waiting=lambda: 3,
         )
         runner = admin_runner(view)

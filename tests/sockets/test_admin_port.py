@@ -193,4 +193,6 @@ def _ask(connection: http.client.HTTPConnection, path: str) -> http.client.HTTPR
 def _view() -> AdminView:
     board, events = Board(Rules()), EventLog(lambda: 0.0, 2, lambda *_: None)
     metrics = Metrics(board, lambda: 0.0, waiting=lambda: 0, connections=dict)
-    return AdminView(board, events, metrics, lambda: 0.0, lambda: False, lambda *_: False, None, Peers())
+    return AdminView(
+        board, events, metrics, lambda: 0.0, lambda: False, lambda *_: False, None, Peers(), lambda *_: {}
+    )

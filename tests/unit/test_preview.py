@@ -61,6 +61,7 @@ def state(router: Router) -> object:
     return (
         router._rng.getstate(),
         repr(getattr(router.policy, "_cursor", None)),
+        getattr(router.policy, "_turn", None),
         len(router.waiting),
         router.board.in_flight,
         [
