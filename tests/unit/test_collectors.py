@@ -23,9 +23,12 @@ from proxy.report.haproxy_agent import HaproxyAgent
 from proxy.report.redis_link import RedisLink, State
 from proxy.report.redis_roster import Roster
 from proxy.report.redis_schema import Names, Seen, View
+from proxy.report.routing import Routing
 from router.board import Board
 from router.books import Elsewhere
+from router.fair import FairRules
 from router.nouns import Ask, Evidence, Fleet, Load, Rules, Sign, Strength, Unit, Verdict
+from router.waiting import Waiting
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 NOW = 100.0
@@ -163,3 +166,11 @@ def test_every_one_is_documented() -> None:
     names = {name.partition("{")[0] for collector in collectors for name in samples(collector)}
     documented = DOCS.read_text()
     assert [name for name in sorted(names) if f"`{name}`" not in documented] == []
+
+
+def test_those_of_routing_are_documented() -> None:
+    families = list(Routing(a_board("u"), Waiting(FairRules())).collect())
+    names = [f"{family.name}_total" if family.type == "counter" else family.name for family in families]
+    assert len(names) == 11
+    documented = DOCS.read_text()
+    assert [name for name in names if f"`{name}`" not in documented] == []
