@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -20,12 +19,12 @@ class RoundRobin:
     """Takes turns; a unit of weight 2 gets two turns for every one of a unit of weight 1."""
 
     by_seconds: ClassVar[bool] = False
-    _cursor: Iterator[int] = field(default_factory=itertools.count, repr=False)
+    _turn: int = field(default=0, repr=False)
 
     def rank(self, ask: Ask, candidates: Sequence[Candidate], rng: random.Random) -> Sequence[Candidate]:
         """All candidates, starting with the one whose turn it is."""
         total = sum(c.weight for c in candidates)
-        turn = next(self._cursor)
+        turn, self._turn = self._turn, self._turn + 1
         if all(c.weight == candidates[0].weight for c in candidates):
             start = turn % len(candidates)
         else:

@@ -25,10 +25,12 @@ MEDIA_BYTES = 2048
 
 _RECORD, _FIELD = b"\x1e", b"\x1f"
 _PREAMBLE = ("tools", "functions", "documents", "instructions", "system")
+_PREAMBLE_SET = frozenset(_PREAMBLE)
 _PROMPTS = ("messages", "prompt", "input", "text", "text_input", "input_ids", "token_ids")
 _MEDIA = ("image_url", "video_url", "audio_url", "input_audio", "image", "source", "file", "file_data")
 _RENDERING = ("cache_salt", "chat_template", "chat_template_kwargs", "mm_processor_kwargs")
 """What makes all of a prompt another one."""
+_RENDERING_SET = frozenset(_RENDERING)
 _PLAIN = frozenset(("role", "content"))
 
 
@@ -59,20 +61,24 @@ def block_hashes(text: bytes, seed: int) -> tuple[int, ...]:
 def canonical(data: dict[str, Any]) -> bytes:
     """The prompt as one run of bytes."""
     out: list[bytes] = []
-    for name in _PREAMBLE:
-        if value := data.get(name):
-            out += (_RECORD, name.encode(), _FIELD)
-            _content(value, out)
+    # Few of the names occur in one body: the body is looked through, and not the names.
+    if not _PREAMBLE_SET.isdisjoint(data):
+        for name in _PREAMBLE:
+            if value := data.get(name):
+                out += (_RECORD, name.encode(), _FIELD)
+                _content(value, out)
     for name in _PROMPTS:
-        if value := data.get(name):
+        if name in data and (value := data[name]):
             _prompt(value, out)
     return b"".join(out)
 
 
 def _seed(data: dict[str, Any]) -> int:
     model = data.get("model")
-    parts = [model.encode() if isinstance(model, str) else b""]
-    parts += [_bytes_of(data[name]) for name in _RENDERING if data.get(name)]
+    first = model.encode() if isinstance(model, str) else b""
+    if _RENDERING_SET.isdisjoint(data):
+        return xxh3_64_intdigest(first)
+    parts = [first, *(_bytes_of(data[name]) for name in _RENDERING if data.get(name))]
     return xxh3_64_intdigest(_FIELD.join(parts))
 
 
@@ -95,8 +101,14 @@ def _message(message: Any, out: list[bytes]) -> None:
     if not isinstance(message, dict):
         out += (_RECORD, _bytes_of(message))
         return
-    out += (_RECORD, _bytes_of(message.get("role", "")), _FIELD)
-    _content(message.get("content"), out)
+    role, content = message.get("role", ""), message.get("content")
+    if type(content) is str and type(role) is str:
+        out += (_RECORD, role.encode(), _FIELD, content.encode())
+        if len(message) == 2:
+            return
+    else:
+        out += (_RECORD, _bytes_of(role), _FIELD)
+        _content(content, out)
     if not message.keys() <= _PLAIN:
         for name in sorted(message.keys() - _PLAIN):
             if value := message[name]:

@@ -207,7 +207,7 @@ class Board:
             for d in desks
         ]
         for desk, one in zip(desks, forecast(facts, COSTS), strict=True):
-            desk.books.forecast = one
+            desk.books.foresee(one)
 
     def compare_speeds(self) -> list[Desk]:
         """Compare the units of each cell with each other; returns those whose `degraded` came or went."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from statistics import median
 from typing import NamedTuple
 
@@ -108,6 +109,22 @@ class Forecast(NamedTuple):
     far_s: float
 
 
+class Price(NamedTuple):
+    """What of a forecast a total needs.
+
+    `fixed_s` is what depends on neither ask nor work; `sequence_s` is for each sequence there, `uncached_s`
+    for each uncached token of the ask; `kv_room` are the tokens of KV cache that others leave for prompts
+    (infinite where the size is not known).
+    """
+
+    tokens_s: float
+    token_s: float
+    fixed_s: float
+    sequence_s: float
+    uncached_s: float
+    kv_room: float
+
+
 class Cost(NamedTuple):
     """Predicted seconds, term by term; `total_s` is their sum, and what policies compare.
 
@@ -174,6 +191,20 @@ def terms(unit: Forecast, work: Work, prompt_tokens: float, cached_tokens: float
     evict_s = prefill_s * evict_share
     total_s = queue_s + prefill_s + decode_s + kv_s + evict_s + error_s + doubt_s + far_s
     return total_s, queue_s, prefill_s, decode_s, kv_s, evict_s, error_s, doubt_s, far_s
+
+
+def price(unit: Forecast) -> Price:
+    """The side of totals that changes slowly."""
+    step_s = unit.step_s + unit.sequence_s * (unit.foreign_batch + 1.0)
+    fixed_s = unit.foreign_tokens * unit.token_s + unit.decode_tokens * step_s
+    return Price(
+        unit.tokens_s,
+        unit.token_s,
+        fixed_s + unit.error_s + unit.doubt_s + unit.far_s,
+        unit.decode_tokens * unit.sequence_s,
+        unit.token_s * (1.0 + unit.evict_share),
+        unit.kv_tokens - unit.kv_reported - unit.answer_tokens if unit.kv_tokens else inf,
+    )
 
 
 def _usual(reports: Sequence[Report], rules: CostRules) -> Report:

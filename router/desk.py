@@ -62,6 +62,7 @@ class Desk:
         "heard_at",
         "leases",
         "life_at",
+        "limit",
         "load",
         "models",
         "narrowed",
@@ -79,6 +80,7 @@ class Desk:
     )
 
     def __init__(self, unit: Unit, cell: Cell, case: Case) -> None:
+        self.narrowed = inf
         self.settle(unit, cell)
         self.case = case
         self.models = frozenset(unit.models)
@@ -109,7 +111,6 @@ class Desk:
         # The same list, a step nearer for the byte path.
         self.gaps_ms = self.pace.gaps_ms
         self.news: dict[tuple[str | None, str], Evidence] = {}
-        self.narrowed = inf
         self.shut_until = 0.0
 
     def settle(self, unit: Unit, cell: Cell) -> None:
@@ -117,6 +118,7 @@ class Desk:
         self.unit = unit
         self.weight = unit.weight * cell.weight
         self.far_s = cell.spill_s
+        self.limit = min(self.narrowed, unit.max_in_flight)
 
     @property
     def in_flight(self) -> int:
@@ -183,7 +185,7 @@ class Desk:
 
     def narrow(self, now: float) -> None:
         """The engine takes no more than it has now: it said so to one that has just been closed."""
-        self.narrowed = float(max(1, len(self.leases)))
+        self.narrowed = self.limit = float(max(1, len(self.leases)))
         if not self.leases:
             self.shut_until = now + SHUT_S
 
@@ -191,11 +193,11 @@ class Desk:
         """A tick has passed: try a little more again, until all is allowed that is configured."""
         if self.narrowed < self.unit.max_in_flight:
             self.narrowed = self.narrowed * WIDER + 0.25
+            self.limit = min(self.narrowed, self.unit.max_in_flight)
 
     def has_place(self, now: float, overcommit: float) -> bool:
         """Whether one more request may go there, as far as counts go."""
-        limit = min(self.narrowed, self.unit.max_in_flight) * (1.0 + overcommit)
-        return len(self.leases) < limit and now >= self.shut_until
+        return len(self.leases) < self.limit * (1.0 + overcommit) and now >= self.shut_until
 
     def stands_still(self, still_s: float) -> None:
         """Nothing has moved for so long."""

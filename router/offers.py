@@ -8,16 +8,18 @@ that has no place left it may not as long as others have one: nobody knows how l
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from router.board import Board
-from router.books import NOTHING_ELSEWHERE
-from router.desk import Desk
 from router.nouns import Ask, Candidate, Refusal, Verdict
 
+_UP = Verdict.UP
+_USABLE = (_UP, Verdict.SUSPECT)
+_new = tuple.__new__
+"""What a named tuple's own constructor calls: half as long for a row."""
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
+
+class Bounds(NamedTuple):
     """What counts as room. A unit with more than `backlog_s` seconds of our prompts to compute has none.
 
     `wait_s` is added to the cost of units without room: so long others come before the ask here. With
@@ -48,38 +50,44 @@ def offers(
     suspect: list[Candidate] = []
     full: list[Candidate] = []
     unsure = False
-    desks = board.desks
+    desks, others, model, only = board.desks, board.others, ask.model, ask.unit
+    slow_start_s, (backlog_s, wait_s, overcommit, chance) = board.rules.slow_start_s, bounds
+    # Desk.is_usable, serves, is_doubted, has_place and steady_weight, without the calls: this is for each
+    # unit and ask, and a call takes as long as all that it would look up.
+    spread = 1.0 + overcommit
     for name, desk in desks.items() if among is None else [(n, desks[n]) for n in among if n in desks]:
-        if not desk.is_usable() or name in tried or not desk.serves(ask):
+        verdict, models = desk.case.verdict, desk.models
+        if verdict not in _USABLE or desk.drained or desk.retired or name in tried:
             continue
-        if desk.is_doubted():
+        if (model is not None and models and model not in models) or (only is not None and only != name):
+            continue
+        if desk.doubted_at >= desk.life_at:
             unsure = True
             continue
-        has_place = desk.has_place(now, bounds.overcommit)
-        row = _row(board, desk, ask, now, bounds, has_place=has_place)
+        in_flight = len(desk.leases)
+        has_place = in_flight < desk.limit * spread and now >= desk.shut_until
+        cost_s, blind_s, busy_s = desk.books.offer(ask, now)
+        has_room = has_place and (busy_s <= backlog_s or overcommit > 0.0)
+        if not has_room:
+            cost_s += wait_s
+            blind_s += wait_s
+        # What the engine says counts others' requests as well, only older.
+        foreign = max(desk.foreign, others[name].in_flight) if name in others else desk.foreign
+        weight = desk.weight * (1.0 - desk.slowness.degraded)
+        row = _new(Candidate, (name, in_flight, in_flight + foreign, weight, cost_s, blind_s, has_room))
         if not has_place:
             full.append(row)
-        elif desk.case.verdict is not Verdict.UP:
+        elif verdict is not _UP:
             suspect.append(row)
-        elif desk.cool_until > now or desk.ramp(now, board.rules) < bounds.chance:
+        elif desk.cool_until > now or (
+            now - desk.risen_at < slow_start_s and desk.ramp(now, board.rules) < chance
+        ):
             cooling.append(row)
         else:
             up.append(row)
-    tiers = [tier for tier in (up, cooling, suspect, full) if tier]
-    rows = next((tier for tier in tiers if any(row.has_room for row in tier)), tiers[0] if tiers else [])
-    return rows, Refusal.UNSURE if unsure else Refusal.NO_UNIT
-
-
-def _row(board: Board, desk: Desk, ask: Ask, now: float, bounds: Bounds, *, has_place: bool) -> Candidate:
-    name, books, in_flight = desk.unit.name, desk.books, len(desk.leases)
-    quote = books.quote(ask, now)
-    cost_s, cached_tokens = quote.terms[0], quote.cached_tokens
-    has_room = has_place and (bounds.overcommit > 0.0 or books.backlog_s(now) <= bounds.backlog_s)
-    if not has_room:
-        cost_s += bounds.wait_s
-    blind_s = cost_s
-    if cached_tokens:
-        blind_s += cached_tokens * books.forecast.token_s * (1.0 + books.forecast.evict_share)
-    # What the engine says counts others' requests as well, only older.
-    load = in_flight + max(desk.foreign, board.others.get(name, NOTHING_ELSEWHERE).in_flight)
-    return Candidate(name, in_flight, load, desk.steady_weight, cost_s, blind_s, has_room)
+    refusal = Refusal.UNSURE if unsure else Refusal.NO_UNIT
+    for tier in (up, cooling, suspect, full):
+        for row in tier:
+            if row[6]:
+                return tier, refusal
+    return up or cooling or suspect or full, refusal

@@ -29,6 +29,8 @@ slow once would else have nothing by which to tell how fast it is. One that is k
 CURIOUS_S * (k - 1) seconds.
 """
 CURIOUS_PERIOD_S = 0.5
+LOOK_S = 0.02
+"""So often it is looked whether there is such a unit."""
 CURIOUS_SHARE = 0.2
 """Not at the price of what is cached: so large a part of an ask at most may be."""
 MISS = 1.25
@@ -134,6 +136,7 @@ class Router:
         """Instead of `best` a unit that has had nothing for long, if there is one that is nearly as good."""
         if best.blind_s - best.cost_s > CURIOUS_SHARE * best.blind_s:
             return best
+        self._curious_at = now + LOOK_S
         idle = [(now - self.board.desks[r.unit].asked_at, r) for r in rows if r.has_room and not r.in_flight]
         idle_s, row = max(idle, key=_first, default=(0.0, best))
         if idle_s > CURIOUS_S and row.blind_s <= best.blind_s * (1.0 + idle_s / CURIOUS_S):

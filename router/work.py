@@ -14,6 +14,8 @@ from collections.abc import Hashable
 from typing import NamedTuple
 
 WRITTEN_HALF_LIFE_S = 120.0
+WRITTEN_STEP_S = 0.5
+"""What fades in two minutes need not be faded more often."""
 
 
 class Job(NamedTuple):
@@ -69,7 +71,9 @@ class Work:
         """An attempt was sent to the unit."""
         if not self._queued:
             self.front_tokens, self.front_since = job.uncached_tokens, now
-        self._written, self._written_at = self.written_tokens(now) + job.uncached_tokens, now
+        if now - self._written_at > WRITTEN_STEP_S:
+            self._written, self._written_at = self.written_tokens(now), now
+        self._written += job.uncached_tokens
         self._queued[key] = job
         self.batch += 1
         self.queued_tokens += job.uncached_tokens
