@@ -1,8 +1,9 @@
 """What the units offer an ask: one row each, in predicted seconds, for a policy to rank. Pure.
 
-Units that are SUSPECT, cool down or come up slowly are offered only when no other has room, SUSPECT ones
-last. An ask may wait for a unit that has many prompts to compute: how long that takes can be told. For one
-that has no place left it may not as long as others have one: nobody knows how long an answer will be.
+Units that cool down or come up slowly are offered only when no other has room, SUSPECT ones only when no
+other has a place. An ask may wait for a unit that has many prompts to compute: how long that takes can be
+told. For one that has no place left it may not as long as others have one: nobody knows how long an answer
+will be.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def offers(
         else:
             up.append(row)
     refusal = Refusal.UNSURE if unsure else Refusal.NO_UNIT
-    for tier in (up, cooling, suspect, full):
+    for tier in (up, cooling):
         for row in tier:
             if row[6]:
                 return tier, refusal

@@ -34,7 +34,10 @@ loads = st.integers(0, 1000).map(float) | st.floats(0.0, 1e308)
 def candidate_lists(draw: st.DrawFn, min_size: int = 1) -> list[Candidate]:
     row = st.tuples(st.integers(0, 1000), loads, weights, costs, st.floats(0.0, 100.0), st.booleans())
     rows = enumerate(draw(st.lists(row, min_size=min_size, max_size=12)))
-    return [Candidate(f"u{n}", *row[:4], row[3] + row[4], row[5]) for n, row in rows]
+    return [
+        Candidate(f"u{n}", in_flight, load, weight, cost_s, cost_s + saved_s, has_room)
+        for n, (in_flight, load, weight, cost_s, saved_s, has_room) in rows
+    ]
 
 
 def rank(name: str, candidates: Sequence[Candidate], seed: int = 1) -> list[Candidate]:

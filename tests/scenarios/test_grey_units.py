@@ -43,10 +43,10 @@ def test_a_wedge_under_a_large_prompt_is_found_sooner_once_one_like_it_was_seen(
     async def scenario() -> None:
         users = Users(stage, 32)
         await asyncio.sleep(15.0)
+        stage.gate.set_drain("b", drained=True)
         if warm:
             for _ in range(4):
                 await stage.ask(prompt_tokens=100_000, max_tokens=4)
-        stage.gate.set_drain("b", drained=True)
         large = asyncio.ensure_future(stage.ask(prompt_tokens=100_000, max_tokens=4))
         await asyncio.sleep(0.3)
         stage.gate.set_drain("b", drained=False)

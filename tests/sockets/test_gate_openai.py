@@ -31,7 +31,7 @@ def units() -> Iterator[list[SimUnit]]:
 
 @pytest.fixture(scope="module")
 def gate(units: list[SimUnit], tmp_path_factory: pytest.TempPathFactory) -> Iterator[GateProcess]:
-    process = GateProcess(tmp_path_factory.mktemp("gate"), {})
+    process = GateProcess(tmp_path_factory.mktemp("gate"), {}, queue={"limit": 0})
     process.configure({unit.name: unit.url for unit in units}, max_in_flight=AT_ONCE)
     with process:
         process.until_up("a", "b")

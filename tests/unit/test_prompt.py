@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.prompt import BLOCK_BYTES, MAX_BLOCKS, MEDIA_BYTES, block_hashes, canonical, read_prompt
+from proxy.prompt import MAX_BLOCKS, MEDIA_BYTES, block_hashes, canonical, read_prompt
+from router.books import BLOCK_BYTES
 
 law = settings(derandomize=True, deadline=None, max_examples=150)
 
