@@ -1,0 +1,44 @@
+"""What an offer says in short is what a quote says at length."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.nouns import Load
+from tests.unit.test_preview import NOW, PROMPT, router_of
+
+sizes = st.integers(0, 40_000)
+
+
+@settings(derandomize=True, deadline=None, max_examples=100)
+@given(
+    st.lists(st.tuples(sizes, st.booleans()), max_size=6),
+    sizes,
+    st.integers(0, 7),
+    st.integers(0, 3),
+    st.booleans(),
+)
+def test_the_short_way_gives_the_same_total(
+    jobs: list[tuple[int, bool]], size: int, blocks: int, number: int, has_report: bool
+) -> None:
+    board = router_of().board
+    desk = board.desks[f"u{number}"]
+    for at, (prompt, shows) in enumerate(jobs):
+        lease = board.open(desk.unit.name, PROMPT._replace(prompt_bytes=prompt, blocks=()), NOW, retry=False)
+        if shows:
+            lease.commit(NOW + 0.1 * at)
+    desk.books.prefixes.record(PROMPT.blocks[:4])
+    if has_report:
+        board.report(Load(desk.unit.name, NOW, running=9, waiting=2, kv_use=0.9, kv_tokens=30_000))
+    board.forecast(NOW + 1.0)
+    ask = PROMPT._replace(prompt_bytes=size, blocks=PROMPT.blocks[: min(blocks, size // 512)])
+    total_s, blind_s, backlog_s = desk.books.offer(ask, NOW + 1.5)
+    quote = desk.books.quote(ask, NOW + 1.5)
+    forecast = desk.books.forecast
+    assert total_s == pytest.approx(quote.terms[0])
+    assert blind_s - total_s == pytest.approx(
+        quote.cached_tokens * forecast.token_s * (1.0 + forecast.evict_share)
+    )
+    assert backlog_s == pytest.approx(desk.books.backlog_s(NOW + 1.5))
