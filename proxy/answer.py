@@ -18,12 +18,16 @@ if TYPE_CHECKING:
 
 
 class Answer:
-    """What one client gets for one request. It ends exactly once, by one of the methods that say so."""
+    """What one client gets for one request. It ends exactly once, by one of the methods that say so.
+
+    `shown`: the relay that has begun to write, once its unit is out of it or has kept the client waiting.
+    """
 
     __slots__ = (
         "_client",
         "_gate",
         "_request",
+        "_warm_at",
         "attempts",
         "closes",
         "continued",
@@ -33,6 +37,7 @@ class Answer:
         "request_id",
         "route",
         "sent",
+        "shown",
         "status",
         "ttft_s",
         "unit",
@@ -43,6 +48,8 @@ class Answer:
         self._client = client
         self._request = request
         given = request.given_id
+        self._warm_at = request.received_at
+        self.shown: Relay | None = None
         self.request_id = given if given and is_request_id(given) else gate.new_id()
         self.route = route
         self.model = ""
@@ -74,6 +81,13 @@ class Answer:
         self.sent += relay.sent
         self.events += relay.events
 
+    def keep_warm(self, relay: Relay, now: float) -> None:
+        """Keep the client's connection warm while `relay` has nothing to show."""
+        if now - max(self._warm_at, relay.last_at) > self._gate.settings.timeouts.head_hold_s:
+            self._warm_at = now
+            if relay.show_patience():
+                self.shown = relay
+
     def own(self, status: int, body: bytes, lines: bytes) -> None:
         """The end: an answer of the gate's own."""
         self._write(status, body, lines)
@@ -91,8 +105,10 @@ class Answer:
         self._write(row.status, error_body(failure), line)
         self.end(row.outcome, failure.kind.value)
 
-    def break_off(self, relay: Relay, failure: Failure) -> None:
+    def break_off(self, failure: Failure) -> None:
         """The end of an answer that was begun: an error event where there are events, never a clean end."""
+        relay = self.shown
+        assert relay is not None
         before = relay.sent
         if not relay.break_off(error_event(failure)):
             # Now and not behind a close: that would say goodbye first, where there is TLS.
@@ -101,8 +117,10 @@ class Answer:
         self.closes = True
         self.end(failure.kind.row.outcome, failure.kind.value)
 
-    def conclude(self, relay: Relay, events: bytes) -> None:
+    def conclude(self, events: bytes) -> None:
         """The end of a stream whose text is complete, though its unit did not come to the end of it."""
+        relay = self.shown
+        assert relay is not None
         before = relay.sent
         relay.conclude(events)
         self.sent += relay.sent - before

@@ -8,6 +8,7 @@ import orjson
 
 from proxy.failure import Failure, Kind
 from proxy.prompt import read_prompt
+from proxy.stream.eligible import why_not
 from router.nouns import Ask
 
 LARGE_BYTES = 1 << 20
@@ -30,9 +31,10 @@ def read_ask(body: bytes) -> Ask | Failure:
         return Failure(Kind.BAD_JSON, f"`model` must be a string, not {_kind_of(model)}", param="model")
     follows, user, priority = data.get("previous_response_id"), data.get("user"), data.get("priority")
     blocks, size = read_prompt(data)
+    stream = data.get("stream") is True
     return Ask(
         model=model,
-        stream=data.get("stream") is True,
+        stream=stream,
         prompt_tokens=size // _BYTES_PER_TOKEN,
         follows=follows if isinstance(follows, str) else None,
         prompt_bytes=size,
@@ -40,6 +42,7 @@ def read_ask(body: bytes) -> Ask | Failure:
         session=user if isinstance(user, str) else "",
         # Whether it is one that the engine understands is for the engine to say.
         priority=priority if isinstance(priority, int) else 0,
+        continuable=stream and not why_not(data, chat="messages" in data),
     )
 
 

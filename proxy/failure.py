@@ -182,3 +182,10 @@ def error_body(failure: Failure) -> bytes:
 def error_event(failure: Failure) -> bytes:
     """The SSE event that ends a stream honestly after tokens were shown."""
     return b"data: " + error_body(failure) + b"\n\n"
+
+
+def as_told(failure: Failure, unit: str, *, committed: bool) -> Failure:
+    """A unit's failure as its client is told: which unit, in which phase, who knows more; not where it is."""
+    phase = "in the middle of its answer" if committed else "before it showed anything"
+    message = f"unit {unit} failed {phase} ({failure.kind.value}); the gate's /units and /events say why"
+    return Failure(failure.kind, message)

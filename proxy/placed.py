@@ -11,28 +11,49 @@ from typing import TYPE_CHECKING
 from proxy.exchange import Exchange
 from proxy.failure import Failure, Fault, Kind
 from proxy.placing import place, why_not
-from proxy.routes import RouteKind
+from proxy.routes import Route, RouteKind
+from proxy.search import Search, Tell
 from router.lease import Lease
 from router.nouns import Ask, Refusal
 from router.retry import Attempts
 
 if TYPE_CHECKING:
     from proxy.gate import Gate
-    from proxy.wire.downstream import ClientConnection
     from proxy.wire.request import Request
 
 _ELSEWHERE = frozenset({Kind.NO_UNIT, Kind.FULL, Kind.LATE, Kind.EVICTED})
 
 
+class PlacedSearch(Search):
+    """One such request's. `units` are to be tried in this order; None: any that has not been tried."""
+
+    __slots__ = ("units",)
+
+    def __init__(self, gate: Gate, request: Request, route: Route) -> None:
+        super().__init__(gate, request, route)
+        self.units: tuple[str | None, ...] = (None,)
+
+    def _pick(self, tried: tuple[str, ...], *, evicted: bool, draws: bool) -> Lease | Refusal:
+        answer: Lease | Refusal = Refusal.NO_UNIT
+        for unit in self.units:
+            if unit is not None:
+                self.ask = self.ask._replace(unit=unit)
+            answer = super()._pick(tried, evicted=evicted, draws=draws)
+            if isinstance(answer, Lease):
+                break
+        return answer
+
+    def _wait(self, answer: Refusal, tell: Tell) -> Refusal:
+        # Whoever chose the unit may find another one with room: it need not wait for this one.
+        return answer if answer is Refusal.FULL else super()._wait(answer, tell)
+
+
 class PlacedExchange(Exchange):
     """Answers one such request."""
 
-    __slots__ = ("_units",)
-
-    def __init__(self, gate: Gate, client: ClientConnection, request: Request) -> None:
-        super().__init__(gate, client, request)
-        self._units: tuple[str | None, ...] = (None,)
-        """Those to be tried in this order; None: any that has not been tried."""
+    __slots__ = ()
+    _SEARCH = PlacedSearch
+    _search: PlacedSearch
 
     def start(self) -> None:
         """As for any request, once it is known where it may go."""
@@ -52,10 +73,10 @@ class PlacedExchange(Exchange):
         board = self._gate.board
         wanted = place(self._request.fields, board)
         if wanted.ordered:
-            self._units = wanted.units
+            self._search.units = wanted.units
         else:
             # As if it had tried all others: whatever is decided later, it does not go there.
-            self._history = Attempts(tried=tuple(board.desks.keys() - set(wanted.units)))
+            self._search.history = Attempts(tried=tuple(board.desks.keys() - set(wanted.units)))
         return bool(wanted.units)
 
     def _asked(self, ask: Ask | Failure) -> None:
@@ -64,26 +85,12 @@ class PlacedExchange(Exchange):
             ask = Ask()
         super()._asked(ask)
 
-    def _pick(self, tried: tuple[str, ...], *, evicted: bool, draws: bool) -> Lease | Refusal:
-        answer: Lease | Refusal = Refusal.NO_UNIT
-        for unit in self._units:
-            if unit is not None:
-                self._ask = self._ask._replace(unit=unit)
-            answer = super()._pick(tried, evicted=evicted, draws=draws)
-            if isinstance(answer, Lease):
-                break
-        return answer
-
-    def _wait(self, answer: Refusal) -> Refusal:
-        # Whoever chose the unit may find another one with room: it need not wait for this one.
-        return answer if answer is Refusal.FULL else super()._wait(answer)
-
     def _refuse(self, failure: Failure) -> None:
-        if self._shown is not None or (
+        if self._answer.shown is not None or (
             failure.kind not in _ELSEWHERE and failure.kind.row.fault is not Fault.UNIT
         ):
             super()._refuse(failure)
             return
         kind, board = failure.kind, self._gate.board
-        reason = why_not(board, self._ask.unit) if kind is Kind.NO_UNIT else kind.value
+        reason = why_not(board, self._search.ask.unit) if kind is Kind.NO_UNIT else kind.value
         self._answer.refuse(Failure(Kind.NOT_HERE, f"{reason}: {failure.message}"), reason=reason)

@@ -11,9 +11,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from proxy.ask import LARGE_BYTES
 from proxy.failure import Failure, Kind
-from proxy.routes import Route
 from proxy.stream.eligible import why_not
 from proxy.stream.keep import Keep
 from proxy.stream.plan import Proof, Tokens, UnprovenError, extended, prove, remaining
@@ -22,18 +20,16 @@ from proxy.stream.stitch import Stitch, ending, stops_of, wants_usage
 from proxy.wire.call import Call
 from proxy.wire.pool import Pool
 from proxy.wire.request import Request
-from router.nouns import Ask
 
-SWITCH = b"x-cellgate-continue"
-
-_ROUTES = ("chat", "completions")
+MakeHead = Callable[[bytes, int], bytes]
+"""The head of a request to the unit, of a path and the length of a body."""
 
 
 class Resuming(Protocol):
     """The exchange. One of these is called once after `Resumption.begin`, unless that is abandoned."""
 
-    def go_on(self, body: bytes, stitch: Stitch) -> None:
-        """It is proven: send the unit this, and stitch what it answers."""
+    def go_on(self, body: bytes, keep: Keep, stitch: Stitch) -> None:
+        """It is proven: send the unit this, and stitch what it answers to what is kept."""
 
     def conclude(self, events: bytes) -> None:
         """All is said: these are the last events."""
@@ -45,46 +41,33 @@ class Resuming(Protocol):
         """The unit failed before it was proven."""
 
 
-def keeps(route: Route, request: Request, ask: Ask, switched_off: tuple[str, ...]) -> str:
-    """Why the stream that answers `request` need not be kept; empty when it has to be."""
-    if route.name not in _ROUTES or not ask.stream:
-        return "only streams of chat and completions are"
-    if "*" in switched_off or ask.model in switched_off:
-        return "the configuration says so (no_continuation)"
-    if any(name == SWITCH and value.strip().lower() == b"off" for name, value in request.fields):
-        return "its client does not want it"
-    return f"its request is larger than {LARGE_BYTES} bytes" if request.body_size > LARGE_BYTES else ""
-
-
 class Resumption:
-    """One broken stream. `broke` is the unit that broke it last, empty while another one goes on with it."""
+    """One broken stream, of which `keep` has been shown."""
 
     __slots__ = (
         "_body",
         "_call",
         "_chat",
         "_head",
+        "_keep",
         "_owner",
         "_pool",
         "_proof",
         "_request",
         "_start",
-        "broke",
-        "keep",
     )
 
-    def __init__(self, owner: Resuming, request: Request, keep: Keep, *, chat: bool) -> None:
-        self._owner = owner
+    def __init__(self, request: Request, keep: Keep, *, chat: bool) -> None:
+        self._owner: Resuming
         self._request = request
-        self.keep = keep
+        self._keep = keep
         self._chat = chat
         self._body: dict[str, Any] = orjson.loads(request.body)
         self._proof: Proof | None = None
         self._call: Call | None = None
         self._pool: Pool | None = None
         self._start = 0
-        self._head: Callable[[bytes, int], bytes] = lambda _path, _length: b""
-        self.broke = ""
+        self._head: MakeHead = lambda _path, _length: b""
 
     @property
     def is_proving(self) -> bool:
@@ -93,27 +76,28 @@ class Resumption:
 
     def why_not(self) -> str:
         """Why it cannot be continued as it stands; empty when it can, or is complete."""
-        said = self.keep.read()
+        if reason := why_not(self._body, chat=self._chat):
+            return reason
+        said = self._keep.read()
         if not said.closed:
             return "it broke in the middle of an event"
-        return said.why_not or why_not(self._body, chat=self._chat)
+        return said.why_not or ("" if self._keep.whole else "only its end was kept")
 
     def last_events(self) -> bytes | None:
         """What a complete text still lacks, if no unit need be asked for it."""
-        said = self.keep.read()
+        said = self._keep.read()
         if said.is_done:
             return b""
         return ending(self._body, said, None, chat=self._chat) if said.finish else None
 
-    def begin(
-        self, pool: Pool, engine: str, head: Callable[[bytes, int], bytes], *, fresh: bool = False
-    ) -> None:
-        """Ask a unit that runs `engine` to go on; `head` makes the head of a request from path and length."""
-        said = self.keep.read()
+    def begin(self, owner: Resuming, pool: Pool, engine: str, head: MakeHead, *, fresh: bool = False) -> None:
+        """Ask a unit that runs `engine` to go on; `owner` is told what came of it."""
+        self._owner = owner
+        said = self._keep.read()
         self._start = len(said.text) if said.finish else token_start(said.text, stops_of(self._body))
         if not self._start and not said.finish:
             # It begins anew: it is the same request, and only the frame is stitched.
-            self._owner.go_on(self._request.body, Stitch(self._body, said, Tokens(None, 0), 0))
+            self._owner.go_on(self._request.body, self._keep, Stitch(self._body, said, Tokens(None, 0), 0))
             return
         self._pool, self._head = pool, head
         self._proof = prove(self._body, said.text[: self._start], chat=self._chat, engine=engine)
@@ -158,11 +142,11 @@ class Resumption:
             self._call.begin(fresh=fresh)
 
     def _proven(self, tokens: Tokens) -> None:
-        said, body = self.keep.read(), self._body
+        said, body = self._keep.read(), self._body
         left = None if said.finish else remaining(body, tokens.shown, chat=self._chat)
         if left is not None:
             longer = extended(body, said.text[: self._start], chat=self._chat) | left
-            self._owner.go_on(orjson.dumps(longer), Stitch(body, said, tokens, self._start))
+            self._owner.go_on(orjson.dumps(longer), self._keep, Stitch(body, said, tokens, self._start))
             return
         events = ending(body, said, tokens, chat=self._chat)
         if events is None:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from urllib.parse import unquote_to_bytes
 
+from proxy.failure import Failure, Kind
+
 
 class RouteKind(Enum):
     """What the gate does with a path."""
@@ -104,3 +106,15 @@ def find_route(path: bytes) -> Route:
             return row
     # Engines decode a path before they look at it.
     return _ADMINISTRATION if b"%" in path and _DENIED.match(unquote_to_bytes(path)) else _UNLISTED
+
+
+def why_refused(route: Route, method: bytes, *, pass_unlisted: bool) -> Failure | None:
+    """Why the gate does not even look at a request; None when it does."""
+    if route.methods and method not in route.methods:
+        return Failure(Kind.METHOD_NOT_ALLOWED, f"this path takes {b', '.join(route.methods).decode()}")
+    if route.kind is RouteKind.DENIED:
+        return Failure(Kind.DENIED, "engine administration does not pass the gate; ask the engine itself")
+    if route.kind is RouteKind.UNLISTED and not pass_unlisted:
+        reason = "the gate does not pass this path on; see pass_unlisted in its configuration"
+        return Failure(Kind.UNKNOWN_PATH, reason)
+    return None

@@ -101,6 +101,8 @@ class Ask(NamedTuple):
     """Lower goes first."""
     deadline_at: float = inf
     """When its first token has to be there to be of use."""
+    continuable: bool = False
+    """Whether its body asks for a stream of text alone, with which another unit can go on if its own breaks."""
 
 
 class Sign(Enum):

@@ -1,4 +1,4 @@
-"""What became of streams that a unit broke: counted at once, told as one event a unit a moment later."""
+"""What became of streams that a unit broke: counted when that is known, told as one event a unit a moment later."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Result(Enum):
     """What became of a stream that was broken in the middle."""
 
     CONTINUED = "continued"
-    """Another unit has gone on with it."""
+    """Another unit went on with it to its end, or until that one broke it as well, or its client left."""
     COMPLETED = "completed"
     """All of the text had been shown; the gate said the rest."""
     NOT_CONTINUABLE = "not_continuable"

@@ -1,27 +1,35 @@
 """What a client has been shown of a stream, kept in case its unit breaks. Pure.
 
 Bytes are kept as they were sent and are read only when they are many or the stream has broken: as long as
-all is well, keeping costs an append.
+all is well, keeping costs an append. Of a stream that no unit could go on with, the end alone is kept.
 """
 
 from __future__ import annotations
 
-from proxy.stream.said import Said
+from collections import deque
+
+from proxy.stream.said import DONE, Said
 
 FOLD_BYTES = 64 * 1024
 """So many bytes are kept raw; then what they say replaces them."""
+END_CHUNKS = 3
+"""The last token, what was used, and the end."""
 
 
 class Keep:
-    """One stream's. `chunks` are whole HTTP chunks if `framed`, else bytes of the body, in order."""
+    """One stream's. `chunks` are whole HTTP chunks if `framed`, else bytes of the body, in order.
 
-    __slots__ = ("_framed", "_said", "_tail", "chunks")
+    `whole`: all of it is kept, not its end alone.
+    """
 
-    def __init__(self, *, framed: bool) -> None:
+    __slots__ = ("_framed", "_said", "_tail", "chunks", "whole")
+
+    def __init__(self, *, framed: bool, whole: bool = True) -> None:
         self._framed = framed
         self._said = Said()
         self._tail = b""
-        self.chunks: list[bytes] = []
+        self.whole = whole
+        self.chunks: list[bytes] | deque[bytes] = [] if whole else deque(maxlen=END_CHUNKS)
 
     def read(self) -> Said:
         """Fold all that was kept, and say what it amounts to."""
@@ -31,6 +39,23 @@ class Keep:
         self._tail = said.read(self._tail + body)
         said.closed = not self._tail
         return said
+
+    def end(self) -> bytes:
+        """What was shown last, as far as it has not been folded."""
+        return b"".join(list(self.chunks)[-END_CHUNKS:])
+
+    def keep_end(self) -> None:
+        """Nobody could go on with it: from now on keep its end alone."""
+        self.whole = False
+        self._tail = b""
+        self.chunks = deque(self.chunks, maxlen=END_CHUNKS)
+
+    def lacks_end(self) -> bool:
+        """Whether it breaks off in the middle of an answer."""
+        if self.chunks and DONE in self.chunks[-1]:
+            return False
+        said = self.read()
+        return said.has_choice and not said.is_done and not said.finish
 
 
 def _unframed(chunk: bytes) -> bytes:

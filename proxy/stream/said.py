@@ -37,6 +37,7 @@ class Said:
         "events",
         "finish",
         "frame",
+        "has_choice",
         "has_role",
         "has_usage",
         "is_done",
@@ -50,7 +51,7 @@ class Said:
         self.frame: dict[str, Any] = {}
         self.events = 0
         self.finish = self.strange = ""
-        self.has_role = self.has_usage = self.is_done = False
+        self.has_choice = self.has_role = self.has_usage = self.is_done = False
         self.closed = True
 
     @property
@@ -134,6 +135,7 @@ class Said:
         casts.clear()
 
     def _take_choice(self, choice: dict[str, Any]) -> None:
+        self.has_choice = True
         delta = choice.get("delta") or {}
         strange = _strange(choice, _OF_A_CHOICE) or _strange(delta, _OF_A_DELTA)
         self.strange = self.strange or ("a second choice" if choice.get("index") else strange)

@@ -1,10 +1,14 @@
-"""How a client is told where a body ends. Pure."""
+"""How a client is told of a unit's reply: its head, and where its body ends. Pure."""
 
 from __future__ import annotations
 
 from enum import Enum, auto
 
+from proxy.wire.heads import client_head, crossing
+from proxy.wire.upstream import ReplyHead
+
 LAST_CHUNK = b"0\r\n\r\n"
+_CHUNKED = b"transfer-encoding: chunked\r\n"
 
 
 class Framing(Enum):
@@ -22,3 +26,28 @@ class Framing(Enum):
     def end(self) -> bytes:
         """What ends the body."""
         return LAST_CHUNK if self is Framing.CHUNKED else b""
+
+
+def is_event_stream(head: ReplyHead) -> bool:
+    """Whether a reply is a stream of events that can be read."""
+    is_events = head.content_type[:17].lower() == b"text/event-stream"
+    return is_events and head.status == 200 and not head.encoded and not head.bodiless
+
+
+def framing_of(head: ReplyHead, *, http10: bool, is_events: bool) -> Framing:
+    """How the body of a reply goes to a client that speaks HTTP/1.0 or not."""
+    if http10 or head.bodiless or (head.length is not None and not is_events):
+        return Framing.IDENTITY
+    return Framing.CHUNKED
+
+
+def head_of(head: ReplyHead, framing: Framing, *, is_events: bool, own: bytes, close: bool) -> bytes:
+    """The head of a reply as its client gets it, with our `own` lines."""
+    for name, value in head.fields:
+        if name in (b"content-type", b"content-encoding"):
+            own += b"%b: %b\r\n" % (name, value)
+    if framing is Framing.CHUNKED:
+        own += _CHUNKED
+    elif head.length is not None and not is_events:
+        own += b"content-length: %b\r\n" % head.length
+    return client_head(head.status, crossing(head.lines, head.fields), own=own, close=close)

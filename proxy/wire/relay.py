@@ -13,33 +13,24 @@ Rules:
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
+from math import inf
 from typing import Protocol
 
 from proxy.failure import Failure, Kind
 from proxy.stream.keep import FOLD_BYTES, Keep
+from proxy.stream.passage import Passage
 from proxy.stream.said import DONE
-from proxy.stream.sse import (
-    before_error,
-    carries_data,
-    end_of_events,
-    message_of,
-    without_comments,
-)
-from proxy.stream.stitch import Stitch, UnlikeError
+from proxy.stream.sse import before_error, carries_data
+from proxy.stream.stitch import Stitch
 from proxy.wire.downstream import ClientConnection
-from proxy.wire.framing import Framing
-from proxy.wire.heads import client_head, crossing
-from proxy.wire.hold import judge_beginning
+from proxy.wire.framing import Framing, framing_of, head_of, is_event_stream
 from proxy.wire.pool import Pool
 from proxy.wire.upstream import EVENT_ENDS, ReplyHead, UnitConnection
 from router.lease import Lease
 from router.pace import GAPS_MS
 
-TAIL_BYTES = 16 * 1024
-END_CHUNKS = 3
-"""The last token, what was used, and the end."""
-_CHUNKED = b"transfer-encoding: chunked\r\n"
 _COMMENT = b": the unit is still working\n\n"
 
 
@@ -59,8 +50,7 @@ class Owner(Protocol):
 class Relay:
     """One attempt's way back. Also the taker of its connection.
 
-    `keep` holds what is shown from now on, in case the unit breaks; `stitch` rewrites what a unit sends that
-    goes on for another.
+    `keep` is what its client has been shown of a stream, in case the unit breaks.
     """
 
     __slots__ = (
@@ -73,14 +63,13 @@ class Relay:
         "_gaps",
         "_head",
         "_http10",
-        "_in_event",
         "_kept",
         "_now",
         "_owner",
+        "_passage",
         "_pool",
         "_request",
         "_sse",
-        "_tail",
         "_write",
         "events",
         "head_sent",
@@ -90,7 +79,6 @@ class Relay:
         "over",
         "paused",
         "sent",
-        "stitch",
     )
 
     def __init__(
@@ -107,11 +95,10 @@ class Relay:
         self._head: ReplyHead | None = None
         self._sse = False
         self._framing = Framing.CHUNKED
-        self._tail = b""
         self._first = b""
-        self._in_event = False
-        self._kept: list[bytes] | None = None
-        self._fold_at = 0
+        self._passage = Passage()
+        self._kept: list[bytes] | deque[bytes] | None = None
+        self._fold_at = inf
         self._pool: Pool | None = None
         self._request: tuple[bytes, bytes, bool] = (b"", b"", False)
         self.lease = lease
@@ -122,7 +109,6 @@ class Relay:
         self.last_at = 0.0
         self.sent = 0
         self.keep: Keep | None = None
-        self.stitch: Stitch | None = None
 
     # -- towards the unit ----------------------------------------------------------------------------------
 
@@ -204,20 +190,45 @@ class Relay:
                 self._fold()
         self._write(chunk)
 
-    def begin_keeping(self) -> None:
-        """Keep what is shown from now on. To be called before anything of a stream is."""
+    # -- what is kept of it --------------------------------------------------------------------------------
+
+    def begin_keeping(self, *, whole: bool) -> None:
+        """Keep what is shown from now on, or the end of it. To be called before anything of a stream is."""
         if self._sse:
-            self.keep = Keep(framed=self._framing is Framing.CHUNKED)
+            self.keep = Keep(framed=self._framing is Framing.CHUNKED, whole=whole)
             self._kept = self.keep.chunks
-            self._fold_at = self.sent + FOLD_BYTES
+            self._fold_at = self.sent + FOLD_BYTES if whole else inf
+
+    def go_on(self, keep: Keep, stitch: Stitch) -> None:
+        """The unit goes on for another, of which `keep` was shown; `stitch` makes one stream of both."""
+        self.keep = keep
+        self._passage.stitch = stitch
+
+    def keep_end(self) -> None:
+        """What was kept turned out to be of no use: from now on keep the end alone."""
+        assert self.keep is not None
+        self.keep.keep_end()
+        if self._kept is not None:
+            self._kept, self._fold_at = self.keep.chunks, inf
 
     def end(self) -> bytes:
         """What was shown last, as far as it is kept; of a plain body what came with its head."""
-        return b"".join(self._kept[-END_CHUNKS:]) if self._kept is not None else self._first
+        return self.keep.end() if self.keep is not None else self._first
 
-    def stop_keeping(self) -> None:
-        """What was kept turned out to be of no use."""
-        self.keep = self._kept = None
+    def _keep(self, framed: bytes) -> None:
+        if self._kept is not None:
+            self._kept.append(framed)
+            if self.sent > self._fold_at:
+                self._fold()
+
+    def _fold(self) -> None:
+        """What was kept has grown large: only what it says is kept, or the end if that is of no use."""
+        assert self.keep is not None
+        self._fold_at = self.sent + FOLD_BYTES
+        if self.keep.read().why_not:
+            self.keep_end()
+
+    # -- what the gate itself has to say -------------------------------------------------------------------
 
     def show_patience(self) -> bool:
         """Send the head of a held stream, or a comment after it, to keep the client's connection warm.
@@ -244,7 +255,7 @@ class Relay:
         """
         if self._sse:
             # A large event may have been shown in part: it ends here.
-            self._send(self._framing.frame(b"\n\n" + event if self._in_event else event))
+            self._send(self._framing.frame(b"\n\n" + event if self._passage.in_event else event))
             return True
         head = self._head
         return self._framing is Framing.CHUNKED or (head is not None and head.length is not None)
@@ -260,13 +271,11 @@ class Relay:
         if not self._sse:
             self._commit(data, b"".join(pieces), conn)
             return
-        self._tail = held = without_comments(self._tail + b"".join(pieces))
-        judged = judge_beginning(held, ended=conn.ended)
-        if isinstance(judged, Failure):
-            self._give_up(conn, judged)
-        elif judged:
-            self._tail = b""
-            self._commit(data, held, conn)
+        begun = self._passage.begin(b"".join(pieces), ended=conn.ended)
+        if isinstance(begun, Failure):
+            self._give_up(conn, begun)
+        elif begun is not None:
+            self._commit(data, begun, conn)
 
     def _begin(self, head: ReplyHead) -> bool:
         if not self._owner.accepts(head):
@@ -276,16 +285,14 @@ class Relay:
                 conn.discard()
             return False
         self._head = head
-        is_events = head.content_type[:17].lower() == b"text/event-stream"
-        self._sse = is_events and head.status == 200 and not head.encoded and not head.bodiless
+        self._sse = is_event_stream(head)
+        self._framing = framing_of(head, http10=self._http10, is_events=self._sse)
         if self.head_sent and not self._sse:
             # The client was promised a stream, so this answer cannot be shown to it.
             assert self._conn is not None
             reason = f"a second unit answered {head.status} to a begun stream"
             self._give_up(self._conn, Failure(Kind.EVICTED, reason))
             return False
-        if self._http10 or head.bodiless or (head.length is not None and not self._sse):
-            self._framing = Framing.IDENTITY
         return True
 
     def _give_up(self, conn: UnitConnection, failure: Failure) -> None:
@@ -328,16 +335,16 @@ class Relay:
         """Show what is complete of `body`, in a chunk of our own, and end as the unit does."""
         failure = None
         if self._sse:
-            body, failure = self._examined(self._tail + body, conn)
+            body, failure = self._passage.feed(body, ended=conn.ended)
         framed = self._framing.frame(body) if body else b""
         if framed:
             self._keep(framed)
-        ended = conn.ended or (self.stitch is not None and self.stitch.is_over)
+        ended = conn.ended or self._passage.is_over
         if ended and failure is None:
             failure = self._lacks_end(body)
         if ended and failure is None:
             framed += self._framing.end
-        at_boundary = not ended and not self._tail and self._ends_whole(data, conn)
+        at_boundary = not ended and self._passage.is_empty and self._ends_whole(data, conn)
         conn.raw = self if at_boundary and self._may_go_raw() else None
         if prefix or framed:
             self._send(prefix + framed)
@@ -348,55 +355,13 @@ class Relay:
             self._finish()
 
     def _may_go_raw(self) -> bool:
-        return self._sse and self._framing is Framing.CHUNKED and self.stitch is None
-
-    def _examined(self, events: bytes, conn: UnitConnection) -> tuple[bytes, Failure | None]:
-        """What of these events may be shown, and what is wrong with what follows."""
-        end = len(events) if conn.ended else end_of_events(events)
-        if len(events) - end > TAIL_BYTES:
-            end = len(events)
-            self._in_event = True
-        elif end:
-            self._in_event = False
-        events, self._tail = events[:end], events[end:]
-        failure = None
-        good = before_error(events)
-        if len(good) < len(events):
-            reason = message_of(events[len(good) :])
-            failure = Failure(Kind.STREAM_ERROR, f"it failed in its stream: {reason}")
-            events = good
-        if events and self.stitch is not None:
-            try:
-                events = self.stitch.feed(events)
-            except UnlikeError as error:
-                return b"", Failure(Kind.NOT_CONTINUED, f"it went on with {error}")
-        return events, failure
+        return self._sse and self._framing is Framing.CHUNKED and self._passage.stitch is None
 
     def _lacks_end(self, last: bytes) -> Failure | None:
         """What is wrong with a stream that HTTP ends well, though the answer in it has not come to an end."""
-        kept = self._kept
-        if self.keep is None or (kept is None and self.stitch is None) or DONE in last:
-            return None
-        if kept and DONE in kept[-1]:
-            return None
-        said = self.keep.read()
-        is_an_answer = said.has_role or bool(said.text)
-        if not is_an_answer or said.is_done or said.finish:
+        if self.keep is None or DONE in last or not self.keep.lacks_end():
             return None
         return Failure(Kind.TRUNCATED, "it ended its stream in the middle of an answer")
-
-    def _keep(self, framed: bytes) -> None:
-        if self._kept is not None:
-            self._kept.append(framed)
-            if self.sent > self._fold_at:
-                self._fold()
-
-    def _fold(self) -> None:
-        """What was kept has grown large: only what it says is kept, or nothing if that is of no use."""
-        assert self.keep is not None
-        self._fold_at = self.sent + FOLD_BYTES
-        if self.keep.read().why_not:
-            self._kept = None
 
     def _finish(self) -> None:
         self.over = True
@@ -408,13 +373,5 @@ class Relay:
         self._client.send(data)
 
     def _head_bytes(self, head: ReplyHead) -> bytes:
-        own = self._owner.extra_lines()
-        for name, value in head.fields:
-            if name in (b"content-type", b"content-encoding"):
-                own += b"%b: %b\r\n" % (name, value)
-        if self._framing is Framing.CHUNKED:
-            own += _CHUNKED
-        elif head.length is not None and not self._sse:
-            own += b"content-length: %b\r\n" % head.length
-        lines = crossing(head.lines, head.fields)
-        return client_head(head.status, lines, own=own, close=self._owner.closes_client())
+        own, close = self._owner.extra_lines(), self._owner.closes_client()
+        return head_of(head, self._framing, is_events=self._sse, own=own, close=close)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import orjson
@@ -36,6 +37,16 @@ def test_what_is_not_said_is_not_guessed() -> None:
     ask = ask_of()
     assert (ask.model, ask.stream, ask.follows, ask.unit) == (None, False, None, None)
     assert ask_of(model=None).model is None
+
+
+def test_whether_its_stream_could_be_continued_is_known_from_the_start() -> None:
+    chat: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}], "stream": True}
+    assert ask_of(**chat).continuable
+    assert ask_of(prompt="x", stream=True).continuable
+    assert pickle.loads(pickle.dumps(ask_of(**chat))).continuable
+    assert not ask_of(**chat | {"stream": False}).continuable
+    assert not ask_of(**chat, tools=[{"type": "function"}]).continuable
+    assert not ask_of(prompt=[1, 2], stream=True).continuable
 
 
 @pytest.mark.parametrize("stream", [1, "true", [], None, {}])

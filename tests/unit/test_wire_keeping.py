@@ -6,12 +6,12 @@ import orjson
 import pytest
 
 from proxy.failure import Kind
-from proxy.stream.keep import Keep
+from proxy.stream.keep import END_CHUNKS, Keep
+from proxy.stream.passage import TAIL_BYTES
 from proxy.stream.plan import Tokens
 from proxy.stream.said import Said
 from proxy.stream.sse import payload, split
 from proxy.stream.stitch import Stitch
-from proxy.wire.relay import TAIL_BYTES
 from tests.wire.rig import Rig
 from tests.wire.unit import LAST_CHUNK, SSE_HEAD, chunk
 
@@ -47,13 +47,15 @@ class Keeping(Rig):
 
     stitch: Stitch | None = None
     keep: Keep | None = None
+    whole = True
 
     def committed(self, body: bytes) -> None:
         super().committed(body)
         if self.keep is None:
-            self.relay.begin_keeping()
+            self.relay.begin_keeping(whole=self.whole)
         else:
-            self.relay.keep, self.relay.stitch = self.keep, self.stitch
+            assert self.stitch is not None
+            self.relay.go_on(self.keep, self.stitch)
 
 
 def text_of(body: bytes) -> str:
@@ -125,8 +127,22 @@ def test_a_stream_that_shows_more_than_text_is_kept_no_longer() -> None:
     rig = Keeping()
     rig.feed([SSE_HEAD, chunk(strange), *map(chunk, TOKENS * 400)])
     assert rig.relay.keep is not None
-    assert not rig.relay.keep.chunks
+    assert len(rig.relay.keep.chunks) == END_CHUNKS
+    assert rig.relay.end() == b"".join(map(chunk, (TOKENS * 400)[-END_CHUNKS:]))
     assert rig.relay.keep.read().why_not == "its stream has carried reasoning_content"
+
+
+@pytest.mark.parametrize("last", [b"", event("", finish="stop"), DONE], ids=["nothing", "finish", "done"])
+def test_of_a_stream_that_nobody_could_go_on_with_the_end_is_kept_and_looked_at(last: bytes) -> None:
+    calls = event("").replace(b'"content":""', b'"tool_calls":[{"index":0}]')
+    sent = [event("", role="assistant"), *[calls] * 9, *([last] if last else [])]
+    rig = Keeping()
+    rig.whole = False
+    rig.feed([SSE_HEAD, *map(chunk, sent)])
+    assert rig.relay.end() == b"".join(map(chunk, sent[-END_CHUNKS:]))
+    rig.feed([LAST_CHUNK])
+    assert rig.ends == ["committed", "done" if last else "failed"]
+    assert [failure.kind for failure in rig.failures] == ([] if last else [Kind.TRUNCATED])
 
 
 def test_half_an_event_that_had_to_be_shown_is_known_to_be_half() -> None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 
 from proxy.failure import Kind
-from proxy.wire.relay import TAIL_BYTES
+from proxy.stream.passage import TAIL_BYTES
 from proxy.wire.upstream import UnitConnection
 from tests.wire.rig import Rig
 from tests.wire.unit import LAST_CHUNK, SSE_HEAD, STREAM, TOKENS, chunk, whole

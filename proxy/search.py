@@ -1,0 +1,131 @@
+"""One request's search for a unit: one after the other, or a place in the queue, until there is no other.
+
+Which unit it is to be is for router/ to say, and whether there is to be another one for router/retry.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from proxy.failure import Failure
+from proxy.routes import Route, RouteKind
+from router.lease import Lease
+from router.nouns import Ask, Refusal, Verdict
+from router.retry import Attempts, Step, next_step
+
+if TYPE_CHECKING:
+    from proxy.gate import Gate
+    from proxy.wire.request import Request
+    from router.waiting import Ticket
+
+
+Tell = Callable[[Lease | Refusal], None]
+
+
+class Search:
+    """`ask` is what is searched for, `failure` the last one of those that were found."""
+
+    __slots__ = (
+        "_gate",
+        "_moved",
+        "_once",
+        "_size",
+        "_ticket",
+        "_turned_away",
+        "ask",
+        "failure",
+        "history",
+    )
+
+    def __init__(self, gate: Gate, request: Request, route: Route) -> None:
+        self._gate = gate
+        self._size = len(request.body)
+        self._once = route.kind is RouteKind.UNLISTED
+        self._moved = False
+        self._ticket: Ticket | None = None
+        self._turned_away = 0
+        self.ask = Ask()
+        self.failure: Failure | None = None
+        self.history = Attempts()
+
+    # -- which unit ----------------------------------------------------------------------------------------
+
+    def pick(self, *, draws: bool = False, moved: bool = False) -> Lease | Refusal:
+        """The next unit. `draws`: on the retry budget; `moved`: it lost one through no fault of its own."""
+        self._moved = self._moved or moved
+        return self._pick(self.history.tried, evicted=self._moved, draws=draws)
+
+    def pick_besides(self, unit: str, step: Step) -> Lease | Refusal:
+        """Another one than `unit`, at once."""
+        return self._pick((*self.history.tried, unit), evicted=not step.draws, draws=step.draws)
+
+    def heed(self, answer: Lease | Refusal, tell: Tell) -> Lease | Failure | None:
+        """What follows from what a pick, or later the queue, has to say: a unit, or that there is none.
+
+        None: the ask waits, and `tell` is told what comes of that.
+        """
+        gate, ticket, self._ticket = self._gate, self._ticket, None
+        if ticket is not None:
+            gate.routing.waited(gate.now() - ticket.entered_at)
+        if isinstance(answer, Lease):
+            return answer
+        if ticket is None:
+            answer = self._wait(answer, tell)
+        return None if self._ticket is not None else self.failure or gate.explain(answer, self.ask)
+
+    def waits_again(self, tell: Tell) -> bool:
+        """Whether an ask that its unit has no room for goes back to the queue until it may have."""
+        if self._turned_away >= self._gate.board.rules.attempts - 1:
+            return False
+        self._wait(Refusal.FULL, tell)
+        if self._ticket is None:
+            return False
+        self._turned_away += 1
+        return True
+
+    def leave(self) -> None:
+        """Nobody waits for a unit any more."""
+        if self._ticket is not None:
+            self._gate.router.waiting.remove(self._ticket)
+            self._ticket = None
+
+    def _pick(self, tried: tuple[str, ...], *, evicted: bool, draws: bool) -> Lease | Refusal:
+        return self._gate.router.pick(self.ask, self._gate.now(), tried, evicted=evicted, retry=draws)
+
+    def _wait(self, answer: Refusal, tell: Tell) -> Refusal:
+        """Queue the ask, where waiting may help; why not, if it does not."""
+        gate, tried = self._gate, frozenset(self.history.tried)
+        # It has lost its unit through no fault of its own, or the one there is answers in a moment.
+        moved = self._moved or answer is Refusal.UNSURE
+        may_wait = answer is Refusal.FULL or (moved and gate.board.could_serve(self.ask, tried))
+        if not may_wait:
+            return answer
+        place = gate.router.wait(self.ask, gate.now(), tried, tell, size=self._size, moved=moved)
+        if isinstance(place, Refusal):
+            return place
+        self._ticket = place
+        gate.room()
+        return answer
+
+    # -- whether there is to be another one ----------------------------------------------------------------
+
+    def next_step(self, lease: Lease, failure: Failure) -> Step:
+        """What follows from the failure of an attempt that has shown nothing."""
+        row, board = failure.kind.row, self._gate.board
+        return next_step(
+            self.history,
+            retryable=row.retryable and not self._once,
+            by_response=row.by_response and lease.desk.case.verdict is Verdict.UP,
+            live=board.in_flight,
+            paid_live=board.retries_in_flight,
+            rules=board.rules,
+        )
+
+    def failed(self, unit: str, step: Step, failure: Failure) -> None:
+        """Note that `unit` failed, and what follows."""
+        self.history = self.history.after(unit, paid=step.draws)
+        self.failure = failure
+        if step.again:
+            self._moved = self._moved or not step.draws
+            self._gate.metrics.retry(unit)
