@@ -34,7 +34,7 @@ _LIVELY_S = 1.0
 
 
 class Continuation:
-    """One request's."""
+    """One request's: asked from its commit on. What ends the answer here says so; leases are not touched."""
 
     __slots__ = ("_answer", "_broken", "_gate", "_request", "_resumption", "_search")
 

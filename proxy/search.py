@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from proxy.wire.request import Request
     from router.waiting import Ticket
 
-
 Tell = Callable[[Lease | Refusal], None]
+"""Takes what came of a wait in the queue."""
 
 
 class Search:
-    """`ask` is what is searched for, `failure` the last one of those that were found."""
+    """One request's, for `ask`. `history` has the units that failed, `failure` what the last of them did."""
 
     __slots__ = (
         "_gate",

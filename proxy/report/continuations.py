@@ -1,4 +1,4 @@
-"""What became of streams that a unit broke: counted when that is known, told as one event a unit a moment later."""
+"""What became of streams that a unit broke: counted once it is known, told as one event a unit later on."""
 
 from __future__ import annotations
 

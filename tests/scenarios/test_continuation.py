@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
+from proxy.report.continuations import Result
 from proxy.settings import Timeouts
+from proxy.stream.stitch import Stitch, UnlikeError
 from tests.scenarios.harness import BACK_S, COMPLETIONS, RULES, Stage
 from tests.scenarios.users import Users
 from tests.scenarios.visit import Visit
@@ -185,6 +187,28 @@ def test_without_another_unit_a_stream_ends_in_an_error_and_says_so() -> None:
 
     stage.play(scenario())
     assert results(stage) == {"no_unit": 1}
+
+
+def test_a_unit_that_goes_on_with_something_else_has_not_continued_the_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def differs(self: Stitch, events: bytes) -> bytes:
+        raise UnlikeError("another text than had been shown")
+
+    monkeypatch.setattr(Stitch, "feed", differs)
+    stage = Stage(units=2)
+
+    async def scenario() -> None:
+        crowd = stage.crowd(8, **LONG)
+        await asyncio.sleep(0.5)
+        stage.engines["a"].die()
+        broken = on("a", await crowd)
+        assert {visit.code for visit in broken} == {"not_continued"}
+
+    stage.play(scenario())
+    assert stage.gate.metrics.tallies["a"].continuations[Result.NO_UNIT] == 4
+    assert results(stage) == {"no_unit": 4}
+    assert not any(record.continued for record in stage.gate.records)
 
 
 def test_a_stream_waits_for_a_unit_that_comes_up_and_its_client_is_kept_warm() -> None:
