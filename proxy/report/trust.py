@@ -8,7 +8,9 @@ a trusted peer: this machine, or one in a network that the configuration names.
 from __future__ import annotations
 
 import hmac
+import ipaddress
 from collections.abc import Mapping
+from contextlib import suppress
 from http import HTTPStatus
 
 from proxy.report.peers import Peers
@@ -25,7 +27,8 @@ def refusal(
     """None when the request is allowed, else the status and what the caller can do about it."""
     if path in OPEN_PATHS and method in ("GET", "HEAD"):
         return None
-    if peers.trusts(peer or "") and not any(name in headers for name in _NOT_FROM_HERE):
+    speaks_for_itself = not any(name in headers for name in _NOT_FROM_HERE)
+    if peers.trusts(peer or "") and speaks_for_itself and _asks_for_here(peer or "", headers):
         return None
     if token is None:
         return HTTPStatus.FORBIDDEN, (
@@ -39,6 +42,27 @@ def refusal(
         "this needs the gate's admin token: send `Authorization: Bearer TOKEN`, or call from the gate's own "
         "machine or a network of `trusted` (not through a proxy)"
     )
+
+
+def _asks_for_here(peer: str, headers: Mapping[str, str]) -> bool:
+    """Whether a request from this machine is meant for it: by an address, or as localhost.
+
+    A page of somebody else may have its name made to point here (DNS rebinding): then the browser sends that.
+    """
+    host = headers.get("Host", "")
+    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    return not _is_loopback(peer) or name in ("", "localhost") or _is_address(name)
+
+
+def _is_loopback(peer: str) -> bool:
+    return _is_address(peer) and ipaddress.ip_address(peer).is_loopback
+
+
+def _is_address(name: str) -> bool:
+    with suppress(ValueError):
+        ipaddress.ip_address(name)
+        return True
+    return False
 
 
 def _has_token(authorization: str, token: str) -> bool:

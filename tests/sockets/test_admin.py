@@ -537,3 +537,24 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(5.0):
         while not condition():  # noqa: ASYNC110 - what is waited for has no event of its own
             await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize(
+    ("host", "is_here"),
+    [
+        ("127.0.0.1:9901", True),
+        ("localhost:9901", True),
+        ("[::1]:9901", True),
+        ("10.0.0.1:9901", True),
+        ("evil.example:9901", False),
+        ("127.0.0.1.evil.example", False),
+    ],
+)
+def test_a_name_made_to_point_at_this_machine_opens_nothing(host: str, is_here: bool) -> None:
+    asked = "GET", "/units", "127.0.0.1", {"Host": host}, "token", NOBODY
+    assert (refusal(*asked) is None) is is_here
+
+
+def test_callers_of_trusted_networks_may_use_names() -> None:
+    peers = Peers(("10.0.0.0/8",))
+    assert refusal("GET", "/units", "10.1.2.3", {"Host": "gate.cells.svc:9901"}, "token", peers) is None
