@@ -520,7 +520,7 @@ def test_a_follower_that_never_reads_is_dropped(monkeypatch: pytest.MonkeyPatch)
     async def check(port: Port) -> None:
         host, number = port.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(number), limit=1024)
-        writer.write(b"GET /events?follow=1 HTTP/1.1\r\nHost: gate\r\n\r\n")
+        writer.write(b"GET /events?follow=1 HTTP/1.1\r\nHost: localhost\r\n\r\n")
         await reader.readuntil(b": ")
         for _ in range(40):
             port.events.add(Action("reload", "SIGHUP", detail="x" * 1_000_000))
