@@ -298,7 +298,9 @@ class Gate:
         if not lease.ask.stream:
             desk.pace.answered(now - lease.opened_at)
         elif not lease.was_paused:
-            desk.books.streamed(events - 1, now - lease.first_at)
+            # Some engines put several tokens into an event.
+            tokens = usage.answer_tokens if usage is not None else events
+            desk.books.streamed(tokens - 1, now - lease.first_at)
         if usage is not None:
             desk.books.used(lease.ask, lease.bet, usage)
         self.routing.worked(lease, usage)
