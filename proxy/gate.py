@@ -124,7 +124,7 @@ class Gate:
         self._rng = rng
         self._access_log = access_log
         self.metrics.include(NodeAgentMetrics(self.watch.agents))
-        self.routing = Routing(self.board, self.router.waiting)
+        self.routing = Routing(self.board, self.router.waiting, lambda: self.wishes.ignored)
         self.metrics.include(self.routing)
         self.metrics.include(AccessLogMetrics(lambda: access_log.dropped))
         if settings.pool_metrics:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from prometheus_client import Metric
 from prometheus_client.registry import Collector
@@ -28,10 +28,11 @@ class _Tally:
 
 
 class Routing(Collector):
-    """Counts in plain numbers while requests come and go."""
+    """Counts in plain numbers while requests come and go. `ignored`: header lines that made no sense."""
 
-    def __init__(self, board: Board, waiting: Waiting) -> None:
+    def __init__(self, board: Board, waiting: Waiting, ignored: Callable[[], int] = int) -> None:
         self._board = board
+        self._ignored = ignored
         self._waiting = waiting
         self._tallies: defaultdict[str, _Tally] = defaultdict(_Tally)
         self._waits = Histogram(TTFT_BOUNDS_S)
@@ -83,6 +84,12 @@ class Routing(Collector):
             "Uncached tokens of the prompts that wait for a unit.",
             (),
             [((), self._waiting.fair.tokens)],
+        )
+        yield counter(
+            "ignored_headers",
+            "Header lines of other systems that made no sense and changed nothing.",
+            (),
+            [((), self._ignored())],
         )
         yield from self._rates()
 
