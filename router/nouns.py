@@ -102,7 +102,7 @@ class Ask(NamedTuple):
     deadline_at: float = inf
     """When its first token has to be there to be of use."""
     continuable: bool = False
-    """Whether its body asks for a stream of text alone, with which another unit can go on if its own breaks."""
+    """Whether it asks for a stream of text alone, with which another unit can go on if its own breaks."""
 
 
 class Sign(Enum):

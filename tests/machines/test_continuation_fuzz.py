@@ -122,7 +122,7 @@ def test_whatever_breaks_where_the_client_reads_one_answer(
         upto = len(events) if is_last else data.draw(st.integers(1, len(events)))
         part = b"".join(events[:upto])
         if stitch is None:
-            keep.chunks += cut(part, data)
+            keep.chunks.extend(cut(part, data))
             shown += part
         else:
             shown += stitch.feed(part)
@@ -272,7 +272,7 @@ def test_text_held_back_for_stop_strings_is_said_by_the_next_unit(
     unbroken = held_back(words, stops, done=True)
     keep = Keep(framed=False)
     upto = data.draw(st.integers(0, len(unbroken) - 1))
-    keep.chunks += [event(form, "a", text) for text in unbroken[:upto]]
+    keep.chunks.extend(event(form, "a", text) for text in unbroken[:upto])
     said = keep.read()
     start = token_start(said.text, stops)
     before = words_in(said.text[:start], words)
