@@ -80,7 +80,7 @@ def test_bytes_that_came_with_a_connection_that_is_handed_over_are_not_lost(
 ) -> None:
     async def check(port: AdminPort, bulletin: Bulletin) -> None:
         reader, writer = await asyncio.open_connection(*port.address)
-        line = b"GET %s HTTP/1.1\r\nHost: g\r\n%s\r\n"
+        line = b"GET %s HTTP/1.1\r\nHost: localhost\r\n%s\r\n"
         writer.write(
             line % (b"/livez", b"") + line % (b"/units", b"") + line % (b"/livez", b"Connection: close\r\n")
         )
