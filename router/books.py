@@ -26,6 +26,8 @@ _new = tuple.__new__
 
 SURE = 16
 """After so many samples a prefill rate is no guess any more."""
+MISS = 1.25
+"""A first token has to be predicted so many times later than its deadline to be given up: it is a guess."""
 STEPS_LEAST = 8
 """A shorter stream says little about how long a step takes."""
 
@@ -177,6 +179,13 @@ class Books:
         """The unit has come back: what it was like while it was failing says nothing."""
         self.errors = Errors()
         self.rates.reset()
+
+    def is_too_slow(self, ask: Ask, ttft_s: float, now: float) -> bool:
+        """Whether a first token so many seconds from now would miss the ask's deadline.
+
+        Never while nobody has seen how fast the unit is.
+        """
+        return self.rates.prefill_tokens_s.seen > 0 and ttft_s > MISS * (ask.deadline_at - now)
 
     def forget(self) -> None:
         """The unit has started anew."""

@@ -40,6 +40,10 @@ class FairRules:
     age_s: float = 30.0
     age_tokens: int = 32768
 
+    def due_at(self, tokens: int, now: float) -> float:
+        """From when on nobody who comes overtakes an ask of so many tokens that came `now`."""
+        return now + self.age_s * min(tokens / self.age_tokens, 1.0)
+
 
 class NoPlace(Enum):
     """Why an ask may not wait."""
@@ -91,8 +95,7 @@ class FairQueue(Generic[T]):
         """Queue an ask, or say why it may not wait. `tokens_s`: how fast the queue is worked off."""
         tokens = max(tokens, 1)
         self._entered += 1
-        due_at = now + self.rules.age_s * min(tokens / self.rules.age_tokens, 1.0)
-        due = (due_at, self._entered)
+        due = (self.rules.due_at(tokens, now), self._entered)
         place = Place(item, tenant, priority, tokens, size, now, deadline_at, group, due)
         # Who could be served last of all in time need not know its turn.
         is_in_time = now + self.drain_s(tokens_s) <= deadline_at

@@ -14,12 +14,12 @@ from math import inf
 from typing import NamedTuple
 
 from router.board import Board
-from router.cost import Cost, terms
+from router.cost import Cost, cost
 from router.desk import Desk
 from router.lease import Lease
 from router.nouns import Ask, Candidate, Refusal, Verdict
 from router.offers import Bounds, offers
-from router.router import MISS, Router
+from router.router import Router
 from router.turns import Place
 from router.work import Work
 
@@ -65,7 +65,7 @@ def preview(
     ranked = [row.unit for row in policy.rank(ask, rows, rng)]
     order = [looks.pop(name) for name in ranked] + list(looks.values())
     best = order[0]
-    if _is_hopeless(best, ask, now):
+    if best.desk.books.is_too_slow(ask, best.cost.ttft_s, now):
         return Preview(ranked[0], Refusal.LATE, None, order)
     if best.has_room and (tried or not len(router.waiting.fair)):
         return Preview(ranked[0], None, None, order)
@@ -82,7 +82,7 @@ def cost_of(lease: Lease) -> Cost:
     before.queued_tokens = work.queued_tokens - own
     before.batch = work.batch - 1
     before.kv_tokens = work.kv_tokens - own - int(books.forecast.answer_tokens)
-    return Cost(*terms(books.forecast, before, bet.prompt_tokens, bet.cached_tokens, now))
+    return cost(books.forecast, before, bet.prompt_tokens, bet.cached_tokens, now)
 
 
 def _looks(
@@ -94,8 +94,9 @@ def _looks(
         quote, row = desk.books.quote(ask, now), offered.get(name)
         has_room = desk.has_place(now, 0.0) and desk.books.backlog_s(now) <= bounds.backlog_s
         why_not = "" if row is not None else _why_not(desk, ask, now, tried)
-        cost = Cost(*quote.terms)
-        looks[name] = Look(desk, cost, quote.prompt_tokens, quote.cached_tokens, has_room, why_not)
+        looks[name] = Look(
+            desk, Cost(*quote.terms), quote.prompt_tokens, quote.cached_tokens, has_room, why_not
+        )
     return looks
 
 
@@ -120,19 +121,21 @@ def _why_not(desk: Desk, ask: Ask, now: float, tried: Collection[str]) -> str:
     return "cooling" if desk.cool_until > now else "slow_start"
 
 
-def _is_hopeless(best: Look, ask: Ask, now: float) -> bool:
-    is_known = best.desk.books.rates.prefill_tokens_s.seen > 0
-    return is_known and best.cost.ttft_s > MISS * (ask.deadline_at - now)
-
-
 def _waits(router: Router, ask: Ask, now: float, best: Look, size: int) -> tuple[Refusal, float | None]:
     """Whether the queue would take it, and for how long."""
     fair, rules, tokens_s = router.waiting.fair, router.waiting.rules, router.board.tokens_s()
     tokens = max(int(best.prompt_tokens - best.cached_tokens), 1)
-    due_at = now + rules.age_s * min(tokens / rules.age_tokens, 1.0)
     expires_at = min(now + rules.max_wait_s, ask.deadline_at)
     place: Place[None] = Place(
-        None, ask.tenant, ask.priority, tokens, size, now, expires_at, None, (due_at, 1 << 62)
+        None,
+        ask.tenant,
+        ask.priority,
+        tokens,
+        size,
+        now,
+        expires_at,
+        None,
+        (rules.due_at(tokens, now), 1 << 62),
     )
     wait_s = fair.wait_s(place, tokens_s)  # type: ignore[arg-type]
     if now + wait_s > expires_at:

@@ -15,6 +15,7 @@ from operator import itemgetter
 from typing import cast
 
 from router.board import Board
+from router.cost import Cost
 from router.lease import Lease
 from router.nouns import Ask, Candidate, Policy, Refusal
 from router.offers import Bounds, offers
@@ -33,8 +34,6 @@ LOOK_S = 0.02
 """So often it is looked whether there is such a unit."""
 CURIOUS_SHARE = 0.2
 """Not at the price of what is cached: so large a part of an ask at most may be."""
-MISS = 1.25
-"""A first token has to be predicted so many times later than its deadline to be given up: it is a guess."""
 
 _first = itemgetter(0)
 
@@ -147,9 +146,7 @@ class Router:
     def _is_hopeless(self, best: Candidate, ask: Ask, now: float) -> bool:
         """Whether even the best unit would answer too late, as far as it has shown how fast it is."""
         books = self.board.desks[best.unit].books
-        _, queue_s, prefill_s, _, kv_s, *_ = books.quote(ask, now).terms
-        due_s = MISS * (ask.deadline_at - now)
-        return books.rates.prefill_tokens_s.seen > 0 and queue_s + prefill_s + kv_s > due_s
+        return books.is_too_slow(ask, Cost(*books.quote(ask, now).terms).ttft_s, now)
 
     def _open(self, best: Candidate, ask: Ask, now: float, *, retry: bool = False) -> Lease:
         self._shortlist.note(ask, best.unit)
