@@ -4,9 +4,13 @@ PYTHON ?= python3
 UNITS ?=
 ROUTERS ?=
 N ?= 2
-TEST_PACKAGES := chromium docker-compose haproxy kubernetes-client nginx-light openssl prometheus redis-server
-UP_PACKAGES := haproxy prometheus redis-server
-# Debian packages that tests, and `make up`, need beside Python's: the real programs around the gate.
+UP_PROGRAMS := haproxy prometheus redis-server
+TEST_PROGRAMS := $(UP_PROGRAMS) chromium docker-compose kubectl:kubernetes-client nginx:nginx-light openssl promtool:prometheus
+# The real programs around the gate that `make up`, and tests, need: each with its Debian package, where that has
+# another name. One that is there already, from wherever, is left alone.
+
+export PATH := $(PATH):/usr/sbin
+# Where Debian keeps haproxy and nginx, and an ordinary user does not look.
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
@@ -26,12 +30,12 @@ run:            ## two simulated cells and the gate, in the foreground (UNITS="h
 
 up:             ## deploy/compose without Docker: two units, the gate, Redis, HAProxy, Prometheus; an hour, or Ctrl-C
 	$(READY) .venv/run.ready
-	@for package in $(UP_PACKAGES); do dpkg -s $$package >/dev/null 2>&1 || $(MAKE) -s apt PACKAGES=$$package || exit; done
+	@for each in $(UP_PROGRAMS); do command -v $${each%%:*} >/dev/null || $(MAKE) -s apt PACKAGES=$${each#*:} || exit; done
 	@$(BIN)/python -m loadtests.up
 
 test:           ## every test
 	$(READY) .venv/dev.ready .venv-envoy/made
-	@for package in $(TEST_PACKAGES); do dpkg -s $$package >/dev/null 2>&1 || $(MAKE) -s apt PACKAGES=$$package || exit; done
+	@for each in $(TEST_PROGRAMS); do command -v $${each%%:*} >/dev/null || $(MAKE) -s apt PACKAGES=$${each#*:} || exit; done
 	@$(BIN)/python -m pytest
 
 check:          ## format, lint, types, import rules
