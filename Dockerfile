@@ -1,6 +1,6 @@
 # The gate in an image of its own: Python, the packages of requirements.lock, and the gate's wheel.
 #
-#   docker build -t cellgate .                                   # dns, ecs, k8s: what discovery needs there
+#   docker build -t cellgate .                                   # dns, ecs, k8s for discovery, otel for tracing
 #   docker build -t cellgate --build-arg EXTRAS="k8s dns" .
 #   docker run -p 8000:8000 -p 9901:9901 -v ./cellgate.yaml:/etc/cellgate/cellgate.yaml:ro cellgate
 #
@@ -10,7 +10,7 @@ FROM python:3.11-slim-bookworm AS build
 WORKDIR /src
 # Without pip and setuptools: what runs needs neither.
 RUN python -m venv --without-pip /opt/cellgate
-COPY requirements-build.lock requirements.lock requirements-dns.lock requirements-ecs.lock requirements-k8s.lock ./
+COPY requirements-build.lock requirements.lock requirements-dns.lock requirements-ecs.lock requirements-k8s.lock requirements-otel.lock ./
 ARG EXTRAS=
 RUN pip install --no-cache-dir --require-hashes -r requirements-build.lock \
  && pip --python /opt/cellgate/bin/python install --no-cache-dir --require-hashes -r requirements.lock \

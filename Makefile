@@ -138,10 +138,10 @@ lock:           ## resolve the dependencies anew
 	@$(PIP) uv
 	@$(BIN)/python -c $(BUILD_REQUIRES) | $(COMPILE) - -o requirements-build.lock
 	@$(COMPILE) pyproject.toml -o requirements.lock
-	@for extra in dns ecs k8s; do $(BIN)/python -c $(EXTRA_REQUIRES) $$extra \
+	@for extra in dns ecs k8s otel; do $(BIN)/python -c $(EXTRA_REQUIRES) $$extra \
 	| $(COMPILE) - -c requirements.lock -o requirements-$$extra.lock || exit; done
 	@$(COMPILE) pyproject.toml --all-extras -c requirements.lock -c requirements-ecs.lock -c requirements-k8s.lock \
-	-o requirements-dev.lock
+	-c requirements-otel.lock -o requirements-dev.lock
 
 clean:          ## remove what make made
 	rm -rf .venv .venv-envoy $(PEERS:%=.venv-%) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
