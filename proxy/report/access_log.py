@@ -1,7 +1,7 @@
 """The access log: one line per finished request, written off the hot path.
 
-1. A line is made at once and written by a thread of its own. Making lines there as well would cost ten times
-   as much: two threads that run Python wait for each other, and records that wait are cold when they are read.
+1. A line is made at once and written by a thread of its own. Making lines there too would cost ten times as
+   much: two threads that run Python wait for each other, and records that wait are cold when they are read.
 2. A sink that is stuck costs log lines, oldest first and counted, never a request and never memory.
 """
 
