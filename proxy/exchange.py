@@ -64,7 +64,8 @@ class Exchange:
         self._request = request
         self._route = find_route(request.path)
         self._answer = Answer(gate, client, request, self._route.name)
-        self._search = self._SEARCH(gate, request, self._route)
+        once = self._route.kind is RouteKind.UNLISTED
+        self._search = self._SEARCH(gate, len(request.body), once=once)
         self._continuation = Continuation(gate, request, self._answer, self._search)
         self._lease: Lease | None = None
         self._relay: Relay | None = None

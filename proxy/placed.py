@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from proxy.exchange import Exchange
 from proxy.failure import Failure, Fault, Kind
 from proxy.placing import place, why_not
-from proxy.routes import Route, RouteKind
+from proxy.routes import RouteKind
 from proxy.search import Search, Tell
 from router.lease import Lease
 from router.nouns import Ask, Refusal
@@ -19,7 +19,6 @@ from router.retry import Attempts
 
 if TYPE_CHECKING:
     from proxy.gate import Gate
-    from proxy.wire.request import Request
 
 _ELSEWHERE = frozenset({Kind.NO_UNIT, Kind.FULL, Kind.LATE, Kind.EVICTED})
 
@@ -29,8 +28,8 @@ class PlacedSearch(Search):
 
     __slots__ = ("units",)
 
-    def __init__(self, gate: Gate, request: Request, route: Route) -> None:
-        super().__init__(gate, request, route)
+    def __init__(self, gate: Gate, size: int, *, once: bool = False) -> None:
+        super().__init__(gate, size, once=once)
         self.units: tuple[str | None, ...] = (None,)
 
     def _pick(self, tried: tuple[str, ...], *, evicted: bool, draws: bool) -> Lease | Refusal:

@@ -9,14 +9,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from proxy.failure import Failure
-from proxy.routes import Route, RouteKind
 from router.lease import Lease
 from router.nouns import Ask, Refusal, Verdict
 from router.retry import Attempts, Step, next_step
 
 if TYPE_CHECKING:
     from proxy.gate import Gate
-    from proxy.wire.request import Request
     from router.waiting import Ticket
 
 Tell = Callable[[Lease | Refusal], None]
@@ -24,7 +22,9 @@ Tell = Callable[[Lease | Refusal], None]
 
 
 class Search:
-    """One request's, for `ask`. `history` has the units that failed, `failure` what the last of them did."""
+    """One request's, for `ask`, with a body of `size` bytes; `once`: it may be sent to one unit only.
+
+    `history` has the units that failed, `failure` what the last of them did."""
 
     __slots__ = (
         "_gate",
@@ -38,10 +38,10 @@ class Search:
         "history",
     )
 
-    def __init__(self, gate: Gate, request: Request, route: Route) -> None:
+    def __init__(self, gate: Gate, size: int, *, once: bool = False) -> None:
         self._gate = gate
-        self._size = len(request.body)
-        self._once = route.kind is RouteKind.UNLISTED
+        self._size = size
+        self._once = once
         self._moved = False
         self._ticket: Ticket | None = None
         self._turned_away = 0

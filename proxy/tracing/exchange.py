@@ -1,0 +1,123 @@
+"""The exchange of a request that is traced: at each step its trace is told, and nothing else is different."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from proxy.answer import Answer
+from proxy.continuation import Continuation
+from proxy.exchange import Exchange
+from proxy.explained import ExplainedExchange
+from proxy.failure import Failure, Kind
+from proxy.placed import PlacedExchange
+from proxy.report.continuations import Result
+from router.lease import Lease
+from router.nouns import Outcome, Refusal
+
+if TYPE_CHECKING:
+    from proxy.tracing.trace import Trace
+    from proxy.wire.relay import Relay
+    from proxy.wire.upstream import ReplyHead
+
+
+class TracedAnswer(Answer):
+    """Holds the trace, and ends it."""
+
+    __slots__ = ("trace",)
+    trace: Trace
+
+    def _record(self, outcome: Outcome, code: str) -> None:
+        super()._record(outcome, code)
+        self.trace.end(self, outcome, code, self._gate.now())
+
+
+class TracedContinuation(Continuation):
+    """Tells of breaks."""
+
+    __slots__ = ()
+    _answer: TracedAnswer
+
+    def broke(self, unit: str, relay: Relay, failure: Failure) -> bool:
+        """Whether another unit is to go on where `unit` failed."""
+        if failure.kind is not Kind.NOT_CONTINUED:
+            self._answer.trace.broke(unit, self._gate.now())
+        return super().broke(unit, relay, failure)
+
+    def settle(self, result: Result, reason: str = "") -> None:
+        """What came of the last break, if there is one of which that is open."""
+        if self._broken:
+            self._answer.trace.settled(result)
+        super().settle(result, reason)
+
+
+class TracedExchange(Exchange):
+    """Tells of attempts, and of waiting for them."""
+
+    _ANSWER = TracedAnswer
+    _CONTINUATION = TracedContinuation
+    __slots__ = ()
+    _answer: TracedAnswer
+
+    def trace_by(self, trace: Trace) -> TracedExchange:
+        """Itself, with its trace. To be called before anything else."""
+        self._answer.trace = trace
+        return self
+
+    def client_left(self) -> None:
+        """The client is gone."""
+        self._note_wait()
+        super().client_left()
+
+    def accepts(self, head: ReplyHead) -> bool:
+        """Whether a unit's reply goes on to the client."""
+        self._answer.trace.replied(head.status)
+        return super().accepts(head)
+
+    def failed(self, failure: Failure) -> None:
+        """The attempt is over without a whole reply."""
+        self._answer.trace.failure = failure.kind.value
+        super().failed(failure)
+
+    def _settle(self, answer: Lease | Refusal) -> None:
+        self._note_wait(answer.opened_at if isinstance(answer, Lease) else None)
+        super()._settle(answer)
+
+    def _attempt(self, lease: Lease, *, fresh: bool = False) -> None:
+        if not fresh:
+            self._answer.trace.begin_attempt(lease, self._answer.attempts)
+        super()._attempt(lease, fresh=fresh)
+
+    def _head(self, lines: bytes, target: bytes, length: int) -> bytes:
+        return super()._head(lines + self._answer.trace.lines, target, length)
+
+    def _blame(self, lease: Lease, failure: Failure) -> None:
+        self._answer.trace.failure = failure.kind.value
+        super()._blame(lease, failure)
+
+    def _close(self, lease: Lease, outcome: Outcome) -> None:
+        self._answer.trace.end_attempt(lease, outcome, self._gate.now())
+        super()._close(lease, outcome)
+
+    def _note_wait(self, until: float | None = None) -> None:
+        since = self._search.queued_at
+        if since is not None:
+            self._answer.trace.waited(since, until or self._gate.now())
+
+
+class TracedPlacedExchange(TracedExchange, PlacedExchange):
+    """The same of a request that names its unit."""
+
+    __slots__ = ()
+
+
+class TracedExplainedExchange(TracedExchange, ExplainedExchange):
+    """The same of a request that asks why."""
+
+    __slots__ = ()
+
+
+TRACED: dict[type[Exchange], Any] = {
+    Exchange: TracedExchange,
+    PlacedExchange: TracedPlacedExchange,
+    ExplainedExchange: TracedExplainedExchange,
+}

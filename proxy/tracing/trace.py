@@ -1,0 +1,181 @@
+"""The spans of one request, made from what the gate knows of it anyway. Never a word of prompt or answer.
+
+Names are those of OpenTelemetry's semantic conventions (HTTP spans 1.23, generative AI in development) where
+they have one, else begin with `cellgate.`. Times that come in are the loop's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from opentelemetry.context import Context
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.util.types import AttributeValue
+
+from proxy.report.continuations import Result
+from router.lease import Lease
+from router.nouns import Outcome
+
+if TYPE_CHECKING:
+    from proxy.tracing.exchange import TracedAnswer
+
+PROPAGATOR = TraceContextTextMapPropagator()
+OPERATIONS = {
+    "chat": "chat",
+    "completions": "text_completion",
+    "embeddings": "embeddings",
+    "messages": "chat",
+    "responses": "chat",
+}
+"""Routes that are a gen_ai.operation.name."""
+
+_GOOD = (Outcome.OK, Outcome.CLIENT_LEFT)
+_NOBODYS_FAULT = (*_GOOD, Outcome.CLIENT_ERROR)
+
+
+@dataclass(slots=True)
+class Break:
+    """A stream was broken by `unit` at `at`; another one went on at `resumed_at`, or none did."""
+
+    unit: str
+    at: float
+    resumed_at: float | None = None
+    result: Result | None = None
+
+
+def header_lines(context: Context) -> bytes:
+    """What a unit is told of the span it is to be a child of: traceparent, and tracestate if there is one."""
+    carrier: dict[str, str] = {}
+    PROPAGATOR.inject(carrier, context)
+    return b"".join(f"{name}: {value}\r\n".encode("latin-1") for name, value in carrier.items())
+
+
+class Trace:
+    """One request's. `request` is its span, `ahead_s` how far the wall clock is ahead of the loop's.
+
+    `failure` is what is known of why the attempt in flight fails; `lines` what its unit is told.
+    """
+
+    __slots__ = ("_ahead_s", "_attempt", "_breaks", "_context", "_span", "_tracer", "failure", "lines")
+
+    def __init__(self, tracer: Tracer, request: Span, ahead_s: float) -> None:
+        self._tracer = tracer
+        self._span = request
+        self._context = set_span_in_context(request, Context())
+        self._ahead_s = ahead_s
+        self._attempt: Span | None = None
+        self._breaks: list[Break] = []
+        self.failure = ""
+        self.lines = b""
+
+    def waited(self, since: float, until: float) -> None:
+        """It had a place in the queue."""
+        self._whole("queue", since, until, {})
+
+    # -- attempts ------------------------------------------------------------------------------------------
+
+    def begin_attempt(self, lease: Lease, before: int) -> None:
+        """A unit is asked, after `before` others were."""
+        unit = lease.desk.unit
+        attributes = {**_server(unit.url), "cellgate.unit": unit.name, "cellgate.cell": unit.cell}
+        if before:
+            attributes["http.request.resend_count"] = before
+        if lease.desk.engine:
+            attributes["gen_ai.provider.name"] = lease.desk.engine
+        start = self._ns(lease.opened_at)
+        self._attempt = self._tracer.start_span(
+            "attempt", self._context, SpanKind.CLIENT, attributes, None, start
+        )
+        self.lines = header_lines(set_span_in_context(self._attempt, Context()))
+        self.failure = ""
+
+    def replied(self, status: int) -> None:
+        """The unit has sent the head of its reply."""
+        if self._attempt is not None:
+            self._attempt.set_attribute("http.response.status_code", status)
+
+    def end_attempt(self, lease: Lease, outcome: Outcome, at: float) -> None:
+        """The attempt in flight is over."""
+        span, self._attempt = self._attempt, None
+        if span is None:
+            return
+        span.set_attribute("cellgate.outcome", outcome.value)
+        if lease.committed:
+            span.add_event("first token", timestamp=self._ns(lease.first_at))
+            for broken in self._breaks:
+                broken.resumed_at = broken.resumed_at or lease.first_at
+        if outcome not in _GOOD:
+            span.set_attribute("error.type", self.failure or outcome.value)
+            span.set_status(Status(StatusCode.ERROR))
+        span.end(self._ns(at))
+
+    # -- continuations -------------------------------------------------------------------------------------
+
+    def broke(self, unit: str, at: float) -> None:
+        """A unit broke what it had begun to answer."""
+        self._breaks.append(Break(unit, at))
+
+    def settled(self, result: Result) -> None:
+        """It is known what came of the first break of which it was not."""
+        for broken in self._breaks:
+            if broken.result is None:
+                broken.result = result
+                return
+
+    # -- the end -------------------------------------------------------------------------------------------
+
+    def end(self, answer: TracedAnswer, outcome: Outcome, code: str, at: float) -> None:
+        """The request is over, and its client was told `answer`."""
+        for broken in self._breaks:
+            # Of an answer that is no stream nothing could have been continued.
+            if broken.result is not None:
+                about = {"cellgate.unit": broken.unit, "cellgate.outcome": broken.result.value}
+                self._whole("continuation", broken.at, broken.resumed_at or at, about)
+        span = self._span
+        span.set_attributes(_told(answer, outcome))
+        if answer.status >= 500 or (answer.status < 400 and outcome not in _NOBODYS_FAULT):
+            span.set_attribute("error.type", code or str(answer.status))
+            span.set_status(Status(StatusCode.ERROR))
+        span.end(self._ns(at))
+
+    def _whole(self, name: str, since: float, until: float, attributes: Mapping[str, AttributeValue]) -> None:
+        span = self._tracer.start_span(
+            name, self._context, SpanKind.INTERNAL, attributes, None, self._ns(since)
+        )
+        span.end(self._ns(until))
+
+    def _ns(self, at: float) -> int:
+        return int((at + self._ahead_s) * 1e9)
+
+
+def _told(answer: TracedAnswer, outcome: Outcome) -> dict[str, AttributeValue]:
+    """What a record of the request has, as attributes."""
+    attributes: dict[str, AttributeValue] = {
+        "http.response.status_code": answer.status,
+        "cellgate.route": answer.route,
+        "cellgate.unit": answer.unit,
+        "cellgate.outcome": outcome.value,
+        "cellgate.attempts": answer.attempts,
+        "cellgate.continued": answer.continued,
+        "cellgate.request_id": answer.request_id.decode("latin-1"),
+    }
+    if operation := OPERATIONS.get(answer.route):
+        attributes["gen_ai.operation.name"] = operation
+    if answer.model:
+        attributes["gen_ai.request.model"] = answer.model
+    if answer.ttft_s is not None:
+        attributes["gen_ai.response.time_to_first_chunk"] = answer.ttft_s
+    return attributes
+
+
+@lru_cache(4096)
+def _server(url: str) -> dict[str, AttributeValue]:
+    """Where a unit is, as attributes."""
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    return {"server.address": parts.hostname or "", "server.port": port}

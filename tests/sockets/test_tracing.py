@@ -1,0 +1,328 @@
+"""Spans as a collector gets them, and what units are told of theirs: real sockets, real OTLP."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import openai
+import orjson
+import pytest
+
+from loadtests.simunit.process import SimUnit
+from proxy.settings import TracingSettings
+from proxy.tracing.tracing import Tracing
+from tests.wire.client import chat, get, post
+from tests.wire.collector import Collector, Seen, collecting
+from tests.wire.process import GateProcess, eventually
+from tests.wire.stage import PROCESSES_S, Stage, live, live_for, stage
+from tests.wire.unit import LAST_CHUNK, SSE_HEAD, STREAM, Play, Received, Script, chunk, then_close, whole
+
+TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+SAMPLED = f"traceparent: 00-{TRACE}-{PARENT}-01\r\n"
+NOT_SAMPLED = f"traceparent: 00-{TRACE}-{PARENT}-00\r\n"
+FORM = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-0([0-3])")
+AT_ONCE = {"drain_delay_s": 0}
+BUSY = whole(b"{}", "429 Too Many Requests")
+BROKEN = whole(b"{}", "500 Internal Server Error")
+
+
+def event(finish: str | None = None, **delta: str) -> bytes:
+    """One event of a chat's stream, in a chunk."""
+    choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+    head = {"id": "t-0", "object": "chat.completion.chunk", "created": 1, "model": "tiny"}
+    return chunk(b"data: %b\n\n" % orjson.dumps({**head, "choices": [choice]}))
+
+
+BEGUN = SSE_HEAD + event(role="assistant", content="")
+SAID = BEGUN + event(content="Hi") + event("stop") + chunk(b"data: [DONE]\n\n") + LAST_CHUNK
+
+
+@asynccontextmanager
+async def traced(*scripts: Script, sample_ratio: float = 1.0) -> AsyncIterator[tuple[Stage, Collector]]:
+    """A stage whose gate traces. When it is left, all spans are at the collector."""
+    async with collecting() as collector:
+        tracing = Tracing(TracingSettings(collector.endpoint, sample_ratio))
+        async with stage(*scripts) as here:
+            here.gate.tracing = tracing
+            yield here, collector
+        await asyncio.to_thread(tracing.close)
+
+
+def told(request: Received) -> tuple[str, str, bool]:
+    """The trace and the span that a unit was told, and whether it is to be sampled."""
+    found = FORM.fullmatch(request.get("traceparent") or "")
+    assert found is not None, request.fields
+    return found[1], found[2], bool(int(found[3]) & 1)
+
+
+def first_then(first: bytes, then: bytes) -> Play:
+    """Answer the first request otherwise than all others."""
+    answers = [first]
+
+    async def play(request: Received) -> None:
+        request.write(answers.pop() if answers else then)
+
+    return play
+
+
+def is_within(inner: Seen, outer: Seen) -> bool:
+    return outer.start_ns <= inner.start_ns <= inner.end_ns <= outer.end_ns
+
+
+@live
+async def test_a_request_and_its_attempt_are_spans_below_the_clients() -> None:
+    before_ns = time.time_ns()
+    async with traced(STREAM) as (here, collector), here.client() as client:
+        head = SAMPLED + "tracestate: a=1,b=2\r\nx-request-id: mine\r\n"
+        reply = await client.ask(chat(head=head, messages=[{"role": "user", "content": "a secret"}]))
+        assert reply.status == 200
+    [request] = collector.named("POST /v1/chat/completions")
+    [attempt] = collector.named("attempt")
+    assert len(collector.spans) == 2
+    assert (request.kind, request.trace_id, request.parent_id, request.state) == (
+        "SERVER",
+        TRACE,
+        PARENT,
+        "a=1,b=2",
+    )
+    assert (attempt.kind, attempt.trace_id, attempt.parent_id) == ("CLIENT", TRACE, request.span_id)
+    assert told(here.unit.requests[0]) == (TRACE, attempt.span_id, True)
+    assert here.unit.requests[0].get("tracestate") == "a=1,b=2"
+    assert before_ns - 1e9 < request.start_ns <= attempt.start_ns <= attempt.events["first token"]
+    assert attempt.events["first token"] <= attempt.end_ns <= request.end_ns < time.time_ns() + 1e9
+    assert not request.is_error
+    assert not attempt.is_error
+    assert request.about.pop("gen_ai.response.time_to_first_chunk")
+    assert request.about == {
+        "http.request.method": "POST",
+        "http.request.body.size": len(here.unit.requests[0].body),
+        "http.response.status_code": 200,
+        "http.route": "/v1/chat/completions",
+        "url.path": "/v1/chat/completions",
+        "url.scheme": "http",
+        "network.peer.address": "127.0.0.1",
+        "gen_ai.operation.name": "chat",
+        "gen_ai.request.model": "tiny",
+        "cellgate.route": "chat",
+        "cellgate.unit": "u0",
+        "cellgate.outcome": "ok",
+        "cellgate.attempts": 1,
+        "cellgate.continued": 0,
+        "cellgate.request_id": "mine",
+    }
+    assert attempt.about == {
+        "server.address": "127.0.0.1",
+        "server.port": here.unit.port,
+        "http.response.status_code": 200,
+        "cellgate.unit": "u0",
+        "cellgate.cell": "c",
+        "cellgate.outcome": "ok",
+    }
+    assert collector.resource["service.name"] == "cellgate"
+    assert b"secret" not in collector.raw
+
+
+@live
+async def test_each_attempt_has_a_span_of_its_own_which_its_unit_is_told() -> None:
+    async with traced(BROKEN, STREAM) as (here, collector), here.client() as client:
+        assert (await client.ask(chat(head=SAMPLED))).status == 200
+    first, second = collector.named("attempt")
+    [request] = collector.named("POST /v1/chat/completions")
+    assert [told(unit.requests[0])[1] for unit in here.units] == [first.span_id, second.span_id]
+    assert first.parent_id == second.parent_id == request.span_id
+    assert (first.is_error, second.is_error, request.is_error) == (True, False, False)
+    assert (first.about["error.type"], first.about["cellgate.outcome"]) == ("unit_error", "unit_error")
+    assert (first.about["http.response.status_code"], first.about.get("http.request.resend_count")) == (
+        500,
+        None,
+    )
+    assert (second.about["cellgate.unit"], second.about["http.request.resend_count"]) == ("u1", 1)
+    assert request.about["cellgate.attempts"] == 2
+    assert first.end_ns <= second.start_ns
+
+
+@live
+async def test_a_stream_that_another_unit_goes_on_with_has_a_continuation() -> None:
+    async with traced(then_close(BEGUN), SAID) as (here, collector), here.client() as client:
+        reply = await client.ask(chat(head=SAMPLED, messages=[{"role": "user", "content": "Hello"}]))
+        assert reply.body.endswith(b"data: [DONE]\n\n")
+    [request] = collector.named("POST /v1/chat/completions")
+    [continuation] = collector.named("continuation")
+    broken, going_on = collector.named("attempt")
+    assert continuation.about == {"cellgate.unit": "u0", "cellgate.outcome": "continued"}
+    assert (broken.about["cellgate.outcome"], going_on.about["cellgate.outcome"]) == ("truncated", "ok")
+    assert request.about["cellgate.continued"] == 1
+    assert broken.end_ns <= continuation.start_ns <= going_on.start_ns
+    assert continuation.end_ns == going_on.events["first token"]
+    assert [told(unit.requests[0])[1] for unit in here.units] == [broken.span_id, going_on.span_id]
+
+
+@live
+async def test_a_place_in_the_queue_is_a_span() -> None:
+    async with traced(first_then(BUSY, STREAM)) as (here, collector), here.client() as client:
+        assert (await client.ask(chat(head=SAMPLED))).status == 200
+    [request] = collector.named("POST /v1/chat/completions")
+    [queue] = collector.named("queue")
+    turned_away, taken = collector.named("attempt")
+    assert (queue.kind, queue.parent_id) == ("INTERNAL", request.span_id)
+    assert turned_away.about["error.type"] == "busy"
+    assert turned_away.start_ns <= queue.start_ns < queue.end_ns <= taken.start_ns
+    assert is_within(queue, request)
+
+
+@live
+async def test_a_client_that_leaves_ends_its_spans() -> None:
+    async def never(request: Received) -> None:
+        await request.connection.until_gone()
+
+    async with traced(never) as (here, collector):
+        async with here.client() as client:
+            client.send(chat(head=SAMPLED))
+            await here.unit.received()
+        await here.until(lambda: here.records.kept)
+    [request] = collector.named("POST /v1/chat/completions")
+    [attempt] = collector.named("attempt")
+    assert [span.about["cellgate.outcome"] for span in (request, attempt)] == ["client_left"] * 2
+    assert request.about["http.response.status_code"] == 499
+    assert (request.is_error, attempt.is_error) == (False, False)
+
+
+@live
+async def test_a_refusal_of_the_gate_is_a_span_without_attempts() -> None:
+    async with traced(BROKEN) as (here, collector), here.client() as client:
+        assert (await client.ask(chat(model="nobody", head=SAMPLED))).status == 404
+        assert (await client.ask(get("/pause?why=secret", SAMPLED))).status == 403
+    unknown, denied = collector.spans
+    assert (unknown.name, unknown.about["http.response.status_code"]) == ("POST /v1/chat/completions", 404)
+    assert (denied.name, denied.about["url.path"]) == ("GET", "/pause")
+    assert not unknown.is_error
+    assert b"secret" not in collector.raw
+
+
+@live
+async def test_a_failure_that_the_client_sees_is_an_error() -> None:
+    async with traced(BROKEN) as (here, collector), here.client() as client:
+        assert (await client.ask(chat(head=SAMPLED))).status == 500
+    [request] = collector.named("POST /v1/chat/completions")
+    assert (request.is_error, request.about["error.type"]) == (True, "500")
+
+
+@live
+async def test_requests_that_name_their_unit_or_ask_why_are_traced_as_well() -> None:
+    async with traced(STREAM, STREAM) as (here, collector), here.client() as client:
+        assert (await client.ask(chat(head=SAMPLED + "x-cellgate-unit: u1\r\n"))).status == 200
+        reply = await client.ask(chat(head=SAMPLED + "x-cellgate-explain: 1\r\n"))
+        assert reply.get("x-cellgate-explain")
+    assert collector.named("attempt")[0].about["cellgate.unit"] == "u1"
+    assert len(collector.named("POST /v1/chat/completions")) == 2
+
+
+@live
+async def test_what_the_gate_answers_of_its_own_is_not_traced() -> None:
+    async with traced(STREAM) as (here, collector), here.client() as client:
+        assert (await client.ask(get("/health", SAMPLED))).status == 200
+    assert collector.spans == []
+
+
+@live
+async def test_a_request_that_its_client_does_not_trace_is_not_traced_here() -> None:
+    async with traced(STREAM) as (here, collector), here.client() as client:
+        assert (await client.ask(chat(head=NOT_SAMPLED))).status == 200
+    assert collector.spans == []
+    trace, span, sampled = told(here.unit.requests[0])
+    assert (trace, sampled) == (TRACE, False)
+    assert span != PARENT
+
+
+@live
+@pytest.mark.parametrize("head", ["", "traceparent: 00-xyz-01\r\n", SAMPLED + SAMPLED.replace("b7", "b8")])
+async def test_a_request_without_a_parent_that_makes_sense_begins_a_trace(head: str) -> None:
+    async with traced(STREAM) as (here, collector), here.client() as client:
+        assert (await client.ask(chat(head=head + "tracestate: a=1\r\n"))).status == 200
+    [request] = collector.named("POST /v1/chat/completions")
+    trace, _, sampled = told(here.unit.requests[0])
+    assert (request.parent_id, trace, sampled) == ("", request.trace_id, True)
+    assert trace != TRACE
+    assert here.unit.requests[0].get("tracestate") is None
+
+
+@live
+async def test_of_requests_without_a_parent_a_share_is_traced() -> None:
+    async with traced(STREAM, sample_ratio=0.0) as (here, collector), here.client() as client:
+        assert (await client.ask(chat())).status == 200
+        assert (await client.ask(chat(head=SAMPLED))).status == 200
+    alone, followed = here.unit.requests
+    assert not told(alone)[2]
+    assert (told(followed)[0], told(followed)[2]) == (TRACE, True)
+    assert {span.trace_id for span in collector.spans} == {TRACE}
+
+
+@live
+async def test_texts_that_clients_choose_are_cut() -> None:
+    async with traced(STREAM) as (here, collector), here.client() as client:
+        assert (await client.ask(post(b"{}", SAMPLED, "/v1/" + "x" * 5000))).status == 404
+    [request] = collector.spans
+    assert len(str(request.about["url.path"])) == 256
+
+
+@live_for(PROCESSES_S)
+async def test_a_gate_that_is_configured_so_tells_a_collector_of_a_broken_stream(tmp_path: Path) -> None:
+    asked: dict[str, Any] = {
+        "model": "sim",
+        "messages": [{"role": "user", "content": "Hi"}],
+        "max_tokens": 60,
+    }
+    units = SimUnit.start_all(["a", "b"], followers=1, step_ms=5)
+    try:
+        async with collecting() as collector:
+            tracing = {"endpoint": collector.endpoint, "sample_ratio": 1.0}
+            urls = {unit.name: unit.url for unit in units}
+            with GateProcess(tmp_path, urls, tracing=tracing, timeouts=AT_ONCE) as gate:
+                await asyncio.to_thread(gate.until_up, "a", "b")
+                await asyncio.to_thread(units[0].fault, "in_stream_error", after_tokens=20)
+                url = f"{gate.url}/v1"
+                async with openai.AsyncOpenAI(base_url=url, api_key="x", max_retries=0) as client:
+                    while not any(span.name == "continuation" for span in collector.spans):
+                        async for _ in await client.chat.completions.create(**asked, stream=True):
+                            pass
+                        await asyncio.sleep(0.2)
+                gate.signal(15)
+                assert await asyncio.to_thread(gate.exit_code) == 0
+    finally:
+        for unit in units:
+            unit.stop()
+    continuation = collector.named("continuation")[0]
+    attempts = [span for span in collector.named("attempt") if span.parent_id == continuation.parent_id]
+    assert [span.about["cellgate.unit"] for span in attempts] == ["a", "b"]
+    assert attempts[0].about["error.type"] == "stream_error"
+    assert continuation.about == {"cellgate.unit": "a", "cellgate.outcome": "continued"}
+
+
+def test_a_collector_that_is_away_costs_one_line_and_no_request(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        port = nobody.getsockname()[1]
+    tracing = {"endpoint": f"http://127.0.0.1:{port}/v1/traces"}
+    with GateProcess(tmp_path, {"a": "http://127.0.0.1:9"}, tracing=tracing, timeouts=AT_ONCE) as gate:
+        for _ in range(20):
+            assert_refused(gate)
+        assert eventually(lambda: "does not take spans" in gate.log), gate.log
+        for _ in range(20):
+            assert_refused(gate)
+        gate.signal(15)
+        gate.exit_code()
+        [line] = [line for line in gate.log.splitlines() if re.search("trac|span|opentelemetry", line, re.I)]
+        assert f"tracing: {tracing['endpoint']} does not take spans (" in line
+
+
+def assert_refused(gate: GateProcess) -> None:
+    connection = gate.connect()
+    connection.request("POST", "/v1/completions", b'{"prompt": "x"}', {"content-type": "application/json"})
+    assert connection.getresponse().status == 503
+    connection.close()
