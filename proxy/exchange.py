@@ -44,7 +44,9 @@ _IN_THE_MIDDLE = (Kind.CUT, Kind.STREAM_ERROR, Kind.NOT_CONTINUED, Kind.INTERNAL
 class Exchange:
     """Answers one request of one client."""
 
+    _ANSWER: type[Answer] = Answer
     _SEARCH: type[Search] = Search
+    _CONTINUATION: type[Continuation] = Continuation
     __slots__ = (
         "_answer",
         "_client",
@@ -63,10 +65,10 @@ class Exchange:
         self._client = client
         self._request = request
         self._route = find_route(request.path)
-        self._answer = Answer(gate, client, request, self._route.name)
+        self._answer = self._ANSWER(gate, client, request, self._route.name)
         once = self._route.kind is RouteKind.UNLISTED
         self._search = self._SEARCH(gate, len(request.body), once=once)
-        self._continuation = Continuation(gate, request, self._answer, self._search)
+        self._continuation = self._CONTINUATION(gate, request, self._answer, self._search)
         self._lease: Lease | None = None
         self._relay: Relay | None = None
         self._paused = False
@@ -140,7 +142,7 @@ class Exchange:
             return
         if isinstance(ask, Ask):
             request = self._request
-            ask = self._gate.wishes.heed(ask, request.fields, request.received_at)
+            ask = self._gate.wishes.heed(ask, request.wishes, request.received_at)
         if isinstance(ask, Failure):
             self._answer.refuse(ask)
             return

@@ -12,6 +12,7 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from policies import POLICIES
 from probes.base import Net
@@ -53,6 +54,9 @@ from router.lease import Lease
 from router.nouns import Ask, Evidence, Fleet, Flip, Outcome, Refusal, Sign, Strength, Verdict
 from router.router import Router
 from router.waiting import Waiting
+
+if TYPE_CHECKING:
+    from proxy.tracing.tracing import Tracing
 
 TICK_S = 0.25
 BACKLOG = 4096
@@ -115,9 +119,11 @@ class Gate:
         self.take_over: Callable[[Settings], str] = lambda anew: self.configure(anew.fleet)
         self.own_answers = OwnAnswers(self.board)
         self.wishes = Wishes(settings.headers)
+        self.heeded = self.wishes.names
         self.balancers = Balancers()
         self.peers = Peers(settings.trusted)
         self.continuations = Continuations(self.metrics, events)
+        self.tracing: Tracing | None = None
         self.orca = Orca(self.board, self.metrics.responses, lambda: len(self.router.waiting))
         self.now = loop.time
         self._loop = loop
@@ -223,6 +229,8 @@ class Gate:
         kind = (
             PlacedExchange if request.is_placed else ExplainedExchange if request.is_explained else Exchange
         )
+        if self.tracing is not None:
+            return self.tracing.exchange(kind, self, client, request)
         return kind(self, client, request)
 
     def refused(self, client: ClientConnection, failure: Failure) -> None:

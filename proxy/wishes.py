@@ -16,6 +16,8 @@ NAME_CHARS = 256
 """A session or tenant of more characters is no name."""
 PRIORITY_MAX = 1_000_000
 
+_TENANT = Ask._fields.index("tenant")
+_new = tuple.__new__
 _ENVOY = b"x-envoy-expected-rq-timeout-ms"
 
 Read = Callable[[Ask, str, float], Ask]
@@ -23,7 +25,7 @@ Read = Callable[[Ask, str, float], Ask]
 
 
 class Wishes:
-    """Reads the lines that are heeded; all others cost a look into a table."""
+    """Reads the lines that are heeded: those of `names`."""
 
     def __init__(self, headers: Headers) -> None:
         self.ignored = 0
@@ -35,6 +37,7 @@ class Wishes:
             b"x-slo-ttft-ms": _deadline,
             b"authorization": _credentials,
         }
+        self.names = frozenset((*self._reads, _ENVOY))
 
     def heed(self, ask: Ask, fields: Fields, now: float) -> Ask | Failure:
         """`ask` with what the lines say, received at `now`."""
@@ -97,4 +100,7 @@ def _deadline(ask: Ask, value: str, now: float) -> Ask:
 
 def _credentials(ask: Ask, value: str, _now: float) -> Ask:
     """Who shows the same credentials is the same tenant, unless a line says otherwise."""
-    return ask if ask.tenant else ask._replace(tenant=xxh3_64_hexdigest(value.encode()))
+    if ask.tenant:
+        return ask
+    # As _replace does, in a quarter of the time: nearly every request has credentials.
+    return _new(Ask, (*ask[:_TENANT], xxh3_64_hexdigest(value.encode()), *ask[_TENANT + 1 :]))

@@ -53,6 +53,7 @@ class Host(Protocol):
     """What the connections of one listener share."""
 
     limits: Limits
+    heeded: frozenset[bytes]
     memory: BodyMemory
     clients: dict[ClientConnection, None]
 
@@ -86,7 +87,7 @@ class ClientConnection(asyncio.Protocol):
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        self._reader = RequestReader(self, host.limits, host.now)
+        self._reader = RequestReader(self, host.limits, host.now, host.heeded)
         self._transport: asyncio.Transport | None = None
         self._queue: deque[Request | Failure] = deque()
         self._queued_bytes = 0

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import TYPE_CHECKING, Protocol
 
 import httptools
@@ -39,7 +39,7 @@ class Reading(Protocol):
 
 
 class RequestReader:
-    """Reads the requests of one connection.
+    """Reads the requests of one connection. Lines named in `heeded` say how a request is to be routed.
 
     `request` is the one being read, `in_head` whether its head is, `failure` what ended the reading.
     """
@@ -47,6 +47,7 @@ class RequestReader:
     __slots__ = (
         "_body",
         "_head_bytes",
+        "_heeded",
         "_is_first",
         "_limits",
         "_now",
@@ -58,8 +59,15 @@ class RequestReader:
         "request",
     )
 
-    def __init__(self, tell: Reading, limits: Limits, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        tell: Reading,
+        limits: Limits,
+        now: Callable[[], float],
+        heeded: Container[bytes] = (),
+    ) -> None:
         self._tell = tell
+        self._heeded = heeded
         self._limits = limits
         self._now = now
         self._parser = httptools.HttpRequestParser(self)
@@ -116,12 +124,15 @@ class RequestReader:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         # After the head these are trailers, which nobody asked for.
-        if self.request is not None and self.in_head:
+        request = self.request
+        if request is not None and self.in_head:
             name = name.lower()
+            if name in self._heeded:
+                request.wishes.append((name, value))
             if name in REQUEST_FIELDS:
-                self.request.fields.append((name, value))
+                request.fields.append((name, value))
             else:
-                self.request.lines.append(b"%b: %b\r\n" % (name, value))
+                request.lines.append(b"%b: %b\r\n" % (name, value))
 
     def on_headers_complete(self) -> None:
         request = self.request

@@ -7,7 +7,8 @@ from proxy.wire.heads import PLACING_FIELDS, Fields, connection_tokens
 
 
 class Request:
-    """One whole request. `lines` and `fields` hold its head (see heads.py).
+    """One whole request. `lines` and `fields` hold its head (see heads.py), `wishes` those of its lines that
+    say how it is to be routed (see wishes.py).
 
     `is_placed`: its sender has said which unit it is for (see placing.py); `is_explained`: it asks why it
     goes where it goes (see explained.py).
@@ -33,6 +34,7 @@ class Request:
         "received_at",
         "reserved",
         "target",
+        "wishes",
     )
 
     def __init__(self, received_at: float) -> None:
@@ -42,6 +44,7 @@ class Request:
         self.path = b""
         self.lines: list[bytes] = []
         self.fields: Fields = []
+        self.wishes: Fields = []
         self.given_id = b""
         self.http10 = False
         self.is_placed = False
