@@ -38,6 +38,7 @@ from proxy.report.redis_start import share
 from proxy.service_manager import notify
 from proxy.settings import Address, Settings
 from proxy.tls import client_context, unit_context, webhook_context
+from proxy.tracing.start import trace
 from proxy.wire.listeners import listen
 
 WARM_LOOK_S = 0.05
@@ -88,6 +89,7 @@ class App:
             publish=bulletin.publish,
             unit_tls=unit_context(settings.tls),
         )
+        gate.tracing = trace(settings.tracing)
         self._admin = AdminPort(_view(gate, settings), bulletin)
         self._agent = HaproxyAgent(gate.board, gate.now, gate.is_stopping, gate.peers.trusts, gate.balancers)
         self._link: RedisLink | None = None
@@ -133,6 +135,8 @@ class App:
         self._events.close()
         await self._admin.close()
         self._large.close()
+        if self._gate.tracing is not None:
+            self._gate.tracing.close()
 
     async def _get_warm(self, view: View) -> None:
         """Know of each unit what was known before, and have heard of each that is used."""

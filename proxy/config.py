@@ -149,6 +149,7 @@ def _settings(file: FileKeys, secrets: Mapping[str, str]) -> Settings:
         timeouts=file.timeouts,
         tls=file.tls,
         access_log=file.access_log,
+        tracing=file.tracing,
         pool_metrics=file.pool_metrics,
         pass_unlisted=file.pass_unlisted,
         no_continuation=file.no_continuation,

@@ -21,7 +21,17 @@ from proxy.config_units import Keys, NodeKeys, ProbeKeys, UnitKeys
 from proxy.config_values import MisfitError
 from proxy.memory import quarter_of_memory
 from proxy.recovery.nouns import Remedy
-from proxy.settings import REDIS_PREFIX, Address, Headers, Limits, LogFormat, Settings, Timeouts, Tls
+from proxy.settings import (
+    REDIS_PREFIX,
+    Address,
+    Headers,
+    Limits,
+    LogFormat,
+    Settings,
+    Timeouts,
+    Tls,
+    TracingSettings,
+)
 from router.fair import FairRules
 from router.nouns import Cell, Fleet, Rules
 
@@ -29,6 +39,7 @@ T = TypeVar("T")
 
 _GIVEN = Settings(fleet=Fleet())
 _CELL = Cell(name="")
+_TRACING = TracingSettings(endpoint="")
 
 
 # Sections: one mapping for each settings dataclass, with its fields as keys.
@@ -108,6 +119,13 @@ QueueKeys = _keys_of(FairRules)
 HeadersKeys = _keys_of(Headers)
 
 
+class TracingKeys(Keys):
+    """Where spans go, and of which share of the requests."""
+
+    endpoint: Annotated[str, PlainValidator(values.otlp)]
+    sample_ratio: Annotated[float, PlainValidator(values.share)] = _TRACING.sample_ratio
+
+
 # Cells, and the file as a whole.
 
 
@@ -164,6 +182,7 @@ class FileKeys(Keys):
     admin_token_file: Annotated[str | None, PlainValidator(values.token_in_file)] = Field(None, repr=False)
     policy: Annotated[str, PlainValidator(values.policy)] = _GIVEN.policy
     access_log: Annotated[LogFormat, PlainValidator(values.log_format)] = _GIVEN.access_log
+    tracing: Annotated[TracingSettings | None, _section(TracingSettings, TracingKeys)] = _GIVEN.tracing
     pool_metrics: Annotated[bool, PlainValidator(values.flag)] = _GIVEN.pool_metrics
     cells: Annotated[list[CellKeys], AfterValidator(_some_unit)] = Field([], validate_default=True)
     rules: Annotated[Rules, _section(Rules, RulesKeys)] = _GIVEN.rules
@@ -193,5 +212,6 @@ SCHEMA: dict[str, type[Keys]] = {
     "tls": TlsKeys,
     "queue": QueueKeys,
     "headers": HeadersKeys,
+    "tracing": TracingKeys,
 }
 """Every mapping of the file by its place: where the known keys and their defaults are looked up."""

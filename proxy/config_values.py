@@ -231,6 +231,14 @@ def page(found: object) -> str:
     return root + match["target"]
 
 
+def otlp(found: object) -> str:
+    """Where a collector takes spans by OTLP over HTTP."""
+    if isinstance(found, str) and (root := _root(found)):
+        expected = "http://HOST:PORT/PATH or https://HOST:PORT/PATH, where spans are posted"
+        raise MisfitError(expected, f"did you mean '{root}/v1/traces'?")
+    return page(found)
+
+
 def url(found: object) -> str:
     """The root of a unit's API, without a trailing slash."""
     expected = "http://HOST:PORT or https://HOST:PORT and nothing more"

@@ -108,6 +108,11 @@ def find_route(path: bytes) -> Route:
     return _ADMINISTRATION if b"%" in path and _DENIED.match(unquote_to_bytes(path)) else _UNLISTED
 
 
+def template(path: bytes) -> str:
+    """The path, where it is the same for all requests of its route; empty where parts of it are names."""
+    return path.decode() if path in _EXACT else ""
+
+
 def why_refused(route: Route, method: bytes, *, pass_unlisted: bool) -> Failure | None:
     """Why the gate does not even look at a request; None when it does."""
     if route.methods and method not in route.methods:

@@ -49,6 +49,11 @@ class Search:
         self.failure: Failure | None = None
         self.history = Attempts()
 
+    @property
+    def queued_at(self) -> float | None:
+        """Since when it has a place in the queue; None: it has none."""
+        return self._ticket.entered_at if self._ticket is not None else None
+
     # -- which unit ----------------------------------------------------------------------------------------
 
     def pick(self, *, draws: bool = False, moved: bool = False) -> Lease | Refusal:

@@ -109,6 +109,14 @@ class Headers:
 
 
 @dataclass(frozen=True, slots=True)
+class TracingSettings:
+    """Where spans are sent by OTLP; of which share of requests, where clients do not say (1: all)."""
+
+    endpoint: str
+    sample_ratio: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """Everything the gate is told at start; `fleet` and `remedies` may be replaced while it runs (SIGHUP).
 
@@ -138,6 +146,7 @@ class Settings:
     timeouts: Timeouts = Timeouts()
     tls: Tls = Tls()
     access_log: LogFormat = "json"
+    tracing: TracingSettings | None = None
     pool_metrics: bool = False
     """Whether /metrics also shows the gate as one engine."""
     pass_unlisted: bool = False

@@ -14,8 +14,8 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from proxy.report.log import Level, log_line
 
 
-class _LastWords(logging.Handler):
-    """Keeps what the SDK would log, again and again: the last of it is the reason of a failure."""
+class _FirstWords(logging.Handler):
+    """Keeps what the SDK would log at each try: the first of it is the reason, and then it only gives up."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -23,7 +23,7 @@ class _LastWords(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Take note of a line."""
-        self.text = record.getMessage()
+        self.text = self.text or record.getMessage()
 
 
 class Exporter(SpanExporter):
@@ -36,13 +36,13 @@ class Exporter(SpanExporter):
         self._endpoint = endpoint
         self._log = log
         self._lost = 0
-        self._words = _LastWords()
-        sdk = logging.getLogger("opentelemetry")
-        sdk.propagate = False
-        sdk.handlers[:] = [self._words]
+        self._words = _FirstWords()
+        logging.getLogger("opentelemetry").propagate = False
+        logging.getLogger("opentelemetry.exporter").handlers[:] = [self._words]
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Send a batch."""
+        self._words.text = ""
         try:
             result = self._inner.export(spans)
         except Exception as error:

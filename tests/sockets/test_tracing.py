@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import signal
 import socket
 import time
 from collections.abc import AsyncIterator
@@ -293,7 +294,7 @@ async def test_a_gate_that_is_configured_so_tells_a_collector_of_a_broken_stream
                         async for _ in await client.chat.completions.create(**asked, stream=True):
                             pass
                         await asyncio.sleep(0.2)
-                gate.signal(15)
+                gate.signal(signal.SIGTERM)
                 assert await asyncio.to_thread(gate.exit_code) == 0
     finally:
         for unit in units:
@@ -315,7 +316,7 @@ def test_a_collector_that_is_away_costs_one_line_and_no_request(tmp_path: Path) 
         assert eventually(lambda: "does not take spans" in gate.log), gate.log
         for _ in range(20):
             assert_refused(gate)
-        gate.signal(15)
+        gate.signal(signal.SIGTERM)
         gate.exit_code()
         [line] = [line for line in gate.log.splitlines() if re.search("trac|span|opentelemetry", line, re.I)]
         assert f"tracing: {tracing['endpoint']} does not take spans (" in line
