@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from itertools import count
@@ -28,7 +29,7 @@ from proxy.report.events import EventLog
 from proxy.settings import Address, Limits, Settings, Timeouts
 from router.fair import FairRules
 from router.nouns import Ask, Cell, Fleet, Node, Role, Rules, Unit, Verdict
-from tests.scenarios.observed import ObservedGate
+from tests.scenarios.observed import ObservedGate, wrong_records
 from tests.scenarios.visit import Visit, chat, encode
 from tests.sim.client import ORDINARY, Client, Manner
 from tests.sim.conversation import End
@@ -115,20 +116,25 @@ class Stage:
             pass_unlisted=pass_unlisted,
             no_continuation=no_continuation,
         )
-        self.gate = ObservedGate(
-            settings,
-            self.world.loop,
-            Random(seed + 3),
-            events=EventLog(time.time, rules.passes, log=lambda level, line: None),
-            access_log=AccessLog("off", _NoSink(), time.time),
-            read_large=_read_large,
-        )
+        self.gate = self._make_gate(settings, seed + 3)
+        self.gates = [self.gate]
+        """All there have been."""
         self.client = Client(self.world, f"gate:{GATE_PORT}")
         self.visits: list[Visit] = []
         self._numbers = count()
         self._lost_since: dict[str, float] = {}
-        self._picks_seen = 0
+        self._picks_seen: Counter[ObservedGate] = Counter()
         self._is_over = False
+
+    def _make_gate(self, settings: Settings, seed: int) -> ObservedGate:
+        return ObservedGate(
+            settings,
+            self.world.loop,
+            Random(seed),
+            events=EventLog(time.time, settings.rules.passes, log=lambda level, line: None),
+            access_log=AccessLog("off", _NoSink(), time.time),
+            read_large=_read_large,
+        )
 
     # -- playing -------------------------------------------------------------------------------------------
 
@@ -137,22 +143,28 @@ class Stage:
         run(self.world, self._life(scenario, until_up))
 
     async def _life(self, scenario: Coroutine[Any, Any, None], until_up: bool) -> None:
-        await self.gate.start()
+        await self._begin()
         self._sample()
         if until_up:
             await self.until(self.all_up, BACK_S)
         await scenario
         self._is_over = True
         await asyncio.sleep(LATENCY_S)
-        await self.gate.stop(delay_s=0.0, drain_s=1.0)
+        await self._end()
         self._check()
 
+    async def _begin(self) -> None:
+        await self.gate.start()
+
+    async def _end(self) -> None:
+        await self.gate.stop(delay_s=0.0, drain_s=1.0)
+
     def _check(self) -> None:
-        wrong = self.gate.violations + self.gate.leftovers()
+        wrong = [each for gate in self.gates for each in gate.violations + gate.leftovers()]
         for visit in self.visits:
             if (sentence := visit.dishonesty()) is not None:
                 wrong.append(f"{visit.request_id} {visit.unit} {visit.reply.status}: {sentence}")
-        wrong += self.gate.wrong_records(self.visits)
+        wrong += wrong_records([record for gate in self.gates for record in gate.records], self.visits)
         wrong += self._unproven()
         assert not wrong, f"{len(wrong)} violations:\n" + "\n".join(wrong[:20])
 
@@ -183,20 +195,21 @@ class Stage:
         if self._is_over:
             return
         for engine in self.engines.values():
-            # In panic the gate holds on to units on purpose.
-            if self.is_lost(engine) and self.gate.board.panic_at is None:
+            # In panic a gate holds on to units on purpose.
+            if self.is_lost(engine) and all(gate.board.panic_at is None for gate in self.gates):
                 self._lost_since.setdefault(engine.url, self.now)
             else:
                 self._lost_since.pop(engine.url, None)
-        picks = self.gate.router.picks
-        for pick in picks[self._picks_seen :]:
-            since = self._lost_since.get(pick.url, pick.at)
-            if pick.at - since > self.promise_s:
-                self.gate.violations.append(f"{pick} came {pick.at - since:.1f} s after the unit was lost")
-        self._picks_seen = len(picks)
+        for gate in self.gates:
+            picks = gate.router.picks
+            for pick in picks[self._picks_seen[gate] :]:
+                since = self._lost_since.get(pick.url, pick.at)
+                if pick.at - since > self.promise_s:
+                    gate.violations.append(f"{pick} came {pick.at - since:.1f} s after the unit was lost")
+            self._picks_seen[gate] = len(picks)
         for transport in self.world.net.transports:
             size = transport.get_write_buffer_size()
-            if size > BUFFER_BYTES and transport.sock.local == (GATE, GATE_PORT):
+            if size > BUFFER_BYTES and transport.sock.local[1] == GATE_PORT:
                 self.gate.violations.append(f"{self.now:.3f}: {size} bytes are buffered by {transport}")
         self.world.loop.outside(SAMPLE_S, self._sample)
 

@@ -142,16 +142,17 @@ class ObservedGate(Gate):
         counts["leases not closed exactly once"] = given - closed
         return [f"{count} {what} are left" for what, count in counts.items() if count]
 
-    def wrong_records(self, visits: list[Visit]) -> list[str]:
-        """Each request that reached the gate has one record, which tells what the client saw."""
-        told: dict[str, list[int]] = {}
-        for record in self.records:
-            told.setdefault(record.request_id, []).append(record.status)
-        wrong = []
-        for visit in visits:
-            statuses, status = told.get(visit.request_id, []), visit.reply.status
-            if len(statuses) > 1:
-                wrong.append(f"{visit.request_id} has {len(statuses)} records")
-            elif status is not None and statuses != [status]:
-                wrong.append(f"{visit.request_id} saw {status}, its record says {statuses}")
-        return wrong
+
+def wrong_records(records: list[Finished], visits: list[Visit]) -> list[str]:
+    """Each request that reached a gate has one record, which tells what the client saw."""
+    told: dict[str, list[int]] = {}
+    for record in records:
+        told.setdefault(record.request_id, []).append(record.status)
+    wrong = []
+    for visit in visits:
+        statuses, status = told.get(visit.request_id, []), visit.reply.status
+        if len(statuses) > 1:
+            wrong.append(f"{visit.request_id} has {len(statuses)} records")
+        elif status is not None and statuses != [status]:
+            wrong.append(f"{visit.request_id} saw {status}, its record says {statuses}")
+    return wrong

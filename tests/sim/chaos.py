@@ -17,7 +17,9 @@ BYTES_PER_S = 20_000.0
 Strike = Callable[["World", "Engine"], None]
 
 
-def _behave(**fields: object) -> Strike:
+def behave(**fields: object) -> Strike:
+    """A strike that changes how the engine behaves."""
+
     def strike(_: World, engine: Engine) -> None:
         for name, value in fields.items():
             setattr(engine.behaviour, name, value)
@@ -32,19 +34,19 @@ STRIKES: dict[str, Strike] = {
     "stop the last node": lambda _, engine: stop(engine, len(engine.nodes) - 1),
     "stop the core": lambda _, engine: stop_core(engine),
     "agent out of reach": lambda world, engine: world.net.partition(engine.nodes[-1].agent),
-    "lose a follower": _behave(follower_lost=True),
-    "wedge": _behave(wedged=True),
-    "wedge under comments": _behave(wedged=True, keepalive_s=1.0),
-    "spin": _behave(spinning=True),
-    "stop": _behave(silent=True),
-    "slow": _behave(slow=5.0),
-    "errors": _behave(error_rate=0.5),
-    "busy": _behave(busy_status=503),
-    "error in streams": _behave(breaks=Break.ERROR, breaks_after_events=3),
-    "truncate streams": _behave(breaks=Break.TRUNCATE, breaks_after_events=3),
-    "stall streams": _behave(breaks=Break.STALL, breaks_after_events=3),
-    "garbage": _behave(garbage=True),
-    "tear events": _behave(torn=True),
+    "lose a follower": behave(follower_lost=True),
+    "wedge": behave(wedged=True),
+    "wedge under comments": behave(wedged=True, keepalive_s=1.0),
+    "spin": behave(spinning=True),
+    "stop": behave(silent=True),
+    "slow": behave(slow=5.0),
+    "errors": behave(error_rate=0.5),
+    "busy": behave(busy_status=503),
+    "error in streams": behave(breaks=Break.ERROR, breaks_after_events=3),
+    "truncate streams": behave(breaks=Break.TRUNCATE, breaks_after_events=3),
+    "stall streams": behave(breaks=Break.STALL, breaks_after_events=3),
+    "garbage": behave(garbage=True),
+    "tear events": behave(torn=True),
     "partition": lambda world, engine: world.net.partition(engine.address),
     "refuse": lambda world, engine: world.net.refuse(engine.address),
     "black hole": lambda world, engine: world.net.blackhole(engine.address),

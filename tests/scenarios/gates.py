@@ -1,0 +1,155 @@
+"""Two gates side by side before the same engines, with a Redis between them; each may be replaced.
+
+Clients come through an ingress that goes by the gates' readiness, as any load balancer does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+from proxy.report.ready import readiness
+from proxy.report.redis_link import RedisLink
+from proxy.report.redis_roster import Roster
+from proxy.report.redis_schema import Names
+from proxy.report.redis_sharing import Sharing
+from proxy.settings import Address
+from router.nouns import Flip
+from tests.scenarios.harness import BACK_S, GATE_PORT, Stage
+from tests.scenarios.observed import ObservedGate
+from tests.sim.client import ORDINARY, Client, Manner
+from tests.sim.conversation import Reply
+from tests.sim.redis import SimRedis
+
+HOSTS = ("gate", "gate-2")
+DELAY_S = 0.5
+DRAIN_S = 300.0
+
+
+class GatesStage(Stage):
+    """`alive` are the gates that run now, by host; `redis` is what they share."""
+
+    def __init__(self, seed: int, units: int, **options: Any) -> None:
+        super().__init__(seed, units, **options)
+        for host in HOSTS[1:]:
+            self.world.net.add_host(host)
+        self.redis = SimRedis(self.world)
+        self.alive = {HOSTS[0]: self.gate}
+        self.client = _Ingress(self)
+        self._seed = seed
+        self._links: dict[ObservedGate, RedisLink] = {}
+
+    def drain(self, unit: str, *, drained: bool) -> None:
+        """As an operator does, at all gates."""
+        for gate in self.alive.values():
+            gate.set_drain(unit, drained)
+
+    async def replace_gate(self, host: str) -> None:
+        """One gate stops in good order, then another one starts in its place, and is ready."""
+        gate = self.alive[host]
+        await self._close(gate)
+        self.gates.append(await self._open(host))
+        await self.until(lambda: self.is_ready(host), BACK_S)
+
+    def is_ready(self, host: str) -> bool:
+        """What a gate says of itself."""
+        gate = self.alive[host]
+        return readiness(gate.board, gate.is_stopping())[0]
+
+    def all_up(self) -> bool:
+        return all(desk.case.verdict.value == "up" for gate in self.alive.values() for desk in gate.board)
+
+    def continuations(self) -> dict[str, int]:
+        """What became of the streams that were broken, at all gates there have been."""
+        counts: dict[str, int] = {}
+        for gate in self.gates:
+            for tally in gate.metrics.tallies.values():
+                for result, number in tally.continuations.items():
+                    counts[result.value] = counts.get(result.value, 0) + number
+        return counts
+
+    # -- inside --------------------------------------------------------------------------------------------
+
+    async def _begin(self) -> None:
+        await self._start(self.gate, HOSTS[0])
+        self.gates += [await self._open(host) for host in HOSTS[1:]]
+
+    async def _end(self) -> None:
+        for gate in list(self.alive.values()):
+            await self._close(gate)
+
+    async def _open(self, host: str) -> ObservedGate:
+        settings = replace(self.gate.settings, listen=Address(host, GATE_PORT))
+        gate = self._make_gate(settings, self._seed + 10 + len(self.gates))
+        self.alive[host] = gate
+        await self._start(gate, host)
+        return gate
+
+    async def _start(self, gate: ObservedGate, host: str) -> None:
+        with self.world.at(host):
+            await gate.start()
+            self._links[gate] = self._share(gate, f"{host}-{len(self.gates)}")
+
+    async def _close(self, gate: ObservedGate) -> None:
+        await gate.stop(delay_s=DELAY_S, drain_s=DRAIN_S)
+        await self._links.pop(gate).close()
+
+    def _share(self, gate: ObservedGate, name: str) -> RedisLink:
+        """What redis_start.py does, with another Redis and a known chance."""
+        roster = Roster(name)
+        sharing = Sharing(
+            gate.board,
+            name,
+            roster,
+            gate.now,
+            gate.watch.observe,
+            gate.metrics.recent_ttft_s,
+            is_stopping=gate.is_stopping,
+        )
+        link = RedisLink(
+            self.redis.client,
+            name,
+            sharing.views,
+            roster,
+            now=gate.now,
+            rng=Random(self._seed),
+            on_flip=sharing.heard,
+            tell=lambda _line: None,
+            names=Names(),
+        )
+
+        def flipped(flip: Flip) -> None:
+            if (view := sharing.view(flip)) is not None:
+                link.flipped(view)
+
+        def tick(now: float) -> None:
+            gate.board.others = sharing.tick(now)
+
+        gate.on_flip = flipped
+        gate.on_tick.append(tick)
+        link.start()
+        return link
+
+
+class _Ingress(Client):
+    """Each request goes to a gate that is ready, if one is."""
+
+    def __init__(self, stage: GatesStage) -> None:
+        super().__init__(stage.world, f"{HOSTS[0]}:{GATE_PORT}")
+        self._stage = stage
+        self._ways = [Client(stage.world, f"{host}:{GATE_PORT}") for host in HOSTS]
+
+    async def exchange(
+        self, requests: list[bytes], manner: Manner = ORDINARY, methods: list[str] | None = None
+    ) -> list[Reply]:
+        ready = [way for way, host in zip(self._ways, HOSTS, strict=True) if self._stage.is_ready(host)]
+        return await self._stage.rng.choice(ready or self._ways).exchange(requests, manner, methods)
+
+
+async def roll_gates(stage: GatesStage) -> None:
+    """One gate after the other."""
+    for host in HOSTS:
+        await stage.replace_gate(host)
+        await asyncio.sleep(1.0)

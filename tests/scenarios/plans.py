@@ -1,0 +1,271 @@
+"""Random plans of faults, by seed: two gates, three units, every kind of fault, users of all kinds.
+
+    .venv/bin/python -m tests.scenarios.plans --seeds 1000
+
+Each is played in the simulated world, then judged: by the invariants of the stage (harness.py), and by what
+`Plan` adds. In a calm plan at most one unit is hurt at a time, so that nothing may be lost: each request is
+answered whole, but for broken streams that no other unit could go on with. In any other plan a request may
+be refused, and a stream be broken, but honestly.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from random import Random
+from typing import Any
+
+from proxy.settings import Timeouts
+from tests.scenarios.gates import GatesStage, roll_gates
+from tests.scenarios.harness import BACK_S, COMPLETIONS, RULES
+from tests.scenarios.visit import Visit
+from tests.sim.behaviour import Break
+from tests.sim.chaos import BYTES_PER_S, Chaos, Strike, behave
+from tests.sim.client import Manner
+from tests.sim.conversation import End
+from tests.sim.engine import Engine
+from tests.sim.hurt import kill, stop, stop_core
+from tests.sim.timing import Timing
+from tests.sim.world import World
+
+UNITS = 3
+USERS = 8
+ACT_S = (10.0, 20.0)
+ROLLED_S = 60.0
+LOOKED_AT_S = 2.0
+
+STRIKES: dict[str, Strike] = {
+    "kill leader": lambda _, engine: kill(engine, 0),
+    "kill follower": lambda _, engine: kill(engine, 1),
+    "freeze leader": lambda _, engine: stop(engine, 0),
+    "freeze follower": lambda _, engine: stop(engine, 1),
+    "freeze the leader's engine": lambda _, engine: stop_core(engine),
+    "spin leader": behave(spinning=True),
+    "spin follower": behave(wedged=True),
+    "drop link": lambda world, engine: _drop_link(world, engine),
+    "partition leader": lambda world, engine: world.net.partition(engine.address),
+    "partition follower": lambda world, engine: world.net.partition(engine.nodes[-1].agent),
+    "refuse": lambda world, engine: world.net.refuse(engine.address),
+    "reset": lambda world, engine: world.net.reset(engine.address),
+    "slow link": lambda world, engine: world.net.slow(engine.address, BYTES_PER_S),
+    "slow": behave(slow=5.0),
+    "slow rank": behave(slow=2.0),
+    "error burst": behave(error_rate=0.5),
+    "unavailable burst": behave(error_rate=0.5, error_status=503),
+    "lying health": behave(wedged=True, keepalive_s=1.0),
+    "in-stream error": behave(breaks=Break.ERROR, breaks_after_events=3),
+    "truncated streams": behave(breaks=Break.TRUNCATE, breaks_after_events=3),
+    "torn events, then an error": behave(breaks=Break.ERROR, breaks_after_events=5, torn=True),
+    "garbage": behave(garbage=True),
+    "restart": lambda _, engine: engine.restart(),
+}
+NOT_CONTINUABLE: dict[str, dict[str, Any]] = {
+    "tools": {"tools": [{"type": "function", "function": {"name": "f"}}]},
+    "n": {"n": 2},
+    "logprobs": {"logprobs": True},
+    "response_format": {"response_format": {"type": "json_schema", "json_schema": {}}},
+}
+
+
+def _drop_link(world: World, engine: Engine) -> None:
+    """Nothing passes between the leader and its follower, nor to the agent beside that one."""
+    engine.behaviour.wedged = True
+    world.net.partition(engine.nodes[-1].agent)
+
+
+async def _roll_units(plan: Plan) -> None:
+    """One unit after the other: drained, restarted once it is empty, and back in use."""
+    stage = plan.stage
+    for name, engine in stage.engines.items():
+        stage.drain(name, drained=True)
+        await stage.until(lambda name=name: not plan.in_flight(name), ROLLED_S)  # type: ignore[misc]
+        engine.restart()
+        stage.drain(name, drained=False)
+        await asyncio.sleep(LOOKED_AT_S)
+        await stage.until(stage.all_up, BACK_S)
+
+
+async def _roll_gates(plan: Plan) -> None:
+    await roll_gates(plan.stage)
+
+
+async def _lose_redis(plan: Plan) -> None:
+    redis, rng = plan.stage.redis, plan.rng
+    redis.is_away, redis.hangs = (True, False) if rng.random() < 0.5 else (False, True)
+    await asyncio.sleep(rng.uniform(2.0, 10.0))
+    if rng.random() < 0.5:
+        redis.forget()
+    redis.is_away = redis.hangs = False
+
+
+ACTS: dict[str, Callable[[Plan], Awaitable[None]]] = {
+    "rolling restart of units": _roll_units,
+    "rolling restart of gates": _roll_gates,
+    "Redis outage": _lose_redis,
+}
+"""What befalls more than one unit. While units are rolled no other fault is dealt."""
+
+
+class Plan:
+    """One plan, played. `dealt` are the faults, `visits` the requests by kind, `wrong` what must not be."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = rng = Random(seed)
+        self.is_calm = rng.random() < 0.7
+        self.stage = GatesStage(
+            seed,
+            UNITS,
+            timing=Timing(rng.choice((0.05, 0.3)), rng.choice((0.02, 0.05))),
+            followers=1,
+            agents=rng.random() < 0.5,
+            max_in_flight=64,
+            timeouts=Timeouts(head_hold_s=2.0),
+        )
+        self.dealt: Counter[str] = Counter()
+        self.visits: dict[str, list[Visit]] = {}
+        self._chaos: Chaos | None = None
+        self._users_are_here = True
+        self.stage.play(self._scenario())
+        self.wrong = self._check()
+
+    def in_flight(self, unit: str) -> int:
+        """At all gates."""
+        return sum(gate.board.desks[unit].in_flight for gate in self.stage.alive.values())
+
+    # -- what happens --------------------------------------------------------------------------------------
+
+    async def _scenario(self) -> None:
+        rng = self.rng
+        users = [asyncio.ensure_future(self._use()) for _ in range(USERS)]
+        self._deal_on()
+        await asyncio.sleep(rng.uniform(*ACT_S))
+        name = rng.choice(list(ACTS))
+        self.dealt[name] += 1
+        if name == "rolling restart of units":
+            await self._let_be()
+            await ACTS[name](self)
+            self._deal_on()
+        else:
+            await ACTS[name](self)
+        await asyncio.sleep(rng.uniform(*ACT_S))
+        await self._let_be()
+        self._users_are_here = False
+        await asyncio.gather(*users)
+
+    def _deal_on(self) -> None:
+        strikes = {name: self._noting(name, strike) for name, strike in STRIKES.items()}
+        at_most = 1 if self.is_calm else UNITS
+        engines = list(self.stage.engines.values())
+        self._chaos = Chaos(
+            self.stage.world, engines, at_most, strikes, pause_s=(1.0, 4.0), lasting_s=(1.0, 8.0)
+        )
+
+    def _noting(self, name: str, strike: Strike) -> Strike:
+        def noted(world: World, engine: Engine) -> None:
+            self.dealt[name] += 1
+            strike(world, engine)
+
+        return noted
+
+    async def _let_be(self) -> None:
+        """Heal everything, and wait until that is seen."""
+        assert self._chaos is not None
+        self._chaos.stop()
+        await asyncio.sleep(LOOKED_AT_S)
+        await self.stage.until(self.stage.all_up, BACK_S + RULES.slow_start_s)
+
+    # -- who asks ------------------------------------------------------------------------------------------
+
+    async def _use(self) -> None:
+        await asyncio.sleep(self.rng.uniform(0.0, 0.5))
+        while self._users_are_here:
+            kind = self.rng.choices(list(KINDS), [share for share, _ in KINDS.values()])[0]
+            visit = await self.stage.ask(max_tokens=self.rng.randrange(4, 80), **KINDS[kind][1](self.rng))
+            self.visits.setdefault(kind, []).append(visit)
+            if not visit.is_answered:
+                await asyncio.sleep(0.5)
+
+    # -- what must be so -----------------------------------------------------------------------------------
+
+    def _check(self) -> list[str]:
+        """What is wrong with the answers beyond what the stage itself looks at: in a sentence each."""
+        wrong = []
+        for kind, visits in self.visits.items():
+            for visit in visits:
+                if kind != "leaves" and (sentence := self._wrong_with(kind, visit)):
+                    wrong.append(f"{visit.request_id} ({kind}, {visit.unit}): {sentence}")
+        return wrong
+
+    def _wrong_with(self, kind: str, visit: Visit) -> str:
+        reply = visit.reply
+        if visit.is_answered:
+            return ""
+        told = f"{reply.status} {reply.end} {reply.error}"
+        if reply.status is None:
+            return f"it was cut without a word ({reply.end})"
+        if reply.status == 200 and not reply.events:
+            return "" if kind == "whole" and reply.body else f"nothing was shown: {told}"
+        if reply.status == 200:
+            is_honest = visit.code is not None and reply.end is End.TRUNCATED
+            errors = sum(b'"error"' in event for event in reply.events)
+            if not is_honest or errors != 1:
+                return f"a broken stream had {errors} error events and ended in {told}"
+            return "" if kind == "not continuable" or not self.is_calm else f"it was not continued: {told}"
+        return f"it was refused: {told}" if self.is_calm else ""
+
+
+def _usage(rng: Random) -> dict[str, Any]:
+    return {"stream_options": {"include_usage": True}} if rng.random() < 0.5 else {}
+
+
+KINDS: dict[str, tuple[int, Callable[[Random], dict[str, Any]]]] = {
+    "chat": (10, _usage),
+    "completions": (3, lambda rng: {"path": COMPLETIONS, **_usage(rng)}),
+    "slow reader": (1, lambda rng: {"manner": Manner(read_every_s=0.05)}),
+    "not continuable": (4, lambda rng: NOT_CONTINUABLE[rng.choice(list(NOT_CONTINUABLE))]),
+    "whole": (2, lambda rng: {"stream": False}),
+    "leaves": (1, lambda rng: {"manner": Manner(leave_after_s=rng.uniform(0.0, 2.0))}),
+}
+"""How many of a score of requests are of a kind, and what is particular about them."""
+
+
+# -- many plans --------------------------------------------------------------------------------------------
+
+
+def main() -> int:
+    """Play plans, print what came of them. 1 when anything was wrong."""
+    parser = argparse.ArgumentParser(description="Random plans of faults in the simulated world.")
+    parser.add_argument("--seeds", type=int, default=100, help="how many plans")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    asked = parser.parse_args()
+    requests, answered, dealt, results = 0, 0, Counter[str](), Counter[str]()
+    broken, begun = 0, time.monotonic()
+    for seed in range(asked.first, asked.first + asked.seeds):
+        try:
+            plan = Plan(seed)
+        except Exception as error:
+            broken += 1
+            print(f"seed {seed}: {error!r}"[:2000], flush=True)
+            continue
+        visits = [visit for kind in plan.visits.values() for visit in kind]
+        requests += len(visits)
+        answered += sum(visit.is_answered for visit in visits)
+        dealt += plan.dealt
+        results.update(plan.stage.continuations())
+        if plan.wrong:
+            broken += 1
+            print(f"seed {seed}, calm={plan.is_calm}: " + "\n  ".join(plan.wrong[:5]), flush=True)
+        if (seed + 1) % 50 == 0:
+            print(f"... {seed + 1}: {requests} requests, {time.monotonic() - begun:.0f} s", flush=True)
+    print(f"{asked.seeds} plans, {broken} with violations; {requests} requests, {answered} answered whole")
+    print("broken streams:", ", ".join(f"{number} {name}" for name, number in sorted(results.items())))
+    print("faults:", ", ".join(f"{number} {name}" for name, number in sorted(dealt.items())))
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,138 @@
+"""A Redis in the simulated world: what gates say to each other, as far as they use it. It may be away."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Self, cast
+
+from redis.asyncio import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+TRIP_S = (0.0002, 0.002)
+HANGS_S = 60.0
+LOOK_AGAIN_S = 0.05
+
+
+class SimRedis:
+    """`is_away`: it refuses. `hangs`: it takes what is said and answers nothing."""
+
+    def __init__(self, world: World) -> None:
+        self.is_away = self.hangs = False
+        self.ears: dict[_Ear, None] = {}
+        self._world = world
+        self._documents: dict[str, tuple[bytes, float]] = {}
+        self._sets: dict[str, builtins.set[bytes]] = {}
+
+    def client(self) -> Redis:
+        """What a gate takes for a client of redis-py."""
+        return cast(Redis, _Client(self))
+
+    def forget(self) -> None:
+        """It comes back empty."""
+        self._documents.clear()
+        self._sets.clear()
+
+    async def trip(self) -> None:
+        """One way there and back. Raises redis-py's ConnectionError."""
+        await asyncio.sleep(HANGS_S if self.hangs else self._world.rng.uniform(*TRIP_S))
+        self.check()
+
+    def check(self) -> None:
+        """Raises redis-py's ConnectionError when it is away."""
+        if self.is_away:
+            raise RedisConnectionError("Connection refused")
+
+    # Commands
+
+    def set(self, key: str, document: bytes, px: int) -> bool:
+        self._documents[key] = document, self._world.loop.time() + px / 1000.0
+        return True
+
+    def get(self, key: str) -> bytes | None:
+        return self._documents[key][0] if self.pttl(key) > 0 else None
+
+    def pttl(self, key: str) -> int:
+        _, expires_at = self._documents.get(key, (b"", 0.0))
+        left_ms = round(1000.0 * (expires_at - self._world.loop.time()))
+        return left_ms if left_ms > 0 else -2
+
+    def smembers(self, key: str) -> builtins.set[bytes]:
+        return builtins.set(self._sets.get(key, ()))
+
+    def sadd(self, key: str, member: str) -> int:
+        self._sets.setdefault(key, builtins.set()).add(member.encode())
+        return 1
+
+    def srem(self, key: str, member: str) -> int:
+        self._sets.get(key, builtins.set()).discard(member.encode())
+        return 1
+
+    def publish(self, channel: str, document: bytes) -> int:
+        for ear in self.ears:
+            ear.heard.append(document)
+        return len(self.ears)
+
+
+class _Client:
+    def __init__(self, redis: SimRedis) -> None:
+        self._redis = redis
+        self.connection_pool = self
+
+    async def disconnect(self) -> None:
+        """Of its pool of connections."""
+
+    def pipeline(self, *, transaction: bool) -> _Pipeline:
+        assert not transaction
+        return _Pipeline(self._redis)
+
+    def pubsub(self, *, ignore_subscribe_messages: bool) -> _Ear:
+        assert ignore_subscribe_messages
+        return _Ear(self._redis)
+
+
+class _Pipeline:
+    """Remembers commands until they are sent together."""
+
+    def __init__(self, redis: SimRedis) -> None:
+        self._redis = redis
+        self._commands: list[Callable[[], Any]] = []
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        command = getattr(self._redis, name)
+        return lambda *args, **named: self._commands.append(lambda: command(*args, **named))
+
+    async def execute(self, *, raise_on_error: bool) -> list[Any]:
+        await self._redis.trip()
+        return [command() for command in self._commands]
+
+
+class _Ear:
+    """One subscription."""
+
+    def __init__(self, redis: SimRedis) -> None:
+        self._redis = redis
+        self.heard: deque[bytes] = deque()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._redis.ears.pop(self, None)
+
+    async def subscribe(self, channel: str) -> None:
+        await self._redis.trip()
+        self._redis.ears[self] = None
+
+    async def get_message(self, *, timeout: float) -> dict[str, bytes] | None:  # noqa: ASYNC109 - as redis-py
+        for _ in range(round(timeout / LOOK_AGAIN_S)):
+            self._redis.check()
+            if self.heard and not self._redis.hangs:
+                return {"data": self.heard.popleft()}
+            await asyncio.sleep(LOOK_AGAIN_S)
+        return None
