@@ -289,19 +289,19 @@ class Gate:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def close(self, lease: Lease, outcome: Outcome) -> None:
-        """Close a lease and count the attempt."""
-        now = self.now()
+    def close(self, lease: Lease, outcome: Outcome, at: float | None = None) -> None:
+        """Close a lease and count the attempt. `at`: when it ended, if not just now."""
+        now = self.now() if at is None else at
         self.board.close(lease, now)
         if outcome is Outcome.BUSY:
             lease.desk.narrow(now)
         self.metrics.attempt(lease.unit, outcome)
         self.room()
 
-    def worked(self, lease: Lease, events: int, usage: Usage | None) -> None:
+    def worked(self, lease: Lease, events: int, usage: Usage | None, at: float | None = None) -> None:
         """A generation has ended well: a proof of life, and something to learn from."""
-        desk, now = lease.desk, self.now()
-        desk.life_at = now
+        desk, now = lease.desk, self.now() if at is None else at
+        desk.life_at = max(desk.life_at, now)
         desk.books.errors.worked(now)
         if not lease.ask.stream:
             desk.pace.answered(now - lease.opened_at)
@@ -416,7 +416,7 @@ class Gate:
         now = self.now()
         lag_s = max(0.0, now - self._due)
         self.metrics.loop_lag(lag_s)
-        self._vigil.tick(now, lag_s)
+        self._vigil.tick(self._seen_until(now), lag_s)
         self.watch.sweep(now)
         for client in list(self.clients):
             client.tick(now)
@@ -432,6 +432,10 @@ class Gate:
         self._access_log.flush()
         self._tell()
         self._schedule_tick()
+
+    def _seen_until(self, now: float) -> float:
+        """Until when it is known what units have shown."""
+        return now
 
     def _connections(self) -> dict[str, int]:
         return {"client": len(self.clients), "unit": len(self._reach)}

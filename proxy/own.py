@@ -71,10 +71,12 @@ class OwnAnswers:
 
     def remember_response(self, body: bytes, unit: str) -> None:
         """Note who made the response whose beginning is `body`."""
-        match = _RESPONSE_ID.search(body)
-        if match is None:
-            return
-        self._made_by[match[1].decode("latin-1")] = unit
+        if (match := _RESPONSE_ID.search(body)) is not None:
+            self.made(match[1].decode("latin-1"), unit)
+
+    def made(self, response: str, unit: str) -> None:
+        """Note who made a response."""
+        self._made_by[response] = unit
         if len(self._made_by) > RESPONSES_KEPT:
             self._made_by.popitem(last=False)
 
@@ -85,7 +87,7 @@ class OwnAnswers:
 
     def sticky_ask(self, path: bytes) -> Ask | Failure:
         """The ask for `/v1/responses/{id}`: only the unit that made it has it."""
-        response = path.split(b"/")[3].decode("latin-1")
+        response = response_of(path)
         unit = self._made_by.get(response)
         if unit is not None:
             return Ask(unit=unit)
@@ -96,3 +98,8 @@ class OwnAnswers:
     def _models(self) -> list[dict[str, object]]:
         names = sorted({name for desk in self._board for name in desk.models})
         return [{"id": name, "object": "model", "created": 0, "owned_by": "cellgate"} for name in names]
+
+
+def response_of(path: bytes) -> str:
+    """The id in `/v1/responses/{id}` and in what is below it."""
+    return path.split(b"/")[3].decode("latin-1")

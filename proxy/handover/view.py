@@ -25,7 +25,7 @@ Known = dict[str, Any]
 
 def view_of(board: Board) -> Known:
     """What is known of all units."""
-    return {"version": VERSION, "units": [_unit(desk) for desk in board]}
+    return {"version": VERSION, "units": [known_of(desk) for desk in board]}
 
 
 def drained(board: Board) -> list[str]:
@@ -33,7 +33,8 @@ def drained(board: Board) -> list[str]:
     return [desk.unit.name for desk in board if desk.drained]
 
 
-def _unit(desk: Desk) -> Known:
+def known_of(desk: Desk) -> Known:
+    """What is known of one unit, as JSON can say it."""
     case = desk.case
     return {
         "name": desk.unit.name,
@@ -65,7 +66,7 @@ class View:
         for name in self._left.keys() & board.desks.keys():
             unit, desk = self._left.pop(name), board.desks[name]
             if unit["url"] == desk.unit.url:
-                _take_over(desk, unit)
+                take_over(desk, unit)
 
     def is_warm(self, board: Board, *, may_come: bool) -> bool:
         """Whether the gate may take the place of its predecessor: it uses a unit, if that one did, and has
@@ -84,7 +85,8 @@ def _was_usable(unit: Known) -> bool:
     return unit["verdict"] in (Verdict.UP.value, Verdict.SUSPECT.value) and not unit["drained"]
 
 
-def _take_over(desk: Desk, unit: Known) -> None:
+def take_over(desk: Desk, unit: Known) -> None:
+    """Believe of a unit what `known_of` said of it elsewhere."""
     verdict, since = Verdict(unit["verdict"]), unit["since"]
     sign = Sign.GOOD if verdict is Verdict.UP else Sign.BAD
     because = Evidence(desk.unit.name, sign, Strength.STRONG, SOURCE, unit["reason"], since)

@@ -125,6 +125,10 @@ class Orca:
                 return self._lines.get(value.strip().lower(), self._bin)
         return self._bin
 
+    def lines(self) -> tuple[bytes, dict[bytes, bytes]]:
+        """The line that goes with every answer, and those that may be asked for instead."""
+        return self._bin, self._lines
+
     def _render(self) -> None:
         self._bin = bin_line(self.report)
         self._lines = {b"text": text_line(self.report), b"json": json_line(self.report)}
