@@ -37,7 +37,9 @@ class Exporter(SpanExporter):
         self._log = log
         self._lost = 0
         self._words = _FirstWords()
+        # Of the rest of the SDK, which would have a line for each span that its full queue drops, nothing.
         logging.getLogger("opentelemetry").propagate = False
+        logging.getLogger("opentelemetry").handlers[:] = [logging.NullHandler()]
         logging.getLogger("opentelemetry.exporter").handlers[:] = [self._words]
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:

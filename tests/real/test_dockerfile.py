@@ -21,7 +21,7 @@ import yaml
 from tests.real.programs import ROOT, free_port, running
 from tests.wire.process import eventually
 
-EXTRAS = "k8s dns"
+EXTRAS = "k8s dns otel"
 PATHS_OF_THE_IMAGE = re.compile(r"(?<![\w.])/(opt|src|wheels)\b")
 
 
@@ -120,7 +120,7 @@ def test_the_image_has_the_gate_its_extras_and_nothing_to_install_with(image: Pa
         for file in files
     )
     assert (good.returncode, bad.returncode) == (0, 2), good.stderr
-    code = "import dns, kubernetes_asyncio, importlib.util as u, proxy; print(u.find_spec('pip'), proxy)"
+    code = "import dns, kubernetes_asyncio, opentelemetry.sdk, importlib.util as u, proxy; print(u.find_spec('pip'), proxy)"
     out = subprocess.run(
         [image / "bin" / "python", "-c", code], cwd="/", capture_output=True, text=True, check=True
     )
