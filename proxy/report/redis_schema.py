@@ -147,13 +147,15 @@ def view_of(
     gate: str,
     now: float,
     *,
+    life_at: float = 0.0,
     ttft_s: float | None = None,
     itl_s: float | None = None,
     gate_url: str = "",
     stopping: bool = False,
 ) -> View:
-    """What a gate has to say of a unit now. `ttft_s` and `itl_s` are what is usual there of late: the time to
-    first token and the gap between two, which are not for every heartbeat to find out.
+    """What a gate has to say of a unit now. `life_at` is when the gate itself last saw it live (0: never).
+    `ttft_s` and `itl_s` are what is usual there of late: the time to first token and the gap between two,
+    which are not for every heartbeat to find out.
     """
     case, load, unit = desk.case, desk.load, desk.unit
     is_fatal = case.because is not None and case.because.strength is Strength.FATAL
@@ -173,7 +175,7 @@ def view_of(
         max_in_flight=unit.max_in_flight,
         models=tuple(sorted(desk.models)[:_MODELS_MAX]),
         uncached_tokens=desk.books.work.queued_tokens,
-        life_age_s=round(now - desk.life_at, 3) if desk.life_at else None,
+        life_age_s=round(now - life_at, 3) if life_at else None,
         load_age_s=round(now - load.at, 3) if load is not None else None,
         running=load.running if load is not None else None,
         waiting=load.waiting if load is not None else None,

@@ -1,7 +1,8 @@
 """Between the Board and the line to Redis: what a gate tells of its units, what it makes of what it hears.
 
 Pure but for the Board it looks at. What others say changes no verdict by itself: their DOWN is evidence that
-sends a canary, their proof of life spares one, their requests count as load.
+sends a canary, their proof of life spares one, their requests count as load. Nothing that was heard is told
+again: two gates would keep a dead unit alive between them.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from proxy.report.redis_roster import Roster
-from proxy.report.redis_schema import Seen, View, view_of
+from proxy.report.redis_schema import HEARTBEAT_S, Seen, View, view_of
 from router.board import Board
 from router.books import Elsewhere
 from router.desk import Desk
@@ -17,6 +18,10 @@ from router.nouns import Evidence, Flip, Sign, Strength, Verdict
 
 PACE_BEATS = 20
 """A unit's usual pace is found out anew every so many beats: 5 s. It takes 0.1 ms, so they take turns."""
+
+NEWS_S = HEARTBEAT_S
+"""When another gate saw a unit live is known no better than the way through Redis takes, and seems a little
+later with each slow writing. What is less than this after the last sign of life is none of its own."""
 
 
 class Sharing:
@@ -46,6 +51,8 @@ class Sharing:
         self._is_stopping = is_stopping
         self._beats = 0
         self._itl_s: dict[str, float | None] = {}
+        self._lives: dict[Desk, tuple[float, float]] = {}
+        """Of units whose last sign of life others have seen: when we saw one ourselves, and when they did."""
 
     def views(self) -> Iterator[View]:
         """What there is to tell now, one unit after the other."""
@@ -56,6 +63,7 @@ class Sharing:
                 self._itl_s[desk.unit.name] = desk.pace.gap_s(0.5)
             yield self._view(desk)
         self._itl_s = {desk.unit.name: self._itl_s.get(desk.unit.name) for desk in desks}
+        self._lives = {desk: lives for desk, lives in self._lives.items() if not desk.retired}
 
     def view(self, flip: Flip) -> View | None:
         """What to tell at once of a verdict that has changed."""
@@ -75,12 +83,18 @@ class Sharing:
         others = {}
         for name in self._roster.units() & self._board.desks.keys():
             desk, lived_at = self._board.desks[name], self._roster.lived_at(name)
-            if lived_at is not None and lived_at > desk.life_at:
+            if lived_at is not None and lived_at > desk.life_at + NEWS_S:
+                self._lives[desk] = self._own_life_at(desk), lived_at
                 desk.life_at = lived_at
             elsewhere = self._roster.elsewhere(name, now)
             if elsewhere.in_flight:
                 others[name] = elsewhere
         return others
+
+    def _own_life_at(self, desk: Desk) -> float:
+        """When this gate itself last saw the unit live; 0: never."""
+        own_at, others_at = self._lives.get(desk, (0.0, 0.0))
+        return own_at if desk.life_at == others_at else desk.life_at
 
     def _view(self, desk: Desk) -> View:
         name = desk.unit.name
@@ -88,6 +102,7 @@ class Sharing:
             desk,
             self._gate,
             self._now(),
+            life_at=self._own_life_at(desk),
             ttft_s=self._ttft_s(name),
             itl_s=self._itl_s.get(name),
             gate_url=self._gate_url(),

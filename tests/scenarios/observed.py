@@ -117,9 +117,9 @@ class ObservedGate(Gate):
     def exchange(self, client: ClientConnection, request: Request) -> Exchange:
         return ObservedExchange(self, client, request)
 
-    def close(self, lease: Lease, outcome: Outcome) -> None:
+    def close(self, lease: Lease, outcome: Outcome, at: float | None = None) -> None:
         self.outcomes[outcome] += 1
-        super().close(lease, outcome)
+        super().close(lease, outcome, at)
 
     def finished(self, record: Finished) -> None:
         self.records.append(record)

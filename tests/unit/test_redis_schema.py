@@ -147,7 +147,7 @@ def test_a_desk_is_written_as_it_is() -> None:
     here = board()
     here.open("u1", Ask(prompt_bytes=2800), 2.0, retry=False)
     here.report(Load("u1", 2.5, running=4, waiting=2, kv_use=0.25))
-    view = view_of(here.desks["u1"], "g1", 3.0)
+    view = view_of(here.desks["u1"], "g1", 3.0, life_at=1.0)
     assert (view.verdict, view.in_flight, view.uncached_tokens, view.models) == (Verdict.UP, 1, 700, ("m",))
     assert (view.running, view.waiting, view.kv_use, view.load_age_s) == (4, 2, 0.25, 0.5)
     assert (view.life_age_s, view.fatal) == (2.0, False)

@@ -139,6 +139,22 @@ def test_another_gates_proof_of_life_counts_as_of_when_it_was() -> None:
     assert gate.board.desks["u1"].life_at == 9.5
 
 
+def test_what_was_heard_is_not_told_again_and_small_differences_are_no_news() -> None:
+    gate = Gate()
+    gate.hears(age_s=0.0, life_age_s=3.0)
+    gate.sharing.tick(10.0)
+    desk = gate.board.desks["u1"]
+    assert desk.life_at == 7.0
+    # Its own last sign of life was at 1.
+    assert [view.life_age_s for view in gate.sharing.views()] == [9.0, 9.0]
+    # The same sign of life, by way of a slower writing.
+    gate.hears(age_s=0.0, life_age_s=2.9, gate="g3")
+    gate.sharing.tick(10.0)
+    assert desk.life_at == 7.0
+    desk.life_at = 8.5
+    assert next(gate.sharing.views()).life_age_s == 1.5
+
+
 def test_others_requests_add_up() -> None:
     gate = Gate()
     gate.hears(in_flight=3)

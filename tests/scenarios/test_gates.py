@@ -1,0 +1,49 @@
+"""Two gates before the same units, with a Redis between them: what one knows must not blind the other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from tests.scenarios.gates import GatesStage, roll_gates
+from tests.scenarios.users import Users
+from tests.sim.engine import Engine
+from tests.sim.hurt import stop, stop_core
+
+
+@pytest.mark.parametrize("users", [0, 6])
+@pytest.mark.parametrize("hurt", [lambda engine: stop(engine, 0), lambda engine: stop(engine, 1), stop_core])
+def test_a_frozen_unit_is_found_by_two_gates_as_soon_as_by_one(
+    hurt: Callable[[Engine], None], users: int
+) -> None:
+    stage = GatesStage(1, 2, followers=1)
+
+    async def scenario() -> None:
+        crowd = Users(stage, users)
+        await asyncio.sleep(5.0)
+        hurt(stage.engines["a"])
+        await stage.until(lambda: not any(_uses(stage, "a")), stage.promise_s)
+        await crowd.leave()
+        assert all(visit.is_answered for visit in crowd.visits)
+
+    stage.play(scenario())
+
+
+def _uses(stage: GatesStage, unit: str) -> list[bool]:
+    return [gate.board.desks[unit].is_usable() for gate in stage.alive.values()]
+
+
+def test_gates_are_replaced_one_after_the_other_and_no_request_feels_it() -> None:
+    stage = GatesStage(1, 2)
+
+    async def scenario() -> None:
+        crowd = Users(stage, 8)
+        await asyncio.sleep(2.0)
+        await roll_gates(stage)
+        await crowd.leave()
+        assert all(visit.is_answered for visit in crowd.visits)
+
+    stage.play(scenario())
+    assert len(stage.gates) == 4
