@@ -10,9 +10,11 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+
+import pytest
 
 from tests.real.programs import ROOT, find
 
@@ -36,16 +38,37 @@ def until(is_so: Callable[[], object], told: Path) -> None:
         time.sleep(0.2)
 
 
-def test_all_comes_up_an_alert_fires_for_a_wedged_unit_and_nothing_is_left(tmp_path: Path) -> None:
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """Where all that runs has its files. Nothing may be left of it."""
     for name in ("haproxy", "prometheus", "redis-server"):
         find(name)
-    told = tmp_path / "told"
-    command = [sys.executable, "-m", "loadtests.up", "--seconds", "150"]
+    (tmp_path / "of-the-run").mkdir()
+    yield tmp_path
+    # Each of the processes has a file of the run's folder in its command line, or listens for one that has.
+    assert not [cmdline for cmdline in command_lines() if str(tmp_path) in cmdline]
+    assert list((tmp_path / "of-the-run").iterdir()) == []
+
+
+@contextmanager
+def up(folder: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """`python -m loadtests.up`, and what it prints."""
+    told = folder / "told"
+    environ = {**os.environ, "TMPDIR": str(folder / "of-the-run")}
+    command = [sys.executable, "-m", "loadtests.up", *flags]
     with told.open("wb") as output:
-        environ = {**os.environ, "TMPDIR": str(tmp_path)}
-        up = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output, env=environ)
+        process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output, env=environ)
     try:
-        until(lambda: "Ctrl-C" in told.read_text() or up.poll() is not None, told)
+        yield process, told
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            process.wait(30)
+
+
+def test_all_comes_up_answers_and_leaves_nothing(folder: Path) -> None:
+    with up(folder, "--seconds", "150") as (process, told):
+        until(lambda: "Ctrl-C" in told.read_text() or process.poll() is not None, told)
         text = told.read_text()
         ingress, _, _, prometheus = re.findall(r"http://[\d.:]+", text)[:4]
         ask = {
@@ -55,24 +78,34 @@ def test_all_comes_up_an_alert_fires_for_a_wedged_unit_and_nothing_is_left(tmp_p
             "messages": [{"role": "user", "content": "hi"}],
         }
         assert get(f"{ingress}/v1/chat/completions", ask).endswith(b"data: [DONE]\n\n")
-
-        def data(path: str) -> Any:
-            return json.loads(get(f"{prometheus}/api/v1/{path}"))["data"]
-
-        until(lambda: data("query?query=cellgate_flips_total")["result"], told)
+        assert json.loads(get(f"{prometheus}/api/v1/rules"))["data"]["groups"][0]["name"] == "cellgate"
+        # Frozen, so that it ends all the same.
         os.kill(int(re.findall(r"kill -STOP (\d+)", text)[0]), signal.SIGSTOP)
-        until(
-            lambda: "CellgateWedgeFound" in {a["labels"]["alertname"] for a in data("alerts")["alerts"]}, told
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0, told.read_text()
+
+
+def test_in_the_drill_alerts_fire_for_a_wedged_unit_and_clear_and_the_dashboard_has_data(
+    folder: Path,
+) -> None:
+    with up(folder, "--drill") as (process, told):
+        assert process.wait(180) == 0, told.read_text()
+    text = told.read_text()
+    for alert in ("CellgateUnitDown", "CellgateWedgeFound"):
+        assert re.search(rf"{alert} fires after [\d.]+ s[\s\S]*{alert} has cleared after [\d.]+ s", text), (
+            text
         )
-        up.send_signal(signal.SIGINT)
-        assert up.wait(30) == 0, told.read_text()
-    finally:
-        if up.poll() is None:
-            up.send_signal(signal.SIGTERM)
-            up.wait(30)
-    # Each of the processes has a file of the run's folder in its command line, or listens for one that has.
-    assert not [cmdline for cmdline in command_lines() if str(tmp_path) in cmdline]
-    assert list(tmp_path.iterdir()) == [told]
+    asked, lost = map(int, re.findall(r"(\d+) requests meanwhile, (\d+) of them", text)[0])
+    assert asked > 20
+    assert lost == 0
+    assert re.search(r"\d+ expressions of the dashboard: \d+ have data", text)
+
+
+def test_a_drill_that_is_told_to_end_leaves_nothing(folder: Path) -> None:
+    with up(folder, "--drill") as (process, told):
+        until(lambda: "is frozen" in told.read_text(), told)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 143, told.read_text()
 
 
 def command_lines() -> list[str]:
