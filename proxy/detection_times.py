@@ -16,7 +16,7 @@ from probes.engines import METRICS, Role
 from probes.node import NodeProbe
 from probes.readiness import Readiness
 from probes.runner import GAP_S
-from proxy.gate import TICK_S
+from proxy.settings import TICK_S
 from router.nouns import Rules, Unit
 from router.pace import MARK_S
 from router.silence import COUNTERS_FRESH_S

@@ -36,7 +36,7 @@ from proxy.report.peers import Peers
 from proxy.report.ready import as_json, readiness
 from proxy.report.record import Finished
 from proxy.report.routing import Routing
-from proxy.settings import Settings
+from proxy.settings import TICK_S, Settings
 from proxy.vigil import Vigil
 from proxy.watch import Watch
 from proxy.wire.downstream import ClientConnection
@@ -58,7 +58,6 @@ from router.waiting import Waiting
 if TYPE_CHECKING:
     from proxy.tracing.tracing import Tracing
 
-TICK_S = 0.25
 BACKLOG = 4096
 """Connections that may wait to be accepted; who finds no room tries again after 1 s, then 2 s. Usually the
 kernel's own limit is as high (net.core.somaxconn).

@@ -18,6 +18,8 @@ MIB = 1024 * KIB
 
 LogFormat = Literal["console", "json", "off"]
 REDIS_PREFIX = "cellgate:"
+TICK_S = 0.25
+"""How often the gate's one timer looks at every deadline there is."""
 
 
 @dataclass(frozen=True, slots=True)

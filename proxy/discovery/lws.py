@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 
 from proxy.discovery.base import Found
 from proxy.discovery.groups import Group, Member, Ports, together
-from proxy.discovery.kubernetes import own_namespace, pods
 from router.nouns import Unit
 
 PREFIX = "leaderworkerset.sigs.k8s.io/"
@@ -50,6 +49,9 @@ class LwsSource:
 
     async def follow(self) -> AsyncGenerator[Found, None]:
         """The units at each change of a pod."""
+        # Late: an HTTP client comes with it, for which no other gate, and no command, has to wait.
+        from proxy.discovery.kubernetes import own_namespace, pods
+
         namespace, selector = self.namespace or own_namespace(), f"{PREFIX}name={self.name}"
         ports = Ports(self.port, self.agent_port, self.scheme)
         async for known in pods(self.kubeconfig, namespace, selector):

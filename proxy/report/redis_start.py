@@ -12,7 +12,7 @@ from functools import partial
 
 from proxy.discovery.redis import Feed, RedisSource
 from proxy.discovery.redis_router import FleetRouter
-from proxy.gate import TICK_S, Gate
+from proxy.gate import Gate
 from proxy.report.collectors import RedisMetrics
 from proxy.report.log import log_line
 from proxy.report.redis_address import own_url
@@ -21,7 +21,7 @@ from proxy.report.redis_link import RedisLink
 from proxy.report.redis_roster import Roster
 from proxy.report.redis_schema import Names, Seen, View
 from proxy.report.redis_sharing import Sharing
-from proxy.settings import RedisAccess
+from proxy.settings import TICK_S, RedisAccess
 from router.nouns import Flip
 
 _GRAIN_S = 0.001

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from proxy.gate import TICK_S
+from proxy.settings import TICK_S
 from router.nouns import Verdict
 from tests.scenarios.harness import BACK_S, PROMISE_S, RULES, Stage
 from tests.scenarios.users import Users

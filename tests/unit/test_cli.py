@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -358,3 +360,28 @@ def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_a_duration_shows_its_two_largest_units(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_a_reader_who_has_seen_enough_is_no_trouble(tmp_path: Path) -> None:
+    units = [f"--unit=u{number}=http://10.0.{number // 250}.{number % 250}:8000" for number in range(1500)]
+    command = [sys.executable, "-m", "proxy", "check", *units]
+    with (tmp_path / "errors").open("w+b") as errors:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors)
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith(b"flags: good")
+        process.stdout.close()
+        assert process.wait(30) == 1
+        errors.seek(0)
+        assert errors.read() == b""
+
+
+@pytest.mark.parametrize("command", [["--help"], ["check", "--unit=http://10.0.0.1:8000"]])
+def test_a_quick_command_does_not_wait_for_what_it_does_not_need(command: list[str]) -> None:
+    slow = {"aiohttp", "boto3", "kubernetes_asyncio", "redis", "uvloop"}
+    code = (
+        "import sys; from contextlib import suppress; from proxy.cli import main\n"
+        f"with suppress(SystemExit): main({command!r})\n"
+        f"print(*{slow!r} & set(sys.modules), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == "\n"
