@@ -27,7 +27,7 @@ KUBERNETES = "1.31"
 LWS = "LeaderWorkerSet"
 TASKS = [
     DEPLOY / "agent" / "ecs-task.json",
-    *(DEPLOY / "ecs" / f"{name}.json" for name in ("gate", "leader", "follower")),
+    *(DEPLOY / "ecs" / f"{name}.json" for name in ("gate", "leader", "follower", "sidecar")),
 ]
 # That of recovery/ names files which test_recovery_examples.py makes.
 CONFIGURATIONS = sorted(set(DEPLOY.rglob("cellgate*.yaml")) - set(DEPLOY.glob("recovery/*")))
@@ -174,10 +174,30 @@ def test_ecs_takes_every_task_definition(file: Path) -> None:
     assert all(container.get("stopTimeout", 0) <= 120 for container in made["containerDefinitions"])
 
 
-def test_the_gate_on_ecs_ends_before_it_is_killed() -> None:
-    timeouts = yaml.safe_load((DEPLOY / "ecs" / "cellgate.yaml").read_text())["timeouts"]
-    [gate] = json.loads((DEPLOY / "ecs" / "gate.json").read_text())["containerDefinitions"]
+@pytest.mark.parametrize(
+    ("task", "file"), [("gate", "cellgate"), ("sidecar", "cellgate-sidecar")], ids=["cell", "sidecar"]
+)
+def test_a_gate_on_ecs_ends_before_it_is_killed(task: str, file: str) -> None:
+    timeouts = yaml.safe_load((DEPLOY / "ecs" / f"{file}.yaml").read_text())["timeouts"]
+    gate = ecs_containers(task)["cellgate"]
     assert timeouts["drain_delay_s"] + timeouts["drain_s"] < gate["stopTimeout"]
+
+
+def ecs_containers(task: str) -> dict[str, Thing]:
+    """Those of a task definition, by name."""
+    made = json.loads((DEPLOY / "ecs" / f"{task}.json").read_text())["containerDefinitions"]
+    return {container["name"]: container for container in made}
+
+
+def test_beside_a_gate_on_ecs_nothing_is_reached_but_by_it_and_the_engine_ends_last() -> None:
+    found = ecs_containers("sidecar")
+    [unit] = load(str(DEPLOY / "ecs" / "cellgate-sidecar.yaml"), Overrides(), {}).fleet.units
+    host, port = unit.url.removeprefix("http://").split(":")
+    assert {f"--host={host}", f"--port={port}"} <= set(found["engine"]["command"])
+    assert unit.nodes[0].agent in found["cellgate-agent"]["command"]
+    assert [name for name, container in found.items() if "portMappings" in container] == ["cellgate"]
+    # ECS stops what depends on others before those.
+    assert found["cellgate"]["dependsOn"] == [{"containerName": "engine", "condition": "START"}]
 
 
 def compose() -> Thing:
