@@ -107,7 +107,7 @@ def _lines(shape: Shape, devices: Devices, made: Plan, scale: float) -> Iterator
     yield "fits", f"{made.tokens:,} tokens, {made.sequences:,} sequences of {work.context:,}"
     yield (
         "configure",
-        f"max_in_flight: {made.max_in_flight}, weight: {made.weight:g}",
+        f"max_in_flight: {made.max_in_flight}, weight: {made.weight:g}, kv_tokens: {made.tokens}",
     )
 
 
