@@ -87,7 +87,11 @@ class ObservedRouter(Router):
         desk = lease.desk
         if desk not in room:
             self._violations.append(f"{now:.3f}: picked {desk} (drained={desk.drained}), tried {tried}")
-        elif desk.case.verdict is Verdict.SUSPECT and any(d.case.verdict is Verdict.UP for d in room):
+        elif desk.case.verdict is Verdict.SUSPECT and any(
+            # One that has turned others away as busy is full, whatever was configured.
+            other.case.verdict is Verdict.UP and other.has_place(now, 0.0)
+            for other in room
+        ):
             self._violations.append(f"{now:.3f}: picked the suspect {desk} while one that is up had room")
 
 
