@@ -191,6 +191,14 @@ class Plan:
 
     # -- what must be so -----------------------------------------------------------------------------------
 
+    def outcomes(self) -> Counter[str]:
+        """How many requests ended in which way."""
+        return Counter(
+            "left" if kind == "leaves" else _outcome(visit)
+            for kind, visits in self.visits.items()
+            for visit in visits
+        )
+
     def _check(self) -> list[str]:
         """What is wrong with the answers beyond what the stage itself looks at: in a sentence each."""
         wrong = []
@@ -218,6 +226,14 @@ class Plan:
         return f"it was refused: {told}" if self.is_calm else ""
 
 
+def _outcome(visit: Visit) -> str:
+    if visit.is_answered:
+        return "whole"
+    if visit.reply.status != 200:
+        return "refused"
+    return "broken, honestly"
+
+
 def _usage(rng: Random) -> dict[str, Any]:
     return {"stream_options": {"include_usage": True}} if rng.random() < 0.5 else {}
 
@@ -242,8 +258,8 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=100, help="how many plans")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     asked = parser.parse_args()
-    requests, answered, dealt, results = 0, 0, Counter[str](), Counter[str]()
-    broken, begun = 0, time.monotonic()
+    outcomes, dealt, results, broken = Counter[str](), Counter[str](), Counter[str](), 0
+    begun = time.monotonic()
     for seed in range(asked.first, asked.first + asked.seeds):
         try:
             plan = Plan(seed)
@@ -251,20 +267,24 @@ def main() -> int:
             broken += 1
             print(f"seed {seed}: {error!r}"[:2000], flush=True)
             continue
-        visits = [visit for kind in plan.visits.values() for visit in kind]
-        requests += len(visits)
-        answered += sum(visit.is_answered for visit in visits)
+        outcomes += plan.outcomes()
         dealt += plan.dealt
         results.update(plan.stage.continuations())
         if plan.wrong:
             broken += 1
             print(f"seed {seed}, calm={plan.is_calm}: " + "\n  ".join(plan.wrong[:5]), flush=True)
         if (seed + 1) % 50 == 0:
-            print(f"... {seed + 1}: {requests} requests, {time.monotonic() - begun:.0f} s", flush=True)
-    print(f"{asked.seeds} plans, {broken} with violations; {requests} requests, {answered} answered whole")
-    print("broken streams:", ", ".join(f"{number} {name}" for name, number in sorted(results.items())))
-    print("faults:", ", ".join(f"{number} {name}" for name, number in sorted(dealt.items())))
+            print(
+                f"... {seed + 1}: {outcomes.total()} requests, {time.monotonic() - begun:.0f} s", flush=True
+            )
+    print(f"{asked.seeds} plans, {broken} with violations; {outcomes.total()} requests: {_listed(outcomes)}")
+    print("streams that broke:", _listed(results))
+    print("faults:", _listed(dealt))
     return 1 if broken else 0
+
+
+def _listed(counts: Counter[str]) -> str:
+    return ", ".join(f"{number} {name}" for name, number in counts.most_common() if number)
 
 
 if __name__ == "__main__":
