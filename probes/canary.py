@@ -115,7 +115,7 @@ class Canary:
             timed_out = error.trouble is Trouble.TIMEOUT
             # A unit that has started anew meanwhile may take longer than this canary has waited.
             excused = patient.life_at > life_at or patient.hides_work or self.timeout_s(patient) > timeout_s
-            reason = f"no token within {timeout_s:g} s: {error}" if timed_out else f"no token: {error}"
+            reason = f"no token within {timeout_s:.3g} s: {error}" if timed_out else f"no token: {error}"
             fate = _Fate(*_weigh(error.trouble, excused=excused), reason)
         patient.notes[_TIMEOUTS] = patient.notes.get(_TIMEOUTS, 0) + 1 if timed_out else 0
         yield Evidence(patient.unit.name, fate.sign, fate.strength, self.name, fate.reason, patient.now())
