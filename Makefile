@@ -54,9 +54,11 @@ vllm-units:     ## N real vLLM leader/follower units on this machine's CPU
 	$(READY) .venv/run.ready
 	@$(BIN)/python -m loadtests.vllm_unit --units $(N)
 
-bench:          ## CPU of the gate beside HAProxy, interleaved
+bench:          ## CPU, waits and memory of the gate beside its peers; within 25 minutes, nothing else running
 	$(READY) .venv/run.ready
-	@$(BIN)/python -m loadtests.bench
+	-@for each in $(BENCH_PROGRAMS); do command -v $${each%%:*} >/dev/null || $(MAKE) -s apt PACKAGES=$${each#*:}; done
+	-@flock Makefile $(MAKE) -s --no-print-directory -k $(BENCH_PEERS:%=.venv-%/made)
+	@$(BIN)/python -m loadtests.bench --targets all --loads all --json build/bench.json
 
 failover:       ## kill a leader under 64 streams, five times, and account for every request
 	$(READY) .venv/run.ready
@@ -144,7 +146,7 @@ lock:           ## resolve the dependencies anew
 	-c requirements-otel.lock -o requirements-dev.lock
 
 clean:          ## remove what make made
-	rm -rf .venv .venv-envoy $(PEERS:%=.venv-%) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv $(BENCH_PEERS:%=.venv-%) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 BUILD_REQUIRES := 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"])'
 EXTRA_REQUIRES := 'import sys, tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
@@ -153,6 +155,8 @@ COMPILE := $(BIN)/uv pip compile -q --upgrade --generate-hashes --universal --py
 	--no-emit-index-url --no-annotate --no-header
 
 PEERS := sglang-router vllm-router
+BENCH_PEERS := $(PEERS) envoy litellm
+BENCH_PROGRAMS := haproxy nginx:nginx-light
 
 # run.ready: the gate runs from .venv. dev.ready: tests and checks do too. Neither exists while pip is at work,
 # so that what an interrupted set-up leaves behind is recognised, and thrown away.

@@ -1,102 +1,146 @@
-"""The benchmark's engine: two units in one process, the cheapest that answer as an inference server does.
+"""The benchmark's engine: units in one process, the cheapest that answer as an inference server does.
 
 A streamed answer sends its 200 head at once and then one token each interval, each as one SSE event in one
-HTTP chunk in one write. Every stream keeps the phase of its own start, so streams started at different times
-do not write in the same instant: the harder case for a proxy, which cannot serve many streams per wake-up.
+HTTP chunk in one write. Every stream keeps the phase of its own start, to a millisecond: streams that started
+at different times do not write in the same instant, which is the harder case for a proxy, as it cannot serve
+many of them per wake-up.
 """
 
 import argparse
 import asyncio
 import json
-from collections.abc import Callable
+import re
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import httptools
-import orjson
 import uvloop
 
-from loadtests.bench import payload
+from loadtests.bench import limits, payload
+from loadtests.bench.engine_pages import PAGES, Counters
 
 _HEAD = b"HTTP/1.1 200 OK\r\nServer: engine\r\nContent-Type: %s\r\n"
 _PLAIN = _HEAD + b"Content-Length: %d\r\n\r\n%s"
 _STREAM_HEAD = _HEAD % b"text/event-stream; charset=utf-8" + b"Transfer-Encoding: chunked\r\n\r\n"
 _NOT_FOUND = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
-_MODELS = json.dumps({"object": "list", "data": [{"id": payload.MODEL, "object": "model"}]}).encode()
-_METRICS = """\
-vllm:num_requests_running{{model_name="bench"}} {running}
-vllm:num_requests_waiting{{model_name="bench"}} 0
-vllm:kv_cache_usage_perc{{model_name="bench"}} 0
-vllm:generation_tokens_total{{model_name="bench"}} {tokens}
-"""
+_TICK_S = 0.001
+
+_MAX_TOKENS = re.compile(rb'"max_(?:completion_)?tokens": ?(\d+)')
+_AS_STREAM = re.compile(rb'"stream": ?true')
 
 
-class Counters:
-    """What one unit of the engine reports about itself."""
+class Stream:
+    """One streamed answer on its way."""
 
-    def __init__(self) -> None:
-        self.running = 0
-        self.tokens = 0
+    __slots__ = ("counters", "index", "interval_s", "tokens", "transport", "user")
+
+    def __init__(self, transport: asyncio.Transport, counters: Counters, user: str, tokens: int) -> None:
+        self.transport = transport
+        self.counters = counters
+        self.user = user
+        self.tokens = tokens
+        self.index = 0
+        self.interval_s = 0.0
+
+    def send_token(self) -> bool:
+        """Write the next token. False when it was the last one, or nobody listens any more."""
+        if self.transport.is_closing():
+            self.counters.running -= 1
+            return False
+        self.counters.tokens += 1
+        token = _chunk(payload.event(self.user, self.index, self.tokens))
+        self.transport.write(token if self.index else _chunk(payload.role(self.user)) + token)
+        self.index += 1
+        if self.index < self.tokens:
+            return True
+        self.counters.running -= 1
+        end = _chunk(payload.usage(self.user, self.tokens)) + _chunk(payload.DONE)
+        self.transport.write(end + b"0\r\n\r\n")
+        return False
+
+
+class Ticks:
+    """The one timer of all streams: a list of those that are due, for each millisecond to come."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._due: dict[int, list[tuple[float, Stream]]] = {}
+        self._next = 0
+
+    def add(self, at_s: float, stream: Stream) -> None:
+        """Its next token is due then."""
+        if not self._due:
+            self._next = int(self._loop.time() / _TICK_S)
+            self._loop.call_later(_TICK_S, self._tick)
+        self._due.setdefault(max(int(at_s / _TICK_S) + 1, self._next), []).append((at_s, stream))
+
+    def _tick(self) -> None:
+        now = int(self._loop.time() / _TICK_S)
+        while self._next <= now:
+            tick, self._next = self._next, self._next + 1
+            for at_s, stream in self._due.pop(tick, ()):
+                if stream.send_token():
+                    self._due.setdefault(int((at_s + stream.interval_s) / _TICK_S) + 1, []).append(
+                        (at_s + stream.interval_s, stream)
+                    )
+        if self._due:
+            self._loop.call_later(_TICK_S, self._tick)
 
 
 class Connection(asyncio.Protocol):
     """One client connection; answers its requests one at a time."""
 
-    def __init__(self, interval_s: float, counters: Counters) -> None:
-        self._loop = asyncio.get_running_loop()
+    def __init__(self, ticks: Ticks, interval_s: float, counters: Counters) -> None:
+        self._ticks = ticks
         self._interval_s = interval_s
         self._counters = counters
         self._parser = httptools.HttpRequestParser(self)
         self._path = b""
-        self._body = b""
+        self._body: list[bytes] = []
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        self._parser.feed_data(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError:
+            # Some routers try HTTP/2 first.
+            self._transport.close()
 
     def on_url(self, url: bytes) -> None:
         self._path = url
-        self._body = b""
+        self._body = []
 
     def on_body(self, data: bytes) -> None:
-        self._body += data
+        self._body.append(data)
 
     def on_message_complete(self) -> None:
-        own = _PAGES.get(self._path)
-        if own is not None:
-            self._transport.write(_plain(*own(self._counters)))
-        elif self._path in (b"/v1/chat/completions", b"/v1/completions"):
-            self._answer(orjson.loads(self._body))
+        page = PAGES.get(self._path)
+        if self._path in (b"/v1/chat/completions", b"/v1/completions"):
+            self._answer(b"".join(self._body))
+        elif page is not None:
+            self._transport.write(_plain(*page(self._counters, b"".join(self._body))))
         else:
             self._transport.write(_NOT_FOUND)
 
-    def _answer(self, ask: dict[str, Any]) -> None:
-        user = ask.get("user", "nobody")
-        if not ask.get("stream"):
+    def _answer(self, body: bytes) -> None:
+        user, fields = payload.user_in(body), _without_messages(body)
+        if not _AS_STREAM.search(fields):
             self._counters.tokens += 1
             self._transport.write(_plain(b"application/json", payload.reply(user)))
             return
+        most = _MAX_TOKENS.search(fields)
         self._counters.running += 1
         self._transport.write(_STREAM_HEAD)
-        self._await_token(user, 0, ask.get("max_tokens", 1), self._loop.time() + self._interval_s)
+        stream = Stream(self._transport, self._counters, user, int(most[1]) if most else 1)
+        stream.interval_s = payload.User.of(user).interval_ms / 1000 or self._interval_s
+        self._ticks.add(asyncio.get_running_loop().time() + stream.interval_s, stream)
 
-    def _await_token(self, user: str, index: int, tokens: int, at_s: float) -> None:
-        self._loop.call_at(at_s, self._send_token, user, index, tokens, at_s)
 
-    def _send_token(self, user: str, index: int, tokens: int, at_s: float) -> None:
-        if self._transport.is_closing():
-            self._counters.running -= 1
-            return
-        self._counters.tokens += 1
-        self._transport.write(_chunk(payload.event(user, index, tokens)))
-        if index + 1 < tokens:
-            self._await_token(user, index + 1, tokens, at_s + self._interval_s)
-        else:
-            self._counters.running -= 1
-            self._transport.write(_chunk(payload.DONE))
-            self._transport.write(b"0\r\n\r\n")
+def _without_messages(body: bytes) -> bytes:
+    """The other fields of a request. To read 200 kB as JSON would cost more than a proxy does."""
+    return body[: body.find(b'"messages"')] + body[body.rfind(b"}]") :]
 
 
 def _plain(content_type: bytes, body: bytes) -> bytes:
@@ -107,23 +151,14 @@ def _chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-def _metrics(counters: Counters) -> tuple[bytes, bytes]:
-    return b"text/plain", _METRICS.format(running=counters.running, tokens=counters.tokens).encode()
-
-
-_PAGES: dict[bytes, Callable[[Counters], tuple[bytes, bytes]]] = {
-    b"/health": lambda _: (b"text/plain", b""),
-    b"/v1/models": lambda _: (b"application/json", _MODELS),
-    b"/metrics": _metrics,
-}
-
-
-async def serve(interval_s: float) -> None:
-    """Listen on two free ports, print them as a JSON list, and answer until killed."""
+async def serve(interval_s: float, units: int) -> None:
+    """Listen on a free port for each unit, print them as a JSON list, and answer until killed."""
     loop = asyncio.get_running_loop()
+    ticks = Ticks(loop)
     ports = []
-    for counters in (Counters(), Counters()):
-        server = await loop.create_server(partial(Connection, interval_s, counters), "127.0.0.1", 0)
+    for _ in range(units):
+        connection = partial(Connection, ticks, interval_s, Counters())
+        server = await loop.create_server(connection, "127.0.0.1", 0, backlog=1024)
         ports.append(server.sockets[0].getsockname()[1])
     print(json.dumps(ports), flush=True)
     await loop.create_future()
@@ -131,5 +166,8 @@ async def serve(interval_s: float) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--interval-ms", type=float, required=True)
-    uvloop.run(serve(parser.parse_args().interval_ms / 1000))
+    parser.add_argument("--interval-ms", type=float, default=20.0, help="for streams that say none")
+    parser.add_argument("--units", type=int, default=2)
+    args = parser.parse_args()
+    limits.raise_files()
+    uvloop.run(serve(args.interval_ms / 1000, args.units))

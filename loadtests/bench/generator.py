@@ -1,12 +1,13 @@
 """The benchmark's load generator: one process, raw protocols, every answer compared byte for byte.
 
-It opens its connections, sends a warm-up that is thrown away, prints `ready`, waits for a line on standard
-input, sends the load, prints one JSON object, and stays until its input ends. Its driver reads the CPU of all
-processes between those two lines.
+It opens its connections, warms up, prints `ready`, waits for a line on standard input, sends the load, prints
+one JSON object, and stays until its input ends. Its driver reads the CPU of all processes between those two
+lines. Streams are all open by then and stay so: when the process ends, its clients leave in mid-stream.
 """
 
 import argparse
 import asyncio
+import itertools
 import json
 import sys
 import time
@@ -16,21 +17,29 @@ from typing import cast
 import httptools
 import uvloop
 
-from loadtests.bench import payload
+from loadtests.bench import limits, payload
 
 TIMEOUT_S = 120.0
 LAG_PERIOD_S = 0.01
+_TOKEN = b'" token '
+_MADE_BYTES = 128_000_000
+"""As many requests are made beforehand as fit; behind the last one the first comes again."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """What one load came to. `answers` are requests or, for streams, tokens; times in seconds."""
+    """What one load came to. `answers` are requests or, for streams, tokens; times in seconds.
+
+    `gap_s` is the longest time between two reads of one stream; `ended` counts answers that came as a whole.
+    """
 
     answers: int = 0
     reads: int = 0
+    ended: int = 0
     seconds: float = 0.0
+    gap_s: float = 0.0
+    ttfts_s: list[float] = field(default_factory=list)
     lags_s: list[float] = field(default_factory=list)
-    stream_s: list[float] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
 
 
@@ -40,9 +49,9 @@ class Connection(asyncio.Protocol):
     def __init__(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
         self._answered: asyncio.Future[None] | None = None
+        self.tally = Tally()
         self.body: list[bytes] = []
-        self.first_body_at = 0.0
-        self.reads = 0
+        self.sent_at = self.first_body_at = self._last_body_at = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -52,8 +61,8 @@ class Connection(asyncio.Protocol):
         if self._transport.is_closing():
             return "the connection was closed between two requests"
         self.body = []
-        self.reads = 0
         self._answered = asyncio.get_running_loop().create_future()
+        self.sent_at = time.perf_counter()
         self._transport.write(request)
         try:
             await self._answered
@@ -63,16 +72,22 @@ class Connection(asyncio.Protocol):
         return None if status == 200 else f"status {status}: {b''.join(self.body)[:200]!r}"
 
     def data_received(self, data: bytes) -> None:
-        self.reads += 1
+        self.tally.reads += 1
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as failure:
             self._end(failure)
 
     def on_body(self, data: bytes) -> None:
-        if not self.body:
-            self.first_body_at = time.perf_counter()
+        now, tally = time.perf_counter(), self.tally
+        if self.body:
+            tally.gap_s = max(tally.gap_s, now - self._last_body_at)
+        else:
+            self.first_body_at = now
+            tally.ttfts_s.append(now - self.sent_at)
+        self._last_body_at = now
         self.body.append(data)
+        tally.answers += data.count(_TOKEN)
 
     def on_message_complete(self) -> None:
         self._end(None)
@@ -90,98 +105,161 @@ class Connection(asyncio.Protocol):
 
 
 class Load:
-    """Both loads over one set of connections to one port."""
+    """What all loads are: exchanges over one set of connections, which are watched and compared."""
 
-    def __init__(self, port: int, connections: list[Connection]) -> None:
-        self._port = port
-        self._connections = connections
-        self._sent = 0
-        self._tally = Tally()
+    def __init__(self, args: argparse.Namespace, connections: list[Connection]) -> None:
+        self.args = args
+        self.connections = connections
+        self.tally = Tally()
+        self._numbers = itertools.count(1)
+        self._begin()
 
-    async def run(self, kind: str, count: int, tokens: int, spread_s: float) -> Tally:
-        """Send `count` requests in a closed loop, or one stream of `tokens` tokens on each connection."""
-        self._tally = Tally()
+    def _begin(self) -> None:
+        """Count anew; what went wrong before stays."""
+        self.tally = Tally(errors=self.tally.errors)
+        for connection in self.connections:
+            connection.tally = self.tally
+
+    async def warm_up(self) -> None:
+        """What comes before the measurement."""
+        raise NotImplementedError
+
+    async def run(self) -> Tally:
+        """The measurement."""
+        self._begin()
         watch = asyncio.create_task(self._watch_lag())
         started_at = time.perf_counter()
-        if kind == "requests":
-            self._left = count
-            sends = [self._closed_loop(each) for each in self._connections]
-        else:
-            gap_s = spread_s / len(self._connections)
-            sends = [self._stream(each, i * gap_s, tokens) for i, each in enumerate(self._connections)]
         try:
-            await asyncio.wait_for(asyncio.gather(*sends), TIMEOUT_S)
+            await asyncio.wait_for(self._send(), TIMEOUT_S)
         except TimeoutError:
-            self._tally.errors.append(f"not all answered after {TIMEOUT_S:.0f} s")
-        self._tally.seconds = time.perf_counter() - started_at
+            self.tally.errors.append(f"not all answered after {TIMEOUT_S:.0f} s")
+        self.tally.seconds = time.perf_counter() - started_at
         watch.cancel()
-        return self._tally
+        return self.tally
 
-    async def _closed_loop(self, connection: Connection) -> None:
-        while self._left > 0 and not self._tally.errors:
-            self._left -= 1
-            user = self._next_user()
-            failure = await connection.exchange(payload.request(user, self._port, stream=False, tokens=1))
-            self._judge(user, connection, failure, payload.reply(user), answers=1)
-
-    async def _stream(self, connection: Connection, delay_s: float, tokens: int) -> None:
-        await asyncio.sleep(delay_s)
-        user = self._next_user()
-        failure = await connection.exchange(payload.request(user, self._port, stream=True, tokens=tokens))
-        self._tally.stream_s.append(time.perf_counter() - connection.first_body_at)
-        self._judge(user, connection, failure, payload.stream(user, tokens), answers=tokens)
+    async def _send(self) -> None:
+        raise NotImplementedError
 
     def _next_user(self) -> str:
-        self._sent += 1
-        return f"user-{self._sent:06}"
+        return str(payload.User(next(self._numbers), self.args.interval_ms, self.args.bytes))
 
-    def _judge(
-        self, user: str, connection: Connection, failure: str | None, want: bytes, answers: int
-    ) -> None:
+    def _judge(self, user: str, connection: Connection, failure: str | None, want: bytes) -> None:
+        """The answer must be what the engine sends."""
         got = b"".join(connection.body)
-        self._tally.reads += connection.reads
-        if failure is None and got != want:
-            failure = (
-                f"the body is not what the engine sent: {len(got)} bytes for {len(want)}, ends {got[-80:]!r}"
-            )
+        if failure is None and not self._is_right(got, want):
+            failure = f"the body is not what the engine sent: {len(got)} bytes, they end in {got[-80:]!r}"
         if failure is None:
-            self._tally.answers += answers
+            self.tally.ended += 1
         else:
-            self._tally.errors.append(f"{user}: {failure}")
+            self.tally.errors.append(f"{user}: {failure}")
+
+    def _is_right(self, got: bytes, want: bytes) -> bool:
+        return got == want or (self.args.text_only and payload.said(got) == payload.said(want))
 
     async def _watch_lag(self) -> None:
         while True:
             slept_at = time.perf_counter()
             await asyncio.sleep(LAG_PERIOD_S)
-            self._tally.lags_s.append(time.perf_counter() - slept_at - LAG_PERIOD_S)
+            self.tally.lags_s.append(time.perf_counter() - slept_at - LAG_PERIOD_S)
+
+
+class Requests(Load):
+    """Requests that do not stream, in a closed loop, made beforehand. The warm-up is a tenth of them."""
+
+    async def warm_up(self) -> None:
+        count, port = self.args.count, self.args.port
+        users = [self._next_user() for _ in range(min(count + count // 10, _MADE_BYTES // self.args.bytes))]
+        made = [(user, payload.request(user, port, stream=False, tokens=1)) for user in users]
+        self._made = itertools.cycle(made)
+        await self._all(count // 10)
+
+    async def _send(self) -> None:
+        await self._all(self.args.count)
+
+    async def _all(self, count: int) -> None:
+        self._left = count
+        await asyncio.gather(*(self._closed_loop(each) for each in self.connections))
+
+    async def _closed_loop(self, connection: Connection) -> None:
+        while self._left > 0 and not self.tally.errors:
+            self._left -= 1
+            user, request = next(self._made)
+            failure = await connection.exchange(request)
+            self._judge(user, connection, failure, payload.reply(user))
+
+
+class Streams(Load):
+    """A stream on each connection, and another one whenever it has ended.
+
+    The first ones are of all lengths, so that from then on streams end, and begin, evenly over time.
+    """
+
+    async def warm_up(self) -> None:
+        gap_s = self.args.spread_s / len(self.connections)
+        self._streams = [
+            asyncio.create_task(self._stream_after(number * gap_s, number))
+            for number in range(len(self.connections))
+        ]
+        await asyncio.sleep(self.args.spread_s)
+        give_up_at = time.monotonic() + TIMEOUT_S
+        while not all(each.body for each in self.connections) and not self.tally.errors:
+            if time.monotonic() > give_up_at:
+                self.tally.errors.append(f"not all streams had begun after {TIMEOUT_S:.0f} s")
+            await asyncio.sleep(0.05)
+
+    async def _send(self) -> None:
+        await asyncio.sleep(self.args.seconds)
+
+    async def _stream_after(self, delay_s: float, number: int) -> None:
+        await asyncio.sleep(delay_s)
+        tokens = self.args.tokens
+        first = 1 + tokens * number // len(self.connections)
+        while not self.tally.errors:
+            await self._stream(self.connections[number], first)
+            first = tokens
+
+    async def _stream(self, connection: Connection, tokens: int) -> None:
+        user = self._next_user()
+        failure = await connection.exchange(payload.request(user, self.args.port, stream=True, tokens=tokens))
+        self._judge(user, connection, failure, payload.stream(user, tokens))
+
+
+LOADS: dict[str, type[Load]] = {"requests": Requests, "streams": Streams}
 
 
 async def main(args: argparse.Namespace) -> None:
+    """All of it, as the module says."""
     loop = asyncio.get_running_loop()
     connections = []
     for _ in range(args.connections):
         _, connection = await loop.create_connection(Connection, "127.0.0.1", args.port)
         connections.append(connection)
-    load = Load(args.port, connections)
-    warm_up = await load.run(args.kind, args.count // 10, max(1, args.tokens // 10), args.spread_s)
+    load = LOADS[args.kind](args, connections)
+    await load.warm_up()
     print("ready", flush=True)
     await loop.run_in_executor(None, sys.stdin.readline)
-    tally = await load.run(args.kind, args.count, args.tokens, args.spread_s)
-    tally.errors[:0] = warm_up.errors
-    print(json.dumps(asdict(tally)), flush=True)
+    print(json.dumps(asdict(await load.run())), flush=True)
     await loop.run_in_executor(None, sys.stdin.read)
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("kind", choices=("requests", "streams"))
-    parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--connections", type=int, required=True)
-    parser.add_argument("--count", type=int, default=0, help="requests to send, all connections together")
-    parser.add_argument("--tokens", type=int, default=0, help="tokens of each stream")
-    parser.add_argument("--spread-s", type=float, default=0.0, help="time over which the streams start")
+    add = parser.add_argument
+    add("kind", choices=LOADS)
+    add("--port", type=int, required=True)
+    add("--connections", type=int, required=True)
+    add("--bytes", type=int, default=payload.ASK_BYTES, help="size of a request's body")
+    add("--count", type=int, default=0, help="requests to send, all connections together")
+    add("--tokens", type=int, default=0, help="tokens of each stream")
+    add(
+        "--interval-ms", type=int, default=0, help="time between the tokens of a stream (0: the engine's own)"
+    )
+    add("--spread-s", type=float, default=0.0, help="time over which the streams start")
+    add("--seconds", type=float, default=60.0, help="for how long streams are measured")
+    add("--text-only", action="store_true", help="answers may be written anew, as long as they say the same")
     return parser.parse_args()
 
 
 if __name__ == "__main__":
+    limits.raise_files()
     uvloop.run(main(_arguments()))

@@ -1,30 +1,83 @@
 """What the benchmark's clients send and what its engine answers.
 
-Both sides build their bytes from here, so a client compares every body with the one it must get.
+Both sides build their bytes from here, so a client compares every body with the one it must get. All that an
+answer depends on stands in the last message and in `max_tokens`, for routers may write the rest anew.
 """
+
+import json
+import random
+import zlib
+from typing import NamedTuple
 
 MODEL = "bench"
 CREATED_S = 1_700_000_000
 ASK_BYTES = 1024
 
-_ASK = '{"model":"%s","user":"%s","stream":%s,"max_tokens":%d,"messages":[{"role":"user","content":"%s"}]}'
-_FILL = "A gate stands between the users and the units that answer them. " * 32
+_ASK = '{"model":"%s","max_tokens":%d,%s"messages":[{"role":"system","content":"%s"},'
+_ASK_END = '{"role":"user","content":"<<%s>> %s"}]}'
+_AS_STREAM = '"stream":true,"stream_options":{"include_usage":true},'
+_HEX = random.Random(1).randbytes(1 << 19).hex(" ", 4)
+"""More than 1 MB of text in words of eight letters."""
+
 _EVENT = (
-    '{"id":"chatcmpl-%s","object":"chat.completion.chunk","created":%d,"model":"%s","choices":[{"index":0,'
-    '"delta":{"content":" token %d"},"logprobs":null,"finish_reason":%s}]}'
+    'data: {"id":"chatcmpl-%s","object":"chat.completion.chunk","created":%d,"model":"%s",'
+    '"choices":[%s]%s}\n\n'
 )
+_ROLE = '{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
+_TOKEN = (
+    _EVENT
+    % (
+        "%s",
+        CREATED_S,
+        MODEL,
+        '{"index":0,"delta":{"content":" token %d"},"logprobs":null,"finish_reason":%s}',
+        "",
+    )
+).encode()
+_USAGE = '"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d,"prompt_tokens_details":null}'
 _REPLY = (
     '{"id":"chatcmpl-%s","object":"chat.completion","created":%d,"model":"%s","choices":[{"index":0,'
-    '"message":{"role":"assistant","content":" token 0"},"text":" token 0","logprobs":null,'
-    '"finish_reason":"stop"}],"usage":{"prompt_tokens":200,"completion_tokens":1,"total_tokens":201}}'
+    '"message":{"role":"assistant","content":" token 0"},"logprobs":null,"finish_reason":"stop"}],%s}'
 )
+_TOKEN_BYTES = 4
+
+
+class User(NamedTuple):
+    """Who asks; and, for the engine: how fast to stream (0: as it does), how large the request is."""
+
+    number: int
+    interval_ms: int = 0
+    ask_bytes: int = ASK_BYTES
+
+    def __str__(self) -> str:
+        return f"u{self.number:06}-{self.interval_ms}-{self.ask_bytes}"
+
+    @classmethod
+    def of(cls, text: str) -> "User":
+        """The user of that name; one nobody has named that way is asked for as little as can be."""
+        try:
+            _, interval_ms, ask_bytes = text.split("-")
+            return cls(0, int(interval_ms), int(ask_bytes))
+        except ValueError:
+            return cls(0)
 
 
 def ask(user: str, *, stream: bool, tokens: int) -> bytes:
-    """Body of a chat request of `ASK_BYTES` bytes; `user` comes back inside every id of the answer."""
-    flag = "true" if stream else "false"
-    spare = ASK_BYTES - len(_ASK % (MODEL, user, flag, tokens, ""))
-    return (_ASK % (MODEL, user, flag, tokens, _FILL[:spare])).encode()
+    """Body of a chat request, as large as `user` says. Half of the prompt is the same in all requests of that
+    size, the other half is nobody else's and begins with `user`, which comes back in the ids of the answer.
+    """
+    begin = _ASK % (MODEL, tokens, _AS_STREAM if stream else "", "%s")
+    end = _ASK_END % (user, "%s")
+    spare = max(0, User.of(user).ask_bytes - len(begin) - len(end) + 2 * len("%s"))
+    common, own = spare // 2, spare - spare // 2
+    at = zlib.crc32(user.encode()) % (len(_HEX) - own)
+    return (begin % _HEX[-common:] + end % _HEX[at : at + own]).encode()
+
+
+def user_in(body: bytes) -> str:
+    """Who asks in a body made by `ask`, or in what a router has made of one; nobody in any other."""
+    at = body.find(b"<<")
+    return body[at + 2 : body.index(b">>", at)].decode() if at >= 0 else "nobody"
 
 
 def request(user: str, port: int, *, stream: bool, tokens: int) -> bytes:
@@ -44,13 +97,22 @@ def request(user: str, port: int, *, stream: bool, tokens: int) -> bytes:
 
 def reply(user: str) -> bytes:
     """Body of the answer to a request that does not stream, about 300 bytes."""
-    return (_REPLY % (user, CREATED_S, MODEL)).encode()
+    return (_REPLY % (user, CREATED_S, MODEL, _usage(user, 1))).encode()
+
+
+def role(user: str) -> bytes:
+    """The SSE event before the first token."""
+    return (_EVENT % (user, CREATED_S, MODEL, _ROLE, "")).encode()
 
 
 def event(user: str, index: int, tokens: int) -> bytes:
     """The SSE event of token `index` (from 0) of `tokens`, about 200 bytes, as vLLM shapes it."""
-    reason = '"stop"' if index == tokens - 1 else "null"
-    return f"data: {_EVENT % (user, CREATED_S, MODEL, index, reason)}\n\n".encode()
+    return _TOKEN % (user.encode(), index, b'"stop"' if index == tokens - 1 else b"null")
+
+
+def usage(user: str, tokens: int) -> bytes:
+    """The SSE event that `stream_options.include_usage` asks for."""
+    return (_EVENT % (user, CREATED_S, MODEL, "", "," + _usage(user, tokens))).encode()
 
 
 DONE = b"data: [DONE]\n\n"
@@ -58,4 +120,19 @@ DONE = b"data: [DONE]\n\n"
 
 def stream(user: str, tokens: int) -> bytes:
     """The whole body of a streamed answer."""
-    return b"".join(event(user, index, tokens) for index in range(tokens)) + DONE
+    events = b"".join(event(user, index, tokens) for index in range(tokens))
+    return role(user) + events + usage(user, tokens) + DONE
+
+
+def said(body: bytes) -> str:
+    """The text in a streamed answer or a plain one, whoever has written it anew."""
+    if not body.startswith(b"data:"):
+        return str(json.loads(body)["choices"][0]["message"]["content"])
+    events = [line[5:] for line in body.splitlines() if line.startswith(b"data:") and b"[DONE]" not in line]
+    choices = [choice for each in events for choice in json.loads(each)["choices"]]
+    return "".join(choice["delta"].get("content") or "" for choice in choices)
+
+
+def _usage(user: str, tokens: int) -> str:
+    prompt_tokens = User.of(user).ask_bytes // _TOKEN_BYTES
+    return _USAGE % (prompt_tokens, prompt_tokens + tokens, tokens)

@@ -1,4 +1,4 @@
-"""The processes of the benchmark: start, wait until they answer, read their CPU, end them by pid."""
+"""The processes of the benchmark: start, wait until they answer, read what they use, end them by pid."""
 
 import ctypes
 import http.client
@@ -7,6 +7,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 READY_TIMEOUT_S = 30.0
@@ -26,6 +27,22 @@ def cpu_s(pid: int) -> float:
     if error:
         raise ProcessLookupError(error, f"no CPU clock of process {pid}: {os.strerror(error)}")
     return time.clock_gettime(clock.value) + sum(cpu_s(child) for child in _children(pid))
+
+
+def resident_mb(pid: int) -> float:
+    """Resident memory of a process and its live children, in MB; what they share counts for each."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6 + sum(map(resident_mb, _children(pid)))
+
+
+def sockets(pid: int) -> set[str]:
+    """The inodes of all sockets that a process and its live children have open, as /proc/net/tcp has them."""
+    links = []
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            links.append(os.readlink(descriptor))
+    own = {link[8:-1] for link in links if link.startswith("socket:[")}
+    return own.union(*map(sockets, _children(pid)))
 
 
 def _children(pid: int) -> list[int]:

@@ -1,106 +1,180 @@
-"""The benchmark's figures and the table they end in."""
+"""The tables that a run ends in, as text or Markdown, and the machine they were taken on."""
 
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from statistics import median
+
+from loadtests.bench.figures import Figure, Spread, Value, beside, difference, of, ratio
+from loadtests.bench.loads import LOADS, Requests
+from loadtests.bench.targets import BASELINE, SUBJECT
 
 PACE_LIMIT = 1.05
 """Streams later than this were not measured at the rate asked for; a backlog is cheap, served in batches."""
 
-QUIET_LIMIT = 0.10
-"""Share of the machine that others may take; beyond it, wake-ups and backlogs change what a byte costs."""
+MANY = "2000-streams"
+_NONE = "-"
 
-COLUMNS = (
-    "target",
-    "us a request",
-    "range",
-    "x HAProxy",
-    "us a chunk",
-    "range",
-    "x HAProxy",
-    "requests/s",
-    "stream pace",
-    "reads a chunk",
-    "lag ms",
-    "others",
-)
+Table = Sequence[tuple[str, ...]]
+Cell = Callable[[str], str]
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
-    """One load on one target in one round.
+class Run:
+    """All of one run. `missing`: why a target has no figures; `about`: what each was, and which version."""
 
-    `cpu_us` is the proxy's CPU for one answer (a request or a streamed token), `pace` how long the median
-    stream took against how long its engine took to emit it, `reads_each` how often a client read per answer,
-    `lag_ms` the 99th percentile of the generator's own timer lateness, `others` the share of the machine that
-    processes outside the benchmark took.
-    """
+    machine: str
+    arguments: str
+    figures: Sequence[Figure]
+    missing: Mapping[str, str]
+    about: Mapping[str, str]
 
-    target: str
-    kind: str
-    cpu_us: float
-    answers_per_s: float
-    pace: float
-    reads_each: float
-    lag_ms: float
-    others: float
-
-    def line(self) -> str:
-        """What is printed as soon as it is measured."""
-        pace = f", pace {self.pace:.3f}" if self.kind == "streams" else ""
-        return (
-            f"{self.target:10}{self.kind:10}{self.cpu_us:8.1f} us CPU each {self.answers_per_s:9.0f}/s"
-            f"{pace}, generator lag p99 {self.lag_ms:.1f} ms, others took {self.others:.0%}"
-        )
+    @property
+    def columns(self) -> list[str]:
+        """Targets in the order in which they were named."""
+        return list(self.about)
 
 
-def table(figures: Sequence[Figure]) -> list[tuple[str, ...]]:
-    """One row a target, in the order measured: medians over the rounds, and ratios of those medians."""
-    targets = list(dict.fromkeys(each.target for each in figures))
-    return [COLUMNS, *(_row(figures, target) for target in targets)]
+def tables(run: Run) -> dict[str, Table]:
+    """Each table under its title; the first row has the targets."""
+    loads = [name for name in LOADS if any(each.load == name for each in run.figures)]
+    return {
+        "CPU, in microseconds": _table(run, [_cpu_row(run, load) for load in loads]),
+        f"CPU of {SUBJECT} over that of each": _table(run, [_ratio_row(run, load) for load in loads]),
+        "Waits, memory, leaks": _table(run, [row for load in loads for row in _stream_rows(run, load)]),
+        "What stood around them": _table(run, [row for load in loads for row in _harness_rows(run, load)]),
+    }
 
 
-def _row(figures: Sequence[Figure], target: str) -> tuple[str, ...]:
-    requests = [each for each in figures if (each.target, each.kind) == (target, "requests")]
-    streams = [each for each in figures if (each.target, each.kind) == (target, "streams")]
-    return (
-        target,
-        *_cpu(figures, requests),
-        *_cpu(figures, streams),
-        f"{median(each.answers_per_s for each in requests):.0f}",
-        f"{median(each.pace for each in streams):.3f}",
-        f"{median(each.reads_each for each in streams):.2f}",
-        f"{max(each.lag_ms for each in (*requests, *streams)):.1f}",
-        f"{median(each.others for each in (*requests, *streams)):.0%}",
-    )
+def _table(run: Run, rows: Sequence[tuple[str, Cell]]) -> Table:
+    """Rows that have something to say; a target without figures says so in its first cell."""
+    made = [(title, *map(cell, run.columns)) for title, cell in rows]
+    made = [row for row in made if any(each != _NONE for each in row[1:])]
+    for column, name in enumerate(run.columns, 1):
+        if made and name in run.missing:
+            made[0] = (*made[0][:column], "missing", *made[0][column + 1 :])
+    return [("", *run.columns), *made]
 
 
-def _cpu(figures: Sequence[Figure], own: Sequence[Figure]) -> tuple[str, str, str]:
-    """Median, range and ratio of a target's CPU; dashes where no proxy stands."""
-    costs = [each.cpu_us for each in own]
-    if not any(costs):
-        return "-", "-", "-"
-    haproxy = [each.cpu_us for each in figures if (each.target, each.kind) == ("haproxy", own[0].kind)]
-    ratio = f"{median(costs) / median(haproxy):.2f}" if haproxy else "-"
-    return f"{median(costs):.1f}", f"{min(costs):.1f}-{max(costs):.1f}", ratio
+def _each(load: str) -> str:
+    return "a request" if isinstance(LOADS[load], Requests) else "a chunk"
 
 
-def as_text(rows: Sequence[tuple[str, ...]]) -> str:
-    """The table for a terminal."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
+def _cpu_row(run: Run, load: str) -> tuple[str, Cell]:
+    def cell(target: str) -> str:
+        found = of(run.figures, target, load, lambda each: each.cpu_us)
+        return _spread(found, 1) if found and found.high else _NONE
+
+    return f"{_each(load)}, {LOADS[load].about}", cell
+
+
+def _ratio_row(run: Run, load: str) -> tuple[str, Cell]:
+    def cell(target: str) -> str:
+        if target in (SUBJECT, BASELINE):
+            return _NONE
+        found = beside(run.figures, SUBJECT, target, load, lambda each: each.cpu_us, ratio)
+        return _spread(found, 2)
+
+    return f"{_each(load)}, {LOADS[load].about}", cell
+
+
+def _stream_rows(run: Run, load: str) -> list[tuple[str, Cell]]:
+    """What only streams have."""
+    about = LOADS[load].about.partition(" of ")[0]
+    rows: list[tuple[str, Cell]] = [
+        (f"TTFT added, p50, ms; {about}", partial(_added, run, load, lambda each: each.ttft_p50_ms)),
+        (f"TTFT added, p99, ms; {about}", partial(_added, run, load, lambda each: each.ttft_p99_ms)),
+        (f"longest stall, ms; {about}", partial(_plain, run, load, lambda each: each.stall_ms, 0)),
+    ]
+    if LOADS[load].kind != "streams" or load == "32-streams":
+        return []
+    if load == "256-streams":
+        return rows
+    return [
+        *rows,
+        ("resident at rest, MB", partial(_plain, run, load, lambda each: each.idle_mb, 1)),
+        (f"resident with {about}, MB", partial(_plain, run, load, lambda each: each.loaded_mb, 1)),
+        (f"that is for each of {about}, KiB", partial(_plain, run, load, lambda each: each.stream_kib, 1)),
+        (
+            "leaked: connections from clients",
+            partial(_plain, run, load, lambda each: each.leaked_clients, 0, always=True),
+        ),
+        (
+            "leaked: connections to units",
+            partial(_plain, run, load, lambda each: each.leaked_generating, 0, always=True),
+        ),
+    ]
+
+
+def _harness_rows(run: Run, load: str) -> list[tuple[str, Cell]]:
+    about = LOADS[load].about
+    rows: list[tuple[str, Cell]] = [
+        (f"engine, us {_each(load)}; {about}", partial(_plain, run, load, lambda each: each.engine_us, 1)),
+        (f"generator, us; {about}", partial(_plain, run, load, lambda each: each.generator_us, 1)),
+        (f"others' share of the machine; {about}", partial(_percent, run, load)),
+    ]
+    if LOADS[load].kind == "streams":
+        rows.append((f"pace; {about}", partial(_plain, run, load, lambda each: each.pace, 3)))
+        rows.append((f"reads a chunk; {about}", partial(_plain, run, load, lambda each: each.reads_each, 2)))
+    return rows
+
+
+def _added(run: Run, load: str, value: Value, target: str) -> str:
+    if target == BASELINE:
+        return _NONE
+    return _spread(beside(run.figures, target, BASELINE, load, value, difference), 2)
+
+
+def _plain(run: Run, load: str, value: Value, digits: int, target: str, *, always: bool = False) -> str:
+    found = of(run.figures, target, load, value)
+    shown = found is not None and (found.high > 0 or (always and target != BASELINE))
+    return _spread(found, digits) if shown else _NONE
+
+
+def _percent(run: Run, load: str, target: str) -> str:
+    found = of(run.figures, target, load, lambda each: each.others)
+    return f"{found.middle:.0%}" if found else _NONE
+
+
+def _spread(found: Spread | None, digits: int) -> str:
+    if found is None:
+        return _NONE
+    middle, low, high = (f"{each:.{digits}f}" for each in found)
+    return middle if low == high else f"{middle} ({low}-{high})"
+
+
+def as_text(rows: Table) -> str:
+    """A table for a terminal."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
-        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows
+        "  ".join(
+            cell.rjust(width) if at else cell.ljust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
     )
 
 
-def as_markdown(rows: Sequence[tuple[str, ...]]) -> str:
-    """The table for docs/performance.md."""
+def as_markdown(rows: Table) -> str:
+    """A table for a page."""
     lines = ["| " + " | ".join(row) + " |" for row in rows]
-    lines.insert(1, "|---" + "|---:" * (len(COLUMNS) - 1) + "|")
+    lines.insert(1, "|---" + "|---:" * (len(rows[0]) - 1) + "|")
     return "\n".join(lines)
+
+
+def full(run: Run, *, markdown: bool) -> str:
+    """All tables, and beneath them what was measured where."""
+    rule = "### {}\n\n{}\n" if markdown else "{}\n{}\n"
+    form = as_markdown if markdown else as_text
+    parts = [rule.format(title, form(rows)) for title, rows in tables(run).items() if len(rows) > 1]
+    bullet = "- `{}`: {}" if markdown else "{}: {}"
+    parts.append(
+        "\n".join(bullet.format(name, run.missing.get(name, text)) for name, text in run.about.items())
+    )
+    parts.append(f"\n{run.machine}; `{run.arguments}`")
+    return "\n".join(parts)
 
 
 def machine() -> str:

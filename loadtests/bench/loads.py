@@ -1,0 +1,67 @@
+"""What targets are put under: requests of three sizes, and streams, few and fast or many and slow."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """Chat completions that do not stream, in a closed loop; `share` of --requests a round."""
+
+    about: str
+    ask_bytes: int
+    share: float
+    connections: int = 16
+
+    @property
+    def kind(self) -> str:
+        """What the generator calls it."""
+        return "requests"
+
+    def flags(self, requests: int, share: float) -> dict[str, float]:
+        """The generator's flags; `share` is what the target gets of it."""
+        count = max(self.connections, round(requests * self.share * share))
+        return {"connections": self.connections, "bytes": self.ask_bytes, "count": count}
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """`streams` at once, each of `tokens` tokens and followed by another one, measured for `seconds`."""
+
+    about: str
+    streams: int
+    tokens: int
+    interval_ms: int
+    spread_s: float
+    seconds: float
+
+    @property
+    def kind(self) -> str:
+        """What the generator calls it."""
+        return "streams"
+
+    def flags(self, _requests: int, _share: float) -> dict[str, float]:
+        """The generator's flags."""
+        return {
+            "connections": self.streams,
+            "tokens": self.tokens,
+            "interval-ms": self.interval_ms,
+            "spread-s": self.spread_s,
+            "seconds": self.seconds,
+        }
+
+
+Load = Requests | Streams
+
+LOADS: dict[str, Load] = {
+    "2000-streams": Streams("2,000 streams of 32 tokens, 200 ms apart", 2000, 32, 200, 3.0, 6.4),
+    "256-streams": Streams("256 streams of 128 tokens, 20 ms apart", 256, 128, 20, 0.5, 2.6),
+    "32-streams": Streams("32 streams of 16 tokens, 100 ms apart", 32, 16, 100, 0.5, 1.6),
+    "1kB": Requests("requests of 1 kB", 1_000, 1.0),
+    "16kB": Requests("requests of 16 kB", 16_000, 0.5),
+    "200kB": Requests("requests of 200 kB", 200_000, 0.05),
+    "many": Streams("10,000 streams of 30 tokens, a second apart", 10_000, 30, 1000, 15.0, 15.0),
+}
+"""In the order in which they are run: memory is read under the first, of processes that have just started."""
+
+QUICK = ("256-streams", "1kB")
+USUAL = tuple(name for name in LOADS if name != "many")
