@@ -10,7 +10,7 @@ from collections import deque
 
 from proxy.stream.said import DONE, Said
 
-FOLD_BYTES = 64 * 1024
+FOLD_BYTES = 12 * 1024
 """So many bytes are kept raw; then what they say replaces them."""
 END_CHUNKS = 3
 """The last token, what was used, and the end."""
@@ -22,23 +22,18 @@ class Keep:
     `whole`: all of it is kept, not its end alone.
     """
 
-    __slots__ = ("_framed", "_said", "_tail", "chunks", "whole")
+    __slots__ = ("_said", "chunks", "whole")
 
     def __init__(self, *, framed: bool, whole: bool = True) -> None:
-        self._framed = framed
-        self._said = Said()
-        self._tail = b""
+        self._said = Said(framed=framed)
         self.whole = whole
         self.chunks: list[bytes] | deque[bytes] = [] if whole else deque(maxlen=END_CHUNKS)
 
     def read(self) -> Said:
         """Fold all that was kept, and say what it amounts to."""
-        said, chunks = self._said, self.chunks
-        body = b"".join(map(_unframed, chunks) if self._framed else chunks)
-        chunks.clear()
-        self._tail = said.read(self._tail + body)
-        said.closed = not self._tail
-        return said
+        self._said.read(self.chunks)
+        self.chunks.clear()
+        return self._said
 
     def end(self) -> bytes:
         """What was shown last, as far as it has not been folded."""
@@ -47,7 +42,7 @@ class Keep:
     def keep_end(self) -> None:
         """Nobody could go on with it: from now on keep its end alone."""
         self.whole = False
-        self._tail = b""
+        self._said.skip()
         self.chunks = deque(self.chunks, maxlen=END_CHUNKS)
 
     def lacks_end(self) -> bool:
@@ -56,7 +51,3 @@ class Keep:
             return False
         said = self.read()
         return said.has_choice and not said.is_done and not said.finish
-
-
-def _unframed(chunk: bytes) -> bytes:
-    return chunk[chunk.index(b"\r\n") + 2 : -2]

@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from proxy.failure import Kind
-from proxy.stream.keep import END_CHUNKS, Keep
+from proxy.stream.keep import END_CHUNKS, FOLD_BYTES, Keep
 from proxy.stream.passage import TAIL_BYTES
 from proxy.stream.plan import Tokens
 from proxy.stream.said import Said
@@ -114,12 +114,46 @@ def test_a_stream_that_http_ends_well_in_the_middle_of_an_answer_is_broken() -> 
     assert whole.ends == ["committed", "done"]
 
 
-def test_long_streams_are_folded_and_say_the_same() -> None:
-    rig = Keeping()
-    rig.feed([SSE_HEAD, *map(chunk, TOKENS * 400)])
+LONG = {
+    "a chunk for each": list(map(chunk, TOKENS * 400)),
+    "several in a chunk": [chunk(EVENTS)] * 400,
+    "comments in between": [*map(chunk, TOKENS), chunk(COMMENT)] * 400,
+    "CRLF": [chunk(each.replace(b"\n", b"\r\n")) for each in TOKENS * 400],
+    "in pieces": [piece for each in TOKENS * 400 for piece in (chunk(each[:60]), chunk(each[60:]))],
+    "a second role": [
+        *map(chunk, TOKENS * 200),
+        chunk(event("", role="assistant")),
+        *map(chunk, TOKENS * 200),
+    ],
+}
+
+
+@pytest.mark.parametrize("sent", LONG.values(), ids=LONG)
+@pytest.mark.parametrize("http10", [False, True], ids=["1.1", "1.0"])
+def test_long_streams_are_folded_and_say_the_same(sent: list[bytes], http10: bool) -> None:
+    rig = Keeping(http10=http10)
+    rig.feed([SSE_HEAD, *sent])
     assert rig.relay.keep is not None
-    assert sum(map(len, rig.relay.keep.chunks)) < 66 * 1024
-    assert rig.relay.keep.read().text == "".join(WORDS * 400)
+    assert sum(map(len, rig.relay.keep.chunks)) < FOLD_BYTES + 1024
+    said = rig.relay.keep.read()
+    assert (said.text, said.closed, said.why_not) == ("".join(WORDS * 400), True, "")
+
+
+STRANGE = [
+    event("?").replace(b'"content":"?"', other)
+    for other in (b'"tool_calls":[{"index":0}]', b'"content":["a"]', b'"content":7')
+]
+STRANGE += [b'data: {"choices":[7]}\n\n', b'data: {"choices":{}}\n\n', b'data: {"choices":"x"}\n\n']
+STRANGE += [b'data: {"choices":[{"delta":"x"}]}\n\n', b"data: 7\n\n", b"data: {\n\n"]
+
+
+@pytest.mark.parametrize("other", STRANGE)
+def test_what_is_no_text_is_noticed_wherever_it_stands(other: bytes) -> None:
+    rig = Keeping()
+    rig.feed([SSE_HEAD, *map(chunk, [*TOKENS, other, *TOKENS * 400])])
+    assert rig.relay.keep is not None
+    assert rig.relay.keep.read().why_not or other == b'data: {"choices":{}}\n\n'
+    assert not rig.bugs
 
 
 def test_a_stream_that_shows_more_than_text_is_kept_no_longer() -> None:
