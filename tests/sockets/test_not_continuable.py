@@ -1,4 +1,4 @@
-"""Streams that no other unit could go on with: their client gets one error event that says why, then the end."""
+"""Streams that no other unit could go on with: one error event, which says why, then the end."""
 
 from __future__ import annotations
 
