@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from proxy.wire.relay import Relay
     from proxy.wire.request import Request
 
+_new = tuple.__new__
+"""What a named tuple's own constructor calls, in a third of the time; the fields stand in their order."""
+
 
 class Answer:
     """What one client gets for one request. It ends exactly once, by one of the methods that say so.
@@ -154,24 +157,23 @@ class Answer:
     def _record(self, outcome: Outcome, code: str) -> None:
         self.over = True
         request = self._request
-        self._gate.finished(
-            Finished(
-                request_id=self.request_id.decode("latin-1"),
-                peer=self._client.peer,
-                method=request.method.decode("latin-1"),
-                path=request.path.decode("latin-1"),
-                route=self.route,
-                model=self.model,
-                status=self.status,
-                code=code,
-                unit=self.unit,
-                outcome=outcome,
-                attempts=self.attempts,
-                ttft_s=self.ttft_s,
-                duration_s=self._gate.now() - request.received_at,
-                events=self.events,
-                bytes_in=request.body_size,
-                bytes_out=self.sent,
-                continued=self.continued,
-            )
+        record = (
+            self.request_id.decode("latin-1"),
+            self._client.peer,
+            request.method.decode("latin-1"),
+            request.path.decode("latin-1"),
+            self.route,
+            self.model,
+            self.status,
+            code,
+            self.unit,
+            outcome,
+            self.attempts,
+            self.ttft_s,
+            self._gate.now() - request.received_at,
+            self.events,
+            request.body_size,
+            self.sent,
+            self.continued,
         )
+        self._gate.finished(_new(Finished, record))

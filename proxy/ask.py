@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 import orjson
@@ -15,6 +16,8 @@ LARGE_BYTES = 1 << 20
 """Bodies above this are parsed off the loop: a parse of a megabyte stalls every stream by a millisecond."""
 
 _BYTES_PER_TOKEN = 4
+_new = tuple.__new__
+"""What a named tuple's own constructor calls, in a third of the time."""
 
 
 def read_ask(body: bytes) -> Ask | Failure:
@@ -32,18 +35,22 @@ def read_ask(body: bytes) -> Ask | Failure:
     follows, user, priority = data.get("previous_response_id"), data.get("user"), data.get("priority")
     blocks, size = read_prompt(data)
     stream = data.get("stream") is True
-    return Ask(
-        model=model,
-        stream=stream,
-        prompt_tokens=size // _BYTES_PER_TOKEN,
-        follows=follows if isinstance(follows, str) else None,
-        prompt_bytes=size,
-        blocks=blocks,
-        session=user if isinstance(user, str) else "",
+    ask = (
+        model,
+        stream,
+        size // _BYTES_PER_TOKEN,
+        None,
+        follows if isinstance(follows, str) else None,
+        size,
+        blocks,
+        user if isinstance(user, str) else "",
+        "",
         # Whether it is one that the engine understands is for the engine to say.
-        priority=priority if isinstance(priority, int) else 0,
-        continuable=stream and not why_not(data, chat="messages" in data),
+        priority if isinstance(priority, int) else 0,
+        inf,
+        stream and not why_not(data, chat="messages" in data),
     )
+    return _new(Ask, ask)
 
 
 def _kind_of(value: object) -> str:

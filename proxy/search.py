@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from proxy.gate import Gate
     from router.waiting import Ticket
 
+_NO_ASK, _NO_ATTEMPTS = Ask(), Attempts()
+
 Tell = Callable[[Lease | Refusal], None]
 """Takes what came of a wait in the queue."""
 
@@ -45,9 +47,9 @@ class Search:
         self._moved = False
         self._ticket: Ticket | None = None
         self._turned_away = 0
-        self.ask = Ask()
+        self.ask = _NO_ASK
         self.failure: Failure | None = None
-        self.history = Attempts()
+        self.history = _NO_ATTEMPTS
 
     @property
     def queued_at(self) -> float | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from router.cost import COSTS, Facts, Forecast, Price, Report, Terms, forecast, price, terms
+from router.cost import COSTS, Cost, Facts, Forecast, Price, Report, Terms, forecast, price, terms
 from router.nouns import Ask, Load, Unit
 from router.prefix import DEFAULT_KV_TOKENS, PrefixCache, blocks_for
 from router.rates import Errors, Rates
@@ -108,7 +108,7 @@ class Books:
 
         This is made for each unit and ask, and so without the terms.
         """
-        tokens_s, token_s, fixed_s, sequence_s, uncached_s, kv_room = self._price
+        tokens_s, token_s, fixed_s, sequence_s, uncached_s, kv_room, _ = self._price
         rates, work, blocks = self.rates, self.work, ask.blocks
         queued, front = float(work.queued_tokens), work.front_tokens
         if front:
@@ -147,11 +147,20 @@ class Books:
 
     def enter(self, key: object, ask: Ask, now: float) -> Bet:
         """An attempt goes to the unit."""
-        (_, queue_s, prefill_s, _, kv_s, _, _, _, _), tokens, cached, held = self.quote(ask, now)
-        record = self.prefixes.record(ask.blocks) if ask.blocks else 0
-        uncached = max(int(tokens - cached), 1)
-        self.work.open(key, Job(uncached, uncached + int(self.forecast.answer_tokens)), now)
-        return _new(Bet, (int(tokens), int(cached), held, record, queue_s + prefill_s + kv_s))
+        price, work, prefixes, blocks = self._price, self.work, self.prefixes, ask.blocks
+        bytes_per_token = self.rates.bytes_per_token.value
+        tokens = ask.prompt_bytes / bytes_per_token
+        held = prefixes.match(blocks) if blocks else 0
+        cached = held * BLOCK_BYTES / bytes_per_token * prefixes.trust if held else 0.0
+        left = max(tokens - cached, 1.0)
+        if work.kv_tokens + tokens > price.kv_room:
+            ttft_s = Cost(*terms(self.forecast, work, tokens, cached, now)).ttft_s
+        else:
+            ttft_s = price.ahead_s + (work.backlog_tokens(now, price.tokens_s) + left) * price.token_s
+        record = prefixes.record(blocks) if blocks else 0
+        uncached = int(left)
+        work.open(key, _new(Job, (uncached, uncached + int(self.forecast.answer_tokens))), now)
+        return _new(Bet, (int(tokens), int(cached), held, record, ttft_s))
 
     def show(self, key: object, now: float) -> Prefilled | None:
         """The first token of an attempt has come."""

@@ -112,9 +112,9 @@ class Forecast(NamedTuple):
 class Price(NamedTuple):
     """What of a forecast a total needs.
 
-    `fixed_s` is what depends on neither ask nor work; `sequence_s` is for each sequence there, `uncached_s`
-    for each uncached token of the ask; `kv_room` are the tokens of KV cache that others leave for prompts
-    (infinite where the size is not known).
+    `fixed_s` is what depends on neither ask nor work, of which `ahead_s` comes before the first token;
+    `sequence_s` is for each sequence there, `uncached_s` for each uncached token of the ask; `kv_room` are
+    the tokens of KV cache that others leave for prompts (infinite where the size is not known).
     """
 
     tokens_s: float
@@ -123,6 +123,7 @@ class Price(NamedTuple):
     sequence_s: float
     uncached_s: float
     kv_room: float
+    ahead_s: float
 
 
 class Cost(NamedTuple):
@@ -196,7 +197,8 @@ def terms(unit: Forecast, work: Work, prompt_tokens: float, cached_tokens: float
 def price(unit: Forecast) -> Price:
     """The side of totals that changes slowly."""
     step_s = unit.step_s + unit.sequence_s * (unit.foreign_batch + 1.0)
-    fixed_s = unit.foreign_tokens * unit.token_s + unit.decode_tokens * step_s
+    ahead_s = unit.foreign_tokens * unit.token_s
+    fixed_s = ahead_s + unit.decode_tokens * step_s
     return Price(
         unit.tokens_s,
         unit.token_s,
@@ -204,6 +206,7 @@ def price(unit: Forecast) -> Price:
         unit.decode_tokens * unit.sequence_s,
         unit.token_s * (1.0 + unit.evict_share),
         unit.kv_tokens - unit.kv_reported - unit.answer_tokens if unit.kv_tokens else inf,
+        ahead_s,
     )
 
 

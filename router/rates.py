@@ -25,6 +25,8 @@ LEAN_S = 60.0
 _GAIN = 0.1
 _CLIP = log(2.0)
 _CLIP_FIRST = log(20.0)
+_SETTLED = 10
+"""From then on each sample counts as much as any other."""
 _WINDOW_TOKENS = 2048
 """A prefill rate is taken over at least so many tokens: prompts that share a step end at the same time."""
 _WINDOW_S = 0.005
@@ -52,9 +54,12 @@ class Estimate:
         if not 0.0 < sample < inf:
             return
         self.seen += 1
-        clip = max(_CLIP, _CLIP_FIRST / self.seen)
-        by = min(max(log(sample) - log(self.value), -clip), clip)
-        self._move(by * max(_GAIN, 1.0 / self.seen))
+        by = log(sample) - log(self.value)
+        if self.seen < _SETTLED:
+            clip = max(_CLIP, _CLIP_FIRST / self.seen)
+            self._move(min(max(by, -clip), clip) / self.seen)
+        else:
+            self._move((-_CLIP if by < -_CLIP else by if by < _CLIP else _CLIP) * _GAIN)
 
     def lean(self, towards: float, elapsed_s: float) -> None:
         """Go some of the way to what peers have: half of it in LEAN_S."""
@@ -62,7 +67,8 @@ class Estimate:
             self._move((log(towards) - log(self.value)) * (1.0 - 0.5 ** (elapsed_s / LEAN_S)))
 
     def _move(self, by: float) -> None:
-        self.value = min(max(self.value * exp(by), self._low), self._high)
+        value = self.value * exp(by)
+        self.value = self._low if value < self._low else value if value < self._high else self._high
 
 
 class Steps:

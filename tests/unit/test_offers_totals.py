@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from router.cost import Cost
 from router.nouns import Load
 from tests.unit.test_preview import NOW, PROMPT, router_of
 
@@ -42,3 +43,6 @@ def test_the_short_way_gives_the_same_total(
         quote.cached_tokens * forecast.token_s * (1.0 + forecast.evict_share)
     )
     assert backlog_s == pytest.approx(desk.books.backlog_s(NOW + 1.5))
+    bet = desk.books.enter("it", ask, NOW + 1.5)
+    assert bet.ttft_s == pytest.approx(Cost(*quote.terms).ttft_s)
+    assert (bet.prompt_tokens, bet.held_blocks) == (int(quote.prompt_tokens), quote.held_blocks)
