@@ -54,15 +54,19 @@ def serve(settings: Settings, reload: Reload) -> int:
     """
     configure("json" if settings.access_log == "json" else "console")
     preload(settings)
+    if settings.workers > 1:
+        from proxy.workers.supervisor import supervise  # Late, for one process needs none of it.
+
+        return supervise(settings, reload, inherit())
     return uvloop.run(_serve(settings, reload, inherit()))
 
 
 async def _serve(settings: Settings, reload: Reload, heritage: Inheritance | None) -> int:
-    listeners = await _listeners(settings, heritage)
+    listeners = await listeners_of(settings, heritage)
     app = App(settings, reload, listeners)
     try:
         await app.open(heritage)
-        _calm_the_collector()
+        calm_the_collector()
         await app.run()
     finally:
         await app.close()
@@ -79,7 +83,20 @@ class App:
         self._large = LargeBodies()
         self._events = EventLog(time.time, settings.rules.passes)
         bulletin = Bulletin()
-        gate = self._gate = Gate(
+        gate = self._gate = self._make_gate(bulletin)
+        self._admin = AdminPort(_view(gate, settings), bulletin)
+        self._agent = HaproxyAgent(gate.board, gate.now, gate.is_stopping, gate.peers.trusts, gate.balancers)
+        self._link: RedisLink | None = None
+        self._discovery: Discovery | None = None
+        self._recovery = attend(gate, webhook_context(settings.tls))
+        # Now, since an untimely SIGUSR2 would end a process that does not know it.
+        self._life = self._make_life()
+
+    # What is otherwise where the clients are at workers (proxy/workers/brain_app.py).
+
+    def _make_gate(self, bulletin: Bulletin) -> Gate:
+        settings = self._settings
+        gate = Gate(
             settings,
             asyncio.get_running_loop(),
             random.Random(),
@@ -90,13 +107,18 @@ class App:
             unit_tls=unit_context(settings.tls),
         )
         gate.tracing = trace(settings.tracing)
-        self._admin = AdminPort(_view(gate, settings), bulletin)
-        self._agent = HaproxyAgent(gate.board, gate.now, gate.is_stopping, gate.peers.trusts, gate.balancers)
-        self._link: RedisLink | None = None
-        self._discovery: Discovery | None = None
-        self._recovery = attend(gate, webhook_context(settings.tls))
-        # Now, since an untimely SIGUSR2 would end a process that does not know it.
-        self._life = Life(gate, settings.timeouts, self._take_settings, self._hand_over)
+        return gate
+
+    def _make_life(self) -> Life:
+        return Life(self._gate, self._settings.timeouts, self._take_settings, self._hand_over)
+
+    async def _let_clients_in(self) -> None:
+        await self._gate.listen(client_context(self._settings.tls), self._listening_for(LISTEN))
+
+    def _notify(self, *words: str) -> None:
+        notify(*words)
+
+    # The life of all parts.
 
     async def open(self, heritage: Inheritance | None) -> None:
         """Watch the units, and accept clients: at once, or once it knows what was known before it."""
@@ -112,10 +134,10 @@ class App:
             await self._agent.start(self._listening_for(AGENT_CHECK))
             gate.metrics.include(AgentCheckMetrics(self._agent))
         # Last, for a gate before this one may end it until it hears that clients are accepted.
-        await gate.listen(client_context(settings.tls), self._listening_for(LISTEN))
+        await self._let_clients_in()
         self._announce()
         if heritage is None:
-            notify("READY=1")
+            self._notify("READY=1")
         elif (out := await heritage.accept()) is not None:
             for unit in list(gate.board.desks):
                 gate.set_drain(unit, unit in out)
@@ -164,7 +186,7 @@ class App:
             self._recovery.go_on()
             self._events.add(Action("handover_failed", "SIGUSR2", detail=f"{error}; this gate goes on"))
             return False
-        notify(f"MAINPID={pid}", "READY=1")
+        self._notify(f"MAINPID={pid}", "READY=1")
         self._admin.retire()
         self._agent.retire()
         self._events.add(Action("handover", "SIGUSR2", detail=f"process {pid} accepts clients"))
@@ -209,7 +231,7 @@ def _view(gate: Gate, settings: Settings) -> AdminView:
     )
 
 
-async def _listeners(settings: Settings, heritage: Inheritance | None) -> Listeners:
+async def listeners_of(settings: Settings, heritage: Inheritance | None) -> Listeners:
     """What to accept on: inherited, where the address is the same, or new. Raises OSError."""
     wanted = {LISTEN: settings.listen, ADMIN: settings.admin, AGENT_CHECK: settings.agent_check}
     found: dict[str, Sequence[socket.socket]] = {}
@@ -232,7 +254,8 @@ def _binding(address: Address) -> Iterator[None]:
         raise OSError(error.errno, reason, str(address)) from error
 
 
-def _calm_the_collector() -> None:
+def calm_the_collector() -> None:
+    """Let the collector of garbage find little to do."""
     # What is alive now lives as long as the process, so collections need not look at it again; and requests
     # leave few cycles behind, so that young collections may be rare.
     gc.collect()

@@ -143,7 +143,13 @@ def _explain(args: argparse.Namespace) -> int:
 def _load(args: argparse.Namespace) -> Settings:
     """The settings as they are now; read anew at each call. Raises ConfigError."""
     flags = Overrides(
-        args.listen, args.admin, tuple(args.unit), args.policy, args.access_log, redis=args.redis
+        args.listen,
+        args.admin,
+        tuple(args.unit),
+        args.policy,
+        args.access_log,
+        redis=args.redis,
+        workers=args.workers,
     )
     return config.load(args.config, flags)
 
@@ -202,6 +208,7 @@ def _add_settings(command: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="the configuration (docs/configuration.md); flags win over it",
     )
+    add("--workers", metavar="N", type=_number, help="how many processes serve clients (docs/workers.md)")
     add("--listen", metavar="HOST:PORT", help="where requests come in")
     add("--admin", metavar="HOST:PORT", help="where the admin port is")
     add(
@@ -214,6 +221,11 @@ def _add_settings(command: argparse.ArgumentParser) -> None:
     add("--policy", metavar="NAME", help="how units are ranked: " + ", ".join(POLICIES))
     add("--redis", metavar="URL", help="where gates tell each other of their units (docs/redis.md)")
     add("--access-log", metavar="FORMAT", help="one of " + ", ".join(get_args(LogFormat)))
+
+
+def _number(text: str) -> int | str:
+    """A number where it is one; what is wrong with anything else is said as of the file."""
+    return int(text) if text.lstrip("-").isdecimal() else text
 
 
 def _address(text: str) -> Address:

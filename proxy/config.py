@@ -40,6 +40,7 @@ _VARIABLES = (
 )
 
 _FLAGS = {
+    "workers": "--workers",
     "listen": "--listen",
     "admin": "--admin",
     "cells": "--unit",
@@ -67,6 +68,7 @@ class Overrides:
     policy: str | None = None
     access_log: str | None = None
     redis: str | None = None
+    workers: int | str | None = None
 
     def keys(self) -> dict[object, object]:
         """The top-level keys of the file that the flags set."""
@@ -77,6 +79,7 @@ class Overrides:
             "policy": self.policy,
             "access_log": self.access_log,
             "redis": self.redis,
+            "workers": self.workers,
         }
         return {key: value for key, value in keys.items() if value is not None}
 
@@ -132,6 +135,7 @@ def _settings(file: FileKeys, secrets: Mapping[str, str]) -> Settings:
             units=tuple(unit_of(cell.name, unit, api_key) for cell in file.cells for unit in cell.units),
         ),
         sources=_sources(file, api_key),
+        workers=file.workers,
         listen=file.listen,
         admin=file.admin,
         agent_check=file.agent_check,

@@ -171,6 +171,7 @@ class FileKeys(Keys):
 
     listen: Annotated[Address, PlainValidator(values.address)] = _GIVEN.listen
     admin: Annotated[Address, PlainValidator(values.address)] = _GIVEN.admin
+    workers: Annotated[int, PlainValidator(values.count)] = _GIVEN.workers
     agent_check: Annotated[Address | None, PlainValidator(values.address)] = _GIVEN.agent_check
     trusted: Annotated[tuple[str, ...], PlainValidator(values.networks)] = _GIVEN.trusted
     redis: Annotated[str | None, PlainValidator(values.text)] = Field(None, repr=False)

@@ -40,8 +40,12 @@ class ExplainedExchange(Exchange):
 
     def _attempt(self, lease: Lease, *, fresh: bool = False) -> None:
         if not fresh:
-            self._line = header_line(lease, lease.opened_at - self._request.received_at)
+            self._line = self.explanation(lease)
         super()._attempt(lease, fresh=fresh)
+
+    def explanation(self, lease: Lease) -> bytes:
+        """The header line that tells why the attempt of a lease that was just opened goes there."""
+        return header_line(lease, lease.opened_at - self._request.received_at)
 
     def extra_lines(self) -> bytes:
         """The gate's own lines in the head of the answer."""

@@ -81,6 +81,7 @@ class Kind(Enum):
     NO_UNIT = "no_unit"
     NO_MEMORY = "no_memory"
     NO_RESOURCES = "no_resources"
+    NO_BRAIN = "no_brain"
     EVICTED = "evicted"
     INTERNAL = "internal"
     # The unit's, before anything was shown.
@@ -131,6 +132,7 @@ TABLE: dict[Kind, Row] = {
     Kind.NO_UNIT: _gate(503),
     Kind.NO_MEMORY: Row(Fault.GATE, 503, _DOWN, Outcome.GATE_ERROR, closes=True, retry_after_s=1),
     Kind.NO_RESOURCES: _gate(503, retryable=True),
+    Kind.NO_BRAIN: _gate(503),
     Kind.EVICTED: Row(Fault.GATE, 503, _DOWN, Outcome.EVICTED, retryable=True, retry_after_s=1),
     Kind.INTERNAL: Row(Fault.GATE, 500, "internal_server_error", Outcome.GATE_ERROR, closes=True),
     # The unit's, before anything was shown.

@@ -30,8 +30,14 @@ class Stoppable(Protocol):
         ...
 
 
+OnSignal = Callable[[int, Callable[[], None]], object]
+
+
 class Life:
-    """Waits for signals and acts on them. `hand_over` says whether there is a successor now."""
+    """Waits for signals and acts on them. `hand_over` says whether there is a successor now.
+
+    `on_signal` is how signals come here, if not to this process; `pid` is the process that they come to.
+    """
 
     def __init__(
         self,
@@ -39,11 +45,14 @@ class Life:
         timeouts: Timeouts,
         reload: Callable[[], None],
         hand_over: Callable[[], Awaitable[bool]],
+        on_signal: OnSignal | None = None,
+        pid: int | None = None,
     ) -> None:
         self._gate = gate
         self._timeouts = timeouts
         self._hand_over = hand_over
         self._loop = asyncio.get_running_loop()
+        self._pid = os.getpid() if pid is None else pid
         self._gently, self._hurry, self._succeeded = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._handing_over: asyncio.Task[None] | None = None
         handlers = {
@@ -53,7 +62,11 @@ class Life:
             signal.SIGUSR2: self._begin_handing_over,
         }
         for number, handler in handlers.items():
-            self._loop.add_signal_handler(number, handler)
+            (on_signal or self._loop.add_signal_handler)(number, handler)
+
+    async def wait_for(self, event: asyncio.Event) -> None:
+        """Wait for `event`, or for a signal to end."""
+        await self._first_of(event, self._gently, self._hurry)
 
     async def run(self) -> None:
         """Returns when the gate has stopped."""
@@ -80,7 +93,7 @@ class Life:
         (self._hurry if self._gently.is_set() else self._gently).set()
 
     def _begin_handing_over(self) -> None:
-        if os.getpid() == 1:
+        if self._pid == 1:
             # Its end is the end of the container, whoever else runs in it.
             log_line("error", "no hand-over: this is process 1; start another gate, then send SIGTERM here")
         elif self._gently.is_set() or self._succeeded.is_set():

@@ -130,6 +130,8 @@ class Settings:
     """
 
     fleet: Fleet
+    workers: int = 1
+    """How many processes have the clients; with more than one there is another that has the units."""
     listen: Address = Address("127.0.0.1", 8000)
     admin: Address = Address("127.0.0.1", 9901)
     sources: tuple[Source, ...] = ()

@@ -35,6 +35,13 @@ class Inheritance:
         """The listeners of that name; none if there are none, as when the address is another one now."""
         return self._listeners.pop(name, [])
 
+    def leave_to_child(self) -> None:
+        """A child of this process has all of it, and says when clients are accepted."""
+        self._sock.close()
+        for unwanted in self._listeners.values():
+            for listener in unwanted:
+                listener.close()
+
     async def accept(self) -> list[str] | None:
         """Say that clients are accepted. The units that are drained now; None: nobody can tell any more."""
         for unwanted in self._listeners.values():

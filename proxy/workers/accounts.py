@@ -1,0 +1,112 @@
+"""What a worker has seen since it told last: collected while it works, told once a tick."""
+
+from __future__ import annotations
+
+import os
+import resource
+from typing import TYPE_CHECKING
+
+from proxy.workers.frames import Report
+from router.desk import Desk
+from router.pace import GAPS_MS
+
+if TYPE_CHECKING:
+    from proxy.workers.worker import WorkerGate
+
+GAPS_EVERY = 4
+"""Gaps between tokens are told with every fourth tick: what goes by them looks at the last ten seconds."""
+_STRETCH = 64
+_PAGE_BYTES = resource.getpagesize()
+
+
+class Accounts:
+    """One worker's."""
+
+    def __init__(self, gate: WorkerGate) -> None:
+        self._gate = gate
+        self.paused: dict[int, bool] = {}
+        """Leases whose clients have begun, or ceased, to read nothing."""
+        self._lives: dict[str, float] = {}
+        self._gaps: dict[Desk, list[int]] = {}
+        self._ticks = 0
+        self._log_dropped = self._ignored = self._forged = 0
+
+    def forget(self, desk: Desk) -> None:
+        """The unit is gone."""
+        self._gaps.pop(desk, None)
+
+    def heard(self, lives: list[tuple[str, float]]) -> None:
+        """The brain knows of these signs of life."""
+        self._lives.update(lives)
+
+    def report(self, now: float, lag_s: float) -> Report:
+        """All that has come since the last one."""
+        gate = self._gate
+        self._ticks += 1
+        paused, self.paused = self.paused, {}
+        log_dropped, ignored, forged = gate.log_dropped(), gate.wishes.ignored, gate.metrics.forged
+        report = Report(
+            gate.version,
+            now,
+            lag_s,
+            self._new_lives(),
+            self._new_gaps() if self._ticks % GAPS_EVERY == 0 else [],
+            list(paused.items()),
+            len(gate.clients),
+            gate.connections(),
+            *_used(),
+            log_dropped - self._log_dropped,
+            ignored - self._ignored,
+            forged - self._forged,
+        )
+        self._log_dropped, self._ignored, self._forged = log_dropped, ignored, forged
+        return report
+
+    def _new_lives(self) -> list[tuple[str, float]]:
+        known = self._lives
+        lives = [
+            (d.unit.name, d.life_at) for d in self._gate.board if d.life_at > known.get(d.unit.name, 0.0)
+        ]
+        known.update(lives)
+        return lives
+
+    def _new_gaps(self) -> list[tuple[str, list[tuple[int, int]]]]:
+        found = []
+        for desk in self._gate.board:
+            counts = desk.gaps_ms
+            before = self._gaps.get(desk)
+            if before is None:
+                before = self._gaps[desk] = [0] * GAPS_MS
+            if new := _grown(counts, before):
+                found.append((desk.unit.name, new))
+        return found
+
+
+def _grown(counts: list[int], before: list[int]) -> list[tuple[int, int]]:
+    """Where `counts` have grown since `before`, which is brought up to them. Most have not."""
+    grown = []
+    for start in range(0, GAPS_MS, _STRETCH):
+        stretch = slice(start, start + _STRETCH)
+        if counts[stretch] != before[stretch]:
+            grown += [
+                (ms, counts[ms] - before[ms])
+                for ms in range(start, start + _STRETCH)
+                if counts[ms] != before[ms]
+            ]
+            before[stretch] = counts[stretch]
+    return grown
+
+
+def _used() -> tuple[float, int]:
+    """CPU seconds and resident bytes of this process."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime, resident_bytes(os.getpid())
+
+
+def resident_bytes(pid: int) -> int:
+    """What a process has in memory; 0 where that cannot be seen."""
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as statm:
+            return int(statm.read().split()[1]) * _PAGE_BYTES
+    except (OSError, IndexError, ValueError):
+        return 0

@@ -1,0 +1,110 @@
+"""The brain as a process: all parts of a gate but those that have to do with clients."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import socket
+import time
+from dataclasses import replace
+
+from proxy.app import LISTEN, App, Reload, calm_the_collector
+from proxy.config import ConfigError
+from proxy.handover.inheritance import Inheritance
+from proxy.handover.successor import Listeners
+from proxy.life import Life
+from proxy.report.access_log import stdout_sink
+from proxy.report.bulletin import Bulletin
+from proxy.report.log import log_line
+from proxy.settings import Settings
+from proxy.tls import unit_context
+from proxy.workers.brain import BrainGate, LogsOfWorkers
+from proxy.workers.control import Control
+from proxy.workers.figures import WorkerMetrics
+
+
+class BrainApp(App):
+    """The parts of a gate that is asked by workers."""
+
+    _gate: BrainGate
+
+    def __init__(
+        self, settings: Settings, reload: Reload, listeners: Listeners, control: Control, restarts: int
+    ) -> None:
+        self._control = control
+        super().__init__(settings, reload, listeners)
+        self._gate.metrics.include(WorkerMetrics(self._gate, restarts))
+        self._meetings: set[asyncio.Task[None]] = set()
+        control.on_socket = self._meet
+        control.open()
+
+    def _make_gate(self, bulletin: Bulletin) -> BrainGate:
+        settings = self._settings
+        return BrainGate(
+            settings,
+            asyncio.get_running_loop(),
+            random.Random(),
+            events=self._events,
+            logs=LogsOfWorkers("off", stdout_sink(), time.time),
+            read_large=self._large.read,
+            publish=bulletin.publish,
+            unit_tls=unit_context(settings.tls),
+            address=self._listening_for(LISTEN)[0].getsockname()[:2],
+        )
+
+    def _make_life(self) -> Life:
+        control, timeouts = self._control, self._settings.timeouts
+        return Life(
+            self._gate,
+            timeouts,
+            self._take_settings,
+            self._hand_over,
+            on_signal=control.on_signal,
+            pid=os.getppid(),
+        )
+
+    async def _let_clients_in(self) -> None:
+        self._gate.let_clients_in()
+        await self._life.wait_for(self._gate.all_accept)
+
+    def _notify(self, *words: str) -> None:
+        self._control.notify(*words)
+
+    def _meet(self, worker: int, sock: socket.socket) -> None:
+        task = asyncio.get_running_loop().create_task(self._gate.meet(worker).connect(sock))
+        self._meetings.add(task)
+        task.add_done_callback(self._meetings.discard)
+
+
+async def run_brain(
+    settings: Settings,
+    reload: Reload,
+    listeners: Listeners,
+    control: socket.socket,
+    heritage: Inheritance | None,
+    restarts: int,
+) -> int:
+    """Be the brain until told to end. `restarts`: so many brains ended before this one."""
+    if restarts:
+        settings = _read_anew(settings, reload)
+    line = Control(control)
+    app = BrainApp(settings, reload, listeners, line, restarts)
+    try:
+        await app.open(heritage)
+        line.ready()
+        calm_the_collector()
+        await app.run()
+    finally:
+        await app.close()
+    return 0
+
+
+def _read_anew(settings: Settings, reload: Reload) -> Settings:
+    """What the brain before this one may have been told by SIGHUP; only units and cells may be others."""
+    try:
+        anew = reload()
+    except ConfigError as error:
+        log_line("error", f"the units are those of the start: {'; '.join(error.problems)}")
+        return settings
+    return replace(settings, fleet=anew.fleet, sources=anew.sources, remedies=anew.remedies)

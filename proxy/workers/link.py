@@ -1,0 +1,115 @@
+"""One end of the socket between a worker and the brain: messages are collected and go out together.
+
+1. What somebody waits for (`send`) goes out when this turn of the loop is over; what nobody waits for
+   (`later`) goes along with that, or after a few milliseconds.
+2. Messages arrive in the order in which they were given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import cast
+
+from proxy.report.log import log_line
+from proxy.workers.frames import Frames, Message, framed
+
+LAZY_S = 0.005
+"""So late at most the brain hears of what it need not answer: a place that has become free, for one."""
+
+
+class Link(asyncio.Protocol):
+    """Calls `heard` with each message, and `lost` once when the other end is gone."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        heard: Callable[[Message], None],
+        lost: Callable[[], None],
+    ) -> None:
+        self._loop = loop
+        self._heard = heard
+        self._lost = lost
+        self._frames = Frames()
+        self._transport: asyncio.Transport | None = None
+        self._out: list[Message] = []
+        self._early: list[bytes] = []
+        """Frames for when there is a connection."""
+        self._soon: asyncio.Handle | None = None
+        self._later: asyncio.TimerHandle | None = None
+        self.closed = False
+
+    def send(self, message: Message) -> None:
+        """Say something as soon as this turn of the loop is over."""
+        self._out.append(message)
+        if self._soon is None:
+            self._soon = self._loop.call_soon(self._flush)
+
+    def later(self, message: Message) -> None:
+        """Say something before long."""
+        self._out.append(message)
+        if self._later is None and self._soon is None:
+            self._later = self._loop.call_later(LAZY_S, self._flush)
+
+    async def connect(self, sock: socket.socket) -> None:
+        """The other end is at the other end of `sock`."""
+        await self._loop.create_unix_connection(lambda: self, sock=sock)
+
+    def write(self, frame: bytes) -> None:
+        """Send a frame that has been made already, behind all that was said."""
+        if self._transport is None:
+            self._early += (framed(self._out), frame)
+            self._out = []
+            return
+        self._flush()
+        if not self._transport.is_closing():
+            self._transport.write(frame)
+
+    def close(self) -> None:
+        """Send what was said, and close."""
+        self._flush()
+        if self._transport is not None:
+            self._transport.close()
+
+    def _flush(self) -> None:
+        if self._later is not None:
+            self._later.cancel()
+        if self._soon is not None:
+            self._soon.cancel()
+        self._soon = self._later = None
+        if self._transport is not None and self._out:
+            out, self._out = self._out, []
+            if not self._transport.is_closing():
+                self._transport.write(framed(out))
+
+    # -- the transport's callbacks -------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.writelines(self._early)
+        self._early.clear()
+        self._flush()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for message in self._frames.feed(data):
+                self._heard(message)
+        except Exception as error:
+            # Whatever is wrong, the other end cannot be understood any more: it is as good as gone.
+            self._loop.call_exception_handler(
+                {"message": "workers: a message mishandled", "exception": error}
+            )
+            log_line(
+                "error", f"workers: a message could not be handled ({error!r}); the connection is closed"
+            )
+            if self._transport is not None:
+                self._transport.abort()
+
+    def connection_lost(self, _exc: Exception | None) -> None:
+        self.closed = True
+        self._transport = None
+        for handle in (self._soon, self._later):
+            if handle is not None:
+                handle.cancel()
+        self._lost()

@@ -1,0 +1,261 @@
+"""A worker's place at the brain: what it asks is answered, what it tells is booked, what it leaves is closed.
+
+1. Each of its leases is one here, under the same id; the Board sees no difference to one of this process.
+2. When the worker is gone its leases are closed and its asks forgotten, at once and once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from proxy.failure import Failure, Kind
+from proxy.own import OwnAnswers
+from proxy.placed import PlacedSearch
+from proxy.report.choice import header_line
+from proxy.report.continuations import Result
+from proxy.report.record import Finished
+from proxy.search import Search
+from proxy.workers.figures import Record
+from proxy.workers.frames import Message, Report, Say, Tell, Wanted, ask_in, failure_in, failure_out
+from proxy.workers.worker import OUTCOMES
+from router.books import Usage
+from router.lease import Lease
+from router.nouns import Ask, Outcome, Refusal
+
+if TYPE_CHECKING:
+    from proxy.workers.brain import BrainGate
+    from proxy.workers.link import Link
+
+_SHOWN_ALREADY = Failure(Kind.NO_UNIT, "it has a failure to show, and that is shown")
+_ENOUGH_RETRIES = Failure(Kind.NO_UNIT, "no unit may be tried again: enough retries are under way")
+_new = tuple.__new__
+
+
+class Seat:
+    """One worker's. `link` is set before anything is heard."""
+
+    def __init__(self, brain: BrainGate, number: int, record: Record) -> None:
+        self.number = number
+        self.record = record
+        self.link: Link
+        self.report: Report | None = None
+        """The last one."""
+        self.accepting = False
+        self._brain = brain
+        self._asks: dict[int, Search] = {}
+        self._leases: dict[int, Lease] = {}
+        self._closed: tuple[int, Lease | None] = (0, None)
+        self._handlers: dict[int, Callable[..., None]] = {
+            Say.HELLO: self._hello,
+            Say.ACCEPTING: self._accepts,
+            Say.PICK: self._pick,
+            Say.LEAVE: self._leave,
+            Say.COMMIT: self._commit,
+            Say.CLOSE: self._close,
+            Say.WORKED: self._worked,
+            Say.BLAME: self._blame,
+            Say.FINISHED: self._finished,
+            Say.RARE: self._rare,
+            Say.DOUBT: self._doubt,
+            Say.MADE: brain.own_answers.made,
+            Say.TICK: self._tick,
+        }
+
+    def __len__(self) -> int:
+        """Leases that it has open."""
+        return len(self._leases)
+
+    def hear(self, message: Message) -> None:
+        """Act on what it says."""
+        self._handlers[message[0]](*message[1:])
+
+    def vacate(self) -> None:
+        """It is gone."""
+        for search in list(self._asks.values()):
+            search.leave()
+        self._asks.clear()
+        leases, self._leases = self._leases, {}
+        for lease in leases.values():
+            self._brain.close(lease, Outcome.GATE_ERROR)
+
+    # -- asks ----------------------------------------------------------------------------------------------
+
+    def _pick(self, number: int, plain: Message) -> None:
+        wanted = _new(Wanted, plain)
+        ask = _placed(ask_in(wanted.ask), self._brain.own_answers)
+        if isinstance(ask, Failure):
+            self._refuse(number, ask)
+            return
+        search = self._search(ask, wanted)
+        tell = partial(self._settle, number, search, wanted.received_at)
+        if wanted.queued:
+            if search.waits_again(tell):
+                self._asks[number] = search
+            else:
+                self._refuse(number, self._brain.explain(Refusal.FULL, ask))
+        elif wanted.draws and self._brain.has_enough_retries():
+            self._refuse(number, _ENOUGH_RETRIES)
+        else:
+            tell(search.pick(draws=wanted.draws, moved=wanted.moved))
+
+    def _search(self, ask: Ask, wanted: Wanted) -> Search:
+        if wanted.units is None:
+            search = Search(self._brain, wanted.size)
+        else:
+            search = PlacedSearch(self._brain, wanted.size)
+            search.units = wanted.units
+        search.ask = ask
+        search.history = search.history._replace(tried=wanted.tried)
+        search.failure = _SHOWN_ALREADY if wanted.failed else None
+        return search
+
+    def _settle(self, number: int, search: Search, received_at: float, answer: Lease | Refusal) -> None:
+        """What a pick, or later the queue, has to say."""
+        found = search.heed(answer, partial(self._settle, number, search, received_at))
+        if found is None:
+            self._asks[number] = search
+            return
+        self._asks.pop(number, None)
+        if isinstance(found, Failure):
+            self._refuse(number, found)
+            return
+        found.on_evict = partial(self._brain.evicted, self, number)
+        self._leases[number] = found
+        line = header_line(found, found.opened_at - received_at) if received_at else b""
+        self.link.send((Tell.GRANT, number, found.unit, found.opened_at, line))
+
+    def _refuse(self, number: int, why: Failure) -> None:
+        self.link.send((Tell.REFUSE, number, failure_out(why)))
+
+    def _leave(self, number: int) -> None:
+        if (search := self._asks.pop(number, None)) is not None:
+            search.leave()
+        elif (lease := self._leases.pop(number, None)) is not None:
+            # It was given a unit just now, and nothing was sent there.
+            self._brain.board.close(lease, self._brain.now())
+            self._brain.room()
+
+    # -- leases --------------------------------------------------------------------------------------------
+
+    def _commit(self, number: int, at: float) -> None:
+        lease = self._leases.get(number)
+        if lease is None or lease.committed:
+            return
+        lease.commit(at)
+        if lease.ask.stream:
+            lease.desk.life_at = max(lease.desk.life_at, at)
+            self._brain.routing.shown(lease)
+            # One prompt less to compute.
+            self._brain.room()
+
+    def _close(self, number: int, outcome: int, at: float) -> None:
+        lease = self._leases.pop(number, None)
+        self._closed = number, lease
+        if lease is not None:
+            self._brain.close(lease, OUTCOMES[outcome], at)
+
+    def _worked(self, number: int, events: int, usage: Message | None, at: float, was_paused: bool) -> None:
+        if (lease := self._lease(number)) is not None:
+            lease.was_paused = was_paused
+            used = None if usage is None else Usage(*usage)
+            self._brain.worked(lease, events, used, at)
+
+    def _blame(self, number: int, failure: Message) -> None:
+        if (lease := self._lease(number)) is not None:
+            self._brain.blame(lease, failure_in(failure))
+
+    def _lease(self, number: int) -> Lease | None:
+        """One that is open, or was closed with the last word about leases."""
+        closed, lease = self._closed
+        return lease if closed == number else self._leases.get(number)
+
+    # -- what else it tells --------------------------------------------------------------------------------
+
+    def _hello(self, view: dict[str, Any] | None, leases: list[Message]) -> None:
+        if view is not None:
+            self._brain.learn(view)
+        for number, unit, ask, opened_at, retry, first_at, paused in leases:
+            lease = self._brain.adopt(unit, ask_in(ask), opened_at, retry=retry)
+            if lease is None:
+                continue
+            lease.paused = paused
+            if first_at:
+                lease.committed, lease.first_at = True, first_at
+                # When its prompt was done is not known here, so nothing is learnt of that.
+                lease.desk.books.show(lease, self._brain.now())
+            lease.on_evict = partial(self._brain.evicted, self, number)
+            self._leases[number] = lease
+
+    def _accepts(self) -> None:
+        self.accepting = True
+        self._brain.on_accepting()
+
+    def _finished(
+        self,
+        route: str,
+        status: int,
+        unit: str,
+        ttft_s: float | None,
+        duration_s: float,
+        bytes_in: int,
+        bytes_out: int,
+    ) -> None:
+        self.record.requests += 1
+        self._brain.metrics.finished(
+            Finished(
+                request_id="",
+                peer="",
+                method="",
+                path="",
+                route=route,
+                model="",
+                status=status,
+                code="",
+                unit=unit,
+                outcome=Outcome.OK,
+                attempts=0,
+                ttft_s=ttft_s,
+                duration_s=duration_s,
+                events=0,
+                bytes_in=bytes_in,
+                bytes_out=bytes_out,
+            )
+        )
+
+    def _rare(self, name: str, what: tuple[Any, ...]) -> None:
+        _RARE[name](self._brain, *what)
+
+    def _doubt(self, unit: str, version: int) -> None:
+        if version == self._brain.version:
+            self._brain.doubt(unit)
+
+    def _tick(self, *plain: Any) -> None:
+        self.report = _new(Report, plain)
+        self.record.take(self.report)
+        self._brain.reported(self.report)
+        for number, paused in self.report.paused:
+            if (lease := self._leases.get(number)) is not None:
+                lease.paused = paused
+                if not paused:
+                    lease.desk.work_at = max(lease.desk.work_at, self.report.at)
+
+
+def _placed(ask: Ask, own: OwnAnswers) -> Ask | Failure:
+    """The ask, bound to the unit that has what it follows."""
+    if ask.unit == "":
+        return own.sticky_ask(b"/v1/responses/" + (ask.follows or "").encode("latin-1"))
+    return own.placed(ask)
+
+
+def _continued(brain: BrainGate, unit: str, result: str, reason: str) -> None:
+    brain.continuations.note(unit, Result(result), reason)
+
+
+_RARE: dict[str, Callable[..., None]] = {
+    "continuation": _continued,
+    "balancer": lambda brain, *told: brain.balancers.told(*told),
+    "trouble": lambda brain, reason: brain.own_trouble(reason),
+    "retry": lambda brain, unit: brain.metrics.retry(unit),
+}

@@ -1,0 +1,275 @@
+"""The first process of a gate with workers: starts the brain and the workers, and replaces those that end.
+
+1. It has neither a loop nor a thread, so that a process forked from it begins clean and at once.
+2. Signals come here, and are passed on; so do the service manager's words. All have the listeners, of which
+   there is one each.
+3. Whoever has served is replaced when it ends. One that ends before the gate has served ends the gate.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import selectors
+import signal
+import socket
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import uvloop
+
+from proxy.app import LISTEN, Reload, listeners_of
+from proxy.handover.inheritance import Inheritance
+from proxy.handover.successor import Listeners
+from proxy.report.log import log_line
+from proxy.service_manager import notify
+from proxy.settings import Settings
+from proxy.workers import control
+from proxy.workers.brain_app import run_brain
+from proxy.workers.room import check_descriptors
+from proxy.workers.turns import Page
+from proxy.workers.worker_app import run_worker
+
+BRAIN = -1
+"""Its number; workers count from 0."""
+LIVED_S = 5.0
+"""One that has lived for so long is replaced at once; others after a pause, doubled each time."""
+PAUSE_S = 0.1
+PAUSE_MAX_S = 5.0
+LATE_S = 30.0
+"""So long after all should have ended they are killed."""
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
+_ENDING = (signal.SIGTERM, signal.SIGINT)
+
+
+@dataclass(slots=True, eq=False)
+class Child:
+    """One process."""
+
+    number: int
+    pid: int
+    line: socket.socket
+    began_at: float
+
+    @property
+    def name(self) -> str:
+        """What it is, for people."""
+        what = "the brain" if self.number == BRAIN else f"worker {self.number}"
+        return f"{what} (process {self.pid})"
+
+
+def supervise(settings: Settings, reload: Reload, heritage: Inheritance | None) -> int:
+    """Run a gate with workers until it is told to stop; returns the exit code.
+
+    Raises ConfigError when there are too many workers, OSError when it cannot listen.
+    """
+    check_descriptors(settings.workers)
+    listeners = asyncio.run(listeners_of(settings, heritage))
+    return Supervisor(settings, reload, listeners, heritage).run()
+
+
+class Supervisor:
+    """All processes of one gate."""
+
+    def __init__(
+        self, settings: Settings, reload: Reload, listeners: Listeners, heritage: Inheritance | None
+    ) -> None:
+        self._settings = settings
+        self._reload = reload
+        self._listeners = listeners
+        self._heritage = heritage
+        self._page = Page(settings.workers)
+        self._selector = selectors.DefaultSelector()
+        self._woken, self._waker = socket.socketpair()
+        self._children: dict[int, Child] = {}
+        self._due: dict[int, float] = {}
+        """Who is to be started, and when."""
+        self._short_lives: dict[int, int] = {}
+        self._brains = 0
+        self._served = False
+        self._end_by: float | None = None
+        self._code = 0
+
+    def run(self) -> int:
+        """Returns when all processes have ended."""
+        for sock in (self._woken, self._waker):
+            sock.setblocking(False)
+        signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
+        for each in _SIGNALS:
+            signal.signal(each, lambda _number, _frame: None)
+        self._selector.register(self._woken, selectors.EVENT_READ)
+        gc.collect()
+        gc.freeze()
+        self._start(BRAIN)
+        if self._heritage is not None:
+            self._heritage.leave_to_child()
+            self._heritage = None
+        for number in range(self._settings.workers):
+            self._start(number)
+        while self._children or self._due:
+            self._wait()
+        return self._code
+
+    # -- processes -----------------------------------------------------------------------------------------
+
+    def _start(self, number: int) -> None:
+        self._due.pop(number, None)
+        ours, theirs = control.pair()
+        pid = os.fork()
+        if pid == 0:
+            self._become(number, ours, theirs)
+        theirs.close()
+        child = self._children[number] = Child(number, pid, ours, time.monotonic())
+        self._selector.register(ours, selectors.EVENT_READ, child)
+        self._brains += number == BRAIN
+        # Whoever is new is introduced to those on the other side.
+        for other in list(self._children):
+            if (other == BRAIN) is not (number == BRAIN):
+                self._introduce(max(number, other))
+
+    def _introduce(self, worker: int) -> None:
+        """Give the brain and a worker the two ends of a socket."""
+        one, other = socket.socketpair()
+        with one, other:
+            self._tell(self._children[BRAIN], {"do": "meet", "worker": worker}, one)
+            self._tell(self._children[worker], {"do": "meet", "worker": worker}, other)
+
+    def _tell(self, child: Child, what: dict[str, Any], passed: socket.socket | None = None) -> None:
+        # One that is gone, or does not read, is seen to elsewhere.
+        with suppress(OSError):
+            control.send(child.line, what, passed)
+
+    def _become(self, number: int, ours: socket.socket, line: socket.socket) -> None:
+        """What a forked process does, to its end."""
+        code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            for each in _SIGNALS:
+                # They may be sent to all processes of a service; what they mean comes from the supervisor.
+                signal.signal(each, signal.SIG_IGN)
+            self._selector.close()
+            for sock in (ours, self._woken, self._waker, *(child.line for child in self._children.values())):
+                sock.close()
+            code = uvloop.run(self._brain(line) if number == BRAIN else self._worker(number, line))
+        except BaseException as error:
+            log_line("error", f"{'the brain' if number == BRAIN else f'worker {number}'} failed: {error!r}")
+        finally:
+            os._exit(code)
+
+    async def _brain(self, line: socket.socket) -> int:
+        restarts = self._brains
+        return await run_brain(self._settings, self._reload, self._listeners, line, self._heritage, restarts)
+
+    async def _worker(self, number: int, line: socket.socket) -> int:
+        mine = []
+        for name, listeners in self._listeners.items():
+            for listener in listeners:
+                if name.startswith(LISTEN):
+                    mine.append(listener)
+                else:
+                    listener.close()
+        return await run_worker(self._settings, mine, line, self._page, number)
+
+    def _ended(self, child: Child) -> None:
+        """A process is gone."""
+        _, status = os.waitpid(child.pid, 0)
+        self._selector.unregister(child.line)
+        child.line.close()
+        del self._children[child.number]
+        if child.number != BRAIN:
+            self._page.leave(child.number)
+        if self._end_by is not None:
+            return
+        how = f"killed by signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else "at its end"
+        if os.WIFEXITED(status):
+            how = f"at its end with code {os.WEXITSTATUS(status)}"
+        if not self._served:
+            log_line("error", f"{child.name} is {how} before the gate has served anyone; the gate ends")
+            self._code = 1
+            self._pass_on(signal.SIGINT)
+            return
+        pause_s = self._pause_s(child)
+        when = f"in {pause_s:g} s" if pause_s else "now"
+        log_line("error", f"{child.name} is {how}; another is started {when}")
+        self._due[child.number] = time.monotonic() + pause_s
+
+    def _pause_s(self, child: Child) -> float:
+        if time.monotonic() - child.began_at >= LIVED_S:
+            self._short_lives[child.number] = 0
+            return 0.0
+        count = self._short_lives[child.number] = self._short_lives.get(child.number, 0) + 1
+        # The first time it may well have been an accident.
+        return 0.0 if count == 1 else min(PAUSE_S * 2.0**count, PAUSE_MAX_S)
+
+    # -- what comes ----------------------------------------------------------------------------------------
+
+    def _wait(self) -> None:
+        """Wait for something to happen, and act on it."""
+        due = min(self._due.values(), default=None)
+        left_s = 1.0 if due is None else max(0.0, due - time.monotonic())
+        for key, _ in self._selector.select(left_s):
+            if key.data is None:
+                for number in self._woken.recv(64):
+                    self._signalled(number)
+            else:
+                self._heard(key.data)
+        for number in [number for number, at in self._due.items() if at <= time.monotonic()]:
+            self._start(number)
+        self._bury()
+        if self._end_by is not None and time.monotonic() > self._end_by:
+            self._end_by = time.monotonic() + LATE_S
+            for child in self._children.values():
+                log_line("error", f"{child.name} should have ended long ago, and is killed")
+                os.kill(child.pid, signal.SIGKILL)
+
+    def _heard(self, child: Child) -> None:
+        received = control.receive(child.line)
+        if received is None:
+            self._ended(child)
+            return
+        what, _ = received
+        if what["do"] == "ready":
+            self._served = True
+        else:
+            notify(*what["words"])
+            if any(word.startswith("MAINPID=") for word in what["words"]):
+                # There is a successor. What workers have ends there.
+                self._end()
+                self._pass_on(signal.SIGUSR2, but=BRAIN)
+
+    def _signalled(self, number: int) -> None:
+        if number not in _ENDING:
+            # Units, cells and successors are the brain's.
+            if (brain := self._children.get(BRAIN)) is not None:
+                self._tell(brain, {"do": "signal", "number": number})
+            return
+        notify("STOPPING=1")
+        self._pass_on(number)
+
+    def _pass_on(self, number: int, but: int | None = None) -> None:
+        if number in _ENDING:
+            self._end()
+        for child in self._children.values():
+            if child.number != but:
+                self._tell(child, {"do": "signal", "number": number})
+
+    def _end(self) -> None:
+        """Nobody is replaced any more, and those that accept are the last to hold the listeners."""
+        self._due.clear()
+        timeouts = self._settings.timeouts
+        self._end_by = time.monotonic() + timeouts.drain_delay_s + timeouts.drain_s + LATE_S
+        for listeners in self._listeners.values():
+            for listener in listeners:
+                listener.close()
+
+    def _bury(self) -> None:
+        """As the first process of a container it also gets the orphans of those that ended."""
+        known = {child.pid for child in self._children.values()}
+        with suppress(ChildProcessError):
+            while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+                if found.si_pid in known:
+                    return
+                os.waitpid(found.si_pid, 0)

@@ -1,0 +1,172 @@
+"""Whose turn it is to accept: workers share one listener, and the one with the fewest clients takes the next.
+
+Each worker writes what it has into a page of memory that all of them see, and looks there before it accepts.
+One whose turn it is not leaves the connection to the others; should they leave it as well (one of them is
+stuck, or has just ended), it takes it a moment later all the same. Why so: docs/decisions/016-workers.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import mmap
+import socket
+import ssl
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from proxy.settings import Address
+from proxy.wire.listeners import Entrance
+
+YIELD_S = 0.003
+"""For so long a worker whose turn it is not looks away from the listener."""
+PAUSE_S = 1.0
+"""Out of descriptors, or of memory: to look again at once would be to spin."""
+AT_ONCE = 16
+"""So many connections are accepted before anything else is done."""
+_ABSENT = 0xFFFFFFFF
+_SLOT = 2
+_SHORT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+
+class Page:
+    """What each worker has: clients now, and how many it ever took. To be made before the workers are."""
+
+    def __init__(self, workers: int) -> None:
+        self._shared = mmap.mmap(-1, workers * _SLOT * 4)
+        self._slots = memoryview(self._shared).cast("I")
+        self._workers = range(workers)
+        for worker in self._workers:
+            self.leave(worker)
+
+    def enter(self, worker: int, clients: int) -> None:
+        """It accepts now, and counts as having taken as many as the others: else all would be its own."""
+        taken = [
+            self._slots[_SLOT * each + 1] for each in self._workers if self._slots[_SLOT * each] != _ABSENT
+        ]
+        self._slots[_SLOT * worker + 1] = max(taken, default=0)
+        self.note(worker, clients)
+
+    def leave(self, worker: int) -> None:
+        """It accepts no more."""
+        self._slots[_SLOT * worker] = _ABSENT
+
+    def note(self, worker: int, clients: int) -> None:
+        """It has so many clients."""
+        self._slots[_SLOT * worker] = clients
+
+    def take(self, worker: int) -> None:
+        """It has taken one."""
+        self._slots[_SLOT * worker] += 1
+        self._slots[_SLOT * worker + 1] = (self._slots[_SLOT * worker + 1] + 1) & 0x7FFFFFFF
+
+    def is_next(self, worker: int) -> bool:
+        """Whether none has less than it."""
+        slots = self._slots
+        own = slots[_SLOT * worker], slots[_SLOT * worker + 1]
+        return all(own <= (slots[_SLOT * each], slots[_SLOT * each + 1]) for each in self._workers)
+
+
+class SharedEntrance(Entrance):
+    """Accepts in turns with other workers. `clients` says how many there are, `trouble` is told why none can
+    be accepted.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        connection: Callable[[], asyncio.Protocol],
+        page: Page,
+        worker: int,
+        *,
+        clients: Callable[[], int],
+        trouble: Callable[[str], None],
+    ) -> None:
+        super().__init__(loop, connection)
+        self._page = page
+        self._worker = worker
+        self._clients = clients
+        self._trouble = trouble
+        self._away: dict[socket.socket, asyncio.TimerHandle] = {}
+        self._patient: set[socket.socket] = set()
+        """Listeners that were left to the others once already."""
+        self._arriving: set[asyncio.Task[Any]] = set()
+
+    async def open(
+        self,
+        _address: Address,
+        listeners: Sequence[socket.socket],
+        tls: ssl.SSLContext | None,
+        _backlog: int,
+    ) -> None:
+        """Accept on `listeners`."""
+        self._listeners, self._tls = listeners, tls
+        self._page.enter(self._worker, self._clients())
+        for listener in listeners:
+            self._loop.add_reader(listener, self._knock, listener)
+
+    @property
+    def port(self) -> int:
+        """The port listened on; 0: none."""
+        port: int = self._listeners[0].getsockname()[1] if self._listeners else 0
+        return port
+
+    def tick(self) -> None:
+        """Let the others know how many clients there are now."""
+        if self._listeners:
+            self._page.note(self._worker, self._clients())
+
+    def close(self) -> None:
+        """Accept no more."""
+        self._page.leave(self._worker)
+        listeners, self._listeners = self._listeners, ()
+        for listener in listeners:
+            if (handle := self._away.pop(listener, None)) is not None:
+                handle.cancel()
+            else:
+                self._loop.remove_reader(listener)
+            listener.close()
+
+    def _knock(self, listener: socket.socket) -> None:
+        """Somebody is there."""
+        page, own = self._page, self._worker
+        page.note(own, self._clients() + len(self._arriving))
+        is_patient = listener in self._patient
+        self._patient.discard(listener)
+        for _ in range(AT_ONCE):
+            if not is_patient and not page.is_next(own):
+                self._patient.add(listener)
+                self._look_away(listener, YIELD_S)
+                return
+            is_patient = False
+            try:
+                sock, _ = listener.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno in _SHORT:
+                    self._trouble(f"no client can be accepted: {error.strerror}")
+                self._look_away(listener, PAUSE_S)
+                return
+            page.take(own)
+            self._welcome(sock)
+
+    def _look_away(self, listener: socket.socket, pause_s: float) -> None:
+        self._loop.remove_reader(listener)
+        self._away[listener] = self._loop.call_later(pause_s, self._look_again, listener)
+
+    def _look_again(self, listener: socket.socket) -> None:
+        del self._away[listener]
+        self._loop.add_reader(listener, self._knock, listener)
+
+    def _welcome(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        task = self._loop.create_task(self._connect(sock))
+        self._arriving.add(task)
+        task.add_done_callback(self._arriving.discard)
+
+    async def _connect(self, sock: socket.socket) -> None:
+        # It may have left meanwhile, or TLS does not come about.
+        with suppress(OSError):
+            await self._loop.connect_accepted_socket(self._connection, sock, ssl=self._tls)

@@ -1,0 +1,360 @@
+"""A worker's gate: has clients, relays and stitches; the brain has the Board, and everything is asked there.
+
+1. What happens to a lease here is told there, in its order. Per token nothing is said: what tokens show is
+   told once a tick.
+2. Without a brain streams go on. What is to be told waits for the next one, and so do asks, for a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import ssl
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from proxy.exchange import Exchange
+from proxy.failure import Failure, Kind
+from proxy.gate import Gate, ReadLarge
+from proxy.handover.view import view_of
+from proxy.report.access_log import AccessLog
+from proxy.report.events import EventLog
+from proxy.report.record import Finished
+from proxy.settings import Settings
+from proxy.wire.downstream import ClientConnection
+from proxy.wire.memory import BodyMemory
+from proxy.wire.request import Request
+from proxy.workers.accounts import Accounts
+from proxy.workers.copy import fleet_in, take
+from proxy.workers.frames import Message, Pulse, Say, Tell, Wanted, ask_out, failure_in, failure_out
+from proxy.workers.link import Link
+from proxy.workers.remote import (
+    RemoteExchange,
+    RemoteExplainedExchange,
+    RemoteLease,
+    RemotePlacedExchange,
+    RemoteSearch,
+)
+from proxy.workers.told import far_parts
+from proxy.workers.turns import Page, SharedEntrance
+from router.books import Usage
+from router.desk import Desk
+from router.lease import Lease
+from router.nouns import Fleet, Outcome, Refusal, Verdict
+
+WITHOUT_BRAIN_S = 1.0
+"""So long an ask waits for a brain; a new one is there after a tenth of it."""
+SILENT_S = 1.0
+"""A brain that has not been heard for so long is taken for lost; it speaks four times a second."""
+UNSAID_MAX = 65_536
+OUTCOMES = tuple(Outcome)
+OUTCOME_INDEX = {outcome: index for index, outcome in enumerate(OUTCOMES)}
+
+
+class WorkerGate(Gate):
+    """A gate whose Board is a copy of the brain's. It neither judges nor picks."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        loop: asyncio.AbstractEventLoop,
+        rng: random.Random,
+        *,
+        events: EventLog,
+        access_log: AccessLog,
+        read_large: ReadLarge,
+        unit_tls: ssl.SSLContext | None = None,
+        entrance: tuple[Page, int],
+    ) -> None:
+        super().__init__(
+            settings,
+            loop,
+            rng,
+            events=events,
+            access_log=access_log,
+            read_large=read_large,
+            unit_tls=unit_tls,
+        )
+        page, number = entrance
+        share = max(settings.limits.bodies_bytes // settings.workers, settings.limits.body_bytes)
+        self.memory = BodyMemory(share)
+        self._shared = SharedEntrance(
+            loop,
+            lambda: ClientConnection(self),
+            page,
+            number,
+            clients=lambda: len(self.clients),
+            trouble=lambda reason: self.rare("trouble", reason),
+        )
+        self._entrance = self._shared
+        self.version = 0
+        """Of the fleet, as the brain counts."""
+        self.accounts = Accounts(self)
+        self.opened = asyncio.Event()
+        """The brain lets clients in."""
+        self._accepts = False
+        self._link: Link | None = None
+        self._unsaid: deque[Message] = deque(maxlen=UNSAID_MAX)
+        self._heard_at = self.now()
+        self._number = 0
+        self._asks: dict[int, tuple[RemoteSearch, Wanted]] = {}
+        self._leases: dict[int, RemoteLease] = {}
+        self._lag_s = 0.0
+        self._handlers: dict[int, Callable[..., None]] = {
+            Tell.FLEET: self._take_fleet,
+            Tell.UNITS: self._take_units,
+            Tell.PULSE: self._take_pulse,
+            Tell.OPEN: self.opened.set,
+            Tell.GRANT: self._granted,
+            Tell.REFUSE: self._refused_by_brain,
+            Tell.EVICT: self._evict,
+        }
+        far = far_parts(self)
+        self.own_answers, self.continuations, self.routing = far.own_answers, far.continuations, far.routing
+        self.balancers, self._vigil, self._orca_told, self.metrics = (
+            far.balancers,
+            far.vigil,
+            far.orca,
+            far.metrics,
+        )
+        self.orca = far.orca
+
+    # -- the brain -----------------------------------------------------------------------------------------
+
+    def meet(self) -> Link:
+        """There is a brain, to be connected by what is returned: the first, or one after another."""
+        before = self._link
+        link = Link(self._loop, self._hear, lambda: self._lost(link))
+        self._link, self._heard_at = link, self.now()
+        if before is not None:
+            before.close()
+        link.send((Say.HELLO, view_of(self.board) if self.version else None, self._open_leases()))
+        if self._accepts:
+            link.send((Say.ACCEPTING,))
+        while self._unsaid:
+            link.send(self._unsaid.popleft())
+        for number, (_, wanted) in self._asks.items():
+            link.send((Say.PICK, number, tuple(wanted)))
+        return link
+
+    def accepts(self) -> None:
+        """Clients are let in."""
+        self._accepts = True
+        self.say((Say.ACCEPTING,))
+
+    def is_brainless(self) -> bool:
+        """Whether there is nobody to ask."""
+        return self._link is None or self.now() - self._heard_at > SILENT_S
+
+    def say(self, message: Message) -> None:
+        """Say something that is to be acted on at once."""
+        if self._link is not None:
+            self._link.send(message)
+        else:
+            self._unsaid.append(message)
+
+    def mention(self, message: Message) -> None:
+        """Say something for which nobody waits."""
+        if self._link is not None:
+            self._link.later(message)
+        else:
+            self._unsaid.append(message)
+
+    def rare(self, name: str, *what: Any) -> None:
+        """Tell of what seldom happens."""
+        self.mention((Say.RARE, name, what))
+
+    def _hear(self, message: Message) -> None:
+        self._heard_at = self.now()
+        self._handlers[message[0]](*message[1:])
+
+    def _lost(self, link: Link) -> None:
+        if link is not self._link:
+            return
+        self._link = None
+        for number in self._asks:
+            self._loop.call_later(WITHOUT_BRAIN_S, self._give_up, number)
+
+    def _open_leases(self) -> list[Message]:
+        return [
+            (
+                number,
+                lease.unit,
+                ask_out(lease.ask),
+                lease.opened_at,
+                lease.retry,
+                lease.first_at,
+                lease.paused,
+            )
+            for number, lease in self._leases.items()
+        ]
+
+    # -- asks ----------------------------------------------------------------------------------------------
+
+    def ask(self, search: RemoteSearch, wanted: Wanted) -> int:
+        """Have the brain find a unit; `search` is told. The id of the question, and of the lease."""
+        self._number = number = self._number + 1
+        self._asks[number] = search, wanted
+        if self._link is not None:
+            self._link.send((Say.PICK, number, tuple(wanted)))
+        if self.is_brainless():
+            self._loop.call_later(WITHOUT_BRAIN_S, self._give_up, number)
+        return number
+
+    def leave(self, number: int) -> None:
+        """Nobody waits for that answer any more."""
+        if self._asks.pop(number, None) is not None:
+            self.mention((Say.LEAVE, number))
+
+    def _granted(self, number: int, unit: str, at: float, line: bytes) -> None:
+        if number not in self._asks:
+            # It was told that nobody waits.
+            return
+        search, _ = self._asks.pop(number)
+        desk = self.board.desks[unit]
+        lease = RemoteLease(self, number, desk, search.ask, at, retry=search.draws, line=line)
+        self._leases[number] = lease
+        desk.leases[lease] = None
+        self.board.in_flight += 1
+        self.board.retries_in_flight += lease.retry
+        search.told(lease)
+
+    def _refused_by_brain(self, number: int, why: Message) -> None:
+        if number in self._asks:
+            search, _ = self._asks.pop(number)
+            search.told(Refusal.NO_UNIT, failure_in(why))
+
+    def _give_up(self, number: int) -> None:
+        if number in self._asks and self.is_brainless():
+            search, _ = self._asks.pop(number)
+            self.mention((Say.LEAVE, number))
+            reason = "the process that knows the units has ended, and another is being started; retry"
+            search.told(Refusal.NO_UNIT, Failure(Kind.NO_BRAIN, reason))
+
+    def _evict(self, numbers: list[int]) -> None:
+        for number in numbers:
+            if (lease := self._leases.get(number)) is not None:
+                lease.evicted = True
+                if lease.on_evict is not None:
+                    lease.on_evict()
+
+    # -- what the brain tells ------------------------------------------------------------------------------
+
+    def _take_fleet(self, version: int, *fleet: Any) -> None:
+        self.version = version
+        self.configure(fleet_in(fleet))
+
+    def _take_units(self, units: list[dict[str, Any]]) -> None:
+        for known in units:
+            before = take(self.board, known)
+            desk = self.board.desks.get(known["name"])
+            if before is None or desk is None:
+                continue
+            fell = desk.case.verdict in (Verdict.DOWN, Verdict.STARTING)
+            if fell and (desk.case.verdict is not before.verdict or desk.case.since != before.since):
+                self._reach.distrust(desk)
+
+    def _take_pulse(self, *told: Any) -> None:
+        pulse = Pulse(*told)
+        for name, at in pulse.lives:
+            if (desk := self.board.desks.get(name)) is not None:
+                desk.life_at = max(desk.life_at, at)
+        self.accounts.heard(pulse.lives)
+        self._orca_told.take(*pulse.orca)
+        self.board.panic_at = pulse.panic_at
+
+    # -- what a gate does ----------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Tick; the units come from the brain."""
+        self._schedule_tick()
+
+    def configure(self, fleet: Fleet) -> str:
+        """Take over the brain's fleet."""
+        old = dict(self.board.desks)
+        changes = self.board.configure(fleet, self.now())
+        for unit in changes.removed:
+            self._reach.leave(old[unit.name])
+            self.accounts.forget(old[unit.name])
+        return ""
+
+    def exchange(self, client: ClientConnection, request: Request) -> Exchange:
+        """The exchange that answers `request`."""
+        if request.is_placed:
+            return RemotePlacedExchange(self, client, request)
+        return (RemoteExplainedExchange if request.is_explained else RemoteExchange)(self, client, request)
+
+    def committed(self, lease: RemoteLease, at: float) -> None:
+        """A lease has shown something."""
+        self.mention((Say.COMMIT, lease.id, at))
+
+    def close(self, lease: Lease, outcome: Outcome, at: float | None = None) -> None:
+        """Close a lease here and there."""
+        assert isinstance(lease, RemoteLease)
+        now = self.now() if at is None else at
+        self.board.close(lease, now)
+        self.accounts.paused.pop(lease.id, None)
+        del self._leases[lease.id]
+        self.mention((Say.CLOSE, lease.id, OUTCOME_INDEX[outcome], now))
+
+    def worked(self, lease: Lease, events: int, usage: Usage | None, at: float | None = None) -> None:
+        """A generation has ended well."""
+        assert isinstance(lease, RemoteLease)
+        now = self.now() if at is None else at
+        told = None if usage is None else tuple(usage)
+        self.mention((Say.WORKED, lease.id, events, told, now, lease.was_paused))
+
+    def blame(self, lease: Lease, failure: Failure) -> None:
+        """A request failed."""
+        assert isinstance(lease, RemoteLease)
+        self.say((Say.BLAME, lease.id, failure_out(failure)))
+
+    def finished(self, record: Finished) -> None:
+        """A request is over."""
+        r = record
+        self.mention(
+            (Say.FINISHED, r.route, r.status, r.unit, r.ttft_s, r.duration_s, r.bytes_in, r.bytes_out)
+        )
+        self._access_log.write(record)
+
+    def room(self) -> None:
+        """It is the brain who serves those that wait."""
+
+    def connections(self) -> int:
+        """How many there are to units."""
+        return len(self._reach)
+
+    def log_dropped(self) -> int:
+        """Lines that the access log has lost."""
+        return self._access_log.dropped
+
+    async def _close(self) -> None:
+        await super()._close()
+        if self._link is not None:
+            self.mention((Say.TICK, *self.accounts.report(self.now(), 0.0)))
+            self._link.close()
+            # One turn for what was said to go out.
+            await asyncio.sleep(0)
+
+    def _doubt(self, desk: Desk) -> None:
+        if not desk.retired:
+            desk.doubted_at = self.now()
+            self.say((Say.DOUBT, desk.unit.name, self.version))
+
+    def _tick(self) -> None:
+        now = self.now()
+        lag_s = max(0.0, now - self._due)
+        for client in list(self.clients):
+            client.tick(now)
+        for desk in self.board:
+            if desk.leases:
+                desk.pace.mark(now)
+        self._reach.tick(now)
+        self._shared.tick()
+        if self.is_leaving() and not self.clients:
+            self._empty.set()
+        self._access_log.flush()
+        if self._link is not None:
+            self.say((Say.TICK, *self.accounts.report(now, lag_s)))
+        self._schedule_tick()

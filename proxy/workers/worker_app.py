@@ -1,0 +1,84 @@
+"""A worker as a process: a gate with clients, without a Board of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+import time
+from collections.abc import Sequence
+
+from proxy.app import calm_the_collector
+from proxy.large import LargeBodies
+from proxy.life import Life
+from proxy.report.access_log import AccessLog, Sink, stdout_sink
+from proxy.report.events import EventLog
+from proxy.settings import Settings
+from proxy.tls import client_context, unit_context
+from proxy.workers.control import Control
+from proxy.workers.turns import Page
+from proxy.workers.worker import WorkerGate
+
+LINES_BYTES = 4096
+"""What a pipe takes as one piece (PIPE_BUF), so that lines of several workers do not mix."""
+
+
+class WholeLines:
+    """A sink that many processes write to: it gets whole lines, as many at once as stay in one piece."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+
+    def write(self, data: memoryview, /) -> int | None:
+        """Write the first lines of `data`; how many bytes were taken."""
+        head = bytes(data[:LINES_BYTES])
+        end = head.rfind(b"\n") + 1 if len(data) > LINES_BYTES else len(head)
+        return self._sink.write(data[: end or LINES_BYTES])
+
+
+async def run_worker(
+    settings: Settings, listeners: Sequence[socket.socket], control: socket.socket, page: Page, number: int
+) -> int:
+    """Be worker `number` until told to end."""
+    loop, large = asyncio.get_running_loop(), LargeBodies()
+    gate = WorkerGate(
+        settings,
+        loop,
+        random.Random(),
+        events=EventLog(time.time, settings.rules.passes),
+        access_log=AccessLog(settings.access_log, WholeLines(stdout_sink()), time.time),
+        read_large=large.read,
+        unit_tls=unit_context(settings.tls),
+        entrance=(page, number),
+    )
+    line, tasks = Control(control), set[asyncio.Task[None]]()
+
+    def meet(_: int, sock: socket.socket) -> None:
+        task = loop.create_task(gate.meet().connect(sock))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    line.on_socket = meet
+    life = Life(gate, settings.timeouts, lambda: None, _handed_over, on_signal=line.on_signal, pid=0)
+    line.open()
+    gate.begin()
+    accepting = loop.create_task(_accept(gate, listeners))
+    calm_the_collector()
+    try:
+        await life.run()
+    finally:
+        accepting.cancel()
+        large.close()
+    return 0
+
+
+async def _accept(gate: WorkerGate, listeners: Sequence[socket.socket]) -> None:
+    """Let clients in once the brain does."""
+    await gate.opened.wait()
+    await gate.listen(client_context(gate.settings.tls), listeners)
+    gate.accepts()
+
+
+async def _handed_over() -> bool:
+    """The supervisor passes SIGUSR2 on to workers once there is a successor."""
+    return True
