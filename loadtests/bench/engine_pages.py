@@ -5,7 +5,10 @@ The page of metrics is as large as vLLM's, for whoever reads it pays for its len
 
 import json
 import time
+from array import array
 from collections.abc import Callable
+
+import orjson
 
 from loadtests.bench import payload
 
@@ -64,10 +67,20 @@ def _detokenize(_: Counters, body: bytes) -> tuple[bytes, bytes]:
     return b"application/json", json.dumps({"prompt": text}).encode()
 
 
+def _render(_: Counters, body: bytes) -> tuple[bytes, bytes]:
+    """What vllm-router's cache_aware asks for before each request. A token for each four bytes."""
+    given = orjson.loads(body)
+    text = _rendered(given["messages"]).encode()
+    tokens = array("I", text[: len(text) // 4 * 4]).tolist()
+    answer = {"request_id": "render", "token_ids": tokens, "model": payload.MODEL, "sampling_params": {}}
+    return b"application/json", orjson.dumps(answer)
+
+
 PAGES: dict[bytes, Page] = {
     b"/health": lambda *_: (b"text/plain", b""),
     b"/v1/models": lambda *_: (b"application/json", _MODELS.encode()),
     b"/metrics": _metrics,
     b"/tokenize": _tokenize,
     b"/detokenize": _detokenize,
+    b"/v1/chat/completions/render": _render,
 }

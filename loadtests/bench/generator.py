@@ -202,7 +202,7 @@ class Streams(Load):
         ]
         await asyncio.sleep(self.args.spread_s)
         give_up_at = time.monotonic() + TIMEOUT_S
-        while not all(each.body for each in self.connections) and not self.tally.errors:
+        while not all(each.first_body_at for each in self.connections) and not self.tally.errors:
             if time.monotonic() > give_up_at:
                 self.tally.errors.append(f"not all streams had begun after {TIMEOUT_S:.0f} s")
             await asyncio.sleep(0.05)
