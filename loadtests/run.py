@@ -107,9 +107,11 @@ def _wait_until_ready(gate: subprocess.Popen[bytes], options: argparse.Namespace
     """The first model served once a unit is up; "" when none came up in time; None when the gate ended."""
     deadline = time.monotonic() + READY_S
     while gate.poll() is None and time.monotonic() < deadline:
-        if (body := _get(options.listen, "/v1/models")) and _get(options.admin, "/readyz"):
+        # In this order: what a unit serves may be known only after it is up.
+        if _get(options.admin, "/readyz") and (body := _get(options.listen, "/v1/models")):
             models = yaml.safe_load(body)["data"]
-            return str(models[0]["id"]) if models else ""
+            if models:
+                return str(models[0]["id"])
         time.sleep(0.1)
     return "" if gate.poll() is None else None
 
