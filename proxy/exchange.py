@@ -142,7 +142,7 @@ class Exchange:
             return
         if isinstance(ask, Ask):
             request = self._request
-            ask = self._gate.wishes.heed(ask, request.wishes, request.received_at)
+            ask = self._gate.wishes.heed(ask, request.fields, request.received_at)
         if isinstance(ask, Failure):
             self._answer.refuse(ask)
             return

@@ -40,6 +40,7 @@ from proxy.settings import TICK_S, Settings
 from proxy.vigil import Vigil
 from proxy.watch import Watch
 from proxy.wire.downstream import ClientConnection
+from proxy.wire.heads import REQUEST_FIELDS
 from proxy.wire.listeners import Entrance
 from proxy.wire.memory import BodyMemory
 from proxy.wire.pool import Pool
@@ -118,7 +119,7 @@ class Gate:
         self.take_over: Callable[[Settings], str] = lambda anew: self.configure(anew.fleet)
         self.own_answers = OwnAnswers(self.board)
         self.wishes = Wishes(settings.headers)
-        self.heeded = self.wishes.names
+        self.fields_read = REQUEST_FIELDS | self.wishes.names
         self.balancers = Balancers()
         self.peers = Peers(settings.trusted)
         self.continuations = Continuations(self.metrics, events)

@@ -27,6 +27,7 @@ _RECORD, _FIELD = b"\x1e", b"\x1f"
 _PREAMBLE = ("tools", "functions", "documents", "instructions", "system")
 _PREAMBLE_SET = frozenset(_PREAMBLE)
 _PROMPTS = ("messages", "prompt", "input", "text", "text_input", "input_ids", "token_ids")
+_PROMPT_SET = frozenset(_PROMPTS)
 _MEDIA = ("image_url", "video_url", "audio_url", "input_audio", "image", "source", "file", "file_data")
 _RENDERING = ("cache_salt", "chat_template", "chat_template_kwargs", "mm_processor_kwargs")
 """What makes all of a prompt another one."""
@@ -67,8 +68,8 @@ def canonical(data: dict[str, Any]) -> bytes:
             if value := data.get(name):
                 out += (_RECORD, name.encode(), _FIELD)
                 _content(value, out)
-    for name in _PROMPTS:
-        if name in data and (value := data[name]):
+    for name in _PROMPTS if len(found := _PROMPT_SET & data.keys()) > 1 else found:
+        if name in found and (value := data[name]):
             _prompt(value, out)
     return b"".join(out)
 

@@ -53,7 +53,7 @@ class Host(Protocol):
     """What the connections of one listener share."""
 
     limits: Limits
-    heeded: frozenset[bytes]
+    fields_read: frozenset[bytes]
     memory: BodyMemory
     clients: dict[ClientConnection, None]
 
@@ -87,7 +87,7 @@ class ClientConnection(asyncio.Protocol):
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        self._reader = RequestReader(self, host.limits, host.now, host.heeded)
+        self._reader = RequestReader(self, host.limits, host.now, host.fields_read)
         self._transport: asyncio.Transport | None = None
         self._queue: deque[Request | Failure] = deque()
         self._queued_bytes = 0
@@ -368,13 +368,12 @@ class ClientConnection(asyncio.Protocol):
                 self._release(item)
 
     def _update_reading(self) -> None:
-        busy = self._exchange is not None or self._stuffed
-        full = busy and self._queued_bytes > PIPELINED_BYTES
-        if full or self._starved:
+        is_full = self._queued_bytes > PIPELINED_BYTES and (self._exchange is not None or self._stuffed)
+        if is_full or self._starved:
             if self._reading and self._transport is not None and not self._transport.is_closing():
                 self._reading = False
                 self._transport.pause_reading()
-        else:
+        elif not self._reading:
             self._resume()
 
     def _resume(self) -> None:

@@ -39,15 +39,15 @@ class Reading(Protocol):
 
 
 class RequestReader:
-    """Reads the requests of one connection. Lines named in `heeded` say how a request is to be routed.
+    """Reads the requests of one connection. `fields_read` names the lines of a head that somebody reads.
 
     `request` is the one being read, `in_head` whether its head is, `failure` what ended the reading.
     """
 
     __slots__ = (
         "_body",
+        "_fields_read",
         "_head_bytes",
-        "_heeded",
         "_is_first",
         "_limits",
         "_now",
@@ -64,10 +64,10 @@ class RequestReader:
         tell: Reading,
         limits: Limits,
         now: Callable[[], float],
-        heeded: Container[bytes] = (),
+        fields_read: Container[bytes] = REQUEST_FIELDS,
     ) -> None:
         self._tell = tell
-        self._heeded = heeded
+        self._fields_read = fields_read
         self._limits = limits
         self._now = now
         self._parser = httptools.HttpRequestParser(self)
@@ -127,12 +127,11 @@ class RequestReader:
         request = self.request
         if request is not None and self.in_head:
             name = name.lower()
-            if name in self._heeded:
-                request.wishes.append((name, value))
-            if name in REQUEST_FIELDS:
+            if name in self._fields_read:
                 request.fields.append((name, value))
-            else:
-                request.lines.append(b"%b: %b\r\n" % (name, value))
+                if name in REQUEST_FIELDS:
+                    return
+            request.lines.append(b"%b: %b\r\n" % (name, value))
 
     def on_headers_complete(self) -> None:
         request = self.request

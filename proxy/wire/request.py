@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from proxy.failure import Failure, Kind
-from proxy.wire.heads import PLACING_FIELDS, Fields, connection_tokens
+from proxy.wire.heads import PLACING_FIELDS, REQUEST_FIELDS, Fields, connection_tokens
 
 
 class Request:
-    """One whole request. `lines` and `fields` hold its head (see heads.py), `wishes` those of its lines that
-    say how it is to be routed (see wishes.py).
+    """One whole request. `lines` and `fields` hold its head (see heads.py).
 
     `is_placed`: its sender has said which unit it is for (see placing.py); `is_explained`: it asks why it
     goes where it goes (see explained.py).
@@ -34,7 +33,6 @@ class Request:
         "received_at",
         "reserved",
         "target",
-        "wishes",
     )
 
     def __init__(self, received_at: float) -> None:
@@ -44,7 +42,6 @@ class Request:
         self.path = b""
         self.lines: list[bytes] = []
         self.fields: Fields = []
-        self.wishes: Fields = []
         self.given_id = b""
         self.http10 = False
         self.is_placed = False
@@ -75,6 +72,9 @@ def check_head(request: Request, version: str) -> Failure | None:
             hosts += 1
         elif name == b"content-length":
             request.length = int(value)
+        elif name not in REQUEST_FIELDS:
+            # For others to read.
+            continue
         elif name == b"x-request-id":
             request.given_id = value.strip()
         elif name == b"expect":
