@@ -34,7 +34,7 @@ up:             ## deploy/compose without Docker: two units, the gate, Redis, HA
 	@$(BIN)/python -m loadtests.up
 
 test:           ## every test
-	$(READY) .venv/dev.ready .venv-envoy/made
+	$(READY) .venv/dev.ready .venv-envoy/made .venv-langchain/made
 	@for each in $(TEST_PROGRAMS); do command -v $${each%%:*} >/dev/null || $(MAKE) -s apt PACKAGES=$${each#*:} || exit; done
 	@$(BIN)/python -m pytest
 
@@ -146,7 +146,7 @@ lock:           ## resolve the dependencies anew
 	-c requirements-otel.lock -o requirements-dev.lock
 
 clean:          ## remove what make made
-	rm -rf .venv $(BENCH_PEERS:%=.venv-%) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-langchain $(BENCH_PEERS:%=.venv-%) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 BUILD_REQUIRES := 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"])'
 EXTRA_REQUIRES := 'import sys, tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \

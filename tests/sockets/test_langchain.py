@@ -1,0 +1,71 @@
+"""LangChain's client reads streams whose unit dies in the middle. It has a venv of its own: it brings some 20
+packages, which nothing else here needs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadtests.simunit.process import SimUnit
+from tests.sockets.test_continued import BREAKS, MODEL, SHOWN_S, STREAMS, TOKENS, halfway, unbroken
+from tests.sockets.test_continued import gate as gate
+from tests.sockets.test_continued import units as units
+from tests.wire.process import ROOT, GateProcess, eventually
+
+PYTHON = ROOT / ".venv-langchain/bin/python"
+SCRIPT = Path(__file__).with_name("langchain_client.py")
+
+
+@pytest.fixture
+def python() -> str:
+    """Its interpreter. Skips, or in CI fails, the test when there is none."""
+    if PYTHON.exists():
+        return str(PYTHON)
+    reason = "LangChain is not installed; type:  make .venv-langchain/made"
+    if os.environ.get("CELLGATE_NEED_PROGRAMS"):
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+@pytest.mark.parametrize("name", ["leader killed", "follower frozen", "error in the stream"])
+def test_langchain_notices_nothing(python: str, name: str, gate: GateProcess, units: list[SimUnit]) -> None:
+    text, usage = unbroken(units[1])
+    breaks: Callable[[SimUnit], object] = BREAKS[name]
+    command = [python, str(SCRIPT), gate.url, MODEL, str(TOKENS), str(STREAMS)]
+    client = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert eventually(lambda: halfway(gate))
+        time.sleep(SHOWN_S)
+        breaks(units[0])
+        out, err = client.communicate(timeout=45.0)
+    finally:
+        client.kill()
+        client.wait()
+    assert (client.returncode, err) == (0, "")
+    answers: list[dict[str, Any]] = [json.loads(line) for line in out.splitlines()]
+    assert len(answers) == STREAMS
+    for answer in answers:
+        assert (answer["text"], answer["finish_reason"]) == (text, "length")
+        assert answer["usage"]["output_tokens"] == TOKENS
+        assert answer["usage"]["input_tokens"] == usage["prompt_tokens"]
+    continued = 'cellgate_continuations_total{result="continued",unit="a"}'
+    lines = [line for line in gate_metrics(gate).splitlines() if line.startswith(continued)]
+    assert float(lines[0].rpartition(" ")[2]) > 0
+
+
+def gate_metrics(gate: GateProcess) -> str:
+    """The page of its metrics."""
+    connection = gate.connect(admin=True)
+    try:
+        connection.request("GET", "/metrics")
+        return connection.getresponse().read().decode()
+    finally:
+        connection.close()
