@@ -134,18 +134,20 @@ class GatesStage(Stage):
 
 
 class _Ingress(Client):
-    """Each request goes to a gate that is ready, if one is."""
+    """Each request goes to a gate that is ready; if none is, to one that does not stop."""
 
     def __init__(self, stage: GatesStage) -> None:
         super().__init__(stage.world, f"{HOSTS[0]}:{GATE_PORT}")
         self._stage = stage
-        self._ways = [Client(stage.world, f"{host}:{GATE_PORT}") for host in HOSTS]
+        self._ways = {host: Client(stage.world, f"{host}:{GATE_PORT}") for host in HOSTS}
 
     async def exchange(
         self, requests: list[bytes], manner: Manner = ORDINARY, methods: list[str] | None = None
     ) -> list[Reply]:
-        ready = [way for way, host in zip(self._ways, HOSTS, strict=True) if self._stage.is_ready(host)]
-        return await self._stage.rng.choice(ready or self._ways).exchange(requests, manner, methods)
+        stage = self._stage
+        standing = [host for host in HOSTS if not stage.alive[host].is_stopping()]
+        ready = [host for host in standing if stage.is_ready(host)]
+        return await self._ways[stage.rng.choice(ready or standing)].exchange(requests, manner, methods)
 
 
 async def roll_gates(stage: GatesStage) -> None:
