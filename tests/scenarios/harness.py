@@ -106,7 +106,7 @@ class Stage:
             self.add_engine(name)
         settings = Settings(
             self.fleet(*self.engines),
-            Address("gate", GATE_PORT),
+            listen=Address("gate", GATE_PORT),
             policy=policy,
             rules=rules,
             queue=queue or FairRules(),

@@ -34,7 +34,7 @@ from tests.sim.world import World
 
 UNITS = 3
 USERS = 8
-ACT_S = (10.0, 20.0)
+ACT_S = (8.0, 15.0)
 ROLLED_S = 60.0
 LOOKED_AT_S = 2.0
 
@@ -184,7 +184,7 @@ class Plan:
         await asyncio.sleep(self.rng.uniform(0.0, 0.5))
         while self._users_are_here:
             kind = self.rng.choices(list(KINDS), [share for share, _ in KINDS.values()])[0]
-            visit = await self.stage.ask(max_tokens=self.rng.randrange(4, 80), **KINDS[kind][1](self.rng))
+            visit = await self.stage.ask(max_tokens=self.rng.randrange(4, 48), **KINDS[kind][1](self.rng))
             self.visits.setdefault(kind, []).append(visit)
             if not visit.is_answered:
                 await asyncio.sleep(0.5)
