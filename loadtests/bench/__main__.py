@@ -8,19 +8,16 @@ import argparse
 import dataclasses
 import json
 import shlex
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 
-from loadtests.bench import limits, processes, report
+from loadtests.bench import limits, report
 from loadtests.bench.figures import Figure
 from loadtests.bench.loads import LOADS, QUICK, USUAL
-from loadtests.bench.measure import Patience, Stage, in_quiet
-from loadtests.bench.targets import SUBJECT, TARGETS, setup
-from loadtests.replay.routers import MissingError
+from loadtests.bench.measure import Patience, in_quiet
+from loadtests.bench.stage import stage
+from loadtests.bench.targets import SUBJECT, TARGETS
 
 ALL_TARGETS = tuple(name for name in TARGETS if name != "bare")
 REPEATS_S = 240.0
@@ -34,7 +31,7 @@ def main() -> int:
     print(report.machine(), flush=True)
     try:
         run, failures = _rounds(args)
-    except (RuntimeError, OSError, subprocess.CalledProcessError) as failure:
+    except (RuntimeError, OSError) as failure:
         print(f"The benchmark failed: {failure}", file=sys.stderr)
         return 1
     print(report.full(run, markdown=args.markdown))
@@ -43,7 +40,8 @@ def main() -> int:
         args.json.write_text(as_json(run))
     late = [each for each in run.figures if each.pace > report.PACE_LIMIT]
     failures += [f"Not comparable, the streams ran late: {each.line()}" for each in late]
-    print(*failures, sep="\n", file=sys.stderr)
+    for failure in failures:
+        print(failure, file=sys.stderr)
     return 1 if failures else 0
 
 
@@ -68,45 +66,20 @@ def _rounds(args: argparse.Namespace) -> tuple[report.Run, list[str]]:
     patience = Patience(REPEATS_S)
     machine = report.machine()
     for number in range(args.rounds):
-        with ExitStack() as stack:
-            stage = _stage(number, [name for name in args.targets if name not in missing], missing, stack)
-            for load_name in args.loads:
-                for name in _in_turn(stage, load_name):
+        with stage(number, [name for name in args.targets if name not in missing]) as standing:
+            for name, why in standing.missing.items():
+                print(f"{name}: {why}", flush=True)
+            missing |= standing.missing
+            for load in args.loads:
+                for name in standing.in_turn(load):
                     try:
-                        figures.append(in_quiet(stage, name, load_name, args.requests, patience))
+                        figures.append(in_quiet(standing, name, load, args.requests, patience))
                     except RuntimeError as failure:
                         failures.append(str(failure))
                         print(failures[-1], file=sys.stderr, flush=True)
     about = {name: _about(name) for name in args.targets}
     arguments = f"python -m loadtests.bench {shlex.join(sys.argv[1:])}".strip()
     return report.Run(machine, arguments, figures, missing, about), failures
-
-
-def _stage(number: int, names: Sequence[str], missing: dict[str, str], stack: ExitStack) -> Stage:
-    """Fresh processes for a round: an engine, and every target that there is."""
-    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
-    command = [sys.executable, "-m", "loadtests.bench.engine"]
-    engine = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE))
-    stack.callback(processes.stop, engine)
-    assert engine.stdout is not None
-    line = engine.stdout.readline()
-    if not line:
-        raise RuntimeError(f"the engine ended early, code {engine.wait()}")
-    stage = Stage(number, engine.pid, json.loads(line), folder)
-    for name in names:
-        try:
-            own = setup(stage.units, stage.folder_of(name))
-            stage.add(name, stack.enter_context(TARGETS[name].start(own)))
-        except (MissingError, RuntimeError) as error:
-            missing[name] = str(error)
-            print(f"{name}: {error}", flush=True)
-    return stage
-
-
-def _in_turn(stage: Stage, load_name: str) -> list[str]:
-    """The targets of a load; every other round the other way round, so that none always comes first."""
-    names = [name for name in stage.running if not TARGETS[name].loads or load_name in TARGETS[name].loads]
-    return names[:: -1 if stage.number % 2 else 1]
 
 
 def _about(name: str) -> str:
@@ -118,9 +91,9 @@ def _about(name: str) -> str:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m loadtests.bench", description=__doc__)
     add = parser.add_argument
-    targets = _names_of(TARGETS, ALL_TARGETS)
+    targets = names_of(TARGETS, ALL_TARGETS)
     add("--targets", type=targets, default=("haproxy", SUBJECT), metavar="NAME,NAME", help="or `all`")
-    add("--loads", type=_names_of(LOADS, USUAL), default=QUICK, metavar="NAME,NAME", help="or `all`")
+    add("--loads", type=names_of(LOADS, USUAL), default=QUICK, metavar="NAME,NAME", help="or `all`")
     add("--rounds", type=_count, default=3)
     add("--requests", type=_count, default=12_000, help="of 1 kB, a round; fewer of larger ones")
     add("--markdown", action="store_true", help="print the tables as Markdown")
@@ -128,7 +101,7 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _names_of(known: Iterable[str], all_of_them: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
+def names_of(known: Iterable[str], all_of_them: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
     """Reads names with commas between them, in the order in which they are known; `all` are those given."""
     known = tuple(known)
 

@@ -54,6 +54,24 @@ class Figure:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One measurement. `at` is how many streams, units or bytes there were; `idle_share` and `share` are CPU
+    of the target as a share of one core, before the load and under it.
+    """
+
+    sweep: str
+    at: int
+    idle_share: float
+    share: float
+    figure: Figure
+
+    @property
+    def net_us(self) -> float:
+        """CPU of an answer without what the target takes at rest, in microseconds."""
+        return self.figure.cpu_us - self.idle_share * self.figure.seconds / self.figure.answers * 1e6
+
+
 class Spread(NamedTuple):
     """The median of some rounds, and their range."""
 

@@ -7,41 +7,20 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from statistics import quantiles
 from typing import Any
 
 from loadtests.bench import leaks, processes
 from loadtests.bench.figures import Figure
 from loadtests.bench.loads import LOADS, Load, Streams
+from loadtests.bench.stage import Stage
 from loadtests.bench.targets import TARGETS
 from loadtests.replay.routers import Running
 
 TRIES = 3
 QUIET_LIMIT = 0.10
 """Share of the machine that others may take; beyond it, wake-ups and backlogs change what a byte costs."""
-
-
-@dataclass(slots=True)
-class Stage:
-    """What stands for a round: targets that run before the engine, and what they took at rest."""
-
-    number: int
-    engine: int
-    units: Sequence[int]
-    folder: Path
-    running: dict[str, Running] = field(default_factory=dict)
-    idle_mb: dict[str, float] = field(default_factory=dict)
-
-    def add(self, name: str, running: Running) -> None:
-        """A target is ready; its memory is read before it has done anything."""
-        self.running[name] = running
-        self.idle_mb[name] = processes.resident_mb(running.pid) if running.pid else 0.0
-
-    def folder_of(self, name: str) -> Path:
-        """Where the files of a target are, what it prints among them."""
-        return self.folder / name.replace("/", "-")
 
 
 @dataclass(slots=True)
