@@ -14,6 +14,8 @@ import orjson
 import pytest
 import yaml
 
+from probes import NODE_PROBES, PROBES
+from probes.engines import ENGINES
 from proxy import cli
 from proxy.config import Overrides, load
 from proxy.report.access_log import json_line
@@ -110,6 +112,12 @@ def test_the_page_of_logs_has_all_fields_and_no_others() -> None:
     # test_log.py has what a line of the operator's log is.
     assert operators == ["time", "level", "message", "exception"]
     assert access == list(orjson.loads(json_line(0.0, DONE)))
+
+
+def test_the_page_of_probes_has_all_of_them_and_all_engines() -> None:
+    tables = (DOCS / "probes.md").read_text().split("\n## Of a node")
+    first = [re.findall(r"^\| `(\w+)`", part, re.MULTILINE) for part in tables]
+    assert first == [[*PROBES, *ENGINES], list(NODE_PROBES)]
 
 
 def test_the_pages_are_a_site_of_which_no_link_leads_nowhere(tmp_path: Path) -> None:
