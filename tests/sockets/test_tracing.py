@@ -327,3 +327,13 @@ def assert_refused(gate: GateProcess) -> None:
     connection.request("POST", "/v1/completions", b'{"prompt": "x"}', {"content-type": "application/json"})
     assert connection.getresponse().status == 503
     connection.close()
+
+
+@live
+@pytest.mark.parametrize("state", [",=,bad key=1", "a=1,a=2", "x" * 3000, "\xff=\xfe", "a=" + "v" * 300])
+async def test_a_tracestate_that_makes_no_sense_harms_nothing(state: str) -> None:
+    async with traced(STREAM) as (here, collector), here.client() as client:
+        head = f"{SAMPLED}tracestate: {state}\r\ntracestate: b=2\r\n"
+        assert (await client.ask(chat(head=head))).status == 200
+    assert {span.trace_id for span in collector.spans} == {TRACE}
+    assert told(here.unit.requests[0])[0] == TRACE
