@@ -5,14 +5,13 @@ target fails the run. `make bench` runs everything; without options only the gat
 """
 
 import argparse
-import dataclasses
-import json
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from loadtests.bench import limits, report
+from loadtests.bench import limits, report, run_file
 from loadtests.bench.figures import Figure
 from loadtests.bench.loads import LOADS, QUICK, USUAL
 from loadtests.bench.measure import Patience, in_quiet
@@ -28,6 +27,8 @@ def main() -> int:
     """Run the rounds, print each figure as it comes, and the tables at the end. Returns the exit code."""
     args = _arguments()
     limits.raise_files()
+    # So that what was started is ended.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     print(report.machine(), flush=True)
     try:
         run, failures = _rounds(args)
@@ -37,25 +38,12 @@ def main() -> int:
     print(report.full(run, markdown=args.markdown))
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(as_json(run))
-    late = [each for each in run.figures if each.pace > report.PACE_LIMIT]
-    failures += [f"Not comparable, the streams ran late: {each.line()}" for each in late]
-    for failure in failures:
-        print(failure, file=sys.stderr)
+        args.json.write_text(run_file.as_json(run))
+    late = [figure for figure in run.figures if figure.pace > report.PACE_LIMIT]
+    failures += [f"Not comparable, the streams ran late: {figure.line()}" for figure in late]
+    for each in failures:
+        print(each, file=sys.stderr)
     return 1 if failures else 0
-
-
-def as_json(run: report.Run) -> str:
-    """A run as a file: what it was, and a line for each figure."""
-    head = {name: getattr(run, name) for name in ("machine", "arguments", "missing", "about")}
-    figures = ",\n".join(json.dumps(dataclasses.asdict(each)) for each in run.figures)
-    return f'{json.dumps(head, indent=1)[:-2]},\n "figures": [\n{figures}\n]}}\n'
-
-
-def from_json(text: str) -> report.Run:
-    """The run in a file that `as_json` made."""
-    read = json.loads(text)
-    return report.Run(**read | {"figures": [Figure(**each) for each in read["figures"]]})
 
 
 def _rounds(args: argparse.Namespace) -> tuple[report.Run, list[str]]:

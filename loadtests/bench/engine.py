@@ -60,31 +60,37 @@ class Stream:
 
 
 class Ticks:
-    """The one timer of all streams: a list of those that are due, for each millisecond to come."""
+    """The one timer of all streams: a list of those that are due, for each millisecond that has some."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._due: dict[int, list[tuple[float, Stream]]] = {}
-        self._next = 0
+        self._wakes_at = 0
+        self._timer: asyncio.TimerHandle | None = None
 
     def add(self, at_s: float, stream: Stream) -> None:
         """Its next token is due then."""
-        if not self._due:
-            self._next = int(self._loop.time() / _TICK_S)
-            self._loop.call_later(_TICK_S, self._tick)
-        self._due.setdefault(max(int(at_s / _TICK_S) + 1, self._next), []).append((at_s, stream))
+        tick = int(at_s / _TICK_S) + 1
+        self._due.setdefault(tick, []).append((at_s, stream))
+        if self._timer is None or tick < self._wakes_at:
+            self._wake_at(tick)
+
+    def _wake_at(self, tick: int) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._wakes_at = tick
+        self._timer = self._loop.call_at(tick * _TICK_S, self._tick)
 
     def _tick(self) -> None:
         now = int(self._loop.time() / _TICK_S)
-        while self._next <= now:
-            tick, self._next = self._next, self._next + 1
+        for tick in range(self._wakes_at, now + 1):
             for at_s, stream in self._due.pop(tick, ()):
                 if stream.send_token():
-                    self._due.setdefault(int((at_s + stream.interval_s) / _TICK_S) + 1, []).append(
-                        (at_s + stream.interval_s, stream)
-                    )
+                    next_s = max(at_s + stream.interval_s, now * _TICK_S)
+                    self._due.setdefault(int(next_s / _TICK_S) + 1, []).append((next_s, stream))
+        self._timer = None
         if self._due:
-            self._loop.call_later(_TICK_S, self._tick)
+            self._wake_at(min(self._due))
 
 
 class Connection(asyncio.Protocol):

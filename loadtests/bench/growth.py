@@ -7,6 +7,7 @@
 import argparse
 import dataclasses
 import json
+import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -34,6 +35,7 @@ def main() -> int:
     """Measure, write, draw. Returns the exit code."""
     args = _arguments()
     limits.raise_files()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if not args.draw:
         points = []
         for point in _points(args.sweeps, args.targets):

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from loadtests.bench import limits
+
 
 @dataclass(frozen=True, slots=True)
 class Requests:
@@ -52,6 +54,8 @@ class Streams:
 
 Load = Requests | Streams
 
+_MANY = min(10_000, limits.most_streams())
+
 LOADS: dict[str, Load] = {
     "2000-streams": Streams("2,000 streams of 32 tokens, 200 ms apart", 2000, 32, 200, 3.0, 6.4),
     "256-streams": Streams("256 streams of 128 tokens, 20 ms apart", 256, 128, 20, 0.5, 2.6),
@@ -59,7 +63,7 @@ LOADS: dict[str, Load] = {
     "1kB": Requests("requests of 1 kB", 1_000, 1.0),
     "16kB": Requests("requests of 16 kB", 16_000, 0.5),
     "200kB": Requests("requests of 200 kB", 200_000, 0.05),
-    "many": Streams("10,000 streams of 30 tokens, a second apart", 10_000, 30, 1000, 15.0, 15.0),
+    "many": Streams(f"{_MANY:,} streams of 30 tokens, a second apart", _MANY, 30, 1000, 15.0, 15.0),
 }
 """In the order in which they are run: memory is read under the first, of processes that have just started."""
 
