@@ -147,10 +147,9 @@ class ScriptedUnit:
             await self._arrived.wait_for(lambda: len(self.requests) >= count)
         return self.requests[count - 1]
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(self, connection: Connection) -> None:
         """Play the script for each request on one connection."""
-        connection = Connection(reader, writer)
-        self.connections.append(connection)
+        writer = connection.writer
         try:
             while not writer.is_closing():
                 request = await self._read(connection)
@@ -180,7 +179,9 @@ async def listening(unit: ScriptedUnit, tls: ssl.SSLContext | None = None) -> As
     plays: set[asyncio.Task[None]] = set()
 
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.create_task(unit.serve(reader, writer))
+        connection = Connection(reader, writer)
+        unit.connections.append(connection)
+        task = asyncio.create_task(unit.serve(connection))
         plays.add(task)
         task.add_done_callback(plays.discard)
 
@@ -190,6 +191,9 @@ async def listening(unit: ScriptedUnit, tls: ssl.SSLContext | None = None) -> As
         yield unit
     finally:
         server.close()
+        # One turn for those that were accepted in this one. On a busy machine strangers knock as well: whoever
+        # looks for somebody else who had this port before.
+        await asyncio.sleep(0)
         for connection in unit.connections:
             connection.abort()
         for task in tuple(plays):
