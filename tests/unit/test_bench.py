@@ -9,7 +9,7 @@ from argparse import ArgumentTypeError
 import pytest
 
 from loadtests.bench import __main__ as bench
-from loadtests.bench import engine_pages, payload, report
+from loadtests.bench import engine_pages, payload, report, run_file
 from loadtests.bench.figures import Figure, Point, beside, difference, of, ratio
 from loadtests.bench.loads import LOADS, Requests, Streams
 from loadtests.bench.targets import TARGETS
@@ -67,9 +67,14 @@ def test_tables_are_shown_as_text_and_as_markdown() -> None:
 
 
 def test_a_run_is_the_same_when_read_from_its_file() -> None:
-    text = bench.as_json(RUN)
-    assert bench.from_json(text) == RUN
+    text = run_file.as_json(RUN)
+    assert run_file.from_json(text) == RUN
     assert set(json.loads(text)) == {"machine", "arguments", "missing", "about", "figures"}
+
+
+def test_the_page_shows_the_run_that_is_beside_it() -> None:
+    page = run_file.PAGE.read_text()
+    assert run_file.page_with(run_file.from_json(run_file.DATA.read_text()), page) == page
 
 
 @pytest.mark.parametrize(
