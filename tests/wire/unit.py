@@ -191,8 +191,8 @@ async def listening(unit: ScriptedUnit, tls: ssl.SSLContext | None = None) -> As
         yield unit
     finally:
         server.close()
-        # One turn for those that were accepted in this one. On a busy machine strangers knock as well: whoever
-        # looks for somebody else who had this port before.
+        # One turn for those that were accepted in this one. On a busy machine strangers knock as well:
+        # whoever looks for somebody else who had this port before.
         await asyncio.sleep(0)
         for connection in unit.connections:
             connection.abort()
