@@ -44,7 +44,7 @@ def tables(run: Run) -> dict[str, Table]:
         "CPU, in microseconds": _table(run, [_cpu_row(run, load) for load in loads]),
         f"CPU of {SUBJECT} over that of each": _table(run, [_ratio_row(run, load) for load in loads]),
         "Waits, memory, leaks": _table(run, [row for load in loads for row in _stream_rows(run, load)]),
-        "What stood around them": _table(run, [row for load in loads for row in _harness_rows(run, load)]),
+        "What stood around them": _table(run, _harness_rows(run, loads)),
     }
 
 
@@ -108,17 +108,33 @@ def _stream_rows(run: Run, load: str) -> list[tuple[str, Cell]]:
     ]
 
 
-def _harness_rows(run: Run, load: str) -> list[tuple[str, Cell]]:
-    about = LOADS[load].about
+def _harness_rows(run: Run, loads: Sequence[str]) -> list[tuple[str, Cell]]:
+    """What shows that neither engine nor generator were in the way, nor others."""
     rows: list[tuple[str, Cell]] = [
-        (f"engine, us {_each(load)}; {about}", partial(_plain, run, load, lambda each: each.engine_us, 1)),
-        (f"generator, us; {about}", partial(_plain, run, load, lambda each: each.generator_us, 1)),
-        (f"others' share of the machine; {about}", partial(_percent, run, load)),
+        (f"engine / generator, us {_each(load)}; {LOADS[load].about}", partial(_around, run, load))
+        for load in loads
     ]
-    if LOADS[load].kind == "streams":
-        rows.append((f"pace; {about}", partial(_plain, run, load, lambda each: each.pace, 3)))
-        rows.append((f"reads a chunk; {about}", partial(_plain, run, load, lambda each: each.reads_each, 2)))
-    return rows
+    return [
+        *rows,
+        ("pace of streams, worst", partial(_worst, run, lambda each: each.pace, "{:.3f}")),
+        (
+            "lag of the generator's timers, p99, ms, worst",
+            partial(_worst, run, lambda each: each.lag_ms, "{:.1f}"),
+        ),
+        ("reads a chunk", partial(_plain, run, "256-streams", lambda each: each.reads_each, 2)),
+        ("others' share of the machine, worst", partial(_worst, run, lambda each: each.others, "{:.0%}")),
+    ]
+
+
+def _around(run: Run, load: str, target: str) -> str:
+    engine = of(run.figures, target, load, lambda each: each.engine_us)
+    generator = of(run.figures, target, load, lambda each: each.generator_us)
+    return f"{engine.middle:.1f} / {generator.middle:.1f}" if engine and generator else _NONE
+
+
+def _worst(run: Run, value: Value, form: str, target: str) -> str:
+    values = [value(each) for each in run.figures if each.target == target]
+    return form.format(max(values)) if any(values) else _NONE
 
 
 def _added(run: Run, load: str, value: Value, target: str) -> str:
@@ -131,11 +147,6 @@ def _plain(run: Run, load: str, value: Value, digits: int, target: str, *, alway
     found = of(run.figures, target, load, value)
     shown = found is not None and (found.high > 0 or (always and target != BASELINE))
     return _spread(found, digits) if shown else _NONE
-
-
-def _percent(run: Run, load: str, target: str) -> str:
-    found = of(run.figures, target, load, lambda each: each.others)
-    return f"{found.middle:.0%}" if found else _NONE
 
 
 def _spread(found: Spread | None, digits: int) -> str:
