@@ -39,8 +39,8 @@ class Accounts:
         """The brain knows of these signs of life."""
         self._lives.update(lives)
 
-    def report(self, now: float, lag_s: float) -> Report:
-        """All that has come since the last one."""
+    def report(self, now: float, lag_s: float, *, is_last: bool = False) -> Report:
+        """All that has come since the one before."""
         gate = self._gate
         self._ticks += 1
         paused, self.paused = self.paused, {}
@@ -50,7 +50,7 @@ class Accounts:
             now,
             lag_s,
             self._new_lives(),
-            self._new_gaps() if self._ticks % GAPS_EVERY == 0 else [],
+            self._new_gaps() if is_last or self._ticks % GAPS_EVERY == 0 else [],
             list(paused.items()),
             len(gate.clients),
             gate.connections(),

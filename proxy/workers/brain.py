@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socket
 import ssl
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -40,7 +42,7 @@ class LogsOfWorkers(AccessLog):
 
 
 class BrainGate(Gate):
-    """A gate whose clients are at its workers, which accept at `address`."""
+    """A gate whose clients are at its workers, which accept on `listeners`: here they are only held."""
 
     def __init__(
         self,
@@ -53,7 +55,7 @@ class BrainGate(Gate):
         read_large: ReadLarge,
         publish: Publish,
         unit_tls: ssl.SSLContext | None,
-        address: tuple[str, int],
+        listeners: Sequence[socket.socket],
     ) -> None:
         super().__init__(
             settings,
@@ -75,7 +77,7 @@ class BrainGate(Gate):
         self.deaths = 0
         self.lost_attempts = 0
         """Those that were open at workers which ended."""
-        self._address = address
+        self._held = listeners
         self._logs = logs
         self._is_open = False
         self._fleet = Fleet()
@@ -88,7 +90,8 @@ class BrainGate(Gate):
     @property
     def port(self) -> int:
         """The port that workers accept on."""
-        return self._address[1]
+        port: int = self._held[0].getsockname()[1] if self._held else 0
+        return port
 
     # -- workers -------------------------------------------------------------------------------------------
 
@@ -197,7 +200,20 @@ class BrainGate(Gate):
         """Stop when all workers have; they are told as well, and by the same clock."""
         self._stopping = True
         self._tell()
+        self._let_go()
         await self._end(delay_s + drain_s + LAG_S)
+
+    async def leave_to_successor(self, *, drain_s: float) -> None:
+        """Another brain has been told all, and its workers accept."""
+        self._handed_over = True
+        self._let_go()
+        await self._end(drain_s)
+
+    def _let_go(self) -> None:
+        """Whoever connects once the workers have closed theirs is to be refused."""
+        held, self._held = self._held, ()
+        for listener in held:
+            listener.close()
 
     async def _end(self, drain_s: float) -> None:
         if self.seats:

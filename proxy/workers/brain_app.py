@@ -50,7 +50,7 @@ class BrainApp(App):
             read_large=self._large.read,
             publish=bulletin.publish,
             unit_tls=unit_context(settings.tls),
-            address=self._listening_for(LISTEN)[0].getsockname()[:2],
+            listeners=self._listening_for(LISTEN),
         )
 
     def _make_life(self) -> Life:

@@ -146,6 +146,7 @@ class Supervisor:
         """What a forked process does, to its end."""
         code = 1
         try:
+            _name("cellgate-brain" if number == BRAIN else f"cellgate-{number}")
             signal.set_wakeup_fd(-1)
             for each in _SIGNALS:
                 # They may be sent to all processes of a service; what they mean comes from the supervisor.
@@ -273,3 +274,9 @@ class Supervisor:
                 if found.si_pid in known:
                     return
                 os.waitpid(found.si_pid, 0)
+
+
+def _name(name: str) -> None:
+    """Show what this process is, to ps and top."""
+    with suppress(OSError), open("/proc/self/comm", "w", encoding="ascii") as comm:
+        comm.write(name)

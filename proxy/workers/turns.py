@@ -89,8 +89,8 @@ class SharedEntrance(Entrance):
         self._clients = clients
         self._trouble = trouble
         self._away: dict[socket.socket, asyncio.TimerHandle] = {}
-        self._patient: set[socket.socket] = set()
-        """Listeners that were left to the others once already."""
+        self._looked_again: dict[socket.socket, float] = {}
+        """When it looked again at listeners it had left to the others."""
         self._arriving: set[asyncio.Task[Any]] = set()
 
     async def open(
@@ -132,14 +132,13 @@ class SharedEntrance(Entrance):
         """Somebody is there."""
         page, own = self._page, self._worker
         page.note(own, self._clients() + len(self._arriving))
-        is_patient = listener in self._patient
-        self._patient.discard(listener)
+        # Who is still there when it looks again was left by the others as well.
+        is_left = self._loop.time() - self._looked_again.pop(listener, -YIELD_S) < YIELD_S
         for _ in range(AT_ONCE):
-            if not is_patient and not page.is_next(own):
-                self._patient.add(listener)
+            if not is_left and not page.is_next(own):
                 self._look_away(listener, YIELD_S)
                 return
-            is_patient = False
+            is_left = False
             try:
                 sock, _ = listener.accept()
             except (BlockingIOError, ConnectionAbortedError):
@@ -158,6 +157,7 @@ class SharedEntrance(Entrance):
 
     def _look_again(self, listener: socket.socket) -> None:
         del self._away[listener]
+        self._looked_again[listener] = self._loop.time()
         self._loop.add_reader(listener, self._knock, listener)
 
     def _welcome(self, sock: socket.socket) -> None:

@@ -332,7 +332,7 @@ class WorkerGate(Gate):
     async def _close(self) -> None:
         await super()._close()
         if self._link is not None:
-            self.mention((Say.TICK, *self.accounts.report(self.now(), 0.0)))
+            self.mention((Say.TICK, *self.accounts.report(self.now(), 0.0, is_last=True)))
             self._link.close()
             # One turn for what was said to go out.
             await asyncio.sleep(0)
