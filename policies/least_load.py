@@ -3,14 +3,35 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import ClassVar
 
 from router.nouns import Ask, Candidate
 
 TIE_S = 0.001
 """Nobody notices a millisecond: units that are so near to each other are picked by chance, not in a herd."""
+
+
+Seconds = Callable[[Candidate], float]
+
+_blind_s: Seconds = attrgetter("blind_s")
+
+
+def soonest_first(
+    candidates: Sequence[Candidate], seconds: Seconds, rng: random.Random
+) -> Sequence[Candidate]:
+    """By seconds; which of those that are a tie comes first is left to chance."""
+    if len(candidates) == 1:
+        return candidates
+    ranked = sorted(candidates, key=seconds)
+    ties, until_s = 1, seconds(ranked[0]) + TIE_S
+    while ties < len(ranked) and seconds(ranked[ties]) <= until_s:
+        ties += 1
+    if ties > 1:
+        ranked.insert(0, ranked.pop(int(rng.random() * ties)))
+    return ranked
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +42,4 @@ class LeastLoad:
 
     def rank(self, ask: Ask, candidates: Sequence[Candidate], rng: random.Random) -> Sequence[Candidate]:
         """All candidates, least loaded first."""
-        if len(candidates) == 1:
-            return candidates
-        chance = rng.random
-        return sorted(candidates, key=lambda c: c.blind_s + TIE_S * chance())
+        return soonest_first(candidates, _blind_s, rng)

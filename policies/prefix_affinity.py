@@ -8,10 +8,13 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import ClassVar
 
-from policies.least_load import TIE_S
+from policies.least_load import Seconds, soonest_first
 from router.nouns import Ask, Candidate
+
+_cost_s: Seconds = attrgetter("cost_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +25,4 @@ class PrefixAffinity:
 
     def rank(self, ask: Ask, candidates: Sequence[Candidate], rng: random.Random) -> Sequence[Candidate]:
         """All candidates, the one that costs least first."""
-        if len(candidates) == 1:
-            return candidates
-        chance = rng.random
-        return sorted(candidates, key=lambda c: c.cost_s + TIE_S * chance())
+        return soonest_first(candidates, _cost_s, rng)

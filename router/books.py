@@ -101,33 +101,32 @@ class Books:
     def foresee(self, one: Forecast) -> None:
         """Take over a forecast."""
         self.forecast: Forecast = one
-        self._price: Price = price(one)
+        rates = self.rates
+        self._price: Price = price(one, rates, is_sure=rates.prefill_tokens_s.seen >= SURE)
 
     def offer(self, ask: Ask, now: float) -> tuple[float, float, float]:
         """The total of `quote`, what it would be with nothing cached, and `backlog_s`.
 
-        This is made for each unit and ask, and so without the terms.
+        This is made for each unit and ask, and so without the terms, and from a price a tick old.
         """
-        tokens_s, token_s, fixed_s, sequence_s, uncached_s, kv_room, _ = self._price
-        rates, work, blocks = self.rates, self.work, ask.blocks
-        queued, front = float(work.queued_tokens), work.front_tokens
+        tokens_s, token_s, fixed_s, sequence_s, uncached_s, kv_room, _, byte_tokens, sure_tokens_s = (
+            self._price
+        )
+        work, blocks, cached = self.work, ask.blocks, 0.0
+        queued: float = work.queued_tokens
+        front = work.front_tokens
         if front:
             queued += abs(front - (now - work.front_since) * tokens_s) - front
-        bytes_per_token = rates.bytes_per_token.value
-        tokens = ask.prompt_bytes / bytes_per_token
+        tokens = ask.prompt_bytes * byte_tokens
         if work.kv_tokens + tokens > kv_room:
-            (total_s, *_), tokens, cached, _ = self.quote(ask, now)
+            (total_s, *_), _, cached, _ = self.quote(ask, now)
         else:
-            held = self.prefixes.match(blocks) if blocks else 0
-            cached = held * BLOCK_BYTES / bytes_per_token * self.prefixes.trust if held else 0.0
-            uncached = tokens - cached
             total_s = fixed_s + queued * token_s + work.batch * sequence_s
-            total_s += (uncached if uncached > 1.0 else 1.0) * uncached_s
-        return (
-            total_s,
-            total_s + cached * uncached_s,
-            queued / tokens_s if rates.prefill_tokens_s.seen >= SURE else 0.0,
-        )
+            if blocks and (held := self.prefixes.match(blocks)):
+                cached = held * BLOCK_BYTES * byte_tokens * self.prefixes.trust
+                tokens -= cached
+            total_s += (tokens if tokens > 1.0 else 1.0) * uncached_s
+        return total_s, total_s + cached * uncached_s, queued / sure_tokens_s
 
     def quote(self, ask: Ask, now: float) -> Quote:
         """What `ask` would cost on this unit now."""

@@ -114,7 +114,8 @@ class Price(NamedTuple):
 
     `fixed_s` is what depends on neither ask nor work, of which `ahead_s` comes before the first token;
     `sequence_s` is for each sequence there, `uncached_s` for each uncached token of the ask; `kv_room` are
-    the tokens of KV cache that others leave for prompts (infinite where the size is not known).
+    the tokens of KV cache that others leave for prompts (infinite where the size is not known); `byte_tokens`
+    are those of a byte of prompt, `sure_tokens_s` is `tokens_s`, or infinite while that is a guess.
     """
 
     tokens_s: float
@@ -124,6 +125,8 @@ class Price(NamedTuple):
     uncached_s: float
     kv_room: float
     ahead_s: float
+    byte_tokens: float
+    sure_tokens_s: float
 
 
 class Cost(NamedTuple):
@@ -194,8 +197,8 @@ def terms(unit: Forecast, work: Work, prompt_tokens: float, cached_tokens: float
     return total_s, queue_s, prefill_s, decode_s, kv_s, evict_s, error_s, doubt_s, far_s
 
 
-def price(unit: Forecast) -> Price:
-    """The side of totals that changes slowly."""
+def price(unit: Forecast, rates: Rates, *, is_sure: bool) -> Price:
+    """The side of totals that changes slowly. `is_sure`: the prefill rate is no guess."""
     step_s = unit.step_s + unit.sequence_s * (unit.foreign_batch + 1.0)
     ahead_s = unit.foreign_tokens * unit.token_s
     fixed_s = ahead_s + unit.decode_tokens * step_s
@@ -207,6 +210,8 @@ def price(unit: Forecast) -> Price:
         unit.token_s * (1.0 + unit.evict_share),
         unit.kv_tokens - unit.kv_reported - unit.answer_tokens if unit.kv_tokens else inf,
         ahead_s,
+        1.0 / rates.bytes_per_token.value,
+        unit.tokens_s if is_sure else inf,
     )
 
 
