@@ -37,10 +37,12 @@ class Exporter(SpanExporter):
         self._log = log
         self._lost = 0
         self._words = _FirstWords()
-        # Of the rest of the SDK, which would have a line for each span that its full queue drops, nothing.
-        logging.getLogger("opentelemetry").propagate = False
-        logging.getLogger("opentelemetry").handlers[:] = [logging.NullHandler()]
-        logging.getLogger("opentelemetry.exporter").handlers[:] = [self._words]
+        # Of the rest of the SDK, which has a word for each span that its full queue drops, nothing.
+        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL + 1)
+        exporters = logging.getLogger("opentelemetry.exporter")
+        exporters.setLevel(logging.WARNING)
+        exporters.propagate = False
+        exporters.handlers[:] = [self._words]
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Send a batch."""

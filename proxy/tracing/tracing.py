@@ -7,6 +7,8 @@ all requests when tracing is off; its unit is told as well that it is not.
 from __future__ import annotations
 
 import os
+import random
+import re
 import socket
 import threading
 import time
@@ -17,15 +19,15 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
-from opentelemetry.trace import SpanKind, set_span_in_context
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+from opentelemetry.trace import SpanKind
 from opentelemetry.util.types import AttributeValue
 
 from proxy.routes import RouteKind, find_route, template
 from proxy.settings import TracingSettings
 from proxy.tracing.exchange import TRACED
 from proxy.tracing.exporter import Exporter
-from proxy.tracing.trace import PROPAGATOR, Trace, header_lines
+from proxy.tracing.trace import PROPAGATOR, Trace
 
 if TYPE_CHECKING:
     from proxy.exchange import Exchange
@@ -42,6 +44,8 @@ TEXT_MAX = 256
 """Characters of a text that the client chose, as in the access log."""
 
 _FIELDS = (b"traceparent:", b"tracestate:")
+_TRACEPARENT = re.compile(rb"traceparent: [0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-([0-9a-f]{2})")
+_SAMPLED = 1
 
 
 class Tracing:
@@ -50,21 +54,21 @@ class Tracing:
     def __init__(self, settings: TracingSettings) -> None:
         exporter = Exporter(OTLPSpanExporter(settings.endpoint, timeout=EXPORT_TIMEOUT_S), settings.endpoint)
         self._provider = TracerProvider(
-            sampler=ParentBased(TraceIdRatioBased(settings.sample_ratio)),
+            sampler=ALWAYS_ON,
             resource=Resource.create(_self()),
             span_limits=SpanLimits(max_attribute_length=TEXT_MAX),
             shutdown_on_exit=False,
         )
         self._provider.add_span_processor(BatchSpanProcessor(exporter, QUEUE_SPANS, EXPORT_EVERY_MS))
+        self._ratio = settings.sample_ratio
         self._tracer = self._provider.get_tracer("cellgate")
 
     def exchange(
         self, kind: type[Exchange], gate: Gate, client: ClientConnection, request: Request
     ) -> Exchange:
         """The exchange of this kind that answers `request`, traced or not."""
-        route = find_route(request.path)
-        if route.kind is RouteKind.OWN:
-            # Health checks would be most of what there is to see.
+        # Health checks would be most of what there is to see.
+        if find_route(request.path).kind is RouteKind.OWN or not self._is_sampled(request):
             return kind(gate, client, request)
         ahead_s = time.time() - gate.now()
         span = self._tracer.start_span(
@@ -72,15 +76,24 @@ class Tracing:
             _parent(request),
             SpanKind.SERVER,
             _asked(request, client),
-            None,
-            int((request.received_at + ahead_s) * 1e9),
+            start_time=int((request.received_at + ahead_s) * 1e9),
         )
-        request.lines = [line for line in request.lines if not line.startswith(_FIELDS)]
-        if not span.is_recording():
-            request.lines.append(header_lines(set_span_in_context(span, Context())))
-            return kind(gate, client, request)
+        # Each attempt has its own.
+        request.lines = _without_trace(request.lines)
         traced: Exchange = TRACED[kind](gate, client, request).trace_by(Trace(self._tracer, span, ahead_s))
         return traced
+
+    def _is_sampled(self, request: Request) -> bool:
+        """Whether the request is traced. Found out without the SDK: mostly it is not, and that is cheap."""
+        told = [line for line in request.lines if line.startswith(b"traceparent:")]
+        if len(told) == 1 and (found := _TRACEPARENT.match(told[0])):
+            return bool(int(found[1], 16) & _SAMPLED)
+        if random.random() < self._ratio:
+            return True
+        # Its unit must not begin a trace either.
+        ids = random.getrandbits(128), random.getrandbits(64)
+        request.lines = [*_without_trace(request.lines), b"traceparent: 00-%032x-%016x-00\r\n" % ids]
+        return False
 
     def close(self) -> None:
         """Send what is left. Blocks for at most CLOSE_TIMEOUT_S; meant for the end of the process."""
@@ -95,6 +108,10 @@ def _self() -> dict[str, AttributeValue]:
         "service.name": os.environ.get("OTEL_SERVICE_NAME", "cellgate"),
         "host.name": socket.gethostname(),
     }
+
+
+def _without_trace(lines: list[bytes]) -> list[bytes]:
+    return [line for line in lines if not line.startswith(_FIELDS)]
 
 
 def _parent(request: Request) -> Context:
