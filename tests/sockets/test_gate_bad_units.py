@@ -218,9 +218,10 @@ async def test_bytes_that_nobody_asked_for_cost_the_connection_only() -> None:
     script = in_turn(whole(), whole(b'{"of": "somebody else"}'))
     async with stage(script) as here, here.client() as client:
         assert (await client.ask(chat(stream=False))).body == b"{}"
-        await here.unit.connections[0].until_gone()
+        await here.unit.requests[0].connection.until_gone()
         assert (await client.ask(chat(stream=False))).body == b"{}"
-        assert len(here.unit.connections) == 2
+        first, second = here.unit.requests
+        assert first.connection is not second.connection
 
 
 @live
