@@ -1,0 +1,146 @@
+"""The gate without sockets: requests and chunks are handed to it as its transports would, and counted.
+
+What is counted are the bytecodes that Python executes. They are the same on every machine and at every hour,
+so that a slower hot path is seen in the change that makes it slower; what a bytecode takes is not (for that
+there is `make bench`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+from proxy.ask import read_ask
+from proxy.failure import Failure
+from proxy.gate import Gate
+from proxy.report.access_log import AccessLog
+from proxy.report.events import EventLog
+from proxy.settings import Settings
+from proxy.wire.downstream import ClientConnection
+from proxy.wire.upstream import UnitConnection
+from router.nouns import Ask, Evidence, Fleet, Sign, Strength, Unit
+
+UNITS = 2
+
+
+class Wire(asyncio.Transport):
+    """A transport that leads nowhere; `written` is called when something is written."""
+
+    def __init__(self, written: Callable[[], None] = lambda: None) -> None:
+        super().__init__()
+        self._written = written
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self._written()
+
+    def is_closing(self) -> bool:
+        return False
+
+    def resume_reading(self) -> None:
+        """Nothing was paused."""
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return ("127.0.0.1", 1) if name == "peername" else default
+
+
+class Nowhere:
+    """Where the access log goes."""
+
+    def write(self, data: memoryview, /) -> int | None:
+        return len(data)
+
+
+class Bench:
+    """A gate with everything on that is by default, before units that are UP, and one client."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        fleet = Fleet(
+            units=tuple(Unit(f"u{n}", "c", f"http://127.0.0.1:{n}", ("m",)) for n in range(1, UNITS + 1))
+        )
+
+        async def read_large(body: bytes) -> Ask | Failure:
+            return read_ask(body)
+
+        self._log = AccessLog("json", Nowhere(), lambda: 1.7e9)
+        self.gate = Gate(
+            Settings(fleet),
+            loop,
+            random.Random(1),
+            events=EventLog(lambda: 0.0, 2, lambda *_: None),
+            access_log=self._log,
+            read_large=read_large,
+        )
+        board = self.gate.board
+        board.configure(fleet, self.gate.now())
+        for desk in board:
+            now = self.gate.now()
+            board.observe(Evidence(desk.unit.name, Sign.GOOD, Strength.STRONG, "canary", "it answered", now))
+            desk.risen_at = now - 1e6
+            self._connect(desk.unit.name)
+        board.tick(self.gate.now())
+        self._asked: list[UnitConnection] = []
+        self.client = ClientConnection(self.gate)
+        self.client.connection_made(Wire())
+
+    def ask(self, request: bytes) -> UnitConnection:
+        """Hand over a whole request; the connection of the unit that got it."""
+        self._asked.clear()
+        self.client.data_received(request)
+        (conn,) = self._asked
+        return conn
+
+    def close(self) -> None:
+        """End its thread."""
+        self._log.close()
+
+    def _connect(self, unit: str) -> None:
+        pool = self.gate.pool(self.gate.board.desks[unit])
+        conn = UnitConnection(pool)
+        conn.connection_made(Wire(lambda: self._asked.append(conn)))
+        pool.connections[conn] = None
+        pool.give_back(conn)
+
+
+@contextmanager
+def counted() -> Iterator[Counter[CodeType]]:
+    """The bytecodes that are executed inside, by function."""
+    counts: Counter[CodeType] = Counter()
+
+    def trace(frame: FrameType, event: str, _arg: object) -> Any:
+        if event == "call":
+            frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        elif event == "opcode":
+            counts[frame.f_code] += 1
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield counts
+    finally:
+        sys.settrace(before)
+        for code in list(counts):
+            if code.co_filename == __file__:
+                del counts[code]
+
+
+class Cost(NamedTuple):
+    """Bytecodes by function, of something done so many times."""
+
+    counts: Counter[CodeType]
+    times: int
+
+    @property
+    def each(self) -> float:
+        """Bytecodes each time."""
+        return self.counts.total() / self.times
+
+    def __str__(self) -> str:
+        dearest = self.counts.most_common(12)
+        return "\n".join(f"{n / self.times:8.1f}  {code.co_qualname}" for code, n in dearest)
