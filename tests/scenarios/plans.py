@@ -15,7 +15,8 @@ import asyncio
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from random import Random
 from typing import Any
 
@@ -252,35 +253,56 @@ KINDS: dict[str, tuple[int, Callable[[Random], dict[str, Any]]]] = {
 # -- many plans --------------------------------------------------------------------------------------------
 
 
+class Tally:
+    """What came of many plans."""
+
+    def __init__(self) -> None:
+        self.plans = self.wrong = 0
+        self.outcomes: Counter[str] = Counter()
+        self.continuations: Counter[str] = Counter()
+        self.dealt: Counter[str] = Counter()
+
+    def play(self, seed: int) -> None:
+        """Play one plan. What is wrong with it is printed at once."""
+        self.plans += 1
+        try:
+            plan = Plan(seed)
+        except Exception as error:
+            self._tell(f"seed {seed}: {error!r}"[:2000])
+            return
+        self.outcomes += plan.outcomes()
+        self.continuations.update(plan.stage.continuations())
+        self.dealt += plan.dealt
+        if plan.wrong:
+            self._tell(f"seed {seed}, calm={plan.is_calm}: " + "\n  ".join(plan.wrong[:5]))
+
+    def lines(self) -> Iterator[str]:
+        """All of it, for people."""
+        outcomes = f"{self.outcomes.total()} requests: {_listed(self.outcomes)}"
+        yield f"{self.plans} plans, {self.wrong} with violations; {outcomes}"
+        yield f"streams that broke: {_listed(self.continuations)}"
+        yield f"faults: {_listed(self.dealt)}"
+
+    def _tell(self, line: str) -> None:
+        self.wrong += 1
+        print(line, flush=True)
+
+
 def main() -> int:
-    """Play plans, print what came of them. 1 when anything was wrong."""
+    """Play plans, print what came of them; also of those before an interrupt. 1 when anything was wrong."""
     parser = argparse.ArgumentParser(description="Random plans of faults in the simulated world.")
     parser.add_argument("--seeds", type=int, default=100, help="how many plans")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     asked = parser.parse_args()
-    outcomes, dealt, results, broken = Counter[str](), Counter[str](), Counter[str](), 0
-    begun = time.monotonic()
-    for seed in range(asked.first, asked.first + asked.seeds):
-        try:
-            plan = Plan(seed)
-        except Exception as error:
-            broken += 1
-            print(f"seed {seed}: {error!r}"[:2000], flush=True)
-            continue
-        outcomes += plan.outcomes()
-        dealt += plan.dealt
-        results.update(plan.stage.continuations())
-        if plan.wrong:
-            broken += 1
-            print(f"seed {seed}, calm={plan.is_calm}: " + "\n  ".join(plan.wrong[:5]), flush=True)
-        if (seed + 1) % 50 == 0:
-            print(
-                f"... {seed + 1}: {outcomes.total()} requests, {time.monotonic() - begun:.0f} s", flush=True
-            )
-    print(f"{asked.seeds} plans, {broken} with violations; {outcomes.total()} requests: {_listed(outcomes)}")
-    print("streams that broke:", _listed(results))
-    print("faults:", _listed(dealt))
-    return 1 if broken else 0
+    tally, begun = Tally(), time.monotonic()
+    with suppress(KeyboardInterrupt):
+        for seed in range(asked.first, asked.first + asked.seeds):
+            tally.play(seed)
+            if tally.plans % 50 == 0:
+                told = f"{tally.outcomes.total()} requests, {time.monotonic() - begun:.0f} s"
+                print(f"... {tally.plans} plans, {told}", flush=True)
+    print(*tally.lines(), sep="\n")
+    return 1 if tally.wrong else 0
 
 
 def _listed(counts: Counter[str]) -> str:
