@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 from proxy.answer import Answer
 from proxy.continuation import Continuation
 from proxy.exchange import Exchange
-from proxy.explained import ExplainedExchange
 from proxy.failure import Failure, Kind
-from proxy.placed import PlacedExchange
 from proxy.report.continuations import Result
 from router.lease import Lease
 from router.nouns import Outcome, Refusal
@@ -104,20 +102,12 @@ class TracedExchange(Exchange):
             self._answer.trace.waited(since, until or self._gate.now())
 
 
-class TracedPlacedExchange(TracedExchange, PlacedExchange):
-    """The same of a request that names its unit."""
-
-    __slots__ = ()
+_MADE: dict[type[Exchange], type[TracedExchange]] = {}
 
 
-class TracedExplainedExchange(TracedExchange, ExplainedExchange):
-    """The same of a request that asks why."""
-
-    __slots__ = ()
-
-
-TRACED: dict[type[Exchange], Any] = {
-    Exchange: TracedExchange,
-    PlacedExchange: TracedPlacedExchange,
-    ExplainedExchange: TracedExplainedExchange,
-}
+def traced(kind: type[Exchange]) -> type[TracedExchange]:
+    """Exchanges of this kind, whichever there are, that are traced as well."""
+    if kind not in _MADE:
+        made = type(f"Traced{kind.__name__}", (TracedExchange, kind), {"__slots__": ()})
+        _MADE[kind] = cast("type[TracedExchange]", made)
+    return _MADE[kind]

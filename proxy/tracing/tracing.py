@@ -25,7 +25,7 @@ from opentelemetry.util.types import AttributeValue
 
 from proxy.routes import RouteKind, find_route, template
 from proxy.settings import TracingSettings
-from proxy.tracing.exchange import TRACED
+from proxy.tracing.exchange import traced
 from proxy.tracing.exporter import Exporter
 from proxy.tracing.trace import PROPAGATOR, Trace
 
@@ -80,8 +80,7 @@ class Tracing:
         )
         # Each attempt has its own.
         request.lines = _without_trace(request.lines)
-        traced: Exchange = TRACED[kind](gate, client, request).trace_by(Trace(self._tracer, span, ahead_s))
-        return traced
+        return traced(kind)(gate, client, request).trace_by(Trace(self._tracer, span, ahead_s))
 
     def _is_sampled(self, request: Request) -> bool:
         """Whether the request is traced. Found out without the SDK: mostly it is not, and that is cheap."""
