@@ -19,7 +19,7 @@ from loadtests.bench.stage import stage
 from loadtests.bench.targets import SUBJECT, TARGETS
 
 ALL_TARGETS = tuple(name for name in TARGETS if name != "bare")
-REPEATS_S = 240.0
+REPEATS_S = 180.0
 """What repeated measurements may take in all."""
 
 

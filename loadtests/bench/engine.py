@@ -23,7 +23,6 @@ _HEAD = b"HTTP/1.1 200 OK\r\nServer: engine\r\nContent-Type: %s\r\n"
 _PLAIN = _HEAD + b"Content-Length: %d\r\n\r\n%s"
 _STREAM_HEAD = _HEAD % b"text/event-stream; charset=utf-8" + b"Transfer-Encoding: chunked\r\n\r\n"
 _NOT_FOUND = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
-_TICK_S = 0.001
 
 _MAX_TOKENS = re.compile(rb'"max_(?:completion_)?tokens": ?(\d+)')
 _AS_STREAM = re.compile(rb'"stream": ?true')
@@ -32,7 +31,7 @@ _AS_STREAM = re.compile(rb'"stream": ?true')
 class Stream:
     """One streamed answer on its way."""
 
-    __slots__ = ("counters", "index", "interval_s", "tokens", "transport", "user")
+    __slots__ = ("counters", "index", "interval_ms", "tokens", "transport", "user")
 
     def __init__(self, transport: asyncio.Transport, counters: Counters, user: str, tokens: int) -> None:
         self.transport = transport
@@ -40,7 +39,7 @@ class Stream:
         self.user = user
         self.tokens = tokens
         self.index = 0
-        self.interval_s = 0.0
+        self.interval_ms = 0
 
     def send_token(self) -> bool:
         """Write the next token. False when it was the last one, or nobody listens any more."""
@@ -60,34 +59,35 @@ class Stream:
 
 
 class Ticks:
-    """The one timer of all streams: a list of those that are due, for each millisecond that has some."""
+    """The one timer of all streams: a list of those that are due, for each millisecond that has some.
+
+    Times are whole milliseconds, as those of uvloop's timers are.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._due: dict[int, list[tuple[float, Stream]]] = {}
-        self._wakes_at = 0
+        self._due: dict[int, list[Stream]] = {}
+        self._wakes_ms = 0
         self._timer: asyncio.TimerHandle | None = None
 
-    def add(self, at_s: float, stream: Stream) -> None:
-        """Its next token is due then."""
-        tick = int(at_s / _TICK_S) + 1
-        self._due.setdefault(tick, []).append((at_s, stream))
-        if self._timer is None or tick < self._wakes_at:
-            self._wake_at(tick)
+    def add(self, stream: Stream) -> None:
+        """Its first token is due an interval from now."""
+        due_ms = round(self._loop.time() * 1000) + stream.interval_ms
+        self._due.setdefault(due_ms, []).append(stream)
+        if self._timer is None or due_ms < self._wakes_ms:
+            self._wake_at(due_ms)
 
-    def _wake_at(self, tick: int) -> None:
+    def _wake_at(self, due_ms: int) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._wakes_at = tick
-        self._timer = self._loop.call_at(tick * _TICK_S, self._tick)
+        self._wakes_ms = due_ms
+        self._timer = self._loop.call_at(due_ms / 1000, self._tick)
 
     def _tick(self) -> None:
-        now = int(self._loop.time() / _TICK_S)
-        for tick in range(self._wakes_at, now + 1):
-            for at_s, stream in self._due.pop(tick, ()):
+        for due_ms in range(self._wakes_ms, round(self._loop.time() * 1000) + 1):
+            for stream in self._due.pop(due_ms, ()):
                 if stream.send_token():
-                    next_s = max(at_s + stream.interval_s, now * _TICK_S)
-                    self._due.setdefault(int(next_s / _TICK_S) + 1, []).append((next_s, stream))
+                    self._due.setdefault(due_ms + stream.interval_ms, []).append(stream)
         self._timer = None
         if self._due:
             self._wake_at(min(self._due))
@@ -96,9 +96,9 @@ class Ticks:
 class Connection(asyncio.Protocol):
     """One client connection; answers its requests one at a time."""
 
-    def __init__(self, ticks: Ticks, interval_s: float, counters: Counters) -> None:
+    def __init__(self, ticks: Ticks, interval_ms: int, counters: Counters) -> None:
         self._ticks = ticks
-        self._interval_s = interval_s
+        self._interval_ms = interval_ms
         self._counters = counters
         self._parser = httptools.HttpRequestParser(self)
         self._path = b""
@@ -140,8 +140,8 @@ class Connection(asyncio.Protocol):
         self._counters.running += 1
         self._transport.write(_STREAM_HEAD)
         stream = Stream(self._transport, self._counters, user, int(most[1]) if most else 1)
-        stream.interval_s = payload.User.of(user).interval_ms / 1000 or self._interval_s
-        self._ticks.add(asyncio.get_running_loop().time() + stream.interval_s, stream)
+        stream.interval_ms = payload.User.of(user).interval_ms or self._interval_ms
+        self._ticks.add(stream)
 
 
 def _without_messages(body: bytes) -> bytes:
@@ -157,13 +157,13 @@ def _chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-async def serve(interval_s: float, units: int) -> None:
+async def serve(interval_ms: int, units: int) -> None:
     """Listen on a free port for each unit, print them as a JSON list, and answer until killed."""
     loop = asyncio.get_running_loop()
     ticks = Ticks(loop)
     ports = []
     for _ in range(units):
-        connection = partial(Connection, ticks, interval_s, Counters())
+        connection = partial(Connection, ticks, interval_ms, Counters())
         server = await loop.create_server(connection, "127.0.0.1", 0, backlog=1024)
         ports.append(server.sockets[0].getsockname()[1])
     print(json.dumps(ports), flush=True)
@@ -176,4 +176,4 @@ if __name__ == "__main__":
     parser.add_argument("--units", type=int, default=2)
     args = parser.parse_args()
     limits.raise_files()
-    uvloop.run(serve(args.interval_ms / 1000, args.units))
+    uvloop.run(serve(max(1, round(args.interval_ms)), args.units))
