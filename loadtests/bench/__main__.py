@@ -62,8 +62,8 @@ def _rounds(args: argparse.Namespace) -> tuple[report.Run, list[str]]:
                 for name in standing.in_turn(load):
                     try:
                         figures.append(in_quiet(standing, name, load, args.requests, patience))
-                    except RuntimeError as failure:
-                        failures.append(str(failure))
+                    except (RuntimeError, OSError) as failure:
+                        failures.append(f"{name}: {failure}")
                         print(failures[-1], file=sys.stderr, flush=True)
     about = {name: _about(name) for name in args.targets}
     arguments = f"python -m loadtests.bench {shlex.join(sys.argv[1:])}".strip()

@@ -87,7 +87,7 @@ def measured(stage: Stage, name: str, load_name: str, load: Load, requests: int)
         log = stage.folder_of(name) / "router.log"
         printed = f"\nIt printed:\n{processes.tail(log)}" if log.exists() else ""
         wrong = f"{len(tally['errors'])} of {load.about} went wrong, first: {tally['errors'][0]}"
-        raise RuntimeError(f"{name}: {wrong}{printed}")
+        raise RuntimeError(f"{wrong}{printed}")
     figure = _figure(stage, name, load_name, tally, before, after)
     if not isinstance(load, Streams):
         return figure

@@ -14,7 +14,6 @@ from loadtests.bench.targets import BASELINE, SUBJECT
 PACE_LIMIT = 1.05
 """Streams later than this were not measured at the rate asked for; a backlog is cheap, served in batches."""
 
-MANY = "2000-streams"
 _NONE = "-"
 
 Table = Sequence[tuple[str, ...]]
@@ -81,30 +80,25 @@ def _ratio_row(run: Run, load: str) -> tuple[str, Cell]:
 
 
 def _stream_rows(run: Run, load: str) -> list[tuple[str, Cell]]:
-    """What only streams have."""
+    """What only streams have; memory and leaks where they are many."""
+    if LOADS[load].kind != "streams" or load == "32-streams":
+        return []
     about = LOADS[load].about.partition(" of ")[0]
+    shown = partial(partial, _plain, run, load)
     rows: list[tuple[str, Cell]] = [
         (f"TTFT added, p50, ms; {about}", partial(_added, run, load, lambda each: each.ttft_p50_ms)),
         (f"TTFT added, p99, ms; {about}", partial(_added, run, load, lambda each: each.ttft_p99_ms)),
-        (f"longest stall, ms; {about}", partial(_plain, run, load, lambda each: each.stall_ms, 0)),
+        (f"longest stall, ms; {about}", shown(lambda each: each.stall_ms, 0)),
     ]
-    if LOADS[load].kind != "streams" or load == "32-streams":
-        return []
     if load == "256-streams":
         return rows
     return [
         *rows,
-        ("resident at rest, MB", partial(_plain, run, load, lambda each: each.idle_mb, 1)),
-        (f"resident with {about}, MB", partial(_plain, run, load, lambda each: each.loaded_mb, 1)),
-        (f"that is for each of {about}, KiB", partial(_plain, run, load, lambda each: each.stream_kib, 1)),
-        (
-            "leaked: connections from clients",
-            partial(_plain, run, load, lambda each: each.leaked_clients, 0, always=True),
-        ),
-        (
-            "leaked: connections to units",
-            partial(_plain, run, load, lambda each: each.leaked_generating, 0, always=True),
-        ),
+        ("resident at rest, MB", shown(lambda each: each.idle_mb, 1)),
+        (f"resident with {about}, MB", shown(lambda each: each.loaded_mb, 1)),
+        (f"that is for each of {about}, KiB", shown(lambda each: each.stream_kib, 1)),
+        ("leaked: connections from clients", shown(lambda each: each.leaked_clients, 0, always=True)),
+        ("leaked: connections to units", shown(lambda each: each.leaked_generating, 0, always=True)),
     ]
 
 
