@@ -281,9 +281,12 @@ class WorkerGate(Gate):
 
     def exchange(self, client: ClientConnection, request: Request) -> Exchange:
         """The exchange that answers `request`."""
+        kind: type[Exchange] = RemoteExplainedExchange if request.is_explained else RemoteExchange
         if request.is_placed:
-            return RemotePlacedExchange(self, client, request)
-        return (RemoteExplainedExchange if request.is_explained else RemoteExchange)(self, client, request)
+            kind = RemotePlacedExchange
+        if self.tracing is not None:
+            return self.tracing.exchange(kind, self, client, request)
+        return kind(self, client, request)
 
     def committed(self, lease: RemoteLease, at: float) -> None:
         """A lease has shown something."""
@@ -314,7 +317,7 @@ class WorkerGate(Gate):
         """A request is over."""
         r = record
         self.mention(
-            (Say.FINISHED, r.route, r.status, r.unit, r.ttft_s, r.duration_s, r.bytes_in, r.bytes_out)
+            (Say.FINISHED, r.route, int(r.status), r.unit, r.ttft_s, r.duration_s, r.bytes_in, r.bytes_out)
         )
         self._access_log.write(record)
 

@@ -15,6 +15,7 @@ from proxy.report.access_log import AccessLog, Sink, stdout_sink
 from proxy.report.events import EventLog
 from proxy.settings import Settings
 from proxy.tls import client_context, unit_context
+from proxy.tracing.start import trace
 from proxy.workers.control import Control
 from proxy.workers.turns import Page
 from proxy.workers.worker import WorkerGate
@@ -51,6 +52,7 @@ async def run_worker(
         unit_tls=unit_context(settings.tls),
         entrance=(page, number),
     )
+    gate.tracing = trace(settings.tracing)
     line, tasks = Control(control), set[asyncio.Task[None]]()
 
     def meet(_: int, sock: socket.socket) -> None:
@@ -69,6 +71,8 @@ async def run_worker(
     finally:
         accepting.cancel()
         large.close()
+        if gate.tracing is not None:
+            gate.tracing.close()
     return 0
 
 

@@ -271,8 +271,11 @@ async def test_texts_that_clients_choose_are_cut() -> None:
     assert len(str(request.about["url.path"])) == 256
 
 
+@pytest.mark.parametrize("workers", [1, 2])
 @live_for(PROCESSES_S)
-async def test_a_gate_that_is_configured_so_tells_a_collector_of_a_broken_stream(tmp_path: Path) -> None:
+async def test_a_gate_that_is_configured_so_tells_a_collector_of_a_broken_stream(
+    tmp_path: Path, workers: int
+) -> None:
     asked: dict[str, Any] = {
         "model": "sim",
         "messages": [{"role": "user", "content": "Hi"}],
@@ -283,7 +286,8 @@ async def test_a_gate_that_is_configured_so_tells_a_collector_of_a_broken_stream
         async with collecting() as collector:
             tracing = {"endpoint": collector.endpoint, "sample_ratio": 1.0}
             urls = {unit.name: unit.url for unit in units}
-            with GateProcess(tmp_path, urls, tracing=tracing, timeouts=AT_ONCE) as gate:
+            keys: dict[str, Any] = {"tracing": tracing, "timeouts": AT_ONCE, "workers": workers}
+            with GateProcess(tmp_path, urls, **keys) as gate:
                 await asyncio.to_thread(gate.until_up, "a", "b")
                 await asyncio.to_thread(units[0].fault, "in_stream_error", after_tokens=20)
                 url = f"{gate.url}/v1"
