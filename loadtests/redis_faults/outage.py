@@ -19,7 +19,7 @@ from statistics import median, quantiles
 from typing import NamedTuple
 
 from loadtests.bench import payload, processes
-from loadtests.bench.generator import Connection
+from loadtests.bench.connection import Connection
 from loadtests.gate import GateProcess, metric_sum
 from loadtests.redis_faults.server import RedisServer
 
