@@ -21,10 +21,11 @@ from proxy.workers.figures import Record
 from proxy.workers.frames import Message, Pulse, Report, Tell, framed
 from proxy.workers.link import Link
 from proxy.workers.seat import Seat
-from router.board import Consequence
 from router.lease import Lease
 from router.nouns import Ask, Fleet
 
+GREETING_S = 0.3
+"""So long a brain that takes the place of another waits for all workers to tell what they have open."""
 BLIND_S = 1.0
 """A worker that has told nothing for longer is stuck: what units show is judged without it."""
 
@@ -56,6 +57,7 @@ class BrainGate(Gate):
         publish: Publish,
         unit_tls: ssl.SSLContext | None,
         listeners: Sequence[socket.socket],
+        is_first: bool,
     ) -> None:
         super().__init__(
             settings,
@@ -72,7 +74,7 @@ class BrainGate(Gate):
         self.seats: dict[int, Seat] = {}
         """By the number of the worker."""
         self.all_accept = asyncio.Event()
-        self.records: dict[int, Record] = {}
+        self.worker_records: dict[int, Record] = {}
         """Of workers by number, whether there is one now or not."""
         self.deaths = 0
         self.lost_attempts = 0
@@ -86,6 +88,9 @@ class BrainGate(Gate):
         self._evictions: dict[Seat, list[int]] = {}
         self._has_learnt = False
         self._deserted = asyncio.Event()
+        self.knows_all = is_first
+        """Whether it has heard what is open at workers: before, no unit is given to anybody."""
+        self._greeted = 0
 
     @property
     def port(self) -> int:
@@ -97,7 +102,7 @@ class BrainGate(Gate):
 
     def meet(self, number: int) -> Link:
         """There is a worker of this number, to be connected by what is returned."""
-        seat = Seat(self, number, self.records.setdefault(number, Record()))
+        seat = Seat(self, number, self.worker_records.setdefault(number, Record()))
         link = seat.link = Link(self._loop, seat.hear, lambda: self._lost(seat))
         if (before := self.seats.get(number)) is not None:
             self._lost(before)
@@ -136,6 +141,18 @@ class BrainGate(Gate):
         board, rules = self.board, self.board.rules
         return board.retries_in_flight >= max(float(rules.retry_min), rules.retry_budget * board.in_flight)
 
+    def greeted(self) -> None:
+        """A worker has told what it has open."""
+        self._greeted += 1
+        if self._greeted >= self.settings.workers:
+            self._know_all()
+
+    def _know_all(self) -> None:
+        if not self.knows_all:
+            self.knows_all = True
+            for seat in list(self.seats.values()):
+                seat.begin()
+
     def learn(self, view: dict[str, Any]) -> None:
         """Take over what the brain before this one believed, if nothing else was learnt yet."""
         if not self._has_learnt:
@@ -146,6 +163,11 @@ class BrainGate(Gate):
     def adopt(self, unit: str, ask: Ask, opened_at: float, *, retry: bool) -> Lease | None:
         """Open a lease that a worker had before this brain was there; None: the unit is not known."""
         return self.board.open(unit, ask, opened_at, retry=retry) if unit in self.board.desks else None
+
+    def withdraw(self, lease: Lease) -> None:
+        """Close a lease of which no attempt came."""
+        self.board.close(lease, self.now())
+        self.room()
 
     def doubt(self, unit: str) -> None:
         """A unit has ended a connection out of turn."""
@@ -188,6 +210,12 @@ class BrainGate(Gate):
 
     # -- what a gate does ----------------------------------------------------------------------------------
 
+    def begin(self) -> None:
+        """Watch the units."""
+        super().begin()
+        if not self.knows_all:
+            self._loop.call_later(GREETING_S, self._know_all)
+
     def configure(self, fleet: Fleet) -> str:
         """Take over a fleet, and tell the workers."""
         changed = super().configure(fleet)
@@ -222,8 +250,8 @@ class BrainGate(Gate):
                     await self._deserted.wait()
         await self._close()
 
-    def _flipped(self, consequence: Consequence) -> None:
-        super()._flipped(consequence)
+    def _tell_soon(self) -> None:
+        super()._tell_soon()
         self._push_soon()
 
     def _seen_until(self, now: float) -> float:

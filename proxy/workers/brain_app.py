@@ -33,6 +33,7 @@ class BrainApp(App):
         self, settings: Settings, reload: Reload, listeners: Listeners, control: Control, restarts: int
     ) -> None:
         self._control = control
+        self._restarts = restarts
         super().__init__(settings, reload, listeners)
         self._gate.metrics.include(WorkerMetrics(self._gate, restarts))
         self._meetings: set[asyncio.Task[None]] = set()
@@ -51,6 +52,7 @@ class BrainApp(App):
             publish=bulletin.publish,
             unit_tls=unit_context(settings.tls),
             listeners=self._listening_for(LISTEN),
+            is_first=not self._restarts,
         )
 
     def _make_life(self) -> Life:

@@ -53,7 +53,7 @@ class WorkerMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """All families."""
-        brain, records = self._brain, self._brain.records.items()
+        brain, records = self._brain, self._brain.worker_records.items()
         yield gauge("workers", "Workers that accept clients.", (), [((), brain.accepting())])
         yield counter(
             "worker_deaths",

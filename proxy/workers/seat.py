@@ -45,6 +45,8 @@ class Seat:
         self.accepting = False
         self._brain = brain
         self._asks: dict[int, Search] = {}
+        self._early: dict[int, Message] = {}
+        """What was asked before all was known that is open."""
         self._leases: dict[int, Lease] = {}
         self._closed: tuple[int, Lease | None] = (0, None)
         self._handlers: dict[int, Callable[..., None]] = {
@@ -71,8 +73,15 @@ class Seat:
         """Act on what it says."""
         self._handlers[message[0]](*message[1:])
 
+    def begin(self) -> None:
+        """Answer what was asked early."""
+        early, self._early = self._early, {}
+        for number, plain in early.items():
+            self._pick(number, plain)
+
     def vacate(self) -> None:
         """It is gone."""
+        self._early.clear()
         for search in list(self._asks.values()):
             search.leave()
         self._asks.clear()
@@ -83,6 +92,9 @@ class Seat:
     # -- asks ----------------------------------------------------------------------------------------------
 
     def _pick(self, number: int, plain: Message) -> None:
+        if not self._brain.knows_all:
+            self._early[number] = plain
+            return
         wanted = _new(Wanted, plain)
         ask = _placed(ask_in(wanted.ask), self._brain.own_answers)
         if isinstance(ask, Failure):
@@ -130,12 +142,12 @@ class Seat:
         self.link.send((Tell.REFUSE, number, failure_out(why)))
 
     def _leave(self, number: int) -> None:
+        self._early.pop(number, None)
         if (search := self._asks.pop(number, None)) is not None:
             search.leave()
         elif (lease := self._leases.pop(number, None)) is not None:
             # It was given a unit just now, and nothing was sent there.
-            self._brain.board.close(lease, self._brain.now())
-            self._brain.room()
+            self._brain.withdraw(lease)
 
     # -- leases --------------------------------------------------------------------------------------------
 
@@ -187,6 +199,7 @@ class Seat:
                 lease.desk.books.show(lease, self._brain.now())
             lease.on_evict = partial(self._brain.evicted, self, number)
             self._leases[number] = lease
+        self._brain.greeted()
 
     def _accepts(self) -> None:
         self.accepting = True

@@ -132,8 +132,8 @@ class Stage:
             self.world.loop,
             Random(seed),
             events=EventLog(time.time, settings.rules.passes, log=lambda level, line: None),
-            access_log=AccessLog("off", _NoSink(), time.time),
-            read_large=_read_large,
+            access_log=AccessLog("off", NoSink(), time.time),
+            read_large=read_large,
         )
 
     # -- playing -------------------------------------------------------------------------------------------
@@ -339,11 +339,11 @@ class Stage:
         return visit
 
 
-class _NoSink:
+class NoSink:
     def write(self, data: memoryview, /) -> int | None:
         raise AssertionError("the access log is off")
 
 
-async def _read_large(body: bytes) -> Ask | Failure:
+async def read_large(body: bytes) -> Ask | Failure:
     await asyncio.sleep(PARSING_S)
     return read_ask(body)
