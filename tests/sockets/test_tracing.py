@@ -16,11 +16,11 @@ import openai
 import orjson
 import pytest
 
+from loadtests.collector import Collector, Seen, collecting
 from loadtests.simunit.process import SimUnit
 from proxy.settings import TracingSettings
 from proxy.tracing.tracing import Tracing
 from tests.wire.client import chat, get, post
-from tests.wire.collector import Collector, Seen, collecting
 from tests.wire.process import GateProcess, eventually
 from tests.wire.stage import PROCESSES_S, Stage, live, live_for, stage
 from tests.wire.unit import LAST_CHUNK, SSE_HEAD, STREAM, Play, Received, Script, chunk, then_close, whole

@@ -1,4 +1,4 @@
-"""A collector of spans that speaks OTLP over HTTP, as far as a gate can tell."""
+"""A collector of spans that speaks OTLP over HTTP, as far as gates and engines can tell."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _seen(span: Span) -> Seen:
 
 
 class Collector:
-    """`spans` are those that came, `raw` the bytes that they came in, `resource` who sent the last of them."""
+    """`spans` are those that came, `raw` the bytes they came in, `resource` who sent the last of them."""
 
     def __init__(self) -> None:
         self.spans: list[Seen] = []
