@@ -255,6 +255,7 @@ class Exchange:
         """Something is about to be shown; `body` is the beginning of it."""
         lease, relay = self._in_flight()
         self._answer.unit = lease.unit
+        self._gate.board.prove(lease)
         if self._continuation.is_under_way:
             return
         self._answer.ttft_s = lease.first_at - self._request.received_at

@@ -296,6 +296,15 @@ class Board:
         self.retries_in_flight += retry
         return lease
 
+    def prove(self, lease: Lease) -> None:
+        """An attempt has shown something: if it was a retry, it draws on the budget no longer.
+
+        The budget is there lest retries load units with what fails again; a stream may go on for minutes.
+        """
+        if lease.retry:
+            lease.retry = False
+            self.retries_in_flight -= 1
+
     def close(self, lease: Lease, now: float) -> None:
         """Close a lease. Raises RuntimeError the second time: an in-flight count must never drift."""
         if lease.closed:

@@ -23,6 +23,7 @@ from proxy.workers.worker import OUTCOMES
 from router.books import Usage
 from router.lease import Lease
 from router.nouns import Ask, Outcome, Refusal
+from router.retry import Attempts
 
 if TYPE_CHECKING:
     from proxy.workers.brain import BrainGate
@@ -101,16 +102,19 @@ class Seat:
             self._refuse(number, ask)
             return
         search = self._search(ask, wanted)
-        tell = partial(self._settle, number, search, wanted.received_at)
         if wanted.queued:
-            if search.waits_again(tell):
+            if search.waits_again(partial(self._settle, number, search, wanted.received_at)):
                 self._asks[number] = search
             else:
                 self._refuse(number, self._brain.explain(Refusal.FULL, ask))
         elif wanted.draws and self._brain.has_enough_retries():
             self._refuse(number, _ENOUGH_RETRIES)
         else:
-            tell(search.pick(draws=wanted.draws, moved=wanted.moved))
+            answer = search.pick(draws=wanted.draws, moved=wanted.moved)
+            if isinstance(answer, Lease):
+                self._grant(number, answer, wanted.received_at)
+            else:
+                self._settle(number, search, wanted.received_at, answer)
 
     def _search(self, ask: Ask, wanted: Wanted) -> Search:
         if wanted.units is None:
@@ -119,8 +123,10 @@ class Seat:
             search = PlacedSearch(self._brain, wanted.size)
             search.units = wanted.units
         search.ask = ask
-        search.history = search.history._replace(tried=wanted.tried)
-        search.failure = _SHOWN_ALREADY if wanted.failed else None
+        if wanted.tried:
+            search.history = Attempts(wanted.tried)
+        if wanted.failed:
+            search.failure = _SHOWN_ALREADY
         return search
 
     def _settle(self, number: int, search: Search, received_at: float, answer: Lease | Refusal) -> None:
@@ -132,11 +138,14 @@ class Seat:
         self._asks.pop(number, None)
         if isinstance(found, Failure):
             self._refuse(number, found)
-            return
-        found.on_evict = partial(self._brain.evicted, self, number)
-        self._leases[number] = found
-        line = header_line(found, found.opened_at - received_at) if received_at else b""
-        self.link.send((Tell.GRANT, number, found.unit, found.opened_at, line))
+        else:
+            self._grant(number, found, received_at)
+
+    def _grant(self, number: int, lease: Lease, received_at: float) -> None:
+        lease.on_evict = partial(self._brain.evicted, self, number)
+        self._leases[number] = lease
+        line = header_line(lease, lease.opened_at - received_at) if received_at else b""
+        self.link.send((Tell.GRANT, number, lease.unit, lease.opened_at, line))
 
     def _refuse(self, number: int, why: Failure) -> None:
         self.link.send((Tell.REFUSE, number, failure_out(why)))
@@ -156,6 +165,7 @@ class Seat:
         if lease is None or lease.committed:
             return
         lease.commit(at)
+        self._brain.board.prove(lease)
         if lease.ask.stream:
             lease.desk.life_at = max(lease.desk.life_at, at)
             self._brain.routing.shown(lease)
@@ -216,24 +226,14 @@ class Seat:
         bytes_out: int,
     ) -> None:
         self.record.requests += 1
+        # What only the worker's access log tells is left out. The fields stand in their order.
         self._brain.metrics.finished(
-            Finished(
-                request_id="",
-                peer="",
-                method="",
-                path="",
-                route=route,
-                model="",
-                status=status,
-                code="",
-                unit=unit,
-                outcome=Outcome.OK,
-                attempts=0,
-                ttft_s=ttft_s,
-                duration_s=duration_s,
-                events=0,
-                bytes_in=bytes_in,
-                bytes_out=bytes_out,
+            _new(
+                Finished,
+                (
+                    *("", "", "", "", route, "", status, "", unit, Outcome.OK, 0, ttft_s, duration_s),
+                    *(0, bytes_in, bytes_out, 0),
+                ),
             )
         )
 

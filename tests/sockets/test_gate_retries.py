@@ -1,0 +1,42 @@
+"""The budget of retries: what draws on it, and for how long."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import pytest
+
+from router.nouns import Rules
+from tests.wire.client import chat
+from tests.wire.stage import live, stage
+from tests.wire.unit import SSE_HEAD, TOKENS, Received, chunk, whole
+
+RETRIES = 3
+
+
+async def begin(request: Received) -> None:
+    """Show the first token of a stream that goes on for ever."""
+    request.write(SSE_HEAD + chunk(TOKENS[0]))
+
+
+@live
+async def test_a_retry_that_has_shown_a_token_leaves_its_place_to_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    failing = whole(status="500 Internal Server Error")
+    rules = Rules(retry_min=RETRIES, retry_budget=0.0)
+    async with stage(failing, begin, rules=rules) as here, AsyncExitStack() as stack:
+        # As of a gate that lags, and does not trust its eyes: the failing unit stays in rotation.
+        monkeypatch.setattr(here.gate.watch, "observe", lambda _evidence: None)
+        monkeypatch.setattr("proxy.gate.COOL_S", 0.0)
+        for _ in range(4 * RETRIES):
+            client = await stack.enter_async_context(here.client())
+            client.send(chat())
+            async with asyncio.timeout(5.0):
+                head = await client.reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200 ")
+            assert here.gate.board.retries_in_flight == 0
+        refused, answered = here.units
+        assert len(refused.requests) > RETRIES
+        assert len(answered.requests) == 4 * RETRIES
