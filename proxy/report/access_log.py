@@ -135,12 +135,12 @@ def json_line(at: float, record: Finished) -> bytes:
     """The record as one JSON object; the schema is in docs/logs.md."""
     fields: dict[str, Any] = {
         "time": utc(at),
-        "request_id": _short(record.request_id),
+        "request_id": record.request_id,
         "peer": record.peer,
         "method": record.method,
-        "path": _short(record.path),
+        "path": record.path,
         "route": record.route,
-        "model": _short(record.model),
+        "model": record.model,
         "status": record.status,
         "code": record.code,
         "unit": record.unit,
@@ -153,6 +153,8 @@ def json_line(at: float, record: Finished) -> bytes:
         "bytes_in": record.bytes_in,
         "bytes_out": record.bytes_out,
     }
+    if len(record.path) + len(record.model) > TEXT_MAX:
+        fields["path"], fields["model"] = _short(record.path), _short(record.model)
     try:
         return orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE)
     except TypeError:
