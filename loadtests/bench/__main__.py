@@ -67,7 +67,8 @@ def _rounds(args: argparse.Namespace) -> tuple[report.Run, list[str]]:
                         print(failures[-1], file=sys.stderr, flush=True)
     about = {name: _about(name) for name in args.targets}
     arguments = f"python -m loadtests.bench {shlex.join(sys.argv[1:])}".strip()
-    return report.Run(machine, arguments, figures, missing, about), failures
+    loads = {name: LOADS[name].about for name in args.loads}
+    return report.Run(machine, arguments, figures, missing, about, loads), failures
 
 
 def _about(name: str) -> str:

@@ -26,7 +26,7 @@ BESIDE = ("haproxy", "sglang-router", SUBJECT)
 STREAMS = (100, 300, 1000, 3000, 10_000)
 UNITS = (2, 10, 30, 100, 300, 1000)
 PROMPT_BYTES = (1_000, 4_000, 16_000, 64_000, 256_000, 1_000_000)
-IDLE_S = 6.0
+IDLE_S = 5.0
 _PROMPTS_BYTES = 40_000_000
 """As many requests of a size are sent as come to this much, 40 to 4,000 of them."""
 
@@ -57,7 +57,10 @@ def _points(sweeps: Sequence[str], targets: Sequence[str]) -> Iterator[Point]:
         names = [SUBJECT] if sweep == "units" else targets
         for at, load, units in SWEEPS[sweep]():
             for name in names:
-                yield _point(sweep, at, name, load, units)
+                try:
+                    yield _point(sweep, at, name, load, units)
+                except (RuntimeError, OSError) as failure:
+                    print(f"{sweep} {at}: {name}: {failure}", file=sys.stderr, flush=True)
 
 
 def _by_streams() -> Iterator[tuple[int, Load, int]]:

@@ -59,7 +59,7 @@ _MANY = min(10_000, limits.most_streams())
 LOADS: dict[str, Load] = {
     "2000-streams": Streams("2,000 streams of 32 tokens, 200 ms apart", 2000, 32, 200, 3.0, 6.4),
     "256-streams": Streams("256 streams of 128 tokens, 20 ms apart", 256, 128, 20, 0.5, 2.6),
-    "32-streams": Streams("32 streams of 16 tokens, 100 ms apart", 32, 16, 100, 0.5, 1.6),
+    "32-streams": Streams("32 streams of 32 tokens, 200 ms apart", 32, 32, 200, 0.5, 3.2),
     "1kB": Requests("requests of 1 kB", 1_000, 1.0),
     "16kB": Requests("requests of 16 kB", 16_000, 0.5),
     "200kB": Requests("requests of 200 kB", 200_000, 0.05),

@@ -22,13 +22,16 @@ Cell = Callable[[str], str]
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """All of one run. `missing`: why a target has no figures; `about`: what each was, and which version."""
+    """All of one run. `missing`: why a target has no figures; `about`: what each was, and which version;
+    `loads`: what each load was.
+    """
 
     machine: str
     arguments: str
     figures: Sequence[Figure]
     missing: Mapping[str, str]
     about: Mapping[str, str]
+    loads: Mapping[str, str]
 
     @property
     def columns(self) -> list[str]:
@@ -38,7 +41,7 @@ class Run:
 
 def tables(run: Run) -> dict[str, Table]:
     """Each table under its title; the first row has the targets."""
-    loads = [name for name in LOADS if any(each.load == name for each in run.figures)]
+    loads = list(run.loads)
     return {
         "CPU, in microseconds": _table(run, [_cpu_row(run, load) for load in loads]),
         f"CPU of {SUBJECT} over that of each": _table(run, [_ratio_row(run, load) for load in loads]),
@@ -66,7 +69,7 @@ def _cpu_row(run: Run, load: str) -> tuple[str, Cell]:
         found = of(run.figures, target, load, lambda each: each.cpu_us)
         return _spread(found, 1) if found and found.high else _NONE
 
-    return f"{_each(load)}, {LOADS[load].about}", cell
+    return f"{_each(load)}, {run.loads[load]}", cell
 
 
 def _ratio_row(run: Run, load: str) -> tuple[str, Cell]:
@@ -76,14 +79,14 @@ def _ratio_row(run: Run, load: str) -> tuple[str, Cell]:
         found = beside(run.figures, SUBJECT, target, load, lambda each: each.cpu_us, ratio)
         return _spread(found, 2)
 
-    return f"{_each(load)}, {LOADS[load].about}", cell
+    return f"{_each(load)}, {run.loads[load]}", cell
 
 
 def _stream_rows(run: Run, load: str) -> list[tuple[str, Cell]]:
     """What only streams have; memory and leaks where they are many."""
     if LOADS[load].kind != "streams" or load == "32-streams":
         return []
-    about = LOADS[load].about.partition(" of ")[0]
+    about = run.loads[load].partition(" of ")[0]
     shown = partial(partial, _plain, run, load)
     rows: list[tuple[str, Cell]] = [
         (f"TTFT added, p50, ms; {about}", partial(_added, run, load, lambda each: each.ttft_p50_ms)),
@@ -105,7 +108,7 @@ def _stream_rows(run: Run, load: str) -> list[tuple[str, Cell]]:
 def _harness_rows(run: Run, loads: Sequence[str]) -> list[tuple[str, Cell]]:
     """What shows that neither engine nor generator were in the way, nor others."""
     rows: list[tuple[str, Cell]] = [
-        (f"engine / generator, us {_each(load)}; {LOADS[load].about}", partial(_around, run, load))
+        (f"engine / generator, us {_each(load)}; {run.loads[load]}", partial(_around, run, load))
         for load in loads
     ]
     return [

@@ -19,7 +19,7 @@ _BEGIN, _END = "<!-- tables of data/bench.json -->\n", "<!-- end of tables -->\n
 
 def as_json(run: report.Run) -> str:
     """A run as a file: what it was, and a line for each figure."""
-    head = {name: getattr(run, name) for name in ("machine", "arguments", "missing", "about")}
+    head = {name: getattr(run, name) for name in ("machine", "arguments", "missing", "about", "loads")}
     figures = ",\n".join(json.dumps(dataclasses.asdict(each)) for each in run.figures)
     return f'{json.dumps(head, indent=1)[:-2]},\n "figures": [\n{figures}\n]}}\n'
 

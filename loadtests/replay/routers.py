@@ -26,7 +26,6 @@ _DURATIONS_S = {"rules": {"slow_start_s": 10.0}, "queue": {"backlog_s": 0.25, "a
 _HAPROXY = """\
 global
   nbthread 1
-  maxconn 8000
 defaults
   mode http
   option http-no-delay

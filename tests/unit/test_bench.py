@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from argparse import ArgumentTypeError
+from dataclasses import replace
 
 import pytest
 
@@ -28,7 +29,7 @@ FIGURES = [
     figure("direct", "2000-streams", 0, 0.0, pace=1.0, ttft_p50_ms=200.0, ttft_p99_ms=201.0),
     figure("cellgate", "2000-streams", 0, 20.0, pace=1.0, ttft_p50_ms=200.5, ttft_p99_ms=203.0, idle_mb=90.0),
 ]
-RUN = report.Run("a machine", "python -m loadtests.bench", FIGURES, {"nginx": "not installed"}, {})
+RUN = report.Run("a machine", "python -m loadtests.bench", FIGURES, {"nginx": "not installed"}, {}, {})
 
 
 def test_a_ratio_is_that_of_the_same_round_and_the_middle_of_all_is_told() -> None:
@@ -47,7 +48,8 @@ def test_a_point_of_growth_is_without_what_is_taken_at_rest() -> None:
 
 def test_a_target_that_is_missing_says_so_in_each_table_and_the_rest_has_figures() -> None:
     about = dict.fromkeys(("haproxy", "nginx", "cellgate", "direct"), "as it is")
-    tables = report.tables(report.Run(RUN.machine, RUN.arguments, RUN.figures, RUN.missing, about))
+    loads = {name: LOADS[name].about for name in ("2000-streams", "1kB")}
+    tables = report.tables(replace(RUN, about=about, loads=loads))
     head, *rows = tables["CPU, in microseconds"]
     assert head == ("", "haproxy", "nginx", "cellgate", "direct")
     by_title = {row[0]: row[1:] for row in rows}
@@ -69,7 +71,7 @@ def test_tables_are_shown_as_text_and_as_markdown() -> None:
 def test_a_run_is_the_same_when_read_from_its_file() -> None:
     text = run_file.as_json(RUN)
     assert run_file.from_json(text) == RUN
-    assert set(json.loads(text)) == {"machine", "arguments", "missing", "about", "figures"}
+    assert set(json.loads(text)) == {"machine", "arguments", "missing", "about", "loads", "figures"}
 
 
 def test_the_page_shows_the_run_that_is_beside_it() -> None:
