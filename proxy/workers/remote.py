@@ -13,7 +13,7 @@ from proxy.explained import ExplainedExchange
 from proxy.failure import Failure
 from proxy.placed import PlacedExchange, PlacedSearch
 from proxy.search import Search, Tell
-from proxy.workers.frames import Wanted, ask_out
+from proxy.workers.frames import Message, ask_out
 from router.books import Bet
 from router.lease import Lease
 from router.nouns import Ask, Refusal
@@ -74,7 +74,7 @@ class RemoteSearch(Search):
 
     def __init__(self, gate: WorkerGate, size: int, *, once: bool = False) -> None:
         super().__init__(gate, size, once=once)
-        self._wanted: Wanted | None = None
+        self._wanted: Message | None = None
         self._tell: Tell | None = None
         self._said: Failure | None = None
         self.asked = 0
@@ -122,23 +122,17 @@ class RemoteSearch(Search):
         assert tell is not None
         tell(answer)
 
-    def _ask(self, wanted: Wanted, tell: Tell) -> None:
+    def _ask(self, wanted: Message, tell: Tell) -> None:
         self._tell = tell
-        self.draws = wanted.draws
         self.asked = self._gate.ask(self, wanted)
 
-    def _want(self, tried: tuple[str, ...], *, moved: bool, draws: bool, queued: bool = False) -> Wanted:
+    def _want(self, tried: tuple[str, ...], *, moved: bool, draws: bool, queued: bool = False) -> Message:
+        """The fields of a `Wanted`."""
+        self.draws = draws
         failed = self.failure is not None
-        return Wanted(
-            ask_out(self.ask),
-            self._size,
-            tried,
-            moved,
-            draws,
-            queued,
-            failed,
-            self.received_at,
-            self._units(),
+        return (
+            *(ask_out(self.ask), self._size, tried, moved, draws),
+            *(queued, failed, self.received_at, self._units()),
         )
 
     def _units(self) -> tuple[str | None, ...] | None:

@@ -19,7 +19,7 @@ from typing import Any
 from proxy.settings import Address
 from proxy.wire.listeners import Entrance
 
-YIELD_S = 0.003
+YIELD_S = 0.005
 """For so long a worker whose turn it is not looks away from the listener."""
 PAUSE_S = 1.0
 """Out of descriptors, or of memory: to look again at once would be to spin."""

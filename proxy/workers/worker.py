@@ -27,7 +27,7 @@ from proxy.wire.memory import BodyMemory
 from proxy.wire.request import Request
 from proxy.workers.accounts import Accounts
 from proxy.workers.copy import fleet_in, take
-from proxy.workers.frames import Message, Pulse, Say, Tell, Wanted, ask_out, failure_in, failure_out
+from proxy.workers.frames import Message, Pulse, Say, Tell, ask_out, failure_in, failure_out
 from proxy.workers.link import Link
 from proxy.workers.remote import (
     RemoteExchange,
@@ -98,7 +98,7 @@ class WorkerGate(Gate):
         self._unsaid: deque[Message] = deque(maxlen=UNSAID_MAX)
         self._heard_at = self.now()
         self._number = 0
-        self._asks: dict[int, tuple[RemoteSearch, Wanted]] = {}
+        self._asks: dict[int, tuple[RemoteSearch, Message]] = {}
         self._leases: dict[int, RemoteLease] = {}
         self._lag_s = 0.0
         self._handlers: dict[int, Callable[..., None]] = {
@@ -135,7 +135,7 @@ class WorkerGate(Gate):
         while self._unsaid:
             link.send(self._unsaid.popleft())
         for number, (_, wanted) in self._asks.items():
-            link.send((Say.PICK, number, tuple(wanted)))
+            link.send((Say.PICK, number, wanted))
         return link
 
     def accepts(self) -> None:
@@ -192,12 +192,12 @@ class WorkerGate(Gate):
 
     # -- asks ----------------------------------------------------------------------------------------------
 
-    def ask(self, search: RemoteSearch, wanted: Wanted) -> int:
-        """Have the brain find a unit; `search` is told. The id of the question, and of the lease."""
+    def ask(self, search: RemoteSearch, wanted: Message) -> int:
+        """Have the brain find a unit, as is `Wanted`, and tell `search`. The id of question and lease."""
         self._number = number = self._number + 1
         self._asks[number] = search, wanted
         if self._link is not None:
-            self._link.send((Say.PICK, number, tuple(wanted)))
+            self._link.send((Say.PICK, number, wanted))
         if self.is_brainless():
             self._loop.call_later(WITHOUT_BRAIN_S, self._give_up, number)
         return number
