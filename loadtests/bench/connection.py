@@ -14,12 +14,11 @@ _TOKEN = b'" token '
 class Tally:
     """What one load came to. `answers` are requests or, for streams, tokens; times in seconds.
 
-    `gap_s` is the longest time between two reads of one stream; `ended` counts answers that came as a whole.
+    `gap_s` is the longest time between two reads of one stream.
     """
 
     answers: int = 0
     reads: int = 0
-    ended: int = 0
     seconds: float = 0.0
     gap_s: float = 0.0
     ttfts_s: list[float] = field(default_factory=list)

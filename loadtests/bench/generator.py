@@ -68,9 +68,7 @@ class Load:
         got = b"".join(connection.body)
         if failure is None and not self._is_right(got, want):
             failure = f"the body is not what the engine sent: {len(got)} bytes, they end in {got[-80:]!r}"
-        if failure is None:
-            self.tally.ended += 1
-        else:
+        if failure is not None:
             self.tally.errors.append(f"{user}: {failure}")
 
     def _is_right(self, got: bytes, want: bytes) -> bool:
