@@ -224,14 +224,16 @@ class Plan:
             if not is_honest or errors != 1:
                 return f"a broken stream had {errors} error events and ended in {told}"
             return "" if kind == "not continuable" or not self.is_calm else f"it was not continued: {told}"
-        return f"it was refused: {told}" if self.is_calm else ""
+        # An error that a unit itself answered is shown where the budget for retries is spent.
+        is_units_own = visit.unit is not None and reply.status in (500, 503)
+        return f"it was refused: {told}" if self.is_calm and not is_units_own else ""
 
 
 def _outcome(visit: Visit) -> str:
     if visit.is_answered:
         return "whole"
     if visit.reply.status != 200:
-        return "refused"
+        return "refused" if visit.unit is None else "told a unit's own error"
     return "broken, honestly"
 
 
