@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import signal
 import sys
 import time
 from collections import Counter
@@ -296,6 +297,8 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=100, help="how many plans")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     asked = parser.parse_args()
+    # A shell lets what it runs in the background ignore interrupts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     tally, begun = Tally(), time.monotonic()
     with suppress(KeyboardInterrupt):
         for seed in range(asked.first, asked.first + asked.seeds):
