@@ -267,7 +267,6 @@ class Tally:
 
     def play(self, seed: int) -> None:
         """Play one plan. What is wrong with it is printed at once."""
-        self.plans += 1
         try:
             plan = Plan(seed)
         except Exception as error:
@@ -303,6 +302,7 @@ def main() -> int:
     with suppress(KeyboardInterrupt):
         for seed in range(asked.first, asked.first + asked.seeds):
             tally.play(seed)
+            tally.plans += 1
             if tally.plans % 50 == 0:
                 told = f"{tally.outcomes.total()} requests, {time.monotonic() - begun:.0f} s"
                 print(f"... {tally.plans} plans, {told}", flush=True)
