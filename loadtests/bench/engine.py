@@ -1,9 +1,9 @@
 """The benchmark's engine: units in one process, the cheapest that answer as an inference server does.
 
-A streamed answer sends its 200 head at once and then one token each interval, each as one SSE event in one
-HTTP chunk in one write. Every stream keeps the phase of its own start, to a millisecond: streams that started
-at different times do not write in the same instant, which is the harder case for a proxy, as it cannot serve
-many of them per wake-up.
+A streamed answer sends its 200 head at once, its first token a millisecond later and then one each interval,
+each as one SSE event in one HTTP chunk in one write. Every stream keeps the phase of its own start: those that
+started at different times do not write in the same instant, which is the harder case for a proxy, as it cannot
+serve many of them per wake-up.
 """
 
 import argparse
@@ -24,6 +24,8 @@ _PLAIN = _HEAD + b"Content-Length: %d\r\n\r\n%s"
 _STREAM_HEAD = _HEAD % b"text/event-stream; charset=utf-8" + b"Transfer-Encoding: chunked\r\n\r\n"
 _NOT_FOUND = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
 
+_PREFILL_MS = 1
+"""From a request to its first token. Were it longer, a gate that reckons with prefill would queue requests."""
 _MAX_TOKENS = re.compile(rb'"max_(?:completion_)?tokens": ?(\d+)')
 _AS_STREAM = re.compile(rb'"stream": ?true')
 
@@ -71,8 +73,8 @@ class Ticks:
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, stream: Stream) -> None:
-        """Its first token is due an interval from now."""
-        due_ms = round(self._loop.time() * 1000) + stream.interval_ms
+        """Its first token is due after its prefill."""
+        due_ms = round(self._loop.time() * 1000) + _PREFILL_MS
         self._due.setdefault(due_ms, []).append(stream)
         if self._timer is None or due_ms < self._wakes_ms:
             self._wake_at(due_ms)

@@ -41,6 +41,11 @@ class Streams:
         """What the generator calls it."""
         return "streams"
 
+    @property
+    def tokens_s(self) -> float:
+        """How many tokens should come a second: between those of a stream there is one interval less."""
+        return self.streams * self.tokens / (self.tokens - 1) * 1000 / self.interval_ms
+
     def flags(self, _requests: int, _share: float) -> dict[str, float]:
         """The generator's flags."""
         return {

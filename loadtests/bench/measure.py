@@ -94,7 +94,7 @@ def measured(stage: Stage, name: str, load_name: str, load: Load, requests: int)
     left = leaks.wait(target.pid, target.ports[0], stage.units) if target.pid else leaks.Left(0, 0, 0)
     return replace(
         figure,
-        pace=load.streams * tally["seconds"] * 1000 / load.interval_ms / tally["answers"],
+        pace=load.tokens_s * tally["seconds"] / tally["answers"],
         ttft_p50_ms=_percentile(tally["ttfts_s"], 50) * 1000,
         ttft_p99_ms=_percentile(tally["ttfts_s"], 99) * 1000,
         stall_ms=max(0.0, tally["gap_s"] * 1000 - load.interval_ms),
