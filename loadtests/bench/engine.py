@@ -1,8 +1,8 @@
 """The benchmark's engine: units in one process, the cheapest that answer as an inference server does.
 
 A streamed answer sends its 200 head at once, its first token a millisecond later and then one each interval,
-each as one SSE event in one HTTP chunk in one write. Every stream keeps the phase of its own start: those that
-started at different times do not write in the same instant, which is the harder case for a proxy, as it cannot
+each as one SSE event in one HTTP chunk in one write. Every stream keeps the phase of its own start, so that
+streams started at different times do not write in the same instant: the harder case for a proxy, as it cannot
 serve many of them per wake-up.
 """
 
@@ -25,7 +25,7 @@ _STREAM_HEAD = _HEAD % b"text/event-stream; charset=utf-8" + b"Transfer-Encoding
 _NOT_FOUND = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
 
 _PREFILL_MS = 1
-"""From a request to its first token. Were it longer, a gate that reckons with prefill would queue requests."""
+"""From a request to its first token. Were it longer, a gate that reckons with prefill would let some wait."""
 _MAX_TOKENS = re.compile(rb'"max_(?:completion_)?tokens": ?(\d+)')
 _AS_STREAM = re.compile(rb'"stream": ?true')
 
