@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Protocol
 
-from proxy.report.log import log_line
+from proxy.report.log import Level, log_line
 from proxy.service_manager import notify
 from proxy.settings import Timeouts
 
@@ -36,7 +36,8 @@ OnSignal = Callable[[int, Callable[[], None]], object]
 class Life:
     """Waits for signals and acts on them. `hand_over` says whether there is a successor now.
 
-    `on_signal` is how signals come here, if not to this process; `pid` is the process that they come to.
+    `on_signal` is how signals come here, if not to this process; `pid` is the process that they come to;
+    `tell` is told what happens.
     """
 
     def __init__(
@@ -47,11 +48,13 @@ class Life:
         hand_over: Callable[[], Awaitable[bool]],
         on_signal: OnSignal | None = None,
         pid: int | None = None,
+        tell: Callable[[Level, str], None] = log_line,
     ) -> None:
         self._gate = gate
         self._timeouts = timeouts
         self._hand_over = hand_over
         self._loop = asyncio.get_running_loop()
+        self._tell = tell
         self._pid = os.getpid() if pid is None else pid
         self._gently, self._hurry, self._succeeded = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._handing_over: asyncio.Task[None] | None = None
@@ -76,16 +79,16 @@ class Life:
             await asyncio.wait([self._handing_over])
         timeouts = self._timeouts
         if self._succeeded.is_set():
-            log_line("info", f"a successor accepts clients; answers here end within {timeouts.drain_s:g} s")
+            self._tell("info", f"a successor accepts clients; answers here end within {timeouts.drain_s:g} s")
             await self._unless_in_a_hurry(self._gate.leave_to_successor(drain_s=timeouts.drain_s))
         elif not self._hurry.is_set():
             delay_s, drain_s = timeouts.drain_delay_s, timeouts.drain_s
             notify("STOPPING=1")
             accepting = f"not ready, accepting for {delay_s:g} s more"
-            log_line("info", f"stopping: {accepting}, then answers end within {drain_s:g} s")
+            self._tell("info", f"stopping: {accepting}, then answers end within {drain_s:g} s")
             await self._unless_in_a_hurry(self._gate.stop(delay_s=delay_s, drain_s=drain_s))
         if self._hurry.is_set():
-            log_line("info", "stopping now: connections are cut")
+            self._tell("info", "stopping now: connections are cut")
             await self._gate.stop(delay_s=0.0, drain_s=0.0)
 
     def _terminate(self) -> None:
@@ -95,11 +98,11 @@ class Life:
     def _begin_handing_over(self) -> None:
         if self._pid == 1:
             # Its end is the end of the container, whoever else runs in it.
-            log_line("error", "no hand-over: this is process 1; start another gate, then send SIGTERM here")
+            self._tell("error", "no hand-over: this is process 1; start another gate, then send SIGTERM here")
         elif self._gently.is_set() or self._succeeded.is_set():
-            log_line("warning", "no hand-over: this gate is stopping already")
+            self._tell("warning", "no hand-over: this gate is stopping already")
         elif self._handing_over is not None:
-            log_line("warning", "no other hand-over: there is one under way")
+            self._tell("warning", "no other hand-over: there is one under way")
         else:
             self._handing_over = self._loop.create_task(self._try_to_hand_over())
 

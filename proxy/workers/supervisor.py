@@ -99,7 +99,7 @@ class Supervisor:
             sock.setblocking(False)
         signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
         for each in _SIGNALS:
-            signal.signal(each, lambda _number, _frame: None)
+            signal.signal(each, _nothing)
         self._selector.register(self._woken, selectors.EVENT_READ)
         gc.collect()
         gc.freeze()
@@ -150,7 +150,8 @@ class Supervisor:
             signal.set_wakeup_fd(-1)
             for each in _SIGNALS:
                 # They may be sent to all processes of a service; what they mean comes from the supervisor.
-                signal.signal(each, signal.SIG_IGN)
+                # Not ignored, for programs that are started from here would ignore them as well.
+                signal.signal(each, _nothing)
             self._selector.close()
             for sock in (ours, self._woken, self._waker, *(child.line for child in self._children.values())):
                 sock.close()
@@ -274,6 +275,10 @@ class Supervisor:
                 if found.si_pid in known:
                     return
                 os.waitpid(found.si_pid, 0)
+
+
+def _nothing(_number: int, _frame: object) -> None:
+    """What a signal does by itself."""
 
 
 def _name(name: str) -> None:

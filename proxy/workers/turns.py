@@ -1,8 +1,8 @@
 """Whose turn it is to accept: workers share one listener, and the one with the fewest clients takes the next.
 
-Each worker writes what it has into a page of memory that all of them see, and looks there before it accepts.
-One whose turn it is not leaves the connection to the others; should they leave it as well (one of them is
-stuck, or has just ended), it takes it a moment later all the same. Why so: docs/decisions/016-workers.md.
+Each worker writes what it has, and when that was, into a page of memory that all of them see, and looks there
+before it accepts. One whose turn it is not leaves the connection to the other, and looks again soon. One that
+has not written for a while is stuck, or gone, and has no turn. Why so: docs/decisions/016-workers.md.
 """
 
 from __future__ import annotations
@@ -19,14 +19,17 @@ from typing import Any
 from proxy.settings import Address
 from proxy.wire.listeners import Entrance
 
-YIELD_S = 0.005
+YIELD_S = 0.002
 """For so long a worker whose turn it is not looks away from the listener."""
+STUCK_MS = 600
+"""A worker writes with each tick, four times a second."""
 PAUSE_S = 1.0
 """Out of descriptors, or of memory: to look again at once would be to spin."""
 AT_ONCE = 16
 """So many connections are accepted before anything else is done."""
 _ABSENT = 0xFFFFFFFF
-_SLOT = 2
+_SLOT = 3
+"""Clients, connections ever taken, milliseconds of the clock that all processes of a machine have."""
 _SHORT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
@@ -40,32 +43,43 @@ class Page:
         for worker in self._workers:
             self.leave(worker)
 
-    def enter(self, worker: int, clients: int) -> None:
+    def enter(self, worker: int, clients: int, now: float) -> None:
         """It accepts now, and counts as having taken as many as the others: else all would be its own."""
-        taken = [
-            self._slots[_SLOT * each + 1] for each in self._workers if self._slots[_SLOT * each] != _ABSENT
-        ]
-        self._slots[_SLOT * worker + 1] = max(taken, default=0)
-        self.note(worker, clients)
+        others = [at for at in self._others(worker) if self._slots[at] != _ABSENT]
+        self._slots[_SLOT * worker + 1] = max((self._slots[at + 1] for at in others), default=0)
+        self.note(worker, clients, now)
 
     def leave(self, worker: int) -> None:
         """It accepts no more."""
         self._slots[_SLOT * worker] = _ABSENT
 
-    def note(self, worker: int, clients: int) -> None:
+    def note(self, worker: int, clients: int, now: float) -> None:
         """It has so many clients."""
         self._slots[_SLOT * worker] = clients
+        self._slots[_SLOT * worker + 2] = _ms(now)
 
     def take(self, worker: int) -> None:
         """It has taken one."""
         self._slots[_SLOT * worker] += 1
         self._slots[_SLOT * worker + 1] = (self._slots[_SLOT * worker + 1] + 1) & 0x7FFFFFFF
 
-    def is_next(self, worker: int) -> bool:
-        """Whether none has less than it."""
-        slots = self._slots
-        own = slots[_SLOT * worker], slots[_SLOT * worker + 1]
-        return all(own <= (slots[_SLOT * each], slots[_SLOT * each + 1]) for each in self._workers)
+    def is_next(self, worker: int, now: float) -> bool:
+        """Whether none has less than it, of those that are not stuck."""
+        slots, at, now_ms = self._slots, _SLOT * worker, _ms(now)
+        own = slots[at], slots[at + 1]
+        return all(
+            own <= (slots[other], slots[other + 1])
+            # A clock that was read a moment later may stand a little before ours.
+            or (now_ms - slots[other + 2] + STUCK_MS) & 0xFFFFFFFF > 2 * STUCK_MS
+            for other in self._others(worker)
+        )
+
+    def _others(self, worker: int) -> list[int]:
+        return [_SLOT * each for each in self._workers if each != worker]
+
+
+def _ms(now: float) -> int:
+    return int(now * 1000.0) & 0xFFFFFFFF
 
 
 class SharedEntrance(Entrance):
@@ -89,8 +103,6 @@ class SharedEntrance(Entrance):
         self._clients = clients
         self._trouble = trouble
         self._away: dict[socket.socket, asyncio.TimerHandle] = {}
-        self._looked_again: dict[socket.socket, float] = {}
-        """When it looked again at listeners it had left to the others."""
         self._arriving: set[asyncio.Task[Any]] = set()
 
     async def open(
@@ -102,7 +114,7 @@ class SharedEntrance(Entrance):
     ) -> None:
         """Accept on `listeners`."""
         self._listeners, self._tls = listeners, tls
-        self._page.enter(self._worker, self._clients())
+        self._page.enter(self._worker, self._clients(), self._loop.time())
         for listener in listeners:
             self._loop.add_reader(listener, self._knock, listener)
 
@@ -115,7 +127,7 @@ class SharedEntrance(Entrance):
     def tick(self) -> None:
         """Let the others know how many clients there are now."""
         if self._listeners:
-            self._page.note(self._worker, self._clients())
+            self._page.note(self._worker, self._clients(), self._loop.time())
 
     def close(self) -> None:
         """Accept no more."""
@@ -130,15 +142,12 @@ class SharedEntrance(Entrance):
 
     def _knock(self, listener: socket.socket) -> None:
         """Somebody is there."""
-        page, own = self._page, self._worker
-        page.note(own, self._clients() + len(self._arriving))
-        # Who is still there when it looks again was left by the others as well.
-        is_left = self._loop.time() - self._looked_again.pop(listener, -YIELD_S) < YIELD_S
+        page, own, now = self._page, self._worker, self._loop.time()
+        page.note(own, self._clients() + len(self._arriving), now)
         for _ in range(AT_ONCE):
-            if not is_left and not page.is_next(own):
+            if not page.is_next(own, now):
                 self._look_away(listener, YIELD_S)
                 return
-            is_left = False
             try:
                 sock, _ = listener.accept()
             except (BlockingIOError, ConnectionAbortedError):
@@ -157,7 +166,6 @@ class SharedEntrance(Entrance):
 
     def _look_again(self, listener: socket.socket) -> None:
         del self._away[listener]
-        self._looked_again[listener] = self._loop.time()
         self._loop.add_reader(listener, self._knock, listener)
 
     def _welcome(self, sock: socket.socket) -> None:

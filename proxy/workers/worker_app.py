@@ -61,7 +61,15 @@ async def run_worker(
         task.add_done_callback(tasks.discard)
 
     line.on_socket = meet
-    life = Life(gate, settings.timeouts, lambda: None, _handed_over, on_signal=line.on_signal, pid=0)
+    life = Life(
+        gate,
+        settings.timeouts,
+        lambda: None,
+        _handed_over,
+        on_signal=line.on_signal,
+        # The brain says it for all.
+        tell=lambda _level, _line: None,
+    )
     line.open()
     gate.begin()
     accepting = loop.create_task(_accept(gate, listeners))

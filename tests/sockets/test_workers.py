@@ -47,13 +47,8 @@ class Crew(GateProcess):
 
     def samples(self) -> dict[tuple[str, str], float]:
         """What /metrics shows, by name and labels."""
-        connection = self.connect(admin=True)
-        try:
-            connection.request("GET", "/metrics")
-            text = connection.getresponse().read().decode()
-        finally:
-            connection.close()
-        return {(name, labels): float(value) for name, labels, value in SAMPLE.findall(text)}
+        found = SAMPLE.findall(metrics(self))
+        return {(name, labels): float(value) for name, labels, value in found}
 
     def total(self, name: str) -> float:
         """The sum of a family."""
@@ -68,7 +63,7 @@ class Crew(GateProcess):
 class Stream:
     """A streamed completion on a connection of its own, begun."""
 
-    def __init__(self, gate: Crew, tokens: int = LONG) -> None:
+    def __init__(self, gate: GateProcess, tokens: int = LONG) -> None:
         self.connection = gate.connect()
         body = json.dumps({"model": "sim", "prompt": "Once", "max_tokens": tokens, "stream": True})
         self.connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
@@ -88,7 +83,17 @@ class Stream:
         return events[-1] == b"data: [DONE]\n" and not any(b'"error"' in event for event in events)
 
 
-def complete(gate: Crew) -> tuple[int, dict[str, Any], float]:
+def metrics(gate: GateProcess) -> str:
+    """The text of /metrics."""
+    connection = gate.connect(admin=True)
+    try:
+        connection.request("GET", "/metrics")
+        return connection.getresponse().read().decode()
+    finally:
+        connection.close()
+
+
+def complete(gate: GateProcess) -> tuple[int, dict[str, Any], float]:
     """A short completion on a new connection: status, body, and how many seconds it took."""
     connection, begun_at = gate.connect(), time.monotonic()
     try:
@@ -237,9 +242,13 @@ def test_sighup_tells_all_workers_of_other_units(unit: SimUnit, tmp_path: Path) 
         other.stop()
 
 
-def test_sigusr2_gives_the_clients_to_the_workers_of_a_successor(unit: SimUnit, tmp_path: Path) -> None:
-    with Crew(tmp_path, unit) as gate:
+@pytest.mark.parametrize(("before", "after"), [(2, 2), (1, 2), (2, 1)])
+def test_sigusr2_gives_the_clients_to_a_successor_with_as_many_workers_as_are_configured_then(
+    unit: SimUnit, tmp_path: Path, before: int, after: int
+) -> None:
+    with GateProcess(tmp_path, {"a": unit.url}, workers=before, timeouts=TIMEOUTS) as gate:
         gate.until_up("a")
+        GateProcess(tmp_path, {"a": unit.url}, workers=after, timeouts=TIMEOUTS)
         streams = [Stream(gate) for _ in range(6)]
         assert gate.admin("POST", "/units/a/drain")[0] == 200
         assert gate.admin("POST", "/units/a/undrain")[0] == 200
@@ -251,7 +260,7 @@ def test_sigusr2_gives_the_clients_to_the_workers_of_a_successor(unit: SimUnit, 
         (pid,) = set(re.findall(r"process (\d+) accepts clients", gate.log))
         try:
             assert complete(gate)[0] == 200
-            assert gate.total("cellgate_workers") == 2
+            assert ("cellgate_workers 2.0" in metrics(gate)) == (after == 2)
         finally:
             os.kill(int(pid), signal.SIGTERM)
         assert eventually(lambda: not Path(f"/proc/{pid}/cmdline").exists() or is_zombie(int(pid)))

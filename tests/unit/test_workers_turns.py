@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from proxy.workers.turns import Page
+from proxy.workers.turns import STUCK_MS, Page
+
+NOW = 1000.0
 
 
 def accept(page: Page, workers: int) -> int:
     """The worker whose turn it is, the first of them, takes one."""
-    worker = next(each for each in range(workers) if page.is_next(each))
+    worker = next(each for each in range(workers) if page.is_next(each, NOW))
     page.take(worker)
     return worker
 
@@ -15,50 +17,61 @@ def accept(page: Page, workers: int) -> int:
 def test_as_many_go_to_each() -> None:
     page = Page(3)
     for worker in range(3):
-        page.enter(worker, 0)
+        page.enter(worker, 0, NOW)
     assert sorted(accept(page, 3) for _ in range(9)) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
 
 
 def test_who_has_lost_some_gets_the_next_ones() -> None:
     page = Page(2)
-    page.enter(0, 0)
-    page.enter(1, 0)
+    page.enter(0, 0, NOW)
+    page.enter(1, 0, NOW)
     for _ in range(10):
         accept(page, 2)
-    page.note(1, 2)
+    page.note(1, 2, NOW)
     assert [accept(page, 2) for _ in range(3)] == [1, 1, 1]
 
 
 def test_among_equals_it_is_the_turn_of_who_took_fewer() -> None:
     page = Page(2)
-    page.enter(0, 0)
-    page.enter(1, 0)
+    page.enter(0, 0, NOW)
+    page.enter(1, 0, NOW)
     taken = []
     for _ in range(6):
         taken.append(worker := accept(page, 2))
-        page.note(worker, 0)
+        page.note(worker, 0, NOW)
     assert taken.count(0) == taken.count(1) == 3
 
 
 def test_who_does_not_accept_is_waited_for_by_nobody() -> None:
     page = Page(2)
-    page.enter(0, 5)
-    assert page.is_next(0)
-    page.enter(1, 0)
-    assert not page.is_next(0)
+    page.enter(0, 5, NOW)
+    assert page.is_next(0, NOW)
+    page.enter(1, 0, NOW)
+    assert not page.is_next(0, NOW)
     page.leave(1)
-    assert page.is_next(0)
+    assert page.is_next(0, NOW)
 
 
 def test_one_that_comes_later_has_not_everything_to_make_up_for() -> None:
     page = Page(2)
-    page.enter(0, 0)
+    page.enter(0, 0, NOW)
     for _ in range(100):
         page.take(0)
-        page.note(0, 0)
-    page.enter(1, 0)
+        page.note(0, 0, NOW)
+    page.enter(1, 0, NOW)
     taken = []
     for _ in range(10):
         taken.append(worker := accept(page, 2))
-        page.note(worker, 0)
+        page.note(worker, 0, NOW)
     assert taken.count(0) == taken.count(1) == 5
+
+
+def test_who_is_stuck_has_no_turn_until_it_moves_again() -> None:
+    page = Page(2)
+    page.enter(0, 5, NOW)
+    page.enter(1, 0, NOW)
+    later = NOW + (STUCK_MS + 1) / 1000
+    page.note(0, 5, later)
+    assert page.is_next(0, later)
+    page.note(1, 0, later)
+    assert not page.is_next(0, later)
