@@ -14,12 +14,13 @@ from loadtests.bench import payload
 
 _METRICS_KB = 50
 """As large as the page of vLLM 0.32 after its first requests."""
+# A KV cache of 8 million tokens: 10,000 streams have room in two units.
 _METRICS = """\
 process_start_time_seconds %.2f
 vllm:num_requests_running{engine="0",model_name="bench"} %d
 vllm:num_requests_waiting{engine="0",model_name="bench"} 0
 vllm:kv_cache_usage_perc{engine="0",model_name="bench"} 0.25
-vllm:cache_config_info{block_size="16",num_gpu_blocks="65536",engine="0"} 1
+vllm:cache_config_info{block_size="16",num_gpu_blocks="524288",engine="0"} 1
 vllm:generation_tokens_total{engine="0",model_name="bench"} %d
 vllm:iteration_tokens_total_count{engine="0",model_name="bench"} %d
 """
