@@ -14,10 +14,11 @@ import os
 import selectors
 import signal
 import socket
+import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import uvloop
 
@@ -35,7 +36,7 @@ from proxy.workers.worker_app import run_worker
 
 BRAIN = -1
 """Its number; workers count from 0."""
-LIVED_S = 5.0
+LIVED_S = 2.0
 """One that has lived for so long is replaced at once; others after a pause, doubled each time."""
 PAUSE_S = 0.1
 PAUSE_MAX_S = 5.0
@@ -142,7 +143,7 @@ class Supervisor:
         with suppress(OSError):
             control.send(child.line, what, passed)
 
-    def _become(self, number: int, ours: socket.socket, line: socket.socket) -> None:
+    def _become(self, number: int, ours: socket.socket, line: socket.socket) -> NoReturn:
         """What a forked process does, to its end."""
         code = 1
         try:
@@ -158,8 +159,8 @@ class Supervisor:
             code = uvloop.run(self._brain(line) if number == BRAIN else self._worker(number, line))
         except BaseException as error:
             log_line("error", f"{'the brain' if number == BRAIN else f'worker {number}'} failed: {error!r}")
-        finally:
-            os._exit(code)
+        # What is to be done at the end of a process is done at the end of this one as well.
+        sys.exit(code)
 
     async def _brain(self, line: socket.socket) -> int:
         restarts = self._brains
