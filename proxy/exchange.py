@@ -240,12 +240,15 @@ class Exchange:
         if not step.again:
             return False
         other = search.pick_besides(lease.unit, step)
-        if isinstance(other, Refusal) and other is not Refusal.UNSURE:
+        if failure.kind is Kind.BUSY and isinstance(other, Refusal) and other is not Refusal.UNSURE:
             # Nobody else has room: the unit's own words are the best answer there is, after some more tries.
-            if failure.kind is not Kind.BUSY or not search.waits_again(self._settle):
+            if not search.waits_again(self._settle):
                 return False
             self._close(lease, Outcome.BUSY)
             return True
+        if other in (Refusal.NO_UNIT, Refusal.UNKNOWN_MODEL, Refusal.LATE):
+            # There is nobody else.
+            return False
         self._close(lease, failure.kind.row.outcome)
         search.failed(lease.unit, step, failure)
         self._settle(other)

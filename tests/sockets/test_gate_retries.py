@@ -10,7 +10,7 @@ import pytest
 from router.nouns import Rules
 from tests.wire.client import chat
 from tests.wire.stage import live, stage
-from tests.wire.unit import SSE_HEAD, TOKENS, Received, chunk, whole
+from tests.wire.unit import LAST_CHUNK, SSE_HEAD, TOKENS, Received, chunk, whole
 
 RETRIES = 3
 
@@ -40,3 +40,27 @@ async def test_a_retry_that_has_shown_a_token_leaves_its_place_to_others(
         refused, answered = here.units
         assert len(refused.requests) > RETRIES
         assert len(answered.requests) == 4 * RETRIES
+
+
+@live
+async def test_who_got_an_error_waits_for_another_unit_that_is_full() -> None:
+    failing = whole(status="500 Internal Server Error")
+    ending = asyncio.Event()
+
+    async def one_at_a_time(request: Received) -> None:
+        request.write(SSE_HEAD + chunk(TOKENS[0]))
+        await ending.wait()
+        request.write(chunk(TOKENS[1]) + LAST_CHUNK)
+
+    async with stage(failing, one_at_a_time) as here, here.client() as first, here.client() as second:
+        refusing, serving = here.gate.board.desks.values()
+        refusing.drained = True
+        first.send(chat())
+        await here.until(lambda: len(serving.leases))
+        serving.limit = serving.narrowed = 1.0
+        refusing.drained = False
+        second.send(chat())
+        await here.until(lambda: here.units[0].requests and not refusing.leases)
+        assert len(here.gate.router.waiting) == 1
+        ending.set()
+        assert [(await client.reply()).status for client in (first, second)] == [200, 200]
