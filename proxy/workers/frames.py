@@ -157,25 +157,28 @@ class Frames:
         self._rest = data[at:]
 
 
+FEW_BLOCKS = 16
+"""So many are sent as they are sooner than they are packed."""
 _BLOCKS = Ask._fields.index("blocks")
 _ask = tuple.__new__
 
 
 def ask_out(ask: Ask) -> Message:
-    """An ask as it is sent: the hashes of its blocks as bytes, eight each."""
+    """An ask as it is sent: the hashes of its blocks, if they are many, as bytes, eight each."""
     plain = tuple(ask)
-    return (*plain[:_BLOCKS], array("Q", ask.blocks).tobytes() if ask.blocks else b"", *plain[_BLOCKS + 1 :])
+    if len(ask.blocks) <= FEW_BLOCKS:
+        return plain
+    return (*plain[:_BLOCKS], array("Q", ask.blocks).tobytes(), *plain[_BLOCKS + 1 :])
 
 
 def ask_in(plain: Message) -> Ask:
     """An ask that was sent."""
     packed = plain[_BLOCKS]
-    blocks: tuple[int, ...] = ()
-    if packed:
-        hashes = array("Q")
-        hashes.frombytes(packed)
-        blocks = tuple(hashes)
-    return _ask(Ask, (*plain[:_BLOCKS], blocks, *plain[_BLOCKS + 1 :]))
+    if type(packed) is not bytes:
+        return _ask(Ask, plain)
+    hashes = array("Q")
+    hashes.frombytes(packed)
+    return _ask(Ask, (*plain[:_BLOCKS], tuple(hashes), *plain[_BLOCKS + 1 :]))
 
 
 def failure_out(failure: Failure) -> Message:

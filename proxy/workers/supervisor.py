@@ -58,8 +58,7 @@ class Child:
     @property
     def name(self) -> str:
         """What it is, for people."""
-        what = "the brain" if self.number == BRAIN else f"worker {self.number}"
-        return f"{what} (process {self.pid})"
+        return f"{_title(self.number)} (process {self.pid})"
 
 
 def supervise(settings: Settings, reload: Reload, heritage: Inheritance | None) -> int:
@@ -88,6 +87,8 @@ class Supervisor:
         self._children: dict[int, Child] = {}
         self._due: dict[int, float] = {}
         """Who is to be started, and when."""
+        self._strangers: set[int] = set()
+        """Workers that could not be introduced to the brain."""
         self._short_lives: dict[int, int] = {}
         self._brains = 0
         self._served = False
@@ -118,11 +119,19 @@ class Supervisor:
 
     def _start(self, number: int) -> None:
         self._due.pop(number, None)
-        ours, theirs = control.pair()
-        pid = os.fork()
+        try:
+            ours, theirs = control.pair()
+            pid = os.fork()
+        except OSError as error:
+            if not self._served:
+                raise
+            log_line("error", f"{_title(number)} cannot be started: {error.strerror}; it is tried again")
+            self._due[number] = time.monotonic() + PAUSE_MAX_S
+            return
         if pid == 0:
             self._become(number, ours, theirs)
         theirs.close()
+        ours.setblocking(False)
         child = self._children[number] = Child(number, pid, ours, time.monotonic())
         self._selector.register(ours, selectors.EVENT_READ, child)
         self._brains += number == BRAIN
@@ -133,15 +142,23 @@ class Supervisor:
 
     def _introduce(self, worker: int) -> None:
         """Give the brain and a worker the two ends of a socket."""
-        one, other = socket.socketpair()
-        with one, other:
-            self._tell(self._children[BRAIN], {"do": "meet", "worker": worker}, one)
-            self._tell(self._children[worker], {"do": "meet", "worker": worker}, other)
+        self._strangers.discard(worker)
+        try:
+            one, other = socket.socketpair()
+            with one, other:
+                control.send(self._children[BRAIN].line, {"do": "meet", "worker": worker}, one)
+                control.send(self._children[worker].line, {"do": "meet", "worker": worker}, other)
+        except (KeyError, BrokenPipeError, ConnectionResetError):
+            # One of them is gone. Who comes in its place is introduced as well.
+            return
+        except OSError as error:
+            log_line("error", f"{_title(worker)} has no brain yet: {error.strerror}; it is tried again")
+            self._strangers.add(worker)
 
-    def _tell(self, child: Child, what: dict[str, Any], passed: socket.socket | None = None) -> None:
+    def _tell(self, child: Child, what: dict[str, Any]) -> None:
         # One that is gone, or does not read, is seen to elsewhere.
         with suppress(OSError):
-            control.send(child.line, what, passed)
+            control.send(child.line, what)
 
     def _become(self, number: int, ours: socket.socket, line: socket.socket) -> NoReturn:
         """What a forked process does, to its end."""
@@ -158,7 +175,7 @@ class Supervisor:
                 sock.close()
             code = uvloop.run(self._brain(line) if number == BRAIN else self._worker(number, line))
         except BaseException as error:
-            log_line("error", f"{'the brain' if number == BRAIN else f'worker {number}'} failed: {error!r}")
+            log_line("error", f"{_title(number)} failed: {error!r}")
         # What is to be done at the end of a process is done at the end of this one as well.
         sys.exit(code)
 
@@ -221,6 +238,8 @@ class Supervisor:
                 self._heard(key.data)
         for number in [number for number, at in self._due.items() if at <= time.monotonic()]:
             self._start(number)
+        for number in list(self._strangers):
+            self._introduce(number)
         self._bury()
         if self._end_by is not None and time.monotonic() > self._end_by:
             self._end_by = time.monotonic() + LATE_S
@@ -276,6 +295,10 @@ class Supervisor:
                 if found.si_pid in known:
                     return
                 os.waitpid(found.si_pid, 0)
+
+
+def _title(number: int) -> str:
+    return "the brain" if number == BRAIN else f"worker {number}"
 
 
 def _nothing(_number: int, _frame: object) -> None:

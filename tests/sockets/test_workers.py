@@ -209,6 +209,18 @@ def test_a_worker_that_stands_still_is_no_evidence_against_a_unit(unit: SimUnit,
         assert gate.units()["a"]["verdict"] == "up"
 
 
+def test_all_end_with_the_process_that_started_them(unit: SimUnit, tmp_path: Path) -> None:
+    with Crew(tmp_path, unit) as gate:
+        gate.until_up("a")
+        stream, pids = Stream(gate), gate.pids()
+        gate.signal(signal.SIGKILL)
+        assert not stream.is_whole()
+        assert eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids.values()))
+        with pytest.raises(ConnectionRefusedError):
+            gate.connect().connect()
+    assert eventually(lambda: unit.state()["running"] == 0)
+
+
 def test_sigterm_lets_the_streams_of_all_workers_finish(unit: SimUnit, tmp_path: Path) -> None:
     with Crew(tmp_path, unit) as gate:
         gate.until_up("a")
