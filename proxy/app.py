@@ -10,7 +10,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 
@@ -33,13 +33,14 @@ from proxy.report.collectors import AgentCheckMetrics
 from proxy.report.events import Action, EventLog
 from proxy.report.haproxy_agent import HaproxyAgent
 from proxy.report.log import configure, log_line
-from proxy.report.redis_link import RedisLink
-from proxy.report.redis_start import share
 from proxy.service_manager import notify
-from proxy.settings import Address, Settings
+from proxy.settings import Address, RedisAccess, Settings
 from proxy.tls import client_context, unit_context, webhook_context
 from proxy.tracing.start import trace
 from proxy.wire.listeners import listen
+
+if TYPE_CHECKING:
+    from proxy.report.redis_link import RedisLink
 
 WARM_LOOK_S = 0.05
 LISTEN, ADMIN, AGENT_CHECK = "listen", "admin", "agent_check"
@@ -125,7 +126,7 @@ class App:
         gate, settings = self._gate, self._settings
         gate.begin()
         self._discovery = discover(gate)
-        self._link = share(gate, settings.redis) if settings.redis is not None else None
+        self._link = _shared(gate, settings.redis) if settings.redis is not None else None
         if heritage is not None:
             self._recovery.take_over(heritage.courses)
             await self._get_warm(heritage.view)
@@ -210,6 +211,13 @@ class App:
         names = ", ".join(f"{desk.unit.name} ({desk.unit.url})" for desk in self._gate.board)
         listening = f"{self._settings.listen.host}:{self._gate.port}"
         log_line("info", f"listening on {listening}, admin on {host}:{port}, units: {names}")
+
+
+def _shared(gate: Gate, access: RedisAccess) -> RedisLink | None:
+    # Its client takes a quarter of a second and ten megabytes, which most gates have no use for.
+    from proxy.report.redis_start import share
+
+    return share(gate, access)
 
 
 def _view(gate: Gate, settings: Settings) -> AdminView:

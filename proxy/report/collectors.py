@@ -1,5 +1,5 @@
-"""What a scrape shows of the gate's lines to others: agents of nodes, HAProxy, Redis, the access log; and of
-the gate as one engine. Each is included where its line is made, so that one that is not there shows nothing.
+"""What a scrape shows of the gate's lines to others: agents of nodes, HAProxy, the access log; and of the
+gate as one engine. Each is included where its line is made, so that one that is not there shows nothing.
 """
 
 from __future__ import annotations
@@ -13,46 +13,7 @@ from prometheus_client.registry import Collector
 from probes.agent_link import Standing
 from proxy.report.families import counter, gauge
 from proxy.report.haproxy_agent import HaproxyAgent
-from proxy.report.redis_link import RedisLink, State
 from router.board import Board
-from router.books import NOTHING_ELSEWHERE
-
-_REDIS = {
-    "connects": "Times that a connection was made and answered.",
-    "failures": "Times that there was none, or that one was given up.",
-    "documents_written": "Documents about units that Redis has taken.",
-    "writes_refused": "Documents that it did not take: it is full, or read-only.",
-    "documents_read": "Documents of other gates that were read.",
-    "documents_refused": "What was there or was heard, and is no document that counts.",
-    "flips_sent": "Changes of verdict that others were told of at once.",
-    "flips_heard": "Changes of verdict that others told of.",
-}
-
-
-class RedisMetrics(Collector):
-    """The line to Redis, and what other gates have open on our units."""
-
-    def __init__(self, link: RedisLink, board: Board) -> None:
-        self._link = link
-        self._board = board
-
-    def collect(self) -> Iterator[Metric]:
-        """All families."""
-        link = self._link
-        is_well = link.state is State.WELL
-        yield gauge("redis_up", "1: Redis answers, and takes what it is told.", (), [((), is_well)])
-        yield gauge("redis_peers", "Other gates that were heard of just now.", (), [((), link.peers())])
-        yield gauge(
-            "in_flight_elsewhere",
-            "Attempts that other gates have open on a unit.",
-            ("unit",),
-            (
-                ((name,), self._board.others.get(name, NOTHING_ELSEWHERE).in_flight)
-                for name in self._board.desks
-            ),
-        )
-        for name, text in _REDIS.items():
-            yield counter(f"redis_{name}", text, (), [((), link.counts[name])])
 
 
 class AgentCheckMetrics(Collector):

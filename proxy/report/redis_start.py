@@ -13,11 +13,11 @@ from functools import partial
 from proxy.discovery.redis import Feed, RedisSource
 from proxy.discovery.redis_router import FleetRouter
 from proxy.gate import Gate
-from proxy.report.collectors import RedisMetrics
 from proxy.report.log import log_line
 from proxy.report.redis_address import own_url
 from proxy.report.redis_connect import Connect, connector
 from proxy.report.redis_link import RedisLink
+from proxy.report.redis_metrics import RedisMetrics
 from proxy.report.redis_roster import Roster
 from proxy.report.redis_schema import Names, Seen, View
 from proxy.report.redis_sharing import Sharing

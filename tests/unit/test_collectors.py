@@ -17,10 +17,10 @@ from proxy.report.collectors import (
     AgentCheckMetrics,
     NodeAgentMetrics,
     PoolMetrics,
-    RedisMetrics,
 )
 from proxy.report.haproxy_agent import HaproxyAgent
 from proxy.report.redis_link import RedisLink, State
+from proxy.report.redis_metrics import RedisMetrics
 from proxy.report.redis_roster import Roster
 from proxy.report.redis_schema import Names, Seen, View
 from proxy.report.routing import Routing

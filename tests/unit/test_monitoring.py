@@ -18,9 +18,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from probes.agent_link import Standing
 from proxy.discovery.follow import Discovery
 from proxy.discovery.start import DiscoveryMetrics
-from proxy.report.collectors import NodeAgentMetrics, RedisMetrics
+from proxy.report.collectors import NodeAgentMetrics
 from proxy.report.metrics import Metrics
 from proxy.report.redis_link import RedisLink
+from proxy.report.redis_metrics import RedisMetrics
 from proxy.report.routing import Routing
 from router.board import Board
 from router.fair import FairRules
