@@ -113,7 +113,7 @@ class RemoteSearch(Search):
     def leave(self) -> None:
         """Nobody waits for a unit any more."""
         if self.asked:
-            self._gate.leave(self.asked)
+            self._gate.line.leave(self.asked)
             self.asked = 0
 
     def told(self, answer: Lease | Refusal, why: Failure | None = None) -> None:
@@ -124,7 +124,7 @@ class RemoteSearch(Search):
 
     def _ask(self, wanted: Message, tell: Tell) -> None:
         self._tell = tell
-        self.asked = self._gate.ask(self, wanted)
+        self.asked = self._gate.line.ask(self, wanted)
 
     def _want(self, tried: tuple[str, ...], *, moved: bool, draws: bool, queued: bool = False) -> Message:
         """The fields of a `Wanted`."""

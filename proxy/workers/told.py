@@ -41,7 +41,7 @@ class FarAnswers(OwnAnswers):
 
     def made(self, response: str, unit: str) -> None:
         """Have the brain note who made a response; at once, for its client may go on from it."""
-        self._gate.say((Say.MADE, response, unit))
+        self._gate.line.say((Say.MADE, response, unit))
 
     def placed(self, ask: Ask) -> Ask:
         """As it is."""
@@ -61,7 +61,7 @@ class FarContinuations(Continuations):
 
     def note(self, unit: str, result: Result, reason: str = "") -> None:
         """What became of one."""
-        self._gate.rare("continuation", unit, result.value, reason)
+        self._gate.line.rare("continuation", unit, result.value, reason)
 
 
 class FarRouting(Routing):
@@ -83,7 +83,7 @@ class FarBalancers(Balancers):
 
     def told(self, about: str, state: str, now: float) -> None:
         """A health check came that says whose it is."""
-        self._gate.rare("balancer", about, state, now)
+        self._gate.line.rare("balancer", about, state, now)
 
 
 class FarVigil(Vigil):
@@ -95,7 +95,7 @@ class FarVigil(Vigil):
 
     def own_trouble(self, reason: str) -> None:
         """No connection could be opened, through no fault of a unit."""
-        self._gate.rare("trouble", reason)
+        self._gate.line.rare("trouble", reason)
 
 
 class ToldOrca(Orca):
@@ -118,7 +118,7 @@ class FarMetrics(Metrics):
 
     def retry(self, unit: str) -> None:
         """A request goes on to another unit because this one failed it."""
-        self._gate.rare("retry", unit)
+        self._gate.line.rare("retry", unit)
 
 
 def far_parts(gate: WorkerGate) -> FarParts:

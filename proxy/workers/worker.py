@@ -10,31 +10,30 @@ from __future__ import annotations
 import asyncio
 import random
 import ssl
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from proxy.exchange import Exchange
-from proxy.failure import Failure, Kind
+from proxy.failure import Failure
 from proxy.gate import Gate, ReadLarge
 from proxy.handover.view import view_of
 from proxy.report.access_log import AccessLog
 from proxy.report.events import EventLog
 from proxy.report.record import Finished
 from proxy.settings import Settings
+from proxy.vigil import LAG_S
 from proxy.wire.downstream import ClientConnection
 from proxy.wire.memory import BodyMemory
 from proxy.wire.request import Request
 from proxy.workers.accounts import Accounts
 from proxy.workers.copy import fleet_in, take
 from proxy.workers.frames import Message, Pulse, Say, Tell, ask_out, failure_in, failure_out
-from proxy.workers.link import Link
+from proxy.workers.line import Line
 from proxy.workers.remote import (
     RemoteExchange,
     RemoteExplainedExchange,
     RemoteLease,
     RemotePlacedExchange,
-    RemoteSearch,
 )
 from proxy.workers.told import far_parts
 from proxy.workers.turns import Page, SharedEntrance
@@ -43,11 +42,6 @@ from router.desk import Desk
 from router.lease import Lease
 from router.nouns import Fleet, Outcome, Refusal, Verdict
 
-WITHOUT_BRAIN_S = 1.0
-"""So long an ask waits for a brain; a new one is there after a tenth of it."""
-SILENT_S = 1.0
-"""A brain that has not been heard for so long is taken for lost; it speaks four times a second."""
-UNSAID_MAX = 65_536
 OUTCOMES = tuple(Outcome)
 OUTCOME_INDEX = {outcome: index for index, outcome in enumerate(OUTCOMES)}
 
@@ -76,6 +70,7 @@ class WorkerGate(Gate):
             read_large=read_large,
             unit_tls=unit_tls,
         )
+        self.line = Line(loop, self._greet, self._hear)
         page, number = entrance
         share = max(settings.limits.bodies_bytes // settings.workers, settings.limits.body_bytes)
         self.memory = BodyMemory(share)
@@ -85,7 +80,7 @@ class WorkerGate(Gate):
             page,
             number,
             clients=lambda: len(self.clients),
-            trouble=lambda reason: self.rare("trouble", reason),
+            trouble=lambda reason: self.line.rare("trouble", reason),
         )
         self._entrance = self._shared
         self.version = 0
@@ -94,13 +89,7 @@ class WorkerGate(Gate):
         self.opened = asyncio.Event()
         """The brain lets clients in."""
         self._accepts = False
-        self._link: Link | None = None
-        self._unsaid: deque[Message] = deque(maxlen=UNSAID_MAX)
-        self._heard_at = self.now()
-        self._number = 0
-        self._asks: dict[int, tuple[RemoteSearch, Message]] = {}
         self._leases: dict[int, RemoteLease] = {}
-        self._lag_s = 0.0
         self._handlers: dict[int, Callable[..., None]] = {
             Tell.FLEET: self._take_fleet,
             Tell.UNITS: self._take_units,
@@ -112,106 +101,34 @@ class WorkerGate(Gate):
         }
         far = far_parts(self)
         self.own_answers, self.continuations, self.routing = far.own_answers, far.continuations, far.routing
-        self.balancers, self._vigil, self._orca_told, self.metrics = (
-            far.balancers,
-            far.vigil,
-            far.orca,
-            far.metrics,
-        )
-        self.orca = far.orca
+        self.balancers, self._vigil, self.metrics = far.balancers, far.vigil, far.metrics
+        self.orca = self._orca_told = far.orca
 
     # -- the brain -----------------------------------------------------------------------------------------
-
-    def meet(self) -> Link:
-        """There is a brain, to be connected by what is returned: the first, or one after another."""
-        before = self._link
-        link = Link(self._loop, self._hear, lambda: self._lost(link))
-        self._link, self._heard_at = link, self.now()
-        if before is not None:
-            before.close()
-        link.send((Say.HELLO, view_of(self.board) if self.version else None, self._open_leases()))
-        if self._accepts:
-            link.send((Say.ACCEPTING,))
-        while self._unsaid:
-            link.send(self._unsaid.popleft())
-        for number, (_, wanted) in self._asks.items():
-            link.send((Say.PICK, number, wanted))
-        return link
 
     def accepts(self) -> None:
         """Clients are let in."""
         self._accepts = True
-        self.say((Say.ACCEPTING,))
+        self.line.say((Say.ACCEPTING,))
 
-    def is_brainless(self) -> bool:
-        """Whether there is nobody to ask."""
-        return self._link is None or self.now() - self._heard_at > SILENT_S
-
-    def say(self, message: Message) -> None:
-        """Say something that is to be acted on at once."""
-        if self._link is not None:
-            self._link.send(message)
-        else:
-            self._unsaid.append(message)
-
-    def mention(self, message: Message) -> None:
-        """Say something for which nobody waits."""
-        if self._link is not None:
-            self._link.later(message)
-        else:
-            self._unsaid.append(message)
-
-    def rare(self, name: str, *what: Any) -> None:
-        """Tell of what seldom happens."""
-        self.mention((Say.RARE, name, what))
+    def _greet(self) -> list[Message]:
+        """What a brain is told first: what is known, and what is open."""
+        view = view_of(self.board) if self.version else None
+        leases = [
+            (n, a.unit, ask_out(a.ask), a.opened_at, a.retry, a.first_at, a.paused)
+            for n, a in self._leases.items()
+        ]
+        greeting: list[Message] = [(Say.HELLO, view, leases)]
+        return [*greeting, (Say.ACCEPTING,)] if self._accepts else greeting
 
     def _hear(self, message: Message) -> None:
-        self._heard_at = self.now()
         self._handlers[message[0]](*message[1:])
 
-    def _lost(self, link: Link) -> None:
-        if link is not self._link:
-            return
-        self._link = None
-        for number in self._asks:
-            self._loop.call_later(WITHOUT_BRAIN_S, self._give_up, number)
-
-    def _open_leases(self) -> list[Message]:
-        return [
-            (
-                number,
-                lease.unit,
-                ask_out(lease.ask),
-                lease.opened_at,
-                lease.retry,
-                lease.first_at,
-                lease.paused,
-            )
-            for number, lease in self._leases.items()
-        ]
-
-    # -- asks ----------------------------------------------------------------------------------------------
-
-    def ask(self, search: RemoteSearch, wanted: Message) -> int:
-        """Have the brain find a unit, as is `Wanted`, and tell `search`. The id of question and lease."""
-        self._number = number = self._number + 1
-        self._asks[number] = search, wanted
-        if self._link is not None:
-            self._link.send((Say.PICK, number, wanted))
-        if self.is_brainless():
-            self._loop.call_later(WITHOUT_BRAIN_S, self._give_up, number)
-        return number
-
-    def leave(self, number: int) -> None:
-        """Nobody waits for that answer any more."""
-        if self._asks.pop(number, None) is not None:
-            self.mention((Say.LEAVE, number))
-
     def _granted(self, number: int, unit: str, at: float, line: bytes) -> None:
-        if number not in self._asks:
-            # It was told that nobody waits.
+        search = self.line.answered(number)
+        if search is None:
+            # The brain was told that nobody waits.
             return
-        search, _ = self._asks.pop(number)
         desk = self.board.desks[unit]
         lease = RemoteLease(self, number, desk, search.ask, at, retry=search.draws, line=line)
         self._leases[number] = lease
@@ -221,16 +138,8 @@ class WorkerGate(Gate):
         search.told(lease)
 
     def _refused_by_brain(self, number: int, why: Message) -> None:
-        if number in self._asks:
-            search, _ = self._asks.pop(number)
+        if (search := self.line.answered(number)) is not None:
             search.told(Refusal.NO_UNIT, failure_in(why))
-
-    def _give_up(self, number: int) -> None:
-        if number in self._asks and self.is_brainless():
-            search, _ = self._asks.pop(number)
-            self.mention((Say.LEAVE, number))
-            reason = "the process that knows the units has ended, and another is being started; retry"
-            search.told(Refusal.NO_UNIT, Failure(Kind.NO_BRAIN, reason))
 
     def _evict(self, numbers: list[int]) -> None:
         for number in numbers:
@@ -290,7 +199,7 @@ class WorkerGate(Gate):
 
     def committed(self, lease: RemoteLease, at: float) -> None:
         """A lease has shown something."""
-        self.mention((Say.COMMIT, lease.id, at))
+        self.line.mention((Say.COMMIT, lease.id, at))
 
     def close(self, lease: Lease, outcome: Outcome, at: float | None = None) -> None:
         """Close a lease here and there."""
@@ -299,24 +208,24 @@ class WorkerGate(Gate):
         self.board.close(lease, now)
         self.accounts.paused.pop(lease.id, None)
         del self._leases[lease.id]
-        self.mention((Say.CLOSE, lease.id, OUTCOME_INDEX[outcome], now))
+        self.line.mention((Say.CLOSE, lease.id, OUTCOME_INDEX[outcome], now))
 
     def worked(self, lease: Lease, events: int, usage: Usage | None, at: float | None = None) -> None:
         """A generation has ended well."""
         assert isinstance(lease, RemoteLease)
         now = self.now() if at is None else at
         told = None if usage is None else tuple(usage)
-        self.mention((Say.WORKED, lease.id, events, told, now, lease.was_paused))
+        self.line.mention((Say.WORKED, lease.id, events, told, now, lease.was_paused))
 
     def blame(self, lease: Lease, failure: Failure) -> None:
         """A request failed."""
         assert isinstance(lease, RemoteLease)
-        self.say((Say.BLAME, lease.id, failure_out(failure)))
+        self.line.say((Say.BLAME, lease.id, failure_out(failure)))
 
     def finished(self, record: Finished) -> None:
         """A request is over."""
         r = record
-        self.mention(
+        self.line.mention(
             (Say.FINISHED, r.route, int(r.status), r.unit, r.ttft_s, r.duration_s, r.bytes_in, r.bytes_out)
         )
         self._access_log.write(record)
@@ -334,16 +243,15 @@ class WorkerGate(Gate):
 
     async def _close(self) -> None:
         await super()._close()
-        if self._link is not None:
-            self.mention((Say.TICK, *self.accounts.report(self.now(), 0.0, is_last=True)))
-            self._link.close()
-            # One turn for what was said to go out.
-            await asyncio.sleep(0)
+        self.line.mention((Say.TICK, *self.accounts.report(self.now(), 0.0, is_last=True)))
+        self.line.close()
+        # One turn for what was said to go out.
+        await asyncio.sleep(0)
 
     def _doubt(self, desk: Desk) -> None:
         if not desk.retired:
             desk.doubted_at = self.now()
-            self.say((Say.DOUBT, desk.unit.name, self.version))
+            self.line.say((Say.DOUBT, desk.unit.name, self.version))
 
     def _tick(self) -> None:
         now = self.now()
@@ -358,6 +266,9 @@ class WorkerGate(Gate):
         if self.is_leaving() and not self.clients:
             self._empty.set()
         self._access_log.flush()
-        if self._link is not None:
-            self.say((Say.TICK, *self.accounts.report(now, lag_s)))
+        if self.line.has_brain():
+            self.line.say((Say.TICK, *self.accounts.report(now, lag_s)))
+        elif lag_s <= LAG_S:
+            # If the worker itself stood still, what the brain said is yet to be read.
+            self.line.tick(now)
         self._schedule_tick()

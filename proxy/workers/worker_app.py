@@ -56,7 +56,7 @@ async def run_worker(
     line, tasks = Control(control), set[asyncio.Task[None]]()
 
     def meet(_: int, sock: socket.socket) -> None:
-        task = loop.create_task(gate.meet().connect(sock))
+        task = loop.create_task(gate.line.meet().connect(sock))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 

@@ -120,7 +120,7 @@ class ObservedWorker(WorkerGate):
     def leftovers(self) -> list[str]:
         """What must be nothing once every client has gone."""
         counts = {
-            "asks": len(self._asks),
+            "asks": len(self.line),
             "leases": len(self._leases),
             "in flight": self.board.in_flight,
             "client connections": len(self.clients),
@@ -159,7 +159,7 @@ class ObservedBrain(BrainGate, ObservedGate):
 
     def introduce(self, worker: ObservedWorker) -> Pipe:
         """Connect a worker."""
-        return connect(self.sim, self.meet(worker.number), worker.meet())
+        return connect(self.sim, self.meet(worker.number), worker.line.meet())
 
     def adopt(self, unit: str, ask: Ask, opened_at: float, *, retry: bool) -> Lease | None:
         lease = super().adopt(unit, ask, opened_at, retry=retry)

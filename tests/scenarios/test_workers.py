@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from proxy.workers.worker import WITHOUT_BRAIN_S
+from proxy.workers.line import WITHOUT_BRAIN_S
 from router.fair import FairRules
 from router.nouns import Outcome, Verdict
 from tests.scenarios.crew import CrewStage
