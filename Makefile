@@ -57,7 +57,7 @@ vllm-units:     ## N real vLLM leader/follower units on this machine's CPU
 bench:          ## CPU, waits and memory of the gate beside its peers; within 25 minutes, nothing else running
 	$(READY) .venv/run.ready
 	-@for each in $(BENCH_PROGRAMS); do command -v $${each%%:*} >/dev/null || $(MAKE) -s apt PACKAGES=$${each#*:}; done
-	-@flock Makefile $(MAKE) -s --no-print-directory -k $(BENCH_PEERS:%=.venv-%/made)
+	-@flock Makefile $(MAKE) -s --no-print-directory -k .venv-gate/made $(BENCH_PEERS:%=.venv-%/made)
 	@$(BIN)/python -m loadtests.bench --targets all --loads all --json build/bench.json
 
 failover:       ## kill a leader under 64 streams, five times, and account for every request
@@ -146,7 +146,7 @@ lock:           ## resolve the dependencies anew
 	-c requirements-otel.lock -o requirements-dev.lock
 
 clean:          ## remove what make made
-	rm -rf .venv .venv-langchain $(BENCH_PEERS:%=.venv-%) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-gate .venv-langchain $(BENCH_PEERS:%=.venv-%) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 BUILD_REQUIRES := 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"])'
 EXTRA_REQUIRES := 'import sys, tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
@@ -175,6 +175,16 @@ BENCH_PROGRAMS := haproxy nginx:nginx-light
 	@rm -f .venv/*.ready
 	@$(PIP) --require-hashes -r requirements-dev.lock
 	@touch .venv/run.ready $@
+
+# The gate on Debian's own Python, which is built with all optimisations: what make's may lack, and users have.
+.venv-gate/made: requirements-build.lock requirements.lock
+	@echo "setting up .venv-gate, once ..."
+	@rm -rf .venv-gate
+	@{ /usr/bin/python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' && /usr/bin/python3 -m venv .venv-gate; } \
+	|| $(PYTHON) -m venv --clear .venv-gate
+	@.venv-gate/bin/python -m pip install -q --disable-pip-version-check --require-hashes \
+	-r requirements-build.lock -r requirements.lock
+	@touch $@
 
 .venv-%/made: requirements-%.lock
 	@echo "setting up .venv-$*, once ..."

@@ -9,6 +9,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import yaml
 
@@ -152,6 +153,15 @@ def litellm(setup: Setup) -> Iterator[Running]:
         yield running
 
 
+def gate_python() -> Path:
+    """What runs the gate: the Python that its users have, where there is a venv of it (see Makefile).
+
+    The one that runs the benchmark may have been built without the optimisations that theirs has.
+    """
+    own = ROOT / ".venv-gate" / "bin" / "python"
+    return own if own.exists() else Path(sys.executable)
+
+
 @contextmanager
 def cellgate(setup: Setup) -> Iterator[Running]:
     """One worker with everything on that is on by default, the access log too; room for all streams."""
@@ -164,7 +174,7 @@ def cellgate(setup: Setup) -> Iterator[Running]:
     keys |= {"cells": [{"name": "bench", "units": units}]} | setup.gate
     config = setup.folder / "cellgate.yaml"
     config.write_text(yaml.safe_dump(keys))
-    command = [sys.executable, "-m", "proxy", "serve", "-c", str(config)]
+    command = [str(gate_python()), "-m", "proxy", "serve", "-c", str(config)]
     with started(command, admin, "/readyz", setup.folder) as running:
         yield Running([port], running.pid)
 

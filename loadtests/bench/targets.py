@@ -104,7 +104,7 @@ TARGETS: dict[str, Target] = {
         peers.cellgate,
         "one worker, everything on that is by default: prefix affinity, probes and canaries, continuation, "
         "ORCA, metrics, access log (JSON, to a file)",
-        partial(importlib.metadata.version, "cellgate"),
+        lambda: f"{importlib.metadata.version('cellgate')} on {_first_line(str(peers.gate_python()), '-VV')}",
     ),
     BASELINE: Target(ROUTERS["direct leastconn"], "no proxy: the generator asks a unit", str),
 }
