@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from proxy.workers.worker import WorkerGate
     from router.desk import Desk
 
+QUEUED_S = 0.01
+"""A question that takes longer is about one that waits."""
 _NO_BET = Bet(0, 0, 0, 0, 0.0)
 """What is expected of attempts the brain knows."""
 
@@ -69,7 +71,7 @@ class RemoteLease(Lease):
 class RemoteSearch(Search):
     """Puts its asks to the brain."""
 
-    __slots__ = ("_said", "_tell", "_wanted", "asked", "draws", "received_at")
+    __slots__ = ("_asked_at", "_said", "_tell", "_wanted", "asked", "draws", "received_at")
     _gate: WorkerGate
 
     def __init__(self, gate: WorkerGate, size: int, *, once: bool = False) -> None:
@@ -77,10 +79,17 @@ class RemoteSearch(Search):
         self._wanted: Message | None = None
         self._tell: Tell | None = None
         self._said: Failure | None = None
+        self._asked_at: float | None = None
         self.asked = 0
         """The id of what the brain is being asked; 0: nothing."""
         self.draws = False
         self.received_at = 0.0
+
+    @property
+    def queued_at(self) -> float | None:
+        """Since when it has a place in the queue, as far as can be seen from here; None: it has none."""
+        asked_at = self._asked_at
+        return asked_at if asked_at is not None and self._gate.now() - asked_at > QUEUED_S else None
 
     def heed(self, answer: Lease | Refusal, tell: Tell) -> Lease | Failure | None:
         """Put the question, or take what came of it."""
@@ -88,9 +97,8 @@ class RemoteSearch(Search):
             wanted, self._wanted = self._wanted, None
             self._ask(wanted, tell)
             return None
-        if isinstance(answer, Lease):
-            return answer
-        return self.failure or self._said
+        self._asked_at = None
+        return answer if isinstance(answer, Lease) else self.failure or self._said
 
     def pick_besides(self, unit: str, step: Step) -> Lease | Refusal:
         """Another one than `unit`, if there seems to be one with room."""
@@ -124,6 +132,7 @@ class RemoteSearch(Search):
 
     def _ask(self, wanted: Message, tell: Tell) -> None:
         self._tell = tell
+        self._asked_at = self._gate.now()
         self.asked = self._gate.line.ask(self, wanted)
 
     def _want(self, tried: tuple[str, ...], *, moved: bool, draws: bool, queued: bool = False) -> Message:
