@@ -70,6 +70,12 @@ class BrainApp(App):
         self._gate.let_clients_in()
         await self._life.wait_for(self._gate.all_accept)
 
+    def _announce(self) -> None:
+        # It may have been told to end before that.
+        if self._gate.all_accept.is_set():
+            super()._announce()
+            self._control.ready()
+
     def _notify(self, *words: str) -> None:
         self._control.notify(*words)
 
@@ -94,7 +100,6 @@ async def run_brain(
     app = BrainApp(settings, reload, listeners, line, restarts)
     try:
         await app.open(heritage)
-        line.ready()
         calm_the_collector()
         await app.run()
     finally:
