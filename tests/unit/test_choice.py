@@ -121,6 +121,8 @@ def test_units_that_are_no_candidates_say_why_in_words() -> None:
 def test_what_else_may_decide_is_noted() -> None:
     assert explain(router_of(2), model="m")["notes"] == []
     router = router_of(2)
+    # It comes second: what it has to do is more than a tie.
+    router.board.open("u0", PROMPT, NOW, retry=False)
     router.board.desks["u0"].asked_at = NOW - CURIOUS_S - 1.0
     (idle,) = explain(router, model="m")["notes"]
     assert idle.startswith("u0 had nothing for 2 s or longer")
