@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import json
 import signal
 import time
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from loadtests.simunit.process import SimUnit
-from tests.wire.process import GateProcess, eventually
+from tests.wire.process import GateProcess, Stream, eventually
 
 STEP_MS = 4
 LONG = 200
@@ -35,30 +34,6 @@ def units(long_lived: dict[str, SimUnit]) -> Iterator[dict[str, SimUnit]]:
     yield long_lived
     for unit in long_lived.values():
         unit.fault("heal")
-
-
-class Stream:
-    """A streamed completion, begun."""
-
-    def __init__(self, gate: GateProcess, tokens: int = LONG) -> None:
-        self._connection = gate.connect()
-        body = json.dumps({"model": "sim", "prompt": "Once", "max_tokens": tokens, "stream": True})
-        self._connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
-        self.reply = self._connection.getresponse()
-        self.unit = self.reply.headers["x-cellgate-unit"]
-        self.lines = [self.reply.readline()]
-
-    def rest(self) -> bool:
-        """Read on to the end; whether the stream is whole."""
-        try:
-            self.lines += self.reply.readlines()
-        except (http.client.IncompleteRead, ConnectionError):
-            return False
-        finally:
-            self.reply.close()
-            self._connection.close()
-        events = [line for line in self.lines if line.startswith(b"data: ")]
-        return events[-1] == b"data: [DONE]\n" and not any(b'"error"' in event for event in events)
 
 
 def models(gate: GateProcess) -> http.client.HTTPResponse:
@@ -107,7 +82,7 @@ def test_sigterm_lets_streams_finish_and_says_not_ready_meanwhile(
         assert gate.process.poll() is None
         assert gate.admin("GET", "/readyz")[0] == 503
         units["a"].fault("heal")
-        assert stream.rest()
+        assert stream.is_whole()
         assert gate.exit_code() == 0
         assert "Traceback" not in gate.log
         idle.close()
@@ -119,7 +94,7 @@ def test_a_stream_that_does_not_finish_in_time_is_cut(units: dict[str, SimUnit],
         gate.until_up("a")
         stream = Stream(gate, tokens=4000)
         gate.signal(signal.SIGTERM)
-        assert not stream.rest()
+        assert not stream.is_whole()
         assert gate.exit_code() == 0
         assert "Traceback" not in gate.log
     assert eventually(lambda: units["a"].state()["running"] == 0)
@@ -137,7 +112,7 @@ def test_who_is_in_a_hurry_is_not_kept(
         for number, at in enumerate(signals):
             gate.signal(at)
             assert number or eventually(lambda: "stopping" in gate.log)
-        assert not stream.rest()
+        assert not stream.is_whole()
         assert gate.exit_code() == 0
         assert "Traceback" not in gate.log
 
@@ -147,14 +122,14 @@ def test_sighup_takes_units_in_and_out_without_dropping_a_stream(
 ) -> None:
     with GateProcess(tmp_path, {"a": units["a"].url}) as gate:
         gate.until_up("a")
-        streams = [Stream(gate) for _ in range(4)]
+        streams = [Stream(gate, LONG) for _ in range(4)]
         gate.configure({"b": units["b"].url})
         gate.signal(signal.SIGHUP)
         gate.until_up("b")
         after = Stream(gate, tokens=2)
-        assert (after.unit, after.rest()) == ("b", True)
+        assert (after.unit, after.is_whole()) == ("b", True)
         assert {stream.unit for stream in streams} == {"a"}
-        assert all(stream.rest() for stream in streams)
+        assert all(stream.is_whole() for stream in streams)
         assert "+b, -a" in gate.log
 
 
@@ -167,5 +142,5 @@ def test_sighup_with_a_configuration_that_is_wrong_changes_nothing(
         gate.signal(signal.SIGHUP)
         assert eventually(lambda: "reload refused" in gate.log)
         stream = Stream(gate, tokens=2)
-        assert (stream.unit, stream.rest()) == ("a", True)
+        assert (stream.unit, stream.is_whole()) == ("a", True)
         assert list(gate.units()) == ["a"]

@@ -18,7 +18,7 @@ from loadtests.simunit.process import SimUnit
 from tests.sockets.test_continued import BREAKS, MODEL, SHOWN_S, STREAMS, TOKENS, halfway, unbroken
 from tests.sockets.test_continued import gate as gate
 from tests.sockets.test_continued import units as units
-from tests.wire.process import ROOT, GateProcess, eventually
+from tests.wire.process import ROOT, GateProcess, eventually, metrics
 
 PYTHON = ROOT / ".venv-langchain/bin/python"
 SCRIPT = Path(__file__).with_name("langchain_client.py")
@@ -57,15 +57,5 @@ def test_langchain_notices_nothing(python: str, name: str, gate: GateProcess, un
         assert answer["usage"]["output_tokens"] == TOKENS
         assert answer["usage"]["input_tokens"] == usage["prompt_tokens"]
     continued = 'cellgate_continuations_total{result="continued",unit="a"}'
-    lines = [line for line in gate_metrics(gate).splitlines() if line.startswith(continued)]
+    lines = [line for line in metrics(gate).splitlines() if line.startswith(continued)]
     assert float(lines[0].rpartition(" ")[2]) > 0
-
-
-def gate_metrics(gate: GateProcess) -> str:
-    """The page of its metrics."""
-    connection = gate.connect(admin=True)
-    try:
-        connection.request("GET", "/metrics")
-        return connection.getresponse().read().decode()
-    finally:
-        connection.close()

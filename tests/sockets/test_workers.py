@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import re
@@ -17,7 +16,7 @@ from typing import Any
 import pytest
 
 from loadtests.simunit.process import SimUnit
-from tests.wire.process import ROOT, GateProcess, eventually
+from tests.wire.process import ROOT, GateProcess, Stream, eventually, metrics
 
 STEP_MS = 4
 LONG = 400
@@ -60,39 +59,6 @@ class Crew(GateProcess):
         return [samples.get((name, f'worker="{number}"'), 0.0) for number in (0, 1)]
 
 
-class Stream:
-    """A streamed completion on a connection of its own, begun."""
-
-    def __init__(self, gate: GateProcess, tokens: int = LONG) -> None:
-        self.connection = gate.connect()
-        body = json.dumps({"model": "sim", "prompt": "Once", "max_tokens": tokens, "stream": True})
-        self.connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
-        self.reply = self.connection.getresponse()
-        self.lines = [self.reply.readline()]
-
-    def is_whole(self) -> bool:
-        """Read on to the end; whether all of it has come."""
-        try:
-            self.lines += self.reply.readlines()
-        except (http.client.IncompleteRead, ConnectionError):
-            return False
-        finally:
-            self.reply.close()
-            self.connection.close()
-        events = [line for line in self.lines if line.startswith(b"data: ")]
-        return events[-1] == b"data: [DONE]\n" and not any(b'"error"' in event for event in events)
-
-
-def metrics(gate: GateProcess) -> str:
-    """The text of /metrics."""
-    connection = gate.connect(admin=True)
-    try:
-        connection.request("GET", "/metrics")
-        return connection.getresponse().read().decode()
-    finally:
-        connection.close()
-
-
 def complete(gate: GateProcess) -> tuple[int, dict[str, Any], float]:
     """A short completion on a new connection: status, body, and how many seconds it took."""
     connection, begun_at = gate.connect(), time.monotonic()
@@ -110,7 +76,7 @@ def test_two_workers_share_the_clients_and_one_page_adds_up_what_both_did(
 ) -> None:
     with Crew(tmp_path, unit) as gate:
         gate.until_up("a")
-        streams = [Stream(gate) for _ in range(10)]
+        streams = [Stream(gate, LONG) for _ in range(10)]
         assert eventually(lambda: gate.by_worker("cellgate_worker_clients") == [5, 5])
         assert gate.total("cellgate_in_flight") == 10
         assert all(stream.is_whole() for stream in streams)
@@ -134,7 +100,7 @@ def test_a_worker_that_is_killed_takes_its_own_streams_with_it_and_nothing_else(
         gate.until_up("a")
         before = gate.total("cellgate_responses_total")
         assert complete(gate)[0] == 200
-        streams = [Stream(gate) for _ in range(8)]
+        streams = [Stream(gate, LONG) for _ in range(8)]
         assert eventually(lambda: gate.by_worker("cellgate_worker_clients") == [4, 4])
         pids = gate.pids()
         os.kill(pids["0"], signal.SIGKILL)
@@ -212,7 +178,7 @@ def test_a_worker_that_stands_still_is_no_evidence_against_a_unit(unit: SimUnit,
 def test_all_end_with_the_process_that_started_them(unit: SimUnit, tmp_path: Path) -> None:
     with Crew(tmp_path, unit) as gate:
         gate.until_up("a")
-        stream, pids = Stream(gate), gate.pids()
+        stream, pids = Stream(gate, LONG), gate.pids()
         gate.signal(signal.SIGKILL)
         assert not stream.is_whole()
         assert eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids.values()))
@@ -224,7 +190,7 @@ def test_all_end_with_the_process_that_started_them(unit: SimUnit, tmp_path: Pat
 def test_sigterm_lets_the_streams_of_all_workers_finish(unit: SimUnit, tmp_path: Path) -> None:
     with Crew(tmp_path, unit) as gate:
         gate.until_up("a")
-        streams = [Stream(gate) for _ in range(6)]
+        streams = [Stream(gate, LONG) for _ in range(6)]
         pids = gate.pids()
         gate.signal(signal.SIGTERM)
         assert eventually(lambda: gate.admin("GET", "/readyz")[0] == 503)
@@ -239,12 +205,12 @@ def test_sighup_tells_all_workers_of_other_units(unit: SimUnit, tmp_path: Path) 
     try:
         with Crew(tmp_path, unit) as gate:
             gate.until_up("a")
-            streams = [Stream(gate) for _ in range(4)]
+            streams = [Stream(gate, LONG) for _ in range(4)]
             gate.configure({"b": other.url})
             gate.signal(signal.SIGHUP)
             gate.until_up("b")
             answered = [Stream(gate, tokens=2) for _ in range(4)]
-            assert {stream.reply.headers["x-cellgate-unit"] for stream in answered} == {"b"}
+            assert {stream.unit for stream in answered} == {"b"}
             assert all(stream.is_whole() for stream in (*streams, *answered))
             # A brain that comes later reads the file as it is now.
             os.kill(gate.pids()["brain"], signal.SIGKILL)
@@ -261,7 +227,7 @@ def test_sigusr2_gives_the_clients_to_a_successor_with_as_many_workers_as_are_co
     with GateProcess(tmp_path, {"a": unit.url}, workers=before, timeouts=TIMEOUTS) as gate:
         gate.until_up("a")
         GateProcess(tmp_path, {"a": unit.url}, workers=after, timeouts=TIMEOUTS)
-        streams = [Stream(gate) for _ in range(6)]
+        streams = [Stream(gate, LONG) for _ in range(6)]
         assert gate.admin("POST", "/units/a/drain")[0] == 200
         assert gate.admin("POST", "/units/a/undrain")[0] == 200
         gate.signal(signal.SIGUSR2)

@@ -132,3 +132,37 @@ class GateProcess:
                 {name: unit["verdict"] for name, unit in self.units().items()} == dict.fromkeys(names, "up")
             )
         ), self.log
+
+
+class Stream:
+    """A streamed completion on a connection of its own, begun."""
+
+    def __init__(self, gate: GateProcess, tokens: int) -> None:
+        self.connection = gate.connect()
+        body = json.dumps({"model": "sim", "prompt": "Once", "max_tokens": tokens, "stream": True})
+        self.connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+        self.reply = self.connection.getresponse()
+        self.unit = self.reply.headers["x-cellgate-unit"]
+        self.lines = [self.reply.readline()]
+
+    def is_whole(self) -> bool:
+        """Read on to the end; whether all of it has come."""
+        try:
+            self.lines += self.reply.readlines()
+        except (http.client.IncompleteRead, ConnectionError):
+            return False
+        finally:
+            self.reply.close()
+            self.connection.close()
+        events = [line for line in self.lines if line.startswith(b"data: ")]
+        return events[-1] == b"data: [DONE]\n" and not any(b'"error"' in event for event in events)
+
+
+def metrics(gate: GateProcess) -> str:
+    """The text of /metrics."""
+    connection = gate.connect(admin=True)
+    try:
+        connection.request("GET", "/metrics")
+        return connection.getresponse().read().decode()
+    finally:
+        connection.close()
