@@ -20,8 +20,8 @@ import yaml
 
 from loadtests.handover import children, end_all, is_alive, send
 from loadtests.simunit.process import SimUnit
-from tests.sockets.test_gate_process import Stream, is_refusing, models
-from tests.wire.process import GateProcess, eventually
+from tests.sockets.test_gate_process import is_refusing, models
+from tests.wire.process import GateProcess, Stream, eventually
 
 STEP_MS = 4
 START_S = 60
@@ -99,10 +99,10 @@ def test_a_successor_takes_over_and_streams_go_on(units: dict[str, SimUnit], tmp
         assert (reply.status, reply.headers["connection"]) == (200, "close")
         reply.read()
         kept.close()
-        assert all(stream.rest() for stream in streams)
+        assert all(stream.is_whole() for stream in streams)
         assert gate.exit_code() == 0
         after = Stream(gate, tokens=2)
-        assert (after.unit, after.rest()) == ("a", True)
+        assert (after.unit, after.is_whole()) == ("a", True)
         assert "Traceback" not in gate.log
 
 
@@ -113,7 +113,7 @@ def test_several_in_a_row_while_requests_come(units: dict[str, SimUnit], tmp_pat
             stream = Stream(gate, tokens=300)
             gate.hand_over()
             assert models(gate).status == 200
-            assert stream.rest()
+            assert stream.is_whole()
         assert eventually(lambda: [is_alive(pid) for pid in gate.pids] == [False, False, False, True])
         send(gate.pid, signal.SIGTERM)
         assert eventually(lambda: not is_alive(gate.pid))
@@ -152,7 +152,7 @@ def test_a_successor_that_cannot_read_its_configuration_changes_nothing(
         assert eventually(lambda: "no hand-over" in gate.log)
         assert "cells: expected a list, found 'nonsense'" in gate.log
         assert "it ended with 2 before it was ready" in gate.log
-        assert stream.rest()
+        assert stream.is_whole()
         assert models(gate).headers.get("connection") is None
         kinds = [event["kind"] for event in gate.admin("GET", "/events")[1]]
         assert kinds[-1] == "handover_failed"
@@ -180,7 +180,7 @@ def test_a_successor_may_have_other_units(units: dict[str, SimUnit], tmp_path: P
         gate.configure({"b": units["b"].url})
         gate.hand_over()
         stream = Stream(gate, tokens=2)
-        assert (stream.unit, stream.rest()) == ("b", True)
+        assert (stream.unit, stream.is_whole()) == ("b", True)
 
 
 def test_one_that_stops_hands_nothing_over(units: dict[str, SimUnit], tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_one_that_stops_hands_nothing_over(units: dict[str, SimUnit], tmp_path: 
         assert eventually(lambda: "stopping: not ready" in gate.log)
         gate.signal(signal.SIGUSR2)
         assert eventually(lambda: "no hand-over: this gate is stopping already" in gate.log)
-        assert stream.rest()
+        assert stream.is_whole()
         assert gate.exit_code() == 0
 
 
@@ -313,4 +313,4 @@ def test_units_that_are_discovered_are_known_before_the_successor_accepts_client
         for _ in range(2):
             gate.hand_over()
             stream = Stream(gate, tokens=2)
-            assert (stream.unit, stream.rest()) == ("a", True)
+            assert (stream.unit, stream.is_whole()) == ("a", True)
