@@ -64,7 +64,11 @@ def serve(settings: Settings, reload: Reload) -> int:
 
 async def _serve(settings: Settings, reload: Reload, heritage: Inheritance | None) -> int:
     listeners = await listeners_of(settings, heritage)
-    app = App(settings, reload, listeners)
+    return await live(App(settings, reload, listeners), heritage)
+
+
+async def live(app: App, heritage: Inheritance | None) -> int:
+    """The whole life of a gate that has what it accepts on; returns the exit code."""
     try:
         await app.open(heritage)
         calm_the_collector()

@@ -9,7 +9,7 @@ import socket
 import time
 from dataclasses import replace
 
-from proxy.app import LISTEN, App, Reload, calm_the_collector
+from proxy.app import LISTEN, App, Reload, live
 from proxy.config import ConfigError
 from proxy.handover.inheritance import Inheritance
 from proxy.handover.successor import Listeners
@@ -97,14 +97,7 @@ async def run_brain(
     if restarts:
         settings = _read_anew(settings, reload)
     line = Control(control)
-    app = BrainApp(settings, reload, listeners, line, restarts)
-    try:
-        await app.open(heritage)
-        calm_the_collector()
-        await app.run()
-    finally:
-        await app.close()
-    return 0
+    return await live(BrainApp(settings, reload, listeners, line, restarts), heritage)
 
 
 def _read_anew(settings: Settings, reload: Reload) -> Settings:
