@@ -113,7 +113,7 @@ async def test_a_command_that_is_not_there_any_more_is_a_failure() -> None:
 async def test_a_command_that_hangs_is_killed_with_all_that_it_started() -> None:
     begun_at = time.monotonic()
     report = await command.run(shell("trap '' TERM; sleep 60 & echo $!; echo $$; wait", timeout_s=0.3), ABOUT)
-    assert time.monotonic() - begun_at < 2.0
+    assert time.monotonic() - begun_at < 20.0
     assert (report.result, report.detail) == (Result.TIMEOUT, "killed: it did not end within 0.3 s")
     assert [is_gone(int(pid)) for pid in report.output.split()] == [True, True]
 
@@ -137,9 +137,9 @@ async def test_a_command_may_be_wordy() -> None:
 @live
 async def test_a_child_in_the_background_that_holds_the_output_is_not_waited_for() -> None:
     begun_at = time.monotonic()
-    report = await command.run(shell("sleep 5 & echo done $!"), ABOUT)
+    report = await command.run(shell("sleep 60 & echo done $!"), ABOUT)
     assert (report.result, report.output[:5]) == (Result.OK, "done ")
-    assert time.monotonic() - begun_at < 2.0
+    assert time.monotonic() - begun_at < 20.0
     os.kill(int(report.output.split()[1]), 9)
 
 
@@ -233,7 +233,7 @@ async def test_a_webhook_that_never_answers_is_bounded() -> None:
     begun_at = time.monotonic()
     async with hook(answer) as url:
         assert await call(to(url, 0.3), ABOUT) == Report(Result.TIMEOUT, "no answer within 0.3 s")
-    assert time.monotonic() - begun_at < 2.0
+    assert time.monotonic() - begun_at < 20.0
 
 
 @live
