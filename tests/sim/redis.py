@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import builtins
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
+
+from proxy.report.redis_talk import Command
 
 if TYPE_CHECKING:
     from tests.sim.world import World
@@ -50,8 +52,13 @@ class SimRedis:
 
     # Commands
 
-    def set(self, key: str, document: bytes, px: int) -> bool:
-        self._documents[key] = document, self._world.loop.time() + px / 1000.0
+    def do(self, command: Command) -> Any:
+        """The answer to a command, as it goes over the wire."""
+        word, *args = command
+        return getattr(self, str(word).lower())(*args)
+
+    def set(self, key: str, document: bytes, _px: str, expiry_ms: int) -> bool:
+        self._documents[key] = document, self._world.loop.time() + expiry_ms / 1000.0
         return True
 
     def get(self, key: str) -> bytes | None:
@@ -62,8 +69,8 @@ class SimRedis:
         left_ms = round(1000.0 * (expires_at - self._world.loop.time()))
         return left_ms if left_ms > 0 else -2
 
-    def smembers(self, key: str) -> builtins.set[bytes]:
-        return builtins.set(self._sets.get(key, ()))
+    def smembers(self, key: str) -> list[bytes]:
+        return list(self._sets.get(key, ()))
 
     def sadd(self, key: str, member: str) -> int:
         self._sets.setdefault(key, builtins.set()).add(member.encode())
@@ -87,29 +94,33 @@ class _Client:
     async def disconnect(self) -> None:
         """Of its pool of connections."""
 
-    def pipeline(self, *, transaction: bool) -> _Pipeline:
-        assert not transaction
-        return _Pipeline(self._redis)
+    async def get_connection(self) -> _Line:
+        return _Line(self._redis)
+
+    async def release(self, line: _Line) -> None:
+        """It goes back to the pool."""
 
     def pubsub(self, *, ignore_subscribe_messages: bool) -> _Ear:
         assert ignore_subscribe_messages
         return _Ear(self._redis)
 
 
-class _Pipeline:
-    """Remembers commands until they are sent together."""
+class _Line:
+    """One connection, as long as an exchange lasts: commands are sent together, and answered one by one."""
 
     def __init__(self, redis: SimRedis) -> None:
         self._redis = redis
-        self._commands: list[Callable[[], Any]] = []
+        self._answers: deque[Any] = deque()
 
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        command = getattr(self._redis, name)
-        return lambda *args, **named: self._commands.append(lambda: command(*args, **named))
+    def pack_commands(self, commands: Sequence[Command]) -> Sequence[Command]:
+        return commands
 
-    async def execute(self, *, raise_on_error: bool) -> list[Any]:
+    async def send_packed_command(self, commands: Sequence[Command]) -> None:
         await self._redis.trip()
-        return [command() for command in self._commands]
+        self._answers.extend(self._redis.do(command) for command in commands)
+
+    async def read_response(self, *, timeout: float) -> Any:  # noqa: ASYNC109 - as redis-py
+        return self._answers.popleft()
 
 
 class _Ear:
