@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import uvloop
@@ -93,7 +94,7 @@ class App:
         self._agent = HaproxyAgent(gate.board, gate.now, gate.is_stopping, gate.peers.trusts, gate.balancers)
         self._link: RedisLink | None = None
         self._discovery: Discovery | None = None
-        self._recovery = attend(gate, webhook_context(settings.tls))
+        self._recovery = attend(gate, partial(webhook_context, settings.tls))
         # Now, since an untimely SIGUSR2 would end a process that does not know it.
         self._life = self._make_life()
 
@@ -109,7 +110,7 @@ class App:
             access_log=AccessLog(settings.access_log, stdout_sink(), time.time),
             read_large=self._large.read,
             publish=bulletin.publish,
-            unit_tls=unit_context(settings.tls),
+            unit_tls=partial(unit_context, settings.tls),
         )
         gate.tracing = trace(settings.tracing)
         return gate

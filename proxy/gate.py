@@ -43,7 +43,7 @@ from proxy.wire.downstream import ClientConnection
 from proxy.wire.heads import REQUEST_FIELDS
 from proxy.wire.listeners import Entrance
 from proxy.wire.memory import BodyMemory
-from proxy.wire.pool import Pool
+from proxy.wire.pool import MakeTls, Pool
 from proxy.wire.reach import Reach
 from proxy.wire.request import Request
 from proxy.wishes import Wishes
@@ -88,7 +88,7 @@ class Gate:
         access_log: AccessLog,
         read_large: ReadLarge,
         publish: Publish = lambda _ready, _body, _lines: None,
-        unit_tls: ssl.SSLContext | None = None,
+        unit_tls: MakeTls | None = None,
     ) -> None:
         self.settings = settings
         self.limits = settings.limits

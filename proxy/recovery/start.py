@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from proxy.recovery import audit, command, webhook
@@ -20,13 +21,13 @@ TROUBLE_S = 10.0
 """A gate that could not open a connection so recently, through no fault of a unit, does not act."""
 
 
-def attend(gate: Gate, tls: ssl.SSLContext) -> Recovery:
-    """Begin to recover the units of `gate`; `tls` verifies webhooks."""
-    call = webhook.caller(tls)
+def attend(gate: Gate, tls: Callable[[], ssl.SSLContext]) -> Recovery:
+    """Begin to recover the units of `gate`; `tls` makes what verifies webhooks."""
     own_troubles, trouble_at = 0, -TROUBLE_S
 
     async def act(remedy: Remedy, about: Dossier) -> Report:
-        return await (command.run(remedy, about) if remedy.command else call(remedy, about))
+        call = command.run if remedy.command else webhook.caller(tls())
+        return await call(remedy, about)
 
     def waits(now: float) -> str:
         nonlocal own_troubles, trouble_at

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import Callable
 
 from probes.base import FetchError, P, Trouble
 from proxy.failure import Kind
 from proxy.wire.fetch import TROUBLES, UnitFetch
-from proxy.wire.pool import LATE_S, Pool, StoodStillError, explain
+from proxy.wire.pool import LATE_S, MakeTls, Pool, StoodStillError, explain
 
 
 class UnitNet:
@@ -24,7 +23,7 @@ class UnitNet:
         heard: Callable[[], None],
         *,
         connect_timeout_s: float,
-        tls: ssl.SSLContext | None,
+        tls: MakeTls | None,
         on_own_trouble: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._loop = loop

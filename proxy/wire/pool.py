@@ -26,6 +26,9 @@ LATE_S = 0.1
 read, and nothing is proven against the unit."""
 _OWN_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 
+MakeTls = Callable[[], ssl.SSLContext]
+"""What makes TLS towards https units, or gives what was made: most gates have no such unit."""
+
 
 class Taker(Protocol):
     """Who wants a connection. Exactly one of the two is called, once, unless the taker cancels."""
@@ -51,7 +54,7 @@ class Pool:
         loop: asyncio.AbstractEventLoop,
         *,
         connect_timeout_s: float,
-        tls: ssl.SSLContext | None,
+        tls: MakeTls | None,
         on_broken: Callable[[], None] = lambda: None,
         on_own_trouble: Callable[[str], None] = lambda _: None,
     ) -> None:
@@ -63,7 +66,7 @@ class Pool:
         """What the head of each request to the unit begins with."""
         self._on_broken = on_broken
         self._on_own_trouble = on_own_trouble
-        self._tls = tls if parts.scheme == "https" else None
+        self._tls = tls() if tls is not None and parts.scheme == "https" else None
         self._loop = loop
         self._connect_timeout_s = connect_timeout_s
         self._idle: deque[UnitConnection] = deque()

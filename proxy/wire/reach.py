@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -12,7 +11,7 @@ from probes.gate_word import VIA_GATE, name_there
 from proxy.placing import UNIT_FIELD
 from proxy.wire.fetch import UnitFetch
 from proxy.wire.net import UnitNet
-from proxy.wire.pool import Pool
+from proxy.wire.pool import MakeTls, Pool
 from router.desk import Desk
 
 
@@ -35,7 +34,7 @@ class Reach:
         loop: asyncio.AbstractEventLoop,
         *,
         connect_timeout_s: float,
-        tls: ssl.SSLContext | None,
+        tls: MakeTls | None,
         on_broken: Callable[[Desk], None],
         on_own_trouble: Callable[[str], None],
     ) -> None:

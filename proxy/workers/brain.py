@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
-import ssl
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -16,6 +15,7 @@ from proxy.report.access_log import AccessLog
 from proxy.report.events import EventLog
 from proxy.settings import Settings
 from proxy.vigil import DISTRUST_S, LAG_S
+from proxy.wire.pool import MakeTls
 from proxy.workers.copy import News, fleet_out
 from proxy.workers.figures import Record
 from proxy.workers.frames import Message, Pulse, Report, Tell, framed
@@ -55,7 +55,7 @@ class BrainGate(Gate):
         logs: LogsOfWorkers,
         read_large: ReadLarge,
         publish: Publish,
-        unit_tls: ssl.SSLContext | None,
+        unit_tls: MakeTls | None,
         listeners: Sequence[socket.socket],
         is_first: bool,
     ) -> None:

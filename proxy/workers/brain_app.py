@@ -8,6 +8,7 @@ import random
 import socket
 import time
 from dataclasses import replace
+from functools import partial
 
 from proxy.app import LISTEN, App, Reload, live
 from proxy.config import ConfigError
@@ -50,7 +51,7 @@ class BrainApp(App):
             logs=LogsOfWorkers("off", stdout_sink(), time.time),
             read_large=self._large.read,
             publish=bulletin.publish,
-            unit_tls=unit_context(settings.tls),
+            unit_tls=partial(unit_context, settings.tls),
             listeners=self._listening_for(LISTEN),
             is_first=not self._restarts,
         )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import ssl
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +23,7 @@ from proxy.settings import Settings
 from proxy.vigil import LAG_S
 from proxy.wire.downstream import ClientConnection
 from proxy.wire.memory import BodyMemory
+from proxy.wire.pool import MakeTls
 from proxy.wire.request import Request
 from proxy.workers.accounts import Accounts
 from proxy.workers.copy import fleet_in, take
@@ -58,7 +58,7 @@ class WorkerGate(Gate):
         events: EventLog,
         access_log: AccessLog,
         read_large: ReadLarge,
-        unit_tls: ssl.SSLContext | None = None,
+        unit_tls: MakeTls | None = None,
         entrance: tuple[Page, int],
     ) -> None:
         super().__init__(

@@ -7,6 +7,7 @@ import random
 import socket
 import time
 from collections.abc import Sequence
+from functools import partial
 
 from proxy.app import calm_the_collector
 from proxy.large import LargeBodies
@@ -49,7 +50,7 @@ async def run_worker(
         events=EventLog(time.time, settings.rules.passes),
         access_log=AccessLog(settings.access_log, WholeLines(stdout_sink()), time.time),
         read_large=large.read,
-        unit_tls=unit_context(settings.tls),
+        unit_tls=partial(unit_context, settings.tls),
         entrance=(page, number),
     )
     gate.tracing = trace(settings.tracing)

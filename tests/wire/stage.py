@@ -103,7 +103,7 @@ def make_gate(settings: Settings, loop: asyncio.AbstractEventLoop, records: Reco
         events=EventLog(lambda: 0.0, settings.rules.passes, lambda *_: None),
         access_log=records,
         read_large=read_large,
-        unit_tls=unit_context(settings.tls) if settings.tls.ca else None,
+        unit_tls=functools.partial(unit_context, settings.tls),
     )
 
 
