@@ -21,8 +21,9 @@ _FRAME = ("id", "created", "model", "system_fingerprint")
 _OF_A_CHOICE = frozenset({"index", "delta", "text", "finish_reason", "stop_reason", "matched_stop"})
 _OF_A_DELTA = frozenset({"role", "content"})
 _EMPTY: tuple[object, ...] = (None, "", [], {}, False)
-_NO_MOULD = (b"\0", b"\0")
-"""Nothing is like it."""
+_NO_MOULD = (b"", b"")
+_FEW = 4
+"""So few pieces are not worth a look at all of them at once."""
 
 
 class Said:
@@ -33,8 +34,7 @@ class Said:
     """
 
     __slots__ = (
-        "_around",
-        "_lines",
+        "_is_framed",
         "_mould",
         "_parts",
         "_size",
@@ -55,8 +55,7 @@ class Said:
         self._size = 0
         self._tail = b""
         self._mould = _NO_MOULD
-        self._around = len(b"\r\n") if framed else 0
-        self._lines = 4 if framed else 2
+        self._is_framed = framed
         self.frame: dict[str, Any] = {}
         self.events = 0
         self.finish = self.strange = ""
@@ -81,22 +80,27 @@ class Said:
 
     def read(self, pieces: Iterable[bytes]) -> None:
         """Take in what was shown; what follows the last complete event waits for the next piece."""
-        casts: list[bytes] = []
-        (before, behind), lines, around = self._mould, self._lines, self._around
-        skipped, cut = len(before), -len(behind)
+        left = iter(pieces)
+        while self._mould is _NO_MOULD and (piece := next(left, None)) is not None:
+            self._read_piece(piece)
+        self._read_alike(list(left))
+
+    def _read_alike(self, pieces: list[bytes]) -> None:
+        """Read what is for the most part alike: all at once if it all is, else the more so in halves."""
+        if len(pieces) > _FEW:
+            if not self._cast_all(pieces):
+                middle = len(pieces) // 2
+                self._read_alike(pieces[:middle])
+                self._read_alike(pieces[middle:])
+            return
         for piece in pieces:
-            start = piece.index(b"\n") + 1 if around else 0
-            # This is for each token of long streams. A piece may hold several events, or a part of one.
-            is_alike = piece.startswith(before, start) and piece.endswith(behind)
-            if is_alike and piece.count(b"\n") == lines and self.closed:
-                casts.append(piece[start + skipped : cut])
-                continue
-            self._take_casts(casts)
-            for event in self._events(piece[start:-around] if around else piece):
-                self._read_event(event)
-            before, behind = self._mould
-            skipped, cut = len(before), -len(behind)
-        self._take_casts(casts)
+            self._read_piece(piece)
+
+    def _read_piece(self, piece: bytes) -> None:
+        if self._is_framed:
+            piece = piece[piece.index(b"\n") + 1 : -len(b"\r\n")]
+        for event in self._events(piece):
+            self._read_event(event)
 
     def skip(self) -> None:
         """What is read next does not follow what was read last."""
@@ -133,7 +137,8 @@ class Said:
             return
         known = len(self._parts)
         self.take(document)
-        if len(self._parts) == known + 1 and not self.finish and not document.get("usage"):
+        is_plain = len(self._parts) == known + 1 and not self.finish and not document.get("usage")
+        if is_plain and self._is_framed:
             self._make_mould(event, self._parts[-1])
 
     def _make_mould(self, event: bytes, text: str) -> None:
@@ -141,24 +146,34 @@ class Said:
         key = b'"content":' if b'"content":' in event else b'"text":'
         before, found, behind = event.partition(key + orjson.dumps(text))
         if found and key not in behind:
-            self._mould = (before + key, behind + b"\r\n"[: self._around])
+            self._mould = (before + key, behind + b"\r\n")
 
-    def _take_casts(self, casts: list[bytes]) -> None:
-        """Take in what stood in events that are otherwise like those before: the JSON of a text, each."""
-        if not casts:
-            return
+    def _cast_all(self, pieces: list[bytes]) -> bool:
+        """Take in chunks that were cast in the mould, each with one event; False, and none is, if not all were.
+
+        This is for each token of long streams: what stands between the halves of the mould is the JSON of a
+        text, and many of them are parsed at once. An event more in a chunk would be no JSON there.
+        """
+        if not self.closed:
+            return False
+        before, behind = self._mould
+        skipped, cut = len(before), -len(behind)
+        casts = [
+            piece[start + skipped : cut]
+            for piece in pieces
+            if piece.startswith(before, start := piece.index(b"\n") + 1) and piece.endswith(behind)
+        ]
+        if len(casts) < len(pieces):
+            return False
         try:
             texts = orjson.loads(b"[%b]" % b",".join(casts))
         except orjson.JSONDecodeError:
-            texts = []
-        if len(texts) == len(casts) and set(map(type, texts)) == {str}:
-            self.events += len(texts)
-            self._add("".join(texts))
-        else:
-            before, behind = self._mould
-            for cast in casts:
-                self._read_event(before + cast + behind)
-        casts.clear()
+            return False
+        if len(texts) != len(pieces) or set(map(type, texts)) != {str}:
+            return False
+        self.events += len(texts)
+        self._add("".join(texts))
+        return True
 
     def _take_choice(self, choice: Any) -> None:
         self.has_choice = True
