@@ -149,7 +149,7 @@ class Said:
             self._mould = (before + key, behind + b"\r\n")
 
     def _cast_all(self, pieces: list[bytes]) -> bool:
-        """Take in chunks that were cast in the mould, each with one event; False, and none is, if not all were.
+        """Take in chunks that were all cast in the mould, each with one event; False, and none is, if not.
 
         This is for each token of long streams: what stands between the halves of the mould is the JSON of a
         text, and many of them are parsed at once. An event more in a chunk would be no JSON there.
