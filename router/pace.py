@@ -7,6 +7,7 @@ that the metrics show. What is recent is the difference to where the counts stoo
 from __future__ import annotations
 
 from itertools import accumulate
+from operator import sub
 
 from router.rates import Rates
 from router.work import Prefilled
@@ -16,6 +17,7 @@ GAPS_MS = 4096
 MARK_S = 10.0
 
 _ENOUGH_GAPS = 100
+_NO_GAPS = [0] * GAPS_MS
 BEYOND_MAX = 4.0
 LARGE_TOKENS = 8192
 STOOD_FADES = 0.9
@@ -54,14 +56,13 @@ class Pace:
 
     def gap_s(self, share: float) -> float | None:
         """The gap that this share (0 to 1) of the recent ones does not exceed; None when they are too few."""
-        before = self._before or self._mark
-        counts = (
-            self.gaps_ms if before is None else [a - b for a, b in zip(self.gaps_ms, before, strict=True)]
-        )
-        total = sum(counts)
+        before = self._before or self._mark or _NO_GAPS
+        total = sum(self.gaps_ms) - sum(before)
         if total < _ENOUGH_GAPS:
             return None
         rank = share * total
+        # Most gaps are short: the few places that are looked at are near the beginning.
+        counts = map(sub, self.gaps_ms, before)
         gap_ms = next(ms for ms, seen in enumerate(accumulate(counts)) if seen >= rank)
         # A gap is counted by its whole milliseconds; it was up to one longer.
         return (gap_ms + 1) / 1000

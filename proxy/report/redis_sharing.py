@@ -18,6 +18,8 @@ from router.nouns import Evidence, Flip, Sign, Strength, Verdict
 
 PACE_BEATS = 20
 """A unit's usual pace is found out anew every so many beats: 5 s. It takes 0.1 ms, so they take turns."""
+IDLE_BATCH = 0.01
+"""A unit with fewer requests on average keeps the pace it had."""
 
 NEWS_S = HEARTBEAT_S
 """When another gate saw a unit live is known no better than the way through Redis takes, and seems a little
@@ -59,7 +61,7 @@ class Sharing:
         self._beats += 1
         desks = list(self._board)
         for number, desk in enumerate(desks):
-            if (self._beats + number) % PACE_BEATS == 0:
+            if (self._beats + number) % PACE_BEATS == 0 and desk.batch > IDLE_BATCH:
                 self._itl_s[desk.unit.name] = desk.pace.gap_s(0.5)
             yield self._view(desk)
         self._itl_s = {desk.unit.name: self._itl_s.get(desk.unit.name) for desk in desks}

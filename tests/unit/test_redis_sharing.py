@@ -164,7 +164,7 @@ def test_others_requests_add_up() -> None:
     assert gate.sharing.tick(11.0) == {}
 
 
-def test_a_gate_tells_of_all_its_units_and_finds_out_their_pace_in_turns() -> None:
+def test_a_gate_tells_of_all_its_units_and_finds_out_the_pace_of_busy_ones_in_turns() -> None:
     gate = Gate()
     asked: list[str] = []
 
@@ -177,11 +177,15 @@ def test_a_gate_tells_of_all_its_units_and_finds_out_their_pace_in_turns() -> No
 
     for name, desk in gate.board.desks.items():
         desk.pace = _Pace(count(name))  # type: ignore[assignment]
+        desk.batch = 1.0
+    for _ in range(PACE_BEATS):
+        views = list(gate.sharing.views())
+    gate.board.desks["u2"].batch = 0.0
     for _ in range(PACE_BEATS):
         views = list(gate.sharing.views())
     assert [(view.unit, view.gate, view.itl_s) for view in views] == [("u1", "g1", 0.02), ("u2", "g1", 0.02)]
     assert [view.ttft_s for view in views] == [0.25, None]
-    assert sorted(asked) == ["u1", "u2"]
+    assert sorted(asked) == ["u1", "u1", "u2"]
 
 
 class _Pace:
