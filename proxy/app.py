@@ -94,6 +94,7 @@ class App:
         self._agent = HaproxyAgent(gate.board, gate.now, gate.is_stopping, gate.peers.trusts, gate.balancers)
         self._link: RedisLink | None = None
         self._discovery: Discovery | None = None
+        gate.on_tick.append(self._admin.tick)
         self._recovery = attend(gate, partial(webhook_context, settings.tls))
         # Now, since an untimely SIGUSR2 would end a process that does not know it.
         self._life = self._make_life()

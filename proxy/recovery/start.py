@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
 from collections.abc import Callable
+from importlib import import_module
 from typing import TYPE_CHECKING
 
-from proxy.recovery import audit, command, webhook
+from proxy.recovery import audit, command
 from proxy.recovery.caution import reason_to_wait
 from proxy.recovery.nouns import Dossier, Remedy, Report
 from proxy.recovery.recovery import Ports, Recovery
@@ -26,8 +28,12 @@ def attend(gate: Gate, tls: Callable[[], ssl.SSLContext]) -> Recovery:
     own_troubles, trouble_at = 0, -TROUBLE_S
 
     async def act(remedy: Remedy, about: Dossier) -> Report:
-        call = command.run if remedy.command else webhook.caller(tls())
-        return await call(remedy, about)
+        if remedy.command:
+            return await command.run(remedy, about)
+        # Not at the start: its HTTP client takes 10 MB, which most gates have no use for.
+        webhook = await asyncio.to_thread(import_module, "proxy.recovery.webhook")
+        report: Report = await webhook.caller(tls())(remedy, about)
+        return report
 
     def waits(now: float) -> str:
         nonlocal own_troubles, trouble_at

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import difflib
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from math import inf
 from typing import Any
 
 import orjson
-from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from probes.canary import Canary
 from proxy.failure import Failure
+from proxy.report.admin_http import AdminServer, Answer, Asked, Handler, Stream
 from proxy.report.envoy_health import Headers, readyz_headers, unit_headers
-from proxy.report.events import Action, Event, EventLog, Follower
+from proxy.report.events import Action, Event, EventLog
 from proxy.report.log import log_line
 from proxy.report.metrics import Metrics
 from proxy.report.page import load_page
@@ -34,14 +34,11 @@ from router.board import Board
 from router.desk import Desk
 
 HEARTBEAT_S = 10.0
-SEND_TIMEOUT_S = 30.0
-"""How long a follower of the live stream may not read at all before its connection is dropped."""
-
 NAMES_SHOWN = 20
 
-_CHALLENGE = {"WWW-Authenticate": "Bearer"}
+_CHALLENGE = (("WWW-Authenticate", "Bearer"),)
+_NAME = "{name}"
 
-_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Explain = Callable[[Mapping[str, str], bytes | None], dict[str, Any] | Failure]
 
 
@@ -69,40 +66,13 @@ class AdminView:
     waiting: Callable[[], int] = int
 
 
-def make_admin(view: AdminView) -> web.Application:
-    """The application behind the admin port."""
-    admin = _Admin(view)
-    app = web.Application(middlewares=[admin.guard])
-    app.add_routes(
-        [
-            web.get("/", admin.page),
-            web.get("/livez", admin.livez),
-            web.get("/readyz", admin.readyz),
-            web.get("/metrics", admin.metrics),
-            web.get("/status", admin.status),
-            web.get("/units", admin.units),
-            web.get("/units/{name}", admin.unit),
-            web.post("/units/{name}/drain", admin.drain),
-            web.post("/units/{name}/undrain", admin.undrain),
-            web.post("/cells/{name}/drain", admin.drain_cell),
-            web.post("/cells/{name}/undrain", admin.undrain_cell),
-            web.get("/explain", admin.explain),
-            web.post("/explain", admin.explain),
-            web.get("/events", admin.events, allow_head=False),
-            web.get("/healthz/unit/{name}", admin.unit_health),
-        ]
-    )
-
-    async def end_streams(_: web.Application) -> None:
-        view.events.close()
-
-    app.on_shutdown.append(end_streams)
-    return app
+def admin_server(view: AdminView) -> AdminServer:
+    """What answers the connections to the admin port."""
+    return AdminServer(_Admin(view).answer)
 
 
-def admin_runner(view: AdminView) -> web.AppRunner:
-    """A runner for `make_admin`: without an access log, and a caller that leaves ends its stream."""
-    return web.AppRunner(make_admin(view), access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
+class _NotHereError(Exception):
+    """Nothing is known by the name that was asked for; the message says what is."""
 
 
 class _Admin:
@@ -111,126 +81,142 @@ class _Admin:
     def __init__(self, view: AdminView) -> None:
         self._view = view
         self._page, self._page_headers = load_page()
+        self._routes: dict[str, dict[str, Handler]] = {
+            "/": {"GET": self.page},
+            "/livez": {"GET": self.livez},
+            "/readyz": {"GET": self.readyz},
+            "/metrics": {"GET": self.metrics},
+            "/status": {"GET": self.status},
+            "/units": {"GET": self.units},
+            "/units/{name}": {"GET": self.unit},
+            "/units/{name}/drain": {"POST": self.drain},
+            "/units/{name}/undrain": {"POST": self.undrain},
+            "/cells/{name}/drain": {"POST": self.drain_cell},
+            "/cells/{name}/undrain": {"POST": self.undrain_cell},
+            "/explain": {"GET": self.explain, "POST": self.explain},
+            "/events": {"GET": self.events},
+            "/healthz/unit/{name}": {"GET": self.unit_health},
+        }
 
-    @web.middleware
-    async def guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+    async def answer(self, asked: Asked) -> Answer | Stream:
         """Keep strangers out, and turn everything that goes wrong into one line of JSON."""
         view = self._view
-        no = refusal(request.method, request.path, request.remote, request.headers, view.token, view.peers)
+        no = refusal(asked.method, asked.path, asked.peer, asked.headers, view.token, view.peers)
         if no is not None:
-            return _error(*no, _CHALLENGE if no[0] is HTTPStatus.UNAUTHORIZED else None)
+            return _error(*no, _CHALLENGE if no[0] is HTTPStatus.UNAUTHORIZED else ())
         try:
-            return await handler(request)
-        except web.HTTPException as error:
-            return _http_error(request, error)
-        except ConnectionResetError:
-            raise
+            return await self._routed(asked)
+        except _NotHereError as error:
+            return _error(HTTPStatus.NOT_FOUND, str(error))
         except Exception as error:
-            log_line("error", f"admin port: {request.method} {request.path} failed: {error!r}")
+            log_line("error", f"admin port: {asked.method} {asked.path} failed: {error!r}")
             return _error(
                 HTTPStatus.INTERNAL_SERVER_ERROR, f"the gate failed at this: {error!r}; please report it"
             )
 
-    async def page(self, _: web.Request) -> web.Response:
-        """The status page; what it shows it asks for at the other paths."""
-        return web.Response(body=self._page, headers=self._page_headers)
+    async def _routed(self, asked: Asked) -> Answer | Stream:
+        handlers, name = self._found(asked.path)
+        # To a HEAD the server sends the head of what a GET gets; a stream has no end to wait for.
+        is_head = asked.method == "HEAD" and self.events not in handlers.values()
+        handler = handlers.get("GET" if is_head else asked.method)
+        if handler is None:
+            allow = ", ".join(handlers)
+            message = f"{asked.path} takes {allow}, not {asked.method}"
+            return _error(HTTPStatus.METHOD_NOT_ALLOWED, message, (("Allow", allow),))
+        return await handler(replace(asked, name=name))
 
-    async def status(self, _: web.Request) -> web.Response:
+    def _found(self, path: str) -> tuple[dict[str, Handler], str]:
+        """What a path takes, and the name in it."""
+        for pattern, handlers in self._routes.items():
+            if (name := _match(pattern, path)) is not None:
+                return handlers, name
+        raise _NotHereError(f"there is no {path} here; there are: {', '.join(self._routes)}")
+
+    async def page(self, _: Asked) -> Answer:
+        """The status page; what it shows it asks for at the other paths."""
+        return Answer(self._page, content_type="text/html; charset=utf-8", headers=self._page_headers)
+
+    async def status(self, _: Asked) -> Answer:
         """The fleet at a glance; not indented, because it is asked for every other second."""
         view = self._view
         glance = status(view.board, view.now(), waiting=view.waiting(), stopping=view.stopping())
-        return web.Response(body=orjson.dumps(glance), content_type="application/json")
+        return Answer(orjson.dumps(glance))
 
-    async def livez(self, _: web.Request) -> web.Response:
+    async def livez(self, _: Asked) -> Answer:
         """200: the event loop turns, or this would not be answered."""
-        return web.Response(text="ok\n")
+        return Answer(b"ok\n", content_type="text/plain; charset=utf-8")
 
-    async def readyz(self, _: web.Request) -> web.Response:
+    async def readyz(self, _: Asked) -> Answer:
         """200 when there is somebody to send requests to."""
         ready, body = readiness(self._view.board, self._view.stopping())
         status = HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE
         return _json(body, status, readyz_headers(self._view.board, stopping=self._view.stopping()))
 
-    async def metrics(self, _: web.Request) -> web.Response:
+    async def metrics(self, _: Asked) -> Answer:
         """Prometheus' text format."""
         body = await self._view.metrics.render()
-        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+        return Answer(body, content_type=CONTENT_TYPE_LATEST)
 
-    async def units(self, _: web.Request) -> web.Response:
+    async def units(self, _: Asked) -> Answer:
         """All units, in the order of the configuration."""
         now = self._view.now()
         return _json([unit_view(desk, now) for desk in self._view.board])
 
-    async def unit(self, request: web.Request) -> web.Response:
+    async def unit(self, asked: Asked) -> Answer:
         """One unit, and in plain words why it is in or out of rotation."""
-        desk = self._desk(request)
+        desk = self._desk(asked)
         return _json(unit_page(desk, self._view.board, self._view.now(), self._canary_s(desk)))
 
-    async def unit_health(self, request: web.Request) -> web.Response:
+    async def unit_health(self, asked: Asked) -> Answer:
         """One unit for a load balancer that addresses units itself."""
-        name = request.match_info["name"]
+        name = asked.name
         status, reason = unit_health(self._view.board, name)
         return _json({"unit": name, "reason": reason}, status, unit_headers(self._view.board, name))
 
-    async def drain(self, request: web.Request) -> web.Response:
+    async def drain(self, asked: Asked) -> Answer:
         """Take a unit out of rotation; what runs there finishes."""
-        return self._drain_unit(request, drained=True)
+        return self._drain_unit(asked, drained=True)
 
-    async def undrain(self, request: web.Request) -> web.Response:
+    async def undrain(self, asked: Asked) -> Answer:
         """Put a unit back into rotation."""
-        return self._drain_unit(request, drained=False)
+        return self._drain_unit(asked, drained=False)
 
-    async def drain_cell(self, request: web.Request) -> web.Response:
+    async def drain_cell(self, asked: Asked) -> Answer:
         """Take all units of a cell out of rotation, at once."""
-        return self._drain_cell(request, drained=True)
+        return self._drain_cell(asked, drained=True)
 
-    async def undrain_cell(self, request: web.Request) -> web.Response:
+    async def undrain_cell(self, asked: Asked) -> Answer:
         """Put all units of a cell back into rotation."""
-        return self._drain_cell(request, drained=False)
+        return self._drain_cell(asked, drained=False)
 
-    async def explain(self, request: web.Request) -> web.Response:
+    async def explain(self, asked: Asked) -> Answer:
         """What would become of a request now: of the one in the body, or of one like the parameters say."""
-        body = await request.read() if request.method == "POST" else None
-        found = self._view.explain(request.query, body)
+        found = self._view.explain(asked.query, asked.body if asked.method == "POST" else None)
         if isinstance(found, Failure):
             return _error(HTTPStatus.BAD_REQUEST, found.message)
         return _json(found)
 
-    async def events(self, request: web.Request) -> web.StreamResponse:
+    async def events(self, asked: Asked) -> Answer | Stream:
         """What happened last, or, when asked, what happens from now on."""
-        if (
-            "text/event-stream" not in request.headers.get("Accept", "")
-            and request.query.get("follow") != "1"
-        ):
-            return _json(self._view.events.last())
-        response = web.StreamResponse(
-            headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
-        )
-        follower = self._view.events.subscribe()
-        try:
-            await response.prepare(request)
-            await _stream(follower, response)
-        except TimeoutError:
-            if request.transport is not None:
-                request.transport.abort()
-        finally:
-            self._view.events.unsubscribe(follower)
-        return response
+        if "text/event-stream" in asked.headers.get("Accept", "") or asked.query.get("follow") == "1":
+            parts = _followed(self._view.events)
+            return Stream(parts, "text/event-stream", (("Cache-Control", "no-store"),))
+        return _json(self._view.events.last())
 
-    def _drain_unit(self, request: web.Request, *, drained: bool) -> web.Response:
-        desk = self._desk(request)
+    def _drain_unit(self, asked: Asked, *, drained: bool) -> Answer:
+        desk = self._desk(asked)
         if self._set_drain([desk], drained=drained):
-            self._note(request, drained=drained, unit=desk.unit.name)
+            self._note(asked, drained=drained, unit=desk.unit.name)
         return _json(unit_view(desk, self._view.now()))
 
-    def _drain_cell(self, request: web.Request, *, drained: bool) -> web.Response:
-        name, board = request.match_info["name"], self._view.board
+    def _drain_cell(self, asked: Asked, *, drained: bool) -> Answer:
+        name, board = asked.name, self._view.board
         desks = [desk for desk in board if desk.unit.cell == name]
         if not desks:
             raise _unknown("cell", name, {desk.unit.cell: None for desk in board})
         # One event, however many units it has.
         if changed := self._set_drain(desks, drained=drained):
-            self._note(request, drained=drained, cell=name, detail=", ".join(changed))
+            self._note(asked, drained=drained, cell=name, detail=", ".join(changed))
         now = self._view.now()
         return _json({"cell": name, "units": [unit_view(desk, now) for desk in desks]})
 
@@ -241,75 +227,65 @@ class _Admin:
             self._view.set_drain(desk.unit.name, drained)
         return changed
 
-    def _note(self, request: web.Request, *, drained: bool, **about: str) -> None:
-        self._view.events.add(Action("drain" if drained else "undrain", request.remote or "?", **about))
+    def _note(self, asked: Asked, *, drained: bool, **about: str) -> None:
+        self._view.events.add(Action("drain" if drained else "undrain", asked.peer or "?", **about))
 
     def _canary_s(self, desk: Desk) -> float | None:
         due_s = self._view.due_s(desk.unit.name, Canary.name)
         return due_s if due_s is not None and due_s < inf else None
 
-    def _desk(self, request: web.Request) -> Desk:
-        name = request.match_info["name"]
+    def _desk(self, asked: Asked) -> Desk:
+        name = asked.name
         desks = self._view.board.desks
         if name in desks:
             return desks[name]
         raise _unknown("unit", name, desks)
 
 
-def _unknown(noun: str, name: str, known: Iterable[str]) -> web.HTTPNotFound:
+def _match(pattern: str, path: str) -> str | None:
+    """What stands for the name in a path of this pattern; empty where there is none, None: it is another."""
+    before, name, after = pattern.partition(_NAME)
+    if not name:
+        return "" if path == pattern else None
+    found = path.removeprefix(before).removesuffix(after)
+    return found if found and "/" not in found and path == before + found + after else None
+
+
+def _unknown(noun: str, name: str, known: Iterable[str]) -> _NotHereError:
     names = list(known)
     near = difflib.get_close_matches(name, names, n=1)
     some = ", ".join(names[:NAMES_SHOWN]) + (", …" if len(names) > NAMES_SHOWN else "")
     hint = f"; did you mean {near[0]!r}?" if near else f"; there are: {some or 'none'}"
-    return web.HTTPNotFound(text=f"no {noun} is named {name!r}{hint}")
+    return _NotHereError(f"no {noun} is named {name!r}{hint}")
 
 
-async def _stream(follower: Follower, response: web.StreamResponse) -> None:
-    """Send events as they come and a comment when none does. Raises TimeoutError when the reader is stuck."""
-    await _send(response, b": what happens from now on; what happened before is in GET /events\n\n")
-    while True:
-        try:
-            async with asyncio.timeout(HEARTBEAT_S):
-                event = await anext(follower)
-        except TimeoutError:
-            await _send(response, b": heartbeat\n\n")
-        except StopAsyncIteration:
-            return
-        else:
-            await _send(response, _sse(event))
-
-
-async def _send(response: web.StreamResponse, data: bytes) -> None:
-    async with asyncio.timeout(SEND_TIMEOUT_S):
-        await response.write(data)
+async def _followed(events: EventLog) -> AsyncGenerator[bytes, None]:
+    """Events as they come, and a comment when none does."""
+    follower = events.subscribe()
+    try:
+        yield b": what happens from now on; what happened before is in GET /events\n\n"
+        while True:
+            try:
+                async with asyncio.timeout(HEARTBEAT_S):
+                    event = await anext(follower)
+            except TimeoutError:
+                yield b": heartbeat\n\n"
+            except StopAsyncIteration:
+                return
+            else:
+                yield _sse(event)
+    finally:
+        events.unsubscribe(follower)
 
 
 def _sse(event: Event) -> bytes:
     return b"id: %d\nevent: %s\ndata: %s\n\n" % (event["id"], event["kind"].encode(), orjson.dumps(event))
 
 
-def _json(value: Any, status: HTTPStatus = HTTPStatus.OK, headers: Headers = ()) -> web.Response:
-    return web.Response(
-        body=as_json(value), status=status, content_type="application/json", headers=dict(headers)
-    )
+def _json(value: Any, status: HTTPStatus = HTTPStatus.OK, headers: Headers = ()) -> Answer:
+    return Answer(as_json(value), status, headers=headers)
 
 
-def _error(status: HTTPStatus, message: str, headers: dict[str, str] | None = None) -> web.Response:
-    body = orjson.dumps(
-        {"error": {"code": status.name.lower(), "message": message}}, option=orjson.OPT_APPEND_NEWLINE
-    )
-    return web.Response(body=body, status=status, content_type="application/json", headers=headers)
-
-
-def _http_error(request: web.Request, error: web.HTTPException) -> web.Response:
-    status = HTTPStatus(error.status)
-    allow = error.headers.get("Allow")
-    if allow is not None:
-        return _error(status, f"{request.path} takes {allow}, not {request.method}", {"Allow": allow})
-    if request.match_info.http_exception is None:
-        return _error(status, error.text or status.phrase)
-    return _error(status, f"there is no {request.path} here; there are: {', '.join(_paths(request.app))}")
-
-
-def _paths(app: web.Application) -> list[str]:
-    return [resource.canonical for resource in app.router.resources()]
+def _error(status: HTTPStatus, message: str, headers: Headers = ()) -> Answer:
+    error = {"error": {"code": status.name.lower(), "message": message}}
+    return Answer(orjson.dumps(error, option=orjson.OPT_APPEND_NEWLINE), status, headers=headers)

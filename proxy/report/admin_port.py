@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
-from proxy.report.admin import AdminView, admin_runner
+from proxy.report.admin import AdminView, admin_server
 from proxy.report.bulletin import Bulletin
 from proxy.report.herald import RETIRE
 from proxy.report.log import log_line
@@ -27,7 +27,8 @@ class AdminPort:
     """Listens between `open` and `close`. What /readyz says has to be published on `bulletin`."""
 
     def __init__(self, view: AdminView, bulletin: Bulletin) -> None:
-        self._runner = admin_runner(view)
+        self._server = admin_server(view)
+        self._events = view.events
         self._bulletin = bulletin
         self._loop = asyncio.get_running_loop()
         self._listeners: list[socket.socket] = []
@@ -36,7 +37,6 @@ class AdminPort:
 
     async def open(self, listeners: Sequence[socket.socket]) -> None:
         """Answer on these."""
-        await self._runner.setup()
         self._listeners = list(listeners)
         self._door, self._doorstep = socket.socketpair()
         self._door.setblocking(False)
@@ -54,6 +54,10 @@ class AdminPort:
     def herald_pid(self) -> int:
         """The process at the door."""
         return self._herald.pid
+
+    def tick(self, now: float) -> None:
+        """See to connections that are silent."""
+        self._server.tick(now)
 
     def retire(self) -> None:
         """Accept no more: another process answers on the same listeners. Who is connected is answered."""
@@ -74,7 +78,8 @@ class AdminPort:
             self._doorstep.close()
             await self._end_herald()
         await asyncio.gather(*self._arriving)
-        await self._runner.cleanup()
+        self._events.close()
+        await self._server.close()
         self._bulletin.close()
 
     def _stop_listening(self) -> None:
@@ -114,9 +119,8 @@ class AdminPort:
 
     async def _serve(self, sock: socket.socket) -> None:
         sock.setblocking(False)
-        assert self._runner.server is not None
         try:
-            await self._loop.connect_accepted_socket(self._runner.server, sock)
+            await self._loop.connect_accepted_socket(self._server.connection, sock)
         except OSError:
             # It has left meanwhile.
             sock.close()

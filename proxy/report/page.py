@@ -11,11 +11,13 @@ from base64 import b64encode
 from hashlib import sha256
 from importlib.resources import files
 
+from proxy.report.envoy_health import Headers
+
 _INLINE = r"<{0}>(.*?)</{0}>"
 
 
-def load_page() -> tuple[bytes, dict[str, str]]:
-    """The page's bytes and its headers."""
+def load_page() -> tuple[bytes, Headers]:
+    """The page's bytes and the headers that go with them."""
     text = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
     policy = "; ".join(
         (
@@ -29,13 +31,12 @@ def load_page() -> tuple[bytes, dict[str, str]]:
             "frame-ancestors 'none'",
         )
     )
-    return text.encode(), {
-        "Content-Type": "text/html; charset=utf-8",
-        "Content-Security-Policy": policy,
-        "X-Content-Type-Options": "nosniff",
-        "Referrer-Policy": "no-referrer",
-        "Cache-Control": "no-cache",
-    }
+    return text.encode(), (
+        ("Content-Security-Policy", policy),
+        ("X-Content-Type-Options", "nosniff"),
+        ("Referrer-Policy", "no-referrer"),
+        ("Cache-Control", "no-cache"),
+    )
 
 
 def _hash(text: str, tag: str) -> str:

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from aiohttp import web
-
-from proxy.report.admin import AdminView, admin_runner
+from proxy.report.admin import AdminView, admin_server
+from proxy.report.admin_http import AdminServer
 from proxy.report.events import Action, EventLog
 from proxy.report.metrics import Metrics
 from proxy.report.peers import Peers
@@ -32,7 +31,8 @@ class Stage:
     board: Board
     events: EventLog
     url: str
-    runner: web.AppRunner
+    server: AdminServer
+    listening: asyncio.Server
     now: float = 1000.0
 
     def say(
@@ -90,6 +90,12 @@ def fleet(cells: int, units: int, nodes: int = 2) -> Fleet:
     )
 
 
+async def leave(server: AdminServer, listening: asyncio.Server) -> None:
+    """Answer no more."""
+    listening.close()
+    await server.close()
+
+
 def show(folder: Path, units: Fleet, test: Callable[[Stage], Awaitable[None]]) -> None:
     """Run a test before a page of these units, all of them up."""
 
@@ -109,17 +115,16 @@ def show(folder: Path, units: Fleet, test: Callable[[Stage], Awaitable[None]]) -
             explain=lambda *_: {},
             waiting=lambda: 3,
         )
-        runner = admin_runner(view)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        url = f"http://127.0.0.1:{runner.addresses[0][1]}/"
+        server = admin_server(view)
+        listening = await asyncio.get_running_loop().create_server(server.connection, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}/"
         try:
             async with chromium(folder) as page:
-                stage = Stage(page, board, events, url, runner)
+                stage = Stage(page, board, events, url, server, listening)
                 stage.bring_up(unit.name for unit in units.units)
                 await test(stage)
                 assert page.problems == []
         finally:
-            await runner.cleanup()
+            await leave(server, listening)
 
     asyncio.run(main())

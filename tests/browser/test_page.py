@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from router.nouns import Ask, Sign, Strength
-from tests.browser.stage import TOKEN, Stage, fleet, show
+from tests.browser.stage import TOKEN, Stage, fleet, leave, show
 
 DESK = (1280, 860)
 PHONE = (390, 844)
@@ -205,7 +205,7 @@ def test_text_from_outside_stays_text(tmp_path: Path) -> None:
 def test_a_gate_that_is_gone_is_said_so_and_what_was_known_stays_pale(tmp_path: Path) -> None:
     async def check(stage: Stage) -> None:
         await opened(stage)
-        await stage.runner.cleanup()
+        await leave(stage.server, stage.listening)
         await stage.page.until(f"{text('#notice')}.includes('has not answered since')")
         assert await stage.page.run("document.querySelectorAll('.stale .unit').length") == 2
         assert await stage.page.run(text("#live")) == "○ lost"
