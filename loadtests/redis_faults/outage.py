@@ -26,6 +26,8 @@ from loadtests.redis_faults.server import RedisServer
 INTERVAL_MS = 10.0
 TOKENS = 16
 WARM_UP_S = 4.0
+ENOUGH = 50
+"""Answers with and without Redis: fewer have no p99."""
 ADDED_LIMIT_S = 0.001
 HEAL_LIMIT_S = 0.5
 """Two heartbeats."""
@@ -86,8 +88,15 @@ class Phase:
         """What Redis adds to the p99 of TTFT."""
         return p99(self.with_s) - p99(self.without_s)
 
+    @property
+    def proves_something(self) -> bool:
+        """Whether there is anything to compare."""
+        return min(len(self.with_s), len(self.without_s)) >= ENOUGH
+
     def line(self) -> str:
         """The phase for people."""
+        if not self.proves_something:
+            return f"{self.name}: {len(self.with_s)} answers with Redis, {len(self.without_s)} without"
         shown = " ".join(
             f"{how} {1000 * median(ttfts_s):.2f} / {1000 * p99(ttfts_s):.2f} ms"
             for how, ttfts_s in (("with", self.with_s), ("without", self.without_s))
@@ -101,7 +110,9 @@ class Phase:
     def problems(self) -> list[str]:
         """Why it fails; empty when it passes."""
         problems = [f"{self.name}: {error}" for error in self.errors[:5]]
-        if self.added_s >= ADDED_LIMIT_S:
+        if not self.proves_something:
+            problems.append(f"{self.name}: proves nothing, too few were answered")
+        elif self.added_s >= ADDED_LIMIT_S:
             problems.append(f"{self.name}: {1000 * self.added_s:.2f} ms added to the p99 of TTFT")
         return problems
 

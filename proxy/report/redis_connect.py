@@ -10,6 +10,7 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, NoPermissionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from proxy.report.log import one_line
 from proxy.settings import RedisAccess, Tls
@@ -70,7 +71,7 @@ def is_refusal(error: Exception) -> bool:
 
 def in_words(error: Exception) -> str:
     """What went wrong, in one line."""
-    if isinstance(error, TimeoutError):
+    if isinstance(error, (TimeoutError, RedisTimeoutError)):
         return f"nothing came within {EXCHANGE_S:g} s"
     if is_refusal(error):
         return "it does not take these credentials"
