@@ -19,7 +19,7 @@ from proxy.continuation import Continuation
 from proxy.failure import Failure, Kind, as_told
 from proxy.reply import failure_of, lacks_path, outcome_of
 from proxy.report.continuations import Result
-from proxy.routes import RouteKind, find_route, why_refused
+from proxy.routes import GENERATE, OWN, STICKY, UNLISTED, find_route, why_refused
 from proxy.search import Search
 from proxy.usage import read_usage
 from proxy.wire.heads import crossing, forwarded_lines, unit_head
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 _PROOF_S = 30.0
 """A unit may take so long to say whether it can go on with a stream."""
+_OK, _CONTINUED = Outcome.OK, Result.CONTINUED
 _IN_THE_MIDDLE = (Kind.CUT, Kind.STREAM_ERROR, Kind.NOT_CONTINUED, Kind.INTERNAL)
 
 
@@ -66,7 +67,7 @@ class Exchange:
         self._request = request
         self._route = find_route(request.path)
         self._answer = self._ANSWER(gate, client, request, self._route.name)
-        once = self._route.kind is RouteKind.UNLISTED
+        once = self._route.kind is UNLISTED
         self._search = self._SEARCH(gate, len(request.body), once=once)
         self._continuation = self._CONTINUATION(gate, request, self._answer, self._search)
         self._lease: Lease | None = None
@@ -82,10 +83,10 @@ class Exchange:
         if why is not None:
             allows = why.kind is Kind.METHOD_NOT_ALLOWED
             self._answer.refuse(why, b"allow: %b\r\n" % b", ".join(route.methods) if allows else b"")
-        elif route.kind is RouteKind.OWN:
+        elif route.kind is OWN:
             gate.asked(request, self._client.peer)
             self._answer.own(*gate.own_answers.answer(request.path, stopping=gate.is_stopping()))
-        elif route.kind is RouteKind.STICKY:
+        elif route.kind is STICKY:
             self._asked(gate.own_answers.sticky_ask(request.path))
         elif not route.json:
             self._asked(Ask())
@@ -168,7 +169,7 @@ class Exchange:
         self._relay = relay = Relay(self, self._client, lease, self._gate.now, http10=self._request.http10)
         relay.head_sent = self._answer.shown is not None
         # A kept connection may turn out to be stale and need a second try, which not every path may have.
-        fresh = fresh or self._route.kind is RouteKind.UNLISTED
+        fresh = fresh or self._route.kind is UNLISTED
         if not self._continuation.is_under_way:
             self._send(lease, relay, self._request.body, fresh=fresh)
             return
@@ -203,7 +204,7 @@ class Exchange:
             return
         self._let_go(lease, Outcome.EVICTED)
         failure = Failure(Kind.EVICTED, f"unit {lease.unit} went down before it answered, and no other could")
-        if self._route.kind is RouteKind.UNLISTED:
+        if self._route.kind is UNLISTED:
             self._refuse(failure)
             return
         self._search.failed(lease.unit, Step(True), failure)
@@ -218,7 +219,7 @@ class Exchange:
         if answer.shown is None:
             # Otherwise the client has been shown a head before, of a unit that came to nothing.
             answer.status = head.status
-        if lacks_path(head) and self._route.kind is RouteKind.GENERATE:
+        if lacks_path(head) and self._route.kind is GENERATE:
             self._let_go(lease, Outcome.CLIENT_ERROR)
             path = self._request.path.decode("latin-1")
             answer.refuse(Failure(Kind.NOT_SERVED, f"the engine of unit {lease.unit} does not serve {path}"))
@@ -276,8 +277,8 @@ class Exchange:
         self._answer.relayed(relay)
         outcome = outcome_of(self._answer.status)
         self._close(lease, outcome)
-        self._continuation.settle(Result.CONTINUED)
-        if outcome is Outcome.OK and self._route.kind is RouteKind.GENERATE:
+        self._continuation.settle(_CONTINUED)
+        if outcome is _OK and self._route.kind is GENERATE:
             self._gate.worked(lease, relay.events, read_usage(relay.end()))
         self._answer.end(outcome)
 
@@ -330,7 +331,7 @@ class Exchange:
 
     def _again(self, lease: Lease) -> None:
         """The unit had closed the connection before it saw the request: once more, on a fresh one."""
-        if not lease.desk.is_doubted() or self._route.kind is RouteKind.UNLISTED:
+        if not lease.desk.is_doubted() or self._route.kind is UNLISTED:
             self._attempt(lease, fresh=True)
             return
         # It may have started anew: until it has shown life, nothing goes there.
@@ -352,7 +353,7 @@ class Exchange:
         return self._lease, self._relay
 
     def _blame(self, lease: Lease, failure: Failure) -> None:
-        if self._route.kind is not RouteKind.UNLISTED:
+        if self._route.kind is not UNLISTED:
             self._gate.blame(lease, failure)
 
     def _let_go(self, lease: Lease, outcome: Outcome) -> None:

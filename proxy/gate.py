@@ -18,6 +18,7 @@ from policies import POLICIES
 from probes.base import Net
 from probes.canary import Canary
 from probes.engine_metrics import EngineMetrics
+from proxy.descriptors import Descriptors, allowed
 from proxy.exchange import Exchange
 from proxy.explained import ExplainedExchange
 from proxy.failure import Failure, Kind
@@ -66,6 +67,7 @@ kernel's own limit is as high (net.core.somaxconn).
 COOL_S = 1.0
 LINGER_S = 0.5
 """How long a gate that stops keeps connections without a request: one may be on its way."""
+_BUSY = Outcome.BUSY
 
 Publish = Callable[[bool, bytes, bytes], None]
 ReadLarge = Callable[[bytes], Awaitable[Ask | Failure]]
@@ -158,6 +160,9 @@ class Gate:
         self, tls: ssl.SSLContext | None = None, listeners: Sequence[socket.socket] = ()
     ) -> None:
         """Accept clients: on `listeners`, where they are open already. Raises OSError."""
+        if listeners:
+            trouble = self._vigil.own_trouble
+            self._entrance.has_room = Descriptors(allowed(), trouble).has_room
         await self._entrance.open(self.settings.listen, listeners, tls, BACKLOG)
 
     def begin(self) -> None:
@@ -293,7 +298,7 @@ class Gate:
         """Close a lease and count the attempt. `at`: when it ended, if not just now."""
         now = self.now() if at is None else at
         self.board.close(lease, now)
-        if outcome is Outcome.BUSY:
+        if outcome is _BUSY:
             lease.desk.narrow(now)
         self.metrics.attempt(lease.unit, outcome)
         self.room()

@@ -8,6 +8,7 @@ from proxy.wire.upstream import ReplyHead
 from router.board import Board
 from router.nouns import Outcome
 
+_OK = Outcome.OK
 _BUSY = (429, 503)
 # FastAPI's engines say so when they have no such path; clients get OpenAI's error shape and a reason instead.
 _NO_SUCH_PATH = str(len('{"detail":"Not Found"}')).encode()
@@ -34,7 +35,7 @@ def failure_of(head: ReplyHead, unit: str, board: Board, now: float) -> Failure 
 def outcome_of(status: int) -> Outcome:
     """What a reply that came whole counts as."""
     if status < 400:
-        return Outcome.OK
+        return _OK
     if status in _BUSY:
         return Outcome.BUSY
     return Outcome.CLIENT_ERROR if status < 500 else Outcome.UNIT_ERROR

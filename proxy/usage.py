@@ -20,7 +20,8 @@ def read_usage(end: bytes) -> Usage | None:
     at = end.rfind(b'"usage"')
     if at < 0:
         return None
-    prompt, answer, cached = (found.search(end, at) for found in (_PROMPT, _ANSWER, _CACHED))
+    prompt = _PROMPT.search(end, at)
     if prompt is None:
         return None
+    answer, cached = _ANSWER.search(end, at), _CACHED.search(end, at)
     return Usage(int(prompt[1]), int(answer[1]) if answer else 0, int(cached[1]) if cached else None)

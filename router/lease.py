@@ -32,11 +32,13 @@ class Lease:
         "opened_at",
         "paused",
         "retry",
+        "unit",
         "was_paused",
     )
 
     def __init__(self, desk: Desk, ask: Ask, now: float, *, retry: bool) -> None:
         self.desk = desk
+        self.unit = desk.unit.name
         self.ask = ask
         self.bet: Bet = desk.books.enter(self, ask, now)
         self.opened_at = now
@@ -48,11 +50,6 @@ class Lease:
         self.was_paused = False
         self.first_at = 0.0
         self.on_evict: Callable[[], None] | None = None
-
-    @property
-    def unit(self) -> str:
-        """The name of the unit the lease is on."""
-        return self.desk.unit.name
 
     def commit(self, now: float) -> None:
         """The unit has shown its first token (or the head of a plain body)."""

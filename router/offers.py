@@ -16,6 +16,7 @@ from router.nouns import Ask, Candidate, Refusal, Verdict
 
 _UP = Verdict.UP
 _USABLE = (_UP, Verdict.SUSPECT)
+_NO_UNIT = Refusal.NO_UNIT
 _new = tuple.__new__
 """What a named tuple's own constructor calls: half as long for a row."""
 
@@ -86,7 +87,7 @@ def offers(
             cooling.append(row)
         else:
             up.append(row)
-    refusal = Refusal.UNSURE if unsure else Refusal.NO_UNIT
+    refusal = Refusal.UNSURE if unsure else _NO_UNIT
     for tier in (up, cooling):
         for row in tier:
             if row[6]:

@@ -46,6 +46,7 @@ class Router:
     def __init__(self, board: Board, policy: Policy, rng: random.Random, waiting: Waiting) -> None:
         self.board = board
         self.policy = policy
+        self._by_seconds = policy.by_seconds
         self.waiting = waiting
         self._rng = rng
         self._shortlist = Shortlist(board, rng)
@@ -117,17 +118,17 @@ class Router:
         self, ask: Ask, now: float, tried: Iterable[str], *, overcommit: float = 0.0, wait_s: float = 0.0
     ) -> Candidate | Refusal:
         bounds = Bounds(self.waiting.rules.backlog_s, wait_s, overcommit, self._rng.random())
-        among = self._shortlist.of(ask, now) if self.policy.by_seconds else None
+        among = self._shortlist.of(ask, now) if self._by_seconds else None
         rows, refusal = offers(self.board, ask, now, tried, bounds, among)
         if not rows and among is not None:
             rows, refusal = offers(self.board, ask, now, tried, bounds)
         if not rows:
             is_unknown = ask.model is not None and self.board.knows_model(ask.model) is False
             return Refusal.UNKNOWN_MODEL if is_unknown and refusal is Refusal.NO_UNIT else refusal
-        if not self.policy.by_seconds or overcommit:
+        if not self._by_seconds or overcommit:
             rows = [row for row in rows if row.has_room] or rows
         best = self.policy.rank(ask, rows, self._rng)[0]
-        if self.policy.by_seconds and now >= self._curious_at:
+        if self._by_seconds and now >= self._curious_at:
             best = self._curious(rows, best, now)
         return Refusal.LATE if ask.deadline_at < inf and self._is_hopeless(best, ask, now) else best
 

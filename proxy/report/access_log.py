@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 import orjson
 
@@ -133,28 +133,48 @@ class AccessLog:
 
 def json_line(at: float, record: Finished) -> bytes:
     """The record as one JSON object; the schema is in docs/logs.md."""
-    fields: dict[str, Any] = {
+    # Taken apart in one go: a named tuple's fields by name take a microsecond a line.
+    (
+        request_id,
+        peer,
+        method,
+        path,
+        route,
+        model,
+        status,
+        code,
+        unit,
+        outcome,
+        attempts,
+        ttft_s,
+        duration_s,
+        events,
+        bytes_in,
+        bytes_out,
+        continued,
+    ) = record
+    if len(path) + len(model) > TEXT_MAX:
+        path, model = _short(path), _short(model)
+    fields = {
         "time": utc(at),
-        "request_id": record.request_id,
-        "peer": record.peer,
-        "method": record.method,
-        "path": record.path,
-        "route": record.route,
-        "model": record.model,
-        "status": record.status,
-        "code": record.code,
-        "unit": record.unit,
-        "outcome": record.outcome.value,
-        "attempts": record.attempts,
-        "continued": record.continued,
-        "ttft_s": None if record.ttft_s is None else round(record.ttft_s, 4),
-        "duration_s": round(record.duration_s, 4),
-        "events": record.events,
-        "bytes_in": record.bytes_in,
-        "bytes_out": record.bytes_out,
+        "request_id": request_id,
+        "peer": peer,
+        "method": method,
+        "path": path,
+        "route": route,
+        "model": model,
+        "status": status,
+        "code": code,
+        "unit": unit,
+        "outcome": outcome._value_,
+        "attempts": attempts,
+        "continued": continued,
+        "ttft_s": None if ttft_s is None else _tenth_ms(ttft_s),
+        "duration_s": _tenth_ms(duration_s),
+        "events": events,
+        "bytes_in": bytes_in,
+        "bytes_out": bytes_out,
     }
-    if len(record.path) + len(record.model) > TEXT_MAX:
-        fields["path"], fields["model"] = _short(record.path), _short(record.model)
     try:
         return orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE)
     except TypeError:
@@ -181,6 +201,11 @@ def console_line(at: float, record: Finished) -> bytes:
 
 
 _FORMATS: dict[LogFormat, Callable[[float, Finished], bytes]] = {"json": json_line, "console": console_line}
+
+
+def _tenth_ms(seconds: float) -> float:
+    """Rounded to a tenth of a millisecond, in a tenth of the time that `round` takes."""
+    return int(seconds * 10_000 + 0.5) / 10_000
 
 
 def _short(text: str) -> str:

@@ -20,12 +20,16 @@ class Framing(Enum):
 
     def frame(self, data: bytes) -> bytes:
         """`data`, not empty, as a part of the body."""
-        return b"%x\r\n%b\r\n" % (len(data), data) if self is Framing.CHUNKED else data
+        return b"%x\r\n%b\r\n" % (len(data), data) if self is CHUNKED else data
 
     @property
     def end(self) -> bytes:
         """What ends the body."""
-        return LAST_CHUNK if self is Framing.CHUNKED else b""
+        return LAST_CHUNK if self is CHUNKED else b""
+
+
+# A member of an enum is a slow attribute on CPython 3.11, so those of the hot path are looked up once.
+CHUNKED, IDENTITY = Framing.CHUNKED, Framing.IDENTITY
 
 
 def is_event_stream(head: ReplyHead) -> bool:
@@ -37,8 +41,8 @@ def is_event_stream(head: ReplyHead) -> bool:
 def framing_of(head: ReplyHead, *, http10: bool, is_events: bool) -> Framing:
     """How the body of a reply goes to a client that speaks HTTP/1.0 or not."""
     if http10 or head.bodiless or (head.length is not None and not is_events):
-        return Framing.IDENTITY
-    return Framing.CHUNKED
+        return IDENTITY
+    return CHUNKED
 
 
 def head_of(head: ReplyHead, framing: Framing, *, is_events: bool, own: bytes, close: bool) -> bytes:
@@ -46,7 +50,7 @@ def head_of(head: ReplyHead, framing: Framing, *, is_events: bool, own: bytes, c
     for name, value in head.fields:
         if name in (b"content-type", b"content-encoding"):
             own += b"%b: %b\r\n" % (name, value)
-    if framing is Framing.CHUNKED:
+    if framing is CHUNKED:
         own += _CHUNKED
     elif head.length is not None and not is_events:
         own += b"content-length: %b\r\n" % head.length

@@ -25,7 +25,7 @@ from proxy.stream.said import DONE
 from proxy.stream.sse import before_error, carries_data
 from proxy.stream.stitch import Stitch
 from proxy.wire.downstream import ClientConnection
-from proxy.wire.framing import Framing, framing_of, head_of, is_event_stream
+from proxy.wire.framing import CHUNKED, framing_of, head_of, is_event_stream
 from proxy.wire.pool import Pool
 from proxy.wire.upstream import EVENT_ENDS, ReplyHead, UnitConnection
 from router.lease import Lease
@@ -94,7 +94,7 @@ class Relay:
         self._write: Callable[[bytes], None] = client.send
         self._head: ReplyHead | None = None
         self._sse = False
-        self._framing = Framing.CHUNKED
+        self._framing = CHUNKED
         self._first = b""
         self._passage = Passage()
         self._kept: list[bytes] | deque[bytes] | None = None
@@ -195,7 +195,7 @@ class Relay:
     def begin_keeping(self, *, whole: bool) -> None:
         """Keep what is shown from now on, or the end of it. To be called before anything of a stream is."""
         if self._sse:
-            self.keep = Keep(framed=self._framing is Framing.CHUNKED, whole=whole)
+            self.keep = Keep(framed=self._framing is CHUNKED, whole=whole)
             self._kept = self.keep.chunks
             self._fold_at = self.sent + FOLD_BYTES if whole else inf
 
@@ -258,7 +258,7 @@ class Relay:
             self._send(self._framing.frame(b"\n\n" + event if self._passage.in_event else event))
             return True
         head = self._head
-        return self._framing is Framing.CHUNKED or (head is not None and head.length is not None)
+        return self._framing is CHUNKED or (head is not None and head.length is not None)
 
     # -- before the commit ---------------------------------------------------------------------------------
 
@@ -355,7 +355,7 @@ class Relay:
             self._finish()
 
     def _may_go_raw(self) -> bool:
-        return self._sse and self._framing is Framing.CHUNKED and self._passage.stitch is None
+        return self._sse and self._framing is CHUNKED and self._passage.stitch is None
 
     def _lacks_end(self, last: bytes) -> Failure | None:
         """What is wrong with a stream that HTTP ends well, though the answer in it has not come to an end."""

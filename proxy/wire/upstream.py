@@ -333,7 +333,7 @@ class UnitConnection(asyncio.Protocol):
         if self._to_head:
             # The parser still expects the body that a HEAD reply only announces.
             self._parser = httptools.HttpResponseParser(self)
-        if self._keep_alive and self.usable:
+        if self._keep_alive:
             # The last read may have filled its client's buffer; the next client has nothing to do with that.
             self.resume()
             self._pool.give_back(self)
