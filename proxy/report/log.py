@@ -35,10 +35,13 @@ def configure(form: Literal["console", "json"]) -> None:
     _LOGGER.setLevel(logging.INFO)
 
 
+_MILLISECONDS = tuple(f".{number:03}Z" for number in range(1000))
+
+
 def utc(timestamp: float) -> str:
     """A wall-clock time as ISO 8601 in UTC, to the millisecond."""
     second = int(timestamp)
-    return f"{_second(second)}.{int((timestamp - second) * 1000):03}Z"
+    return _second(second) + _MILLISECONDS[int((timestamp - second) * 1000)]
 
 
 @lru_cache(maxsize=4)
