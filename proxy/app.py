@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvloop
 
+from proxy import descriptors
 from proxy.config import ConfigError
 from proxy.discovery.follow import Discovery
 from proxy.discovery.start import discover, preload
@@ -52,8 +53,10 @@ Reload = Callable[[], Settings]
 def serve(settings: Settings, reload: Reload) -> int:
     """Run a gate until it is told to stop; returns the exit code. What signals mean: proxy/life.py.
 
-    Raises OSError when it cannot listen, NoInheritanceError when what a gate before it promised did not come.
+    Raises ConfigError when descriptors are too few, OSError when it cannot listen, NoInheritanceError when
+    what a gate before it promised did not come.
     """
+    descriptors.check(settings.workers)
     configure("json" if settings.access_log == "json" else "console")
     preload(settings)
     if settings.workers > 1:
@@ -217,6 +220,8 @@ class App:
         names = ", ".join(f"{desk.unit.name} ({desk.unit.url})" for desk in self._gate.board)
         listening = f"{self._settings.listen.host}:{self._gate.port}"
         log_line("info", f"listening on {listening}, admin on {host}:{port}, units: {names}")
+        if line := descriptors.shortage(self._settings):
+            log_line("warning", line)
 
 
 def _shared(gate: Gate, access: RedisAccess) -> RedisLink | None:

@@ -14,6 +14,8 @@ from proxy.settings import Address
 
 HANDSHAKE_S = 0.25
 """How long a handshake that has begun may take to end."""
+PAUSE_S = 0.25
+"""How long nobody is accepted when there is no room for more."""
 _SO_ATTACH_FILTER = 26
 # Classic BPF over the TCP header: byte 13 has the flags; a SYN is dropped, all else is let through.
 _DROP_SYN = struct.pack("HBBI" * 4, 0x30, 0, 0, 13, 0x45, 0, 1, 0x02, 0x06, 0, 0, 0, 0x06, 0, 0, 0xFFFFFFFF)
@@ -44,14 +46,23 @@ async def listen(address: Address, backlog: int) -> list[socket.socket]:
 
 
 class Entrance:
-    """Where clients come in. `connection` makes the protocol of each."""
+    """Where clients come in. `connection` makes the protocol of each.
+
+    `has_room` says, at a time, whether one more may come; while it says no, those who come wait in the queue
+    of the listener.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, connection: Callable[[], asyncio.Protocol]) -> None:
         self._loop = loop
         self._connection = connection
+        self.has_room: Callable[[float], bool] = lambda _now: True
         self._tls: ssl.SSLContext | None = None
         self._listeners: Sequence[socket.socket] = ()
+        self._backlog = 0
         self._servers: list[asyncio.Server] = []
+        self._port = 0
+        self._pause: asyncio.TimerHandle | None = None
+        self._resuming: asyncio.Task[None] | None = None
 
     async def open(
         self,
@@ -61,23 +72,61 @@ class Entrance:
         backlog: int,
     ) -> None:
         """Accept on `listeners`, or, without any, at `address`. Raises OSError when it cannot be had."""
-        self._listeners, self._tls = listeners, tls
-        create = self._loop.create_server
-        for listener in listeners:
-            self._servers.append(await create(self._connection, sock=listener, ssl=tls, backlog=backlog))
+        self._listeners, self._tls, self._backlog = listeners, tls, backlog
+        await self._accept()
         if not listeners:
+            create = self._loop.create_server
             server = await create(self._connection, address.host, address.port, ssl=tls, backlog=backlog)
             self._servers.append(server)
+        self._port = self._servers[0].sockets[0].getsockname()[1]
 
     @property
     def port(self) -> int:
         """The port listened on; 0: none."""
-        port: int = self._servers[0].sockets[0].getsockname()[1] if self._servers else 0
-        return port
+        return self._port
 
     def close(self) -> None:
         """Accept no more. Whoever waits is reset, unless another process has the listeners, too."""
-        servers, self._servers, self._listeners = self._servers, [], ()
+        self._port = 0
+        for pending in (self._pause, self._resuming):
+            if pending is not None:
+                pending.cancel()
+        listeners, self._listeners = self._listeners, ()
+        self._close_servers()
+        for listener in listeners:
+            listener.close()
+
+    async def _accept(self) -> None:
+        create = self._loop.create_server
+        for listener in self._listeners:
+            # A server that ends closes its socket; who waits is reset only when the last one is closed.
+            sock = listener.dup()
+            self._servers.append(await create(self._enter, sock=sock, ssl=self._tls, backlog=self._backlog))
+
+    def _enter(self) -> asyncio.Protocol:
+        """One more client is accepted; whether others are after it is seen now."""
+        if self._pause is None and not self.has_room(self._loop.time()):
+            self._pause = self._loop.call_later(PAUSE_S, self._look_for_room)
+            # Not now: this is called while the server accepts.
+            self._loop.call_soon(self._close_servers)
+        return self._connection()
+
+    def _look_for_room(self) -> None:
+        if self.has_room(self._loop.time()):
+            self._resuming = self._loop.create_task(self._resume())
+        else:
+            self._pause = self._loop.call_later(PAUSE_S, self._look_for_room)
+
+    async def _resume(self) -> None:
+        try:
+            await self._accept()
+            self._pause = None
+        except OSError:
+            self._close_servers()
+            self._pause = self._loop.call_later(PAUSE_S, self._look_for_room)
+
+    def _close_servers(self) -> None:
+        servers, self._servers = self._servers, []
         for server in servers:
             server.close()
 

@@ -29,8 +29,7 @@ from proxy.report.log import log_line
 from proxy.service_manager import notify
 from proxy.settings import Settings
 from proxy.workers import control
-from proxy.workers.brain_app import run_brain
-from proxy.workers.room import check_descriptors
+from proxy.workers.brain_app import read_anew, run_brain
 from proxy.workers.turns import Page
 from proxy.workers.worker_app import run_worker
 
@@ -64,9 +63,8 @@ class Child:
 def supervise(settings: Settings, reload: Reload, heritage: Inheritance | None) -> int:
     """Run a gate with workers until it is told to stop; returns the exit code.
 
-    Raises ConfigError when there are too many workers, OSError when it cannot listen.
+    Raises OSError when it cannot listen.
     """
-    check_descriptors(settings.workers)
     listeners = asyncio.run(listeners_of(settings, heritage))
     return Supervisor(settings, reload, listeners, heritage).run()
 
@@ -91,6 +89,8 @@ class Supervisor:
         """Workers that could not be introduced to the brain."""
         self._short_lives: dict[int, int] = {}
         self._brains = 0
+        self._reloaded = False
+        """Whether units may be others than at the start."""
         self._served = False
         self._end_by: float | None = None
         self._code = 0
@@ -180,8 +180,8 @@ class Supervisor:
         sys.exit(code)
 
     async def _brain(self, line: socket.socket) -> int:
-        restarts = self._brains
-        return await run_brain(self._settings, self._reload, self._listeners, line, self._heritage, restarts)
+        settings = read_anew(self._settings, self._reload) if self._reloaded else self._settings
+        return await run_brain(settings, self._reload, self._listeners, line, self._heritage, self._brains)
 
     async def _worker(self, number: int, line: socket.socket) -> int:
         mine = []
@@ -264,6 +264,7 @@ class Supervisor:
 
     def _signalled(self, number: int) -> None:
         if number not in _ENDING:
+            self._reloaded |= number == signal.SIGHUP
             # Units, cells and successors are the brain's.
             if (brain := self._children.get(BRAIN)) is not None:
                 self._tell(brain, {"do": "signal", "number": number})

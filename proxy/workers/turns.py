@@ -148,6 +148,9 @@ class SharedEntrance(Entrance):
             if not page.is_next(own, now):
                 self._look_away(listener, YIELD_S)
                 return
+            if not self.has_room(now):
+                self._look_away(listener, PAUSE_S)
+                return
             try:
                 sock, _ = listener.accept()
             except (BlockingIOError, ConnectionAbortedError):
