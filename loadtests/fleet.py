@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import aiohttp
@@ -40,7 +41,9 @@ _PATIENCE_S = 20.0
 
 MANY, FEW = 500, 4
 PICK_LIMIT_US = 150.0
-RPS = 60.0
+RPS = 240.0
+ROUNDS = 3
+"""Of silence and of requests, in turns: what else the machine does comes and goes."""
 BEAT_S = 0.25
 BODY = orjson.dumps({"model": "m", "messages": [{"role": "user", "content": "Why? " * 100}]})
 
@@ -135,8 +138,9 @@ async def cost(seconds: float) -> list[str]:
                 await asyncio.to_thread(stack.enter_context, router)
                 if await _until(lambda r=router, n=count: len(r.units()) == n) is None:  # type: ignore[misc]
                     return [f"the router never had {count} units"]
-                idle = await _share(router, seconds, 0.0)
-                busy = await _share(router, seconds, RPS)
+                turns = [(0.0, seconds / ROUNDS), (RPS, seconds / ROUNDS)] * ROUNDS
+                shares = [await _share(router, turn_s, rps) for rps, turn_s in turns]
+                idle, busy = median(shares[::2]), median(shares[1::2])
         per_request_us[count] = 1e6 * (busy - idle) / RPS
         print(
             f"{count} units: {idle:.1%} of a core to know of them, "
