@@ -1,55 +1,16 @@
-"""gRPC: the node's health service (grpc.health.v1, method Check) says SERVING.
-
-Plaintext HTTP/2. Wire formats: gRPC over HTTP/2 (messages behind their length, `grpc-status` in trailers) and
-protobuf, of which two fields are needed: the request's `service` (1, string), the reply's `status` (1, enum).
-"""
+"""gRPC: the node's health service says SERVING. How it is called: grpc_call.py."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import ClassVar, cast
-from urllib.parse import unquote
-
-from h2 import events
-from h2.config import H2Configuration
-from h2.connection import H2Connection
-from h2.exceptions import H2Error
+from typing import ClassVar
 
 from probes.base import FetchError, Patient, Trouble
-from probes.node import NodeProbe, Said, Word
+from probes.node import NodeProbe, Said
 
-_HEADERS = (
-    (":method", "POST"),
-    (":scheme", "http"),
-    (":path", "/grpc.health.v1.Health/Check"),
-    ("te", "trailers"),
-    ("content-type", "application/grpc"),
-    ("user-agent", "cellgate"),
-)
-_SERVICE_TAG = b"\x0a"
-"""Field 1, a string."""
-_STATUS_TAG = b"\x08"
-"""Field 1, a number."""
-_REPLY_MAX = 64 << 10
-"""Bytes that a server may send in all, before it is hung up on."""
 _LATE_S = 0.1
 """A timeout that ends so much late shows that the gate itself stood still."""
-
-_HEALTH = {
-    0: Said(Word.NOTHING, "the health service answers UNKNOWN: it was never told the state of this service"),
-    1: Said(Word.GOOD, "SERVING"),
-    2: Said(Word.BAD, "NOT_SERVING"),
-    3: Said(Word.NOTHING, "the health service does not know this service; name one that it has as `service`"),
-}
-# grpc-status of a call that brought no answer; a status that is not here is a doubt.
-_FAILED = {
-    "5": Said(Word.NOTHING, "NOT_FOUND: name a service that the health service knows as `service`"),
-    "7": Said(Word.NOTHING, "PERMISSION_DENIED: let the gate call the health service, or use another probe"),
-    "8": Said(Word.NOTHING, "RESOURCE_EXHAUSTED: the server is busy"),
-    "12": Said(Word.NOTHING, "UNIMPLEMENTED: the server has no health service; use another probe"),
-    "16": Said(Word.NOTHING, "UNAUTHENTICATED: let the gate call the health service, or use another probe"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +28,10 @@ class GrpcProbe(NodeProbe):
 
     async def ask(self, patient: Patient) -> Said:
         """What the health service says."""
+        from probes.grpc_call import (
+            HealthCall,  # Late: h2 takes a megabyte, and few nodes have such a service.
+        )
+
         deadline = patient.now() + self.timeout_s
         transport, call = await patient.net.connect(
             self.address, lambda: HealthCall(self.address, self.service), timeout_s=self.timeout_s
@@ -81,110 +46,3 @@ class GrpcProbe(NodeProbe):
         finally:
             transport.abort()
         return call.said()
-
-
-class HealthCall(asyncio.Protocol):
-    """One call on a connection of its own. `ended` is set when nothing more is to be expected."""
-
-    def __init__(self, authority: str, service: str) -> None:
-        self.ended = asyncio.Event()
-        self._authority = authority
-        self._request = _message(
-            _SERVICE_TAG + _varint(len(service.encode())) + service.encode() if service else b""
-        )
-        self._http2 = H2Connection(H2Configuration(client_side=True, header_encoding="latin-1"))
-        self._transport: asyncio.Transport | None = None
-        self._received = 0
-        self._headers: dict[str, str] = {}
-        self._body = b""
-        self._wrong = ""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Send the whole call."""
-        self._transport = cast("asyncio.Transport", transport)
-        self._http2.initiate_connection()
-        stream_id = self._http2.get_next_available_stream_id()
-        self._http2.send_headers(stream_id, [(":authority", self._authority), *_HEADERS])
-        self._http2.send_data(stream_id, self._request, end_stream=True)
-        self._transport.write(self._http2.data_to_send())
-
-    def data_received(self, data: bytes) -> None:
-        """Take what the server sends, and at most 64 KiB of it."""
-        self._received += len(data)
-        if self._received > _REPLY_MAX:
-            self._end(f"its reply is larger than {_REPLY_MAX} bytes")
-        if self.ended.is_set():
-            return
-        try:
-            for event in self._http2.receive_data(data):
-                self._take(event)
-        except H2Error as error:
-            self._end(f"it does not speak HTTP/2: {error}")
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(self._http2.data_to_send())
-
-    def connection_lost(self, _error: Exception | None) -> None:
-        """The server, or we, hung up."""
-        if not self.ended.is_set():
-            self._end("it closed the connection before it answered")
-
-    def _take(self, event: events.Event) -> None:
-        match event:
-            case events.ResponseReceived() | events.TrailersReceived():
-                self._headers |= cast("dict[str, str]", dict(event.headers))
-            case events.DataReceived():
-                self._body += event.data
-            case events.StreamEnded():
-                self._end()
-            case events.StreamReset() | events.ConnectionTerminated():
-                self._end(f"it broke off the call (HTTP/2 error {event.error_code})")
-
-    def _end(self, wrong: str = "") -> None:
-        # What was complete before the server broke off stays valid.
-        if not self.ended.is_set():
-            self._wrong = wrong
-            self.ended.set()
-
-    def said(self) -> Said:
-        """What the answer means. Raises FetchError when it is none."""
-        if self._wrong:
-            raise FetchError(Trouble.BROKEN, self._wrong)
-        status, grpc = self._headers.get(":status", ""), self._headers.get("grpc-status", "")
-        if not self._headers.get("content-type", "").startswith("application/grpc"):
-            raise FetchError(Trouble.BROKEN, f"HTTP {status}, which is no gRPC answer")
-        if grpc != "0":
-            why = f"grpc-status {grpc or 'missing'} {unquote(self._headers.get('grpc-message', ''))}".rstrip()
-            word, hint = _FAILED.get(grpc, Said(Word.DOUBT, "the call failed"))
-            return Said(word, f"{hint} ({why})")
-        health = _status(self._body)
-        if health not in _HEALTH:
-            raise FetchError(Trouble.BROKEN, f"its answer is no HealthCheckResponse: {self._body[:20]!r}")
-        return _HEALTH[health]
-
-
-# gRPC's and protobuf's framing.
-
-
-def _message(payload: bytes) -> bytes:
-    """A message behind its prefix: not compressed, its length in four bytes."""
-    return b"\0" + len(payload).to_bytes(4, "big") + payload
-
-
-def _varint(number: int) -> bytes:
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*out, number])
-
-
-def _status(body: bytes) -> int | None:
-    """The `status` in a framed HealthCheckResponse; None when it is something else.
-
-    The message has one field only, so that there are two ways to write it: with the field, or empty for 0.
-    """
-    if body == _message(b""):
-        return 0
-    if len(body) == 7 and body[:6] == _message(_STATUS_TAG + b"\0")[:6]:
-        return body[6]
-    return None

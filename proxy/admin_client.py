@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from proxy.config import TOKEN_VARIABLE
+from proxy.config_process import TOKEN_VARIABLE
 from proxy.settings import Address
 
 TIMEOUT_S = 5.0

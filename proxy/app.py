@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import uvloop
 
 from proxy import descriptors
-from proxy.config import ConfigError
+from proxy.config_process import ConfigError
 from proxy.discovery.follow import Discovery
 from proxy.discovery.start import discover, preload
 from proxy.gate import BACKLOG, Gate
@@ -88,6 +88,7 @@ class App:
     def __init__(self, settings: Settings, reload: Reload, listeners: Listeners) -> None:
         self._settings = settings
         self._reload = reload
+        self._reload_turn, self._reloads = asyncio.Lock(), set[asyncio.Task[None]]()
         self._listeners = listeners
         self._large = LargeBodies()
         self._events = EventLog(time.time, settings.rules.passes)
@@ -158,6 +159,8 @@ class App:
 
     async def close(self) -> None:
         """End every part."""
+        for reload in self._reloads:
+            reload.cancel()
         if self._discovery is not None:
             await self._discovery.close()
         await self._recovery.close()
@@ -203,14 +206,21 @@ class App:
         return True
 
     def _take_settings(self) -> None:
-        try:
-            settings = self._reload()
-        except ConfigError as error:
-            problems = "; ".join(error.problems)
-            log_line("error", f"reload refused, the units stay as they were: {problems}")
-            return
-        self._gate.reload(settings)
-        self._recovery.configure(settings.remedies)
+        task = asyncio.get_running_loop().create_task(self._take_settings_in_turn())
+        self._reloads.add(task)
+        task.add_done_callback(self._reloads.discard)
+
+    async def _take_settings_in_turn(self) -> None:
+        # Side by side, what was read first might be taken last.
+        async with self._reload_turn:
+            try:
+                settings = await asyncio.to_thread(self._reload)
+            except ConfigError as error:
+                problems = "; ".join(error.problems)
+                log_line("error", f"reload refused, the units stay as they were: {problems}")
+                return
+            self._gate.reload(settings)
+            self._recovery.configure(settings.remedies)
 
     def _listening_for(self, purpose: str) -> Sequence[socket.socket]:
         return next(found for name, found in self._listeners.items() if name.startswith(purpose))

@@ -13,14 +13,13 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from importlib.metadata import version
 from typing import get_args
 
 from policies import POLICIES
 from probes import agent
-from proxy import admin_client, cli_plan, config
+from proxy import VERSION, admin_client, cli_plan
 from proxy.cli_tables import choice_text, fleet_table, shown, units_table
-from proxy.config import ConfigError, Overrides
+from proxy.config_process import ConfigError, Overrides, Reading, read
 from proxy.config_values import MisfitError, address
 from proxy.settings import Address, LogFormat, RedisAccess, Settings
 from router.nouns import Fleet
@@ -64,13 +63,15 @@ def _failed(why: str) -> int:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    settings = _load(args)
-    # Late, so that the other commands do not wait for it.
+    flags = _flags(args)
+    reading = Reading(args.config, flags)
+    # Late, so that the other commands do not wait for it, and while the configuration is read.
     from proxy.app import serve
     from proxy.handover.inheritance import NoInheritanceError
 
+    settings = reading.settings()
     try:
-        return serve(settings, partial(_load, args))
+        return serve(settings, partial(read, args.config, flags))
     except NoInheritanceError as error:
         return _failed(str(error))
     except OSError as error:
@@ -79,7 +80,9 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> int:
-    settings = _load(args)
+    from proxy.config import load  # Late, for a gate that serves does without.
+
+    settings = load(args.config, _flags(args))
     if settings.redis is not None:
         _check_redis(settings.redis)
     where = f"listens on {settings.listen}, admin on {settings.admin}"
@@ -140,9 +143,8 @@ def _explain(args: argparse.Namespace) -> int:
     return 0
 
 
-def _load(args: argparse.Namespace) -> Settings:
-    """The settings as they are now; read anew at each call. Raises ConfigError."""
-    flags = Overrides(
+def _flags(args: argparse.Namespace) -> Overrides:
+    return Overrides(
         args.listen,
         args.admin,
         tuple(args.unit),
@@ -151,7 +153,6 @@ def _load(args: argparse.Namespace) -> Settings:
         redis=args.redis,
         workers=args.workers,
     )
-    return config.load(args.config, flags)
 
 
 # Arguments.
@@ -159,7 +160,7 @@ def _load(args: argparse.Namespace) -> Settings:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("cellgate", description="A gate in front of inference units.")
-    parser.add_argument("--version", action="version", version=f"cellgate {version('cellgate')}")
+    parser.add_argument("--version", action="version", version=f"cellgate {VERSION}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def command(name: str, run: Callable[[argparse.Namespace], int], does: str) -> argparse.ArgumentParser:

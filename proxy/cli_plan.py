@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from proxy.config import ConfigError
+from proxy.config_process import ConfigError
 from proxy.plan.fit import GIB, Devices, Plan, Workload, plan
 from proxy.plan.live import LiveCache, LiveError, ask_cache
 from proxy.plan.memory import kv_bytes_per_token, parameters, weight_bytes, windows

@@ -7,14 +7,16 @@ configuration, so that the configuration may be shown to anyone.
 from __future__ import annotations
 
 import os
+import pickle
+import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
 
 from proxy import config_yaml
 from proxy.config_errors import dotted, explained, sentence
+from proxy.config_process import TOKEN_VARIABLE, ConfigError, Overrides
 from proxy.config_recovery import SECRET_VARIABLE, remedies, unsigned
 from proxy.config_schema import SCHEMA, FileKeys
 from proxy.config_units import unit_of
@@ -25,7 +27,6 @@ from proxy.discovery.redis import RedisSource
 from proxy.settings import RedisAccess, Settings
 from router.nouns import Cell, Fleet
 
-TOKEN_VARIABLE = "CELLGATE_ADMIN_TOKEN"
 AGENT_TOKEN_VARIABLE = "CELLGATE_AGENT_TOKEN"
 REDIS_USERNAME_VARIABLE = "CELLGATE_REDIS_USERNAME"
 REDIS_PASSWORD_VARIABLE = "CELLGATE_REDIS_PASSWORD"
@@ -48,49 +49,6 @@ _FLAGS = {
     "policy": "--policy",
     "access_log": "--access-log",
 }
-
-
-class ConfigError(Exception):
-    """The configuration cannot be used. `problems` has one line for each reason, all of them at once."""
-
-    def __init__(self, problems: list[str]) -> None:
-        super().__init__("\n".join(problems))
-        self.problems = tuple(problems)
-
-
-@dataclass(frozen=True, slots=True)
-class Overrides:
-    """What the flags say, as typed. `units` are URL or NAME=URL; given any, they replace the file's cells."""
-
-    listen: str | None = None
-    admin: str | None = None
-    units: tuple[str, ...] = ()
-    policy: str | None = None
-    access_log: str | None = None
-    redis: str | None = None
-    workers: int | str | None = None
-
-    def keys(self) -> dict[object, object]:
-        """The top-level keys of the file that the flags set."""
-        keys: dict[object, object] = {
-            "listen": self.listen,
-            "admin": self.admin,
-            "cells": [{"name": "default", "units": list(self._units())}] if self.units else None,
-            "policy": self.policy,
-            "access_log": self.access_log,
-            "redis": self.redis,
-            "workers": self.workers,
-        }
-        return {key: value for key, value in keys.items() if value is not None}
-
-    def _units(self) -> Iterator[dict[str, str]]:
-        """Units as the file would have them; one without a name is unit-N after its position from 1."""
-        for position, text in enumerate(self.units, 1):
-            name, equals, url = text.partition("=")
-            if equals and "://" not in name:
-                yield {"name": name, "url": url}
-            else:
-                yield {"name": f"unit-{position}", "url": text}
 
 
 def load(path: str | None, overrides: Overrides, environ: Mapping[str, str] = os.environ) -> Settings:
@@ -224,3 +182,17 @@ def _repeated(key: str, items: Iterable[tuple[Place, dict[str, object]]]) -> Ite
             yield (*place, key), f"expected a {key} of its own, found {value!r} a second time"
         elif isinstance(value, str):
             seen.add(value)
+
+
+def main() -> None:
+    """Answer the gate's process: see config_process.py."""
+    path, flags = pickle.load(sys.stdin.buffer)
+    try:
+        told: Settings | list[str] = load(path, flags)
+    except ConfigError as error:
+        told = list(error.problems)
+    pickle.dump(told, sys.stdout.buffer)
+
+
+if __name__ == "__main__":
+    main()

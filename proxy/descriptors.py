@@ -11,7 +11,7 @@ import os
 import resource
 from collections.abc import Callable
 
-from proxy.config import ConfigError
+from proxy.config_process import ConfigError
 from proxy.settings import Settings
 
 OWN = 64

@@ -6,35 +6,13 @@ A file that cannot be read as a whole changes nothing; it is read again whenever
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from pydantic import ValidationError
-
-from proxy import config_yaml
-from proxy.config_errors import dotted, explained
-from proxy.config_units import Keys, NodeKeys, ProbeKeys, UnitKeys, unit_of
-from proxy.config_yaml import Problem
 from proxy.discovery.base import Found, LostError
 from router.nouns import Unit
-
-PROBLEMS_SHOWN = 3
-
-
-class UnitsKeys(Keys):
-    """The file."""
-
-    units: list[UnitKeys]
-
-
-SCHEMA: dict[str, type[Keys]] = {
-    "": UnitsKeys,
-    "units[]": UnitKeys,
-    "units[].nodes[]": NodeKeys,
-    "units[].nodes[].probes[]": ProbeKeys,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,25 +49,6 @@ class FileSource:
             raise LostError(f"{self.path} cannot be read: {error.strerror}") from None
 
     def _units(self, data: bytes) -> tuple[Unit, ...]:
-        try:
-            found, problems = config_yaml.parse(self.path, data, "units")
-            keys = UnitsKeys.model_validate(found)
-        except config_yaml.UnreadableError as error:
-            raise LostError(str(error)) from None
-        except ValidationError as error:
-            problems = [explained(detail, SCHEMA) for detail in error.errors(include_url=False)]
-        else:
-            problems += _repeated_names(keys)
-        if problems:
-            shown = "; ".join(f"{dotted(place)}: {text}" for place, text in problems[:PROBLEMS_SHOWN])
-            more = f"; and {len(problems) - PROBLEMS_SHOWN} more" if len(problems) > PROBLEMS_SHOWN else ""
-            raise LostError(f"{self.path}: {shown}{more}")
-        return tuple(unit_of(self.like.cell, unit, self.like.api_key) for unit in keys.units)
+        from proxy.discovery.file_units import units_in  # Late, for a gate without such a file does without.
 
-
-def _repeated_names(keys: UnitsKeys) -> Iterator[Problem]:
-    seen: set[str] = set()
-    for index, unit in enumerate(keys.units):
-        if unit.name in seen:
-            yield ("units", index, "name"), f"expected a name of its own, found {unit.name!r} a second time"
-        seen.add(unit.name)
+        return units_in(self.path, data, self.like)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from proxy.config import ConfigError
+from proxy.config_process import ConfigError
 from proxy.plan.quantization import dtype_bits, weight_bits
 
 T = TypeVar("T")

@@ -10,13 +10,13 @@ import asyncio
 import platform
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib.metadata import version
 from itertools import permutations
 from typing import TYPE_CHECKING
 
 from prometheus_client import Metric
 from prometheus_client.registry import Collector
 
+from proxy import VERSION
 from proxy.report.families import Row, counter, gauge, histogram
 from proxy.report.histogram import Buckets, Histogram, buckets, gap_buckets
 from router.board import Board
@@ -258,7 +258,7 @@ class Exposition(Collector):
 
 
 def _build() -> Row:
-    return (version("cellgate"), platform.python_version()), 1
+    return (VERSION, platform.python_version()), 1
 
 
 def _unit(desk: Desk) -> Sequence[str]:

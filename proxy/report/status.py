@@ -5,9 +5,9 @@ All there is to know of one unit is in unit_view.py.
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from typing import Any
 
+from proxy import VERSION
 from proxy.report.ready import why
 from proxy.report.standing import Moment, standing
 from router.board import Board
@@ -19,7 +19,7 @@ def status(board: Board, now: float, *, waiting: int, stopping: bool) -> dict[st
     """The gate and all its units, ready for JSON. `waiting` requests have no unit yet."""
     moment = Moment(now, board.rules, board.panic_at)
     return {
-        "version": version("cellgate"),
+        "version": VERSION,
         "ready": not stopping and any(desk.is_usable() for desk in board),
         "stopping": stopping,
         "panic": board.panic_at is not None,

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from proxy.app import LISTEN, App, Reload, live
-from proxy.config import ConfigError
+from proxy.config_process import ConfigError
 from proxy.handover.inheritance import Inheritance
 from proxy.handover.successor import Listeners
 from proxy.life import Life
@@ -95,13 +95,11 @@ async def run_brain(
     restarts: int,
 ) -> int:
     """Be the brain until told to end. `restarts`: so many brains ended before this one."""
-    if restarts:
-        settings = _read_anew(settings, reload)
     line = Control(control)
     return await live(BrainApp(settings, reload, listeners, line, restarts), heritage)
 
 
-def _read_anew(settings: Settings, reload: Reload) -> Settings:
+def read_anew(settings: Settings, reload: Reload) -> Settings:
     """What the brain before this one may have been told by SIGHUP; only units and cells may be others."""
     try:
         anew = reload()

@@ -17,7 +17,7 @@ import pytest
 from proxy import admin_client, app
 from proxy.cli import main
 from proxy.cli_tables import duration
-from proxy.config import ConfigError
+from proxy.config_process import ConfigError
 from proxy.settings import Settings
 
 UNIT_A1 = {

@@ -20,7 +20,8 @@ from probes.http_status import HttpProbe
 from probes.presets import PRESETS
 from probes.tcp_accept import TcpProbe
 from proxy.cli_tables import fleet_table
-from proxy.config import ConfigError, Overrides, load
+from proxy.config import load
+from proxy.config_process import ConfigError, Overrides
 from proxy.config_schema import SCHEMA
 from proxy.discovery.redis import RedisSource
 from proxy.memory import cgroup_limits, quarter_of_memory

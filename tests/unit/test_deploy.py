@@ -18,7 +18,8 @@ import pytest
 import yaml
 from moto import mock_aws
 
-from proxy.config import Overrides, load
+from proxy.config import load
+from proxy.config_process import Overrides
 from tests.real.programs import ROOT, find
 
 DEPLOY = ROOT / "deploy"

@@ -7,7 +7,7 @@ import resource
 import pytest
 
 from proxy import descriptors
-from proxy.config import ConfigError
+from proxy.config_process import ConfigError
 from proxy.descriptors import EPISODE_S, FRESH_S, Descriptors
 from proxy.settings import Settings
 from router.nouns import Cell, Fleet, Unit

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from proxy.config import ConfigError, Overrides, load
+from proxy.config import load
+from proxy.config_process import ConfigError, Overrides
 from proxy.discovery.dns import DnsSource
 from proxy.discovery.ecs import EcsSource
 from proxy.discovery.file import FileSource

@@ -17,7 +17,8 @@ import yaml
 from probes import NODE_PROBES, PROBES
 from probes.engines import ENGINES
 from proxy import cli
-from proxy.config import Overrides, load
+from proxy.config import load
+from proxy.config_process import Overrides
 from proxy.report.access_log import json_line
 from tests.unit.test_access_log import DONE
 

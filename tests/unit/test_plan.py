@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from proxy import cli, cli_plan
-from proxy.config import ConfigError
+from proxy.config_process import ConfigError
 from proxy.plan.fit import GIB, Devices, Workload, plan
 from proxy.plan.live import LiveCache, LiveError, ask_cache, read_cache
 from proxy.plan.memory import kv_bytes_per_sequence, kv_bytes_per_token, parameters, stages, weight_bytes

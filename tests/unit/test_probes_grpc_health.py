@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from probes.base import FetchError
-from probes.grpc_health import HealthCall
+from probes.grpc_call import HealthCall
 from probes.node import Said, Word
 
 fuzz = settings(derandomize=True, deadline=None, max_examples=200)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from proxy.config import ConfigError, Overrides, load
+from proxy.config import load
+from proxy.config_process import ConfigError, Overrides
 from proxy.config_recovery import SECRET_VARIABLE
 from proxy.recovery.nouns import Remedy
 from proxy.settings import Settings

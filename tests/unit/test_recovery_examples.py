@@ -10,7 +10,8 @@ from typing import NamedTuple
 import pytest
 import yaml
 
-from proxy.config import Overrides, load
+from proxy.config import load
+from proxy.config_process import Overrides
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "recovery"
 SCRIPTS = sorted(FOLDER.glob("*.sh"))

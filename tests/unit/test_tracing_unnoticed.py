@@ -13,7 +13,8 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 
-from proxy.config import ConfigError, Overrides, load
+from proxy.config import load
+from proxy.config_process import ConfigError, Overrides
 from proxy.report.log import Level
 from proxy.settings import TracingSettings
 from proxy.tracing.exporter import Exporter

@@ -1,0 +1,56 @@
+"""What may stand in a file of units, and the units that it says. Only gates that follow one import this."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pydantic import ValidationError
+
+from proxy import config_yaml
+from proxy.config_errors import dotted, explained
+from proxy.config_units import Keys, NodeKeys, ProbeKeys, UnitKeys, unit_of
+from proxy.config_yaml import Problem
+from proxy.discovery.base import LostError
+from router.nouns import Unit
+
+PROBLEMS_SHOWN = 3
+
+
+class UnitsKeys(Keys):
+    """The file."""
+
+    units: list[UnitKeys]
+
+
+SCHEMA: dict[str, type[Keys]] = {
+    "": UnitsKeys,
+    "units[]": UnitKeys,
+    "units[].nodes[]": NodeKeys,
+    "units[].nodes[].probes[]": ProbeKeys,
+}
+
+
+def units_in(path: str, data: bytes, like: Unit) -> tuple[Unit, ...]:
+    """The units that the file at `path` says. Raises LostError."""
+    try:
+        found, problems = config_yaml.parse(path, data, "units")
+        keys = UnitsKeys.model_validate(found)
+    except config_yaml.UnreadableError as error:
+        raise LostError(str(error)) from None
+    except ValidationError as error:
+        problems = [explained(detail, SCHEMA) for detail in error.errors(include_url=False)]
+    else:
+        problems += _repeated_names(keys)
+    if problems:
+        shown = "; ".join(f"{dotted(place)}: {text}" for place, text in problems[:PROBLEMS_SHOWN])
+        more = f"; and {len(problems) - PROBLEMS_SHOWN} more" if len(problems) > PROBLEMS_SHOWN else ""
+        raise LostError(f"{path}: {shown}{more}")
+    return tuple(unit_of(like.cell, unit, like.api_key) for unit in keys.units)
+
+
+def _repeated_names(keys: UnitsKeys) -> Iterator[Problem]:
+    seen: set[str] = set()
+    for index, unit in enumerate(keys.units):
+        if unit.name in seen:
+            yield ("units", index, "name"), f"expected a name of its own, found {unit.name!r} a second time"
+        seen.add(unit.name)
