@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from proxy.exchange import Exchange
 from proxy.failure import Failure, Kind
+from proxy.placing import may_place
 from proxy.report.choice import header_line
 from proxy.routes import RouteKind
 from router.lease import Lease
@@ -31,10 +32,13 @@ class ExplainedExchange(Exchange):
 
     def start(self) -> None:
         """As for any request, if it may know."""
-        if self._route.kind is RouteKind.OWN or self._gate.peers.trusts(self._client.peer):
+        gate, fields = self._gate, self._request.fields
+        if self._route.kind is RouteKind.OWN or may_place(
+            self._client.peer, fields, gate.peers, gate.settings.admin_token
+        ):
             super().start()
             return
-        self._gate.metrics.forged += 1
+        gate.metrics.forged += 1
         reason = "only trusted peers may ask why a request goes to a unit; see `trusted`"
         self._answer.refuse(Failure(Kind.NOT_TRUSTED, reason))
 

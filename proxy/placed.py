@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from proxy.exchange import Exchange
 from proxy.failure import Failure, Fault, Kind
-from proxy.placing import place, why_not
+from proxy.placing import may_place, place, why_not
 from proxy.routes import RouteKind
 from proxy.search import Search, Tell
 from router.lease import Lease
@@ -58,7 +58,7 @@ class PlacedExchange(Exchange):
         """As for any request, once it is known where it may go."""
         if self._route.kind is RouteKind.OWN:
             super().start()
-        elif not self._gate.peers.trusts(self._client.peer):
+        elif not self._is_trusted():
             self._gate.metrics.forged += 1
             reason = "only trusted peers may say which unit a request goes to; see `trusted`"
             self._answer.refuse(Failure(Kind.NOT_TRUSTED, reason))
@@ -66,6 +66,10 @@ class PlacedExchange(Exchange):
             super().start()
         else:
             self._refuse(Failure(Kind.NO_UNIT, "this gate has no unit that the request is addressed to"))
+
+    def _is_trusted(self) -> bool:
+        gate = self._gate
+        return may_place(self._client.peer, self._request.fields, gate.peers, gate.settings.admin_token)
 
     def _find_place(self) -> bool:
         """Whether there is a unit that it may go to."""

@@ -12,6 +12,8 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from proxy.failure import Kind
+from proxy.report.peers import Peers
+from proxy.report.trust import is_token
 from proxy.wire.heads import Fields
 from router.board import Board
 
@@ -20,6 +22,8 @@ ENDPOINT_FIELD = b"x-gateway-destination-endpoint"
 """ADDRESS:PORT of units, the best first; the others are for when that one fails."""
 SUBSET_FIELD = b"x-gateway-destination-endpoint-subset"
 """ADDRESS:PORT of the units among which the gate may choose."""
+TOKEN_FIELD = b"x-cellgate-token"
+"""The admin token, from who is no trusted peer and wants to say, or to know, where requests go."""
 REASON_FIELD = b"x-cellgate-reason"
 """In a 503 of a gate: why the unit is not to be had there, in a word."""
 
@@ -31,6 +35,14 @@ class Place(NamedTuple):
 
     units: tuple[str, ...]
     ordered: bool
+
+
+def may_place(peer: str, fields: Fields, peers: Peers, token: str | None) -> bool:
+    """Whether a request of this peer may say where it goes, or ask why: it is trusted, or shows the token."""
+    if peers.trusts(peer):
+        return True
+    given = next((value for name, value in fields if name == TOKEN_FIELD), None)
+    return given is not None and token is not None and is_token(given, token)
 
 
 def place(fields: Fields, board: Board) -> Place:

@@ -67,8 +67,12 @@ def _is_address(name: str) -> bool:
     return False
 
 
+def is_token(given: bytes, token: str) -> bool:
+    """Whether this is the token. The time it takes does not tell how much of a guess was right."""
+    return hmac.compare_digest(given.strip(), token.encode())
+
+
 def _has_token(authorization: str, token: str) -> bool:
     scheme, _, given = authorization.partition(" ")
-    # The time this takes must not tell how much of a guess was right.
-    same = hmac.compare_digest(given.strip().encode(errors="surrogateescape"), token.encode())
+    same = is_token(given.encode(errors="surrogateescape"), token)
     return scheme.lower() == "bearer" and same

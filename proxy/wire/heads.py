@@ -42,6 +42,7 @@ REQUEST_FIELDS = (
         b"host",
         b"x-cellgate-continue",
         b"x-cellgate-explain",
+        b"x-cellgate-token",
         b"x-forwarded-for",
         b"x-forwarded-host",
         b"x-forwarded-proto",

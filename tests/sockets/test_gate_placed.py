@@ -13,6 +13,7 @@ from tests.wire.unit import STREAM, Received, whole
 UNIT = "x-cellgate-unit"
 ENDPOINT = "x-gateway-destination-endpoint"
 SUBSET = "x-gateway-destination-endpoint-subset"
+TOKEN = "x-cellgate-token"
 
 
 def to(*units: str, field: str = UNIT) -> bytes:
@@ -69,6 +70,24 @@ async def test_networks_that_the_configuration_names_are_trusted() -> None:
         (peer,) = here.gate.clients
         peer.peer = "203.0.113.7"
         assert (await client.ask(to("u0"))).status == 200
+
+
+@pytest.mark.parametrize(
+    ("token", "shown", "status"),
+    [("s3cret", "s3cret", 200), ("s3cret", "s3cre", 403), ("s3cret", "", 403), (None, "", 403)],
+)
+@live
+async def test_who_shows_the_admin_token_is_trusted_and_units_do_not_see_it(
+    token: str | None, shown: str, status: int
+) -> None:
+    async with stage(STREAM, admin_token=token) as here, here.client() as client:
+        await client.ask(chat())
+        (peer,) = here.gate.clients
+        peer.peer = "203.0.113.7"
+        for head in (f"{UNIT}: u0\r\n", "x-cellgate-explain: 1\r\n"):
+            reply = await client.ask(chat(head=f"{head}{TOKEN}: {shown}\r\n"))
+            assert reply.status == status
+        assert all(request.all(TOKEN) == [] for request in here.units[0].requests)
 
 
 @live
