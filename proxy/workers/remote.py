@@ -43,6 +43,7 @@ class RemoteLease(Lease):
         self.id = number
         self.line = line
         self.desk = desk
+        self.unit = desk.unit.name
         self.ask = ask
         self.bet = _NO_BET
         self.opened_at = at
