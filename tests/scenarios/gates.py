@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from itertools import count
 from random import Random
 from typing import Any
 
 from proxy.report.ready import readiness
 from proxy.report.redis_link import RedisLink
 from proxy.report.redis_roster import Roster
-from proxy.report.redis_schema import Names
+from proxy.report.redis_schema import HEARTBEAT_S, Names
 from proxy.report.redis_sharing import Sharing
 from proxy.settings import Address
 from router.nouns import Flip
@@ -29,7 +30,9 @@ DRAIN_S = 300.0
 
 
 class GatesStage(Stage):
-    """`alive` are the gates that run now, by host; `redis` is what they share."""
+    """`alive` are the gates that run now, by host; `redis` is what they share, `links` their lines to it."""
+
+    heartbeat_s = HEARTBEAT_S
 
     def __init__(self, seed: int, units: int, **options: Any) -> None:
         super().__init__(seed, units, **options)
@@ -39,7 +42,8 @@ class GatesStage(Stage):
         self.alive = {HOSTS[0]: self.gate}
         self.client = _Ingress(self)
         self._seed = seed
-        self._links: dict[ObservedGate, RedisLink] = {}
+        self._opened = count(1)
+        self.links: dict[ObservedGate, RedisLink] = {}
 
     def drain(self, unit: str, *, drained: bool) -> None:
         """As an operator does, at all gates."""
@@ -82,7 +86,7 @@ class GatesStage(Stage):
 
     async def _open(self, host: str) -> ObservedGate:
         settings = replace(self.gate.settings, listen=Address(host, GATE_PORT))
-        gate = self._make_gate(settings, self._seed + 10 + len(self.gates))
+        gate = self._make_gate(settings, self._seed + 10 + next(self._opened))
         self.alive[host] = gate
         await self._start(gate, host)
         return gate
@@ -90,15 +94,15 @@ class GatesStage(Stage):
     async def _start(self, gate: ObservedGate, host: str) -> None:
         with self.world.at(host):
             await gate.start()
-            self._links[gate] = self._share(gate, f"{host}-{len(self.gates)}")
+            self.links[gate] = self._share(gate, f"{host}-{next(self._opened)}")
 
     async def _close(self, gate: ObservedGate) -> None:
         await gate.stop(delay_s=DELAY_S, drain_s=DRAIN_S)
-        await self._links.pop(gate).close()
+        await self.links.pop(gate).close()
 
     def _share(self, gate: ObservedGate, name: str) -> RedisLink:
         """What redis_start.py does, with another Redis and a known chance."""
-        roster = Roster(name)
+        roster = Roster(name, self.heartbeat_s)
         sharing = Sharing(
             gate.board,
             name,
@@ -118,6 +122,7 @@ class GatesStage(Stage):
             on_flip=sharing.heard,
             tell=lambda _line: None,
             names=Names(),
+            heartbeat_s=self.heartbeat_s,
         )
 
         def flipped(flip: Flip) -> None:

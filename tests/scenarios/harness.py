@@ -91,8 +91,9 @@ class Stage:
         timeouts: Timeouts | None = None,
         pass_unlisted: bool = False,
         no_continuation: tuple[str, ...] = (),
+        limit_s: float = 7200.0,
     ) -> None:
-        self.world = World(seed)
+        self.world = World(seed, limit_s)
         self.rng = Random(seed + 2)
         self.timing = timing
         self.promise_s = promise_s(timing, is_blind=is_blind)

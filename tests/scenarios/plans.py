@@ -206,28 +206,30 @@ class Plan:
         wrong = []
         for kind, visits in self.visits.items():
             for visit in visits:
-                if kind != "leaves" and (sentence := self._wrong_with(kind, visit)):
+                if kind != "leaves" and (sentence := wrong_with(kind, visit, is_calm=self.is_calm)):
                     wrong.append(f"{visit.request_id} ({kind}, {visit.unit}): {sentence}")
         return wrong
 
-    def _wrong_with(self, kind: str, visit: Visit) -> str:
-        reply = visit.reply
-        if visit.is_answered:
-            return ""
-        told = f"{reply.status} {reply.end} {reply.error}"
-        if reply.status is None:
-            return f"it was cut without a word ({reply.end})"
-        if reply.status == 200 and not reply.events:
-            return "" if kind == "whole" and reply.body else f"nothing was shown: {told}"
-        if reply.status == 200:
-            is_honest = visit.code is not None and reply.end is End.TRUNCATED
-            errors = sum(b'"error"' in event for event in reply.events)
-            if not is_honest or errors != 1:
-                return f"a broken stream had {errors} error events and ended in {told}"
-            return "" if kind == "not continuable" or not self.is_calm else f"it was not continued: {told}"
-        # An error that a unit itself answered is shown where the budget for retries is spent.
-        is_units_own = visit.unit is not None and reply.status in (500, 503)
-        return f"it was refused: {told}" if self.is_calm and not is_units_own else ""
+
+def wrong_with(kind: str, visit: Visit, *, is_calm: bool) -> str:
+    """What is wrong with an answer beyond what the stage itself looks at, in a sentence; empty: nothing."""
+    reply = visit.reply
+    if visit.is_answered:
+        return ""
+    told = f"{reply.status} {reply.end} {reply.error}"
+    if reply.status is None:
+        return f"it was cut without a word ({reply.end})"
+    if reply.status == 200 and not reply.events:
+        return "" if kind == "whole" and reply.body else f"nothing was shown: {told}"
+    if reply.status == 200:
+        is_honest = visit.code is not None and reply.end is End.TRUNCATED
+        errors = sum(b'"error"' in event for event in reply.events)
+        if not is_honest or errors != 1:
+            return f"a broken stream had {errors} error events and ended in {told}"
+        return "" if kind == "not continuable" or not is_calm else f"it was not continued: {told}"
+    # An error that a unit itself answered is shown where the budget for retries is spent.
+    is_units_own = visit.unit is not None and reply.status in (500, 503)
+    return f"it was refused: {told}" if is_calm and not is_units_own else ""
 
 
 def _outcome(visit: Visit) -> str:

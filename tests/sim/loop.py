@@ -73,9 +73,9 @@ class SimLoop(asyncio.BaseEventLoop):
     @property
     def problems(self) -> list[dict[str, Any]]:
         """Exception-handler contexts, in order, then the tasks whose exception nobody took."""
-        unheard = [task for task in self._failed if getattr(task, "_log_traceback", False)]
         return self._problems + [
-            {"message": f"{t!r} failed unheard", "exception": _error(t)} for t in unheard
+            {"message": f"{task!r} failed unheard", "exception": _error(task)}
+            for task in filter(_is_unheard, self._failed)
         ]
 
     def forgive(self) -> None:
@@ -94,8 +94,9 @@ class SimLoop(asyncio.BaseEventLoop):
         return task
 
     def _note_failure(self, task: asyncio.Task[Any]) -> None:
-        if not task.cancelled() and getattr(task, "_log_traceback", False):
-            self._failed.append(task)
+        if not task.cancelled() and _is_unheard(task):
+            # Those whose exception was taken meanwhile are let go, with all that their frames hold.
+            self._failed = [*filter(_is_unheard, self._failed), task]
 
     def run_in_executor(
         self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts
@@ -183,6 +184,11 @@ def _settle(future: asyncio.Future[T], func: Callable[..., T], args: tuple[Any, 
         future.set_result(func(*args))
     except Exception as error:
         future.set_exception(error)
+
+
+def _is_unheard(task: asyncio.Task[Any]) -> bool:
+    """Whether nobody has taken its exception."""
+    return getattr(task, "_log_traceback", False)
 
 
 def _error(task: asyncio.Task[Any]) -> BaseException | None:

@@ -85,13 +85,23 @@ class Network(Faults):
         self.transports: dict[SimTransport, bool] = {}  # to whether the world owns it
         self.held: list[Lane] = []  # The lanes that a partition has stopped.
         self._ports = count(40_000)
+        self._hosts = count(len(self.names))
         loop.network = self
 
     def add_host(self, name: str) -> str:
         """Give a name an IP address of its own."""
-        ip = f"10.1.{len(self.names) // 250}.{len(self.names) % 250 + 1}"
+        number = next(self._hosts)
+        ip = f"10.1.{number // 250}.{number % 250 + 1}"
         self.names[name] = [ip]
         return ip
+
+    def remove_host(self, name: str) -> None:
+        """The host is gone: nothing listens there, its connections are reset, nobody knows its name."""
+        here = self.canonical(name)
+        self.listeners = {a: x for a, x in self.listeners.items() if here not in places(a)}
+        self.reset(here)
+        self.heal(here)
+        del self.names[name]
 
     # The active faults
 
