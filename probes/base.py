@@ -98,6 +98,11 @@ class Patient(Protocol):
         ...
 
     @property
+    def is_others_turn(self) -> bool:
+        """True while another gate is to send the next canary, and to tell what became of it."""
+        ...
+
+    @property
     def load(self) -> Load | None:
         """What the engine last told of itself; None while it has told nothing."""
         ...

@@ -25,6 +25,8 @@ from router.nouns import Evidence, Finding, Models, Sign, Strength, Verdict
 
 ASK_AGAIN_S = 0.25
 """Between two tries at a unit that says it is busy."""
+YIELD_S = 0.75
+"""Until what became of another gate's canary is known here: it is told, read and taken over each 0.25 s."""
 _USUAL_TIMES = 4.0
 _USUAL_SHARE = 0.2
 IN_LINE = 4.0
@@ -65,14 +67,17 @@ class Canary:
         return 3 * max(patient.rules.warm_up_timeout_s, self.timeout_s(patient))
 
     def due_at(self, patient: Patient, last_at: float) -> float:
-        """The next period, but for an UP unit not before `canary_idle_s` after its last sign of life."""
+        """The next period, but for an UP unit not before `canary_idle_s` after its last sign of life. A
+        little later where another gate is about to send one, which may spare this one.
+        """
         if patient.held_down:
             return inf
         due = last_at + self.period_s
         # One that ran out of time is repeated, for it may have been excused by its own first steps.
         is_doubtful = patient.notes.get(_TIMEOUTS, 0) > 0 and patient.in_flight == 0
         if patient.verdict is Verdict.UP and not is_doubtful:
-            return max(due, patient.life_at + patient.rules.canary_idle_s)
+            yield_s = YIELD_S if patient.is_others_turn else 0.0
+            return max(due, patient.life_at + patient.rules.canary_idle_s + yield_s)
         return due
 
     def timeout_s(self, patient: Patient) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from textwrap import fill
 
+from probes.canary import YIELD_S
 from proxy.cli_tables import table
 from proxy.detection_times import REFUSED_S, Kind, degraded_s, kinds, rows
 from router.nouns import Fleet, Rules
@@ -55,6 +56,8 @@ def _notes(fleet: Fleet, rules: Rules) -> list[str]:
         "times as long as it usually does there.",
         f"Merely suspicious: {rules.weak_min} slow or failing answers in {rules.weak_window_s:g} s that are "
         f"at least {rules.weak_rate:.0%} of all. A canary then decides.",
+        "Gates that share a Redis send canaries for each other: those whose turn it is not find a hang of an "
+        f"idle unit up to {YIELD_S:g} s later.",
         f"Back after {rules.passes} canaries in a row{whole}. The first is sent {REFUSED_S:g} s after the "
         "unit is ready again, or once the one on its way has ended "
         f"(up to {rules.warm_up_timeout_s:g} s).",

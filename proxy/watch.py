@@ -57,6 +57,10 @@ class _DeskPatient:
         return self.desk.life_at
 
     @property
+    def is_others_turn(self) -> bool:
+        return self.desk.turn_at >= self.desk.life_at
+
+    @property
     def load(self) -> Load | None:
         return self.desk.load
 

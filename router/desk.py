@@ -38,9 +38,10 @@ class Desk:
     answered, `work_at` since when it has had requests without a break, `counters_at` when its engine's
     counters were last read (0: never), `doubted_at` when it last showed a sign of having started anew,
     `risen_at` when it last came up from below, `asked_at` when it last got a request, `told_at` when silence
-    was last held against it, `cleared_at` when a canary last cleared it of that; `news` is the last word of
-    each (node, source), `stills` are the last spells (since, seconds) in which nothing moved although there
-    was work, `narrowed` is how many requests its engine takes, as far as it has turned some away.
+    was last held against it, `cleared_at` when a canary last cleared it of that; while `turn_at` is not
+    before the last sign of life, the next canary is another gate's to send; `news` is the last word of each
+    (node, source), `stills` are the last spells (since, seconds) in which nothing moved although there was
+    work, `narrowed` is how many requests its engine takes, as far as it has turned some away.
     """
 
     __slots__ = (
@@ -74,6 +75,7 @@ class Desk:
         "slowness",
         "stills",
         "told_at",
+        "turn_at",
         "unit",
         "weight",
         "work_at",
@@ -98,6 +100,7 @@ class Desk:
         self.erred_at = 0.0
         self.risen_at = 0.0
         self.told_at = 0.0
+        self.turn_at = -1.0
         self.asked_at = 0.0
         self.cleared_at = -CLEARED_S
         self.stills: deque[tuple[float, float]] = deque(maxlen=STILLS_KEPT)

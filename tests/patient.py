@@ -45,6 +45,7 @@ class FakePatient:
     verdict: Verdict = Verdict.UP
     in_flight: int = 0
     life_at: float = 0.0
+    is_others_turn: bool = False
     load: Load | None = None
     silent_limit_s: float = 1.0
     held_down: bool = False

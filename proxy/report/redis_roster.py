@@ -76,10 +76,11 @@ class Roster:
         times = [at + self._patience_s for gates in self._units.values() for _, at in gates.values()]
         return min((at for at in times if at >= now), default=math.inf)
 
-    def lived_at(self, unit: str) -> float | None:
-        """When another gate last saw the unit work."""
-        said = self._units.get(unit, {}).values()
-        return max((at - view.life_age_s for view, at in said if view.life_age_s is not None), default=None)
+    def lived_at(self, unit: str) -> tuple[float, str] | None:
+        """When another gate last saw the unit work, and which one."""
+        said = self._units.get(unit, {}).items()
+        lives = ((at - v.life_age_s, gate) for gate, (v, at) in said if v.life_age_s is not None)
+        return max(lives, default=None)
 
     def everything(self) -> Iterator[tuple[Key, View, float]]:
         """Each view that holds, and when it was written."""

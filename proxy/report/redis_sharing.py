@@ -24,6 +24,8 @@ IDLE_BATCH = 0.01
 NEWS_S = HEARTBEAT_S
 """When another gate saw a unit live is known no better than the way through Redis takes, and seems a little
 later with each slow writing. What is less than this after the last sign of life is none of its own."""
+AT_ONCE_S = 1.0
+"""Signs of life so near to each other are of canaries that no gate could spare another one."""
 
 
 class Sharing:
@@ -84,14 +86,22 @@ class Sharing:
         """Take over others' proofs of life. What they have on each unit that they use."""
         others = {}
         for name in self._roster.units() & self._board.desks.keys():
-            desk, lived_at = self._board.desks[name], self._roster.lived_at(name)
-            if lived_at is not None and lived_at > desk.life_at + NEWS_S:
-                self._lives[desk] = self._own_life_at(desk), lived_at
-                desk.life_at = lived_at
+            if (lived := self._roster.lived_at(name)) is not None:
+                self._take_life(self._board.desks[name], *lived)
             elsewhere = self._roster.elsewhere(name, now)
             if elsewhere.in_flight:
                 others[name] = elsewhere
         return others
+
+    def _take_life(self, desk: Desk, lived_at: float, gate: str) -> None:
+        """Another gate has seen the unit live. The one that saw it last sends the next canary, too; of those
+        that saw it at once, the one whose name comes first.
+        """
+        if lived_at > desk.life_at + NEWS_S:
+            self._lives[desk] = self._own_life_at(desk), lived_at
+            desk.life_at = desk.turn_at = lived_at
+        elif gate < self._gate and lived_at > desk.life_at - AT_ONCE_S:
+            desk.turn_at = desk.life_at
 
     def _own_life_at(self, desk: Desk) -> float:
         """When this gate itself last saw the unit live; 0: never."""

@@ -47,3 +47,24 @@ def test_gates_are_replaced_one_after_the_other_and_no_request_feels_it() -> Non
 
     stage.play(scenario())
     assert len(stage.gates) == 4
+
+
+@pytest.mark.parametrize("units", [1, 3])
+def test_idle_gates_that_share_send_as_many_canaries_as_one(units: int) -> None:
+    """One gate's canary spares the other its own, as soon as it has heard of it."""
+    stage, seconds = GatesStage(3, units), 40.0
+
+    async def scenario() -> None:
+        await stage.until(stage.all_up, 10.0)
+        before = _canaries(stage)
+        await asyncio.sleep(seconds)
+        due = units * seconds / stage.gate.settings.rules.canary_idle_s
+        sent = _canaries(stage) - before
+        print(f"{sent} canaries in {seconds:g} s to {units} units of two gates; one gate sends {due:g}")
+        assert sent <= 1.25 * due
+
+    stage.play(scenario())
+
+
+def _canaries(stage: GatesStage) -> int:
+    return sum(len(engine.canaries) for engine in stage.engines.values())

@@ -343,6 +343,13 @@ def test_an_up_unit_gets_one_only_after_a_while_without_life() -> None:
     assert Canary().due_at(replace(patient, life_at=10.0), 50.0) == 51.0
 
 
+def test_it_flies_a_little_later_where_another_gates_may_spare_it() -> None:
+    patient = FakePatient(lambda _: TOKEN, life_at=100.0, is_others_turn=True, rules=RULES)
+    assert Canary().due_at(patient, 50.0) == 102.75
+    # A suspicion is one's own.
+    assert Canary().due_at(replace(patient, verdict=Verdict.SUSPECT), 101.5) == 102.5
+
+
 def test_none_flies_while_a_fault_of_a_node_holds_the_unit_down() -> None:
     """It could not bring the unit back."""
     patient = FakePatient(lambda _: TOKEN, verdict=Verdict.DOWN, held_down=True)

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from proxy.report.redis_roster import Roster
 from proxy.report.redis_schema import Seen, View
 from proxy.report.redis_sharing import PACE_BEATS, Sharing
@@ -137,6 +139,30 @@ def test_another_gates_proof_of_life_counts_as_of_when_it_was() -> None:
     gate.board.desks["u1"].life_at = 9.5
     gate.sharing.tick(10.0)
     assert gate.board.desks["u1"].life_at == 9.5
+
+
+def test_the_gate_that_saw_a_unit_live_last_sends_the_next_canary() -> None:
+    gate = Gate()
+    desk = gate.board.desks["u1"]
+    assert desk.turn_at < desk.life_at
+    gate.hears(age_s=0.25, life_age_s=0.5)
+    gate.sharing.tick(10.0)
+    assert desk.turn_at == desk.life_at == 9.25
+    # It was too late, and has a later one of its own now.
+    desk.life_at = 11.5
+    gate.sharing.tick(12.0)
+    assert desk.turn_at < desk.life_at
+
+
+@pytest.mark.parametrize(("other", "is_others"), [("g0", True), ("g2", False)])
+def test_of_gates_that_saw_it_at_once_the_first_by_name_does(other: str, is_others: bool) -> None:
+    gate = Gate()
+    desk = gate.board.desks["u1"]
+    for life_at in (9.0, 9.9):
+        desk.life_at = life_at
+        gate.hears(gate=other, age_s=0.0, life_age_s=0.9)
+        gate.sharing.tick(10.0)
+        assert (desk.turn_at >= desk.life_at) is is_others
 
 
 def test_what_was_heard_is_not_told_again_and_small_differences_are_no_news() -> None:
