@@ -13,13 +13,18 @@ from typing import ClassVar
 from proxy.discovery.base import Found
 
 
+def _nobody_waits() -> None:
+    """Nobody is to be told."""
+
+
 class Feed:
     """Hands what was found from the line to Redis to whoever follows the source."""
 
     def __init__(self) -> None:
         self._found: Found | None = None
         self._news = asyncio.Event()
-        self.on_taken: Callable[[], None] = lambda: None
+        # A function with a name, for the configuration comes from another process, pickled.
+        self.on_taken: Callable[[], None] = _nobody_waits
         """Called once the gate has taken over what was found."""
 
     def put(self, found: Found) -> None:
