@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+import re
+from dataclasses import asdict, fields, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +27,7 @@ from proxy.report.redis_schema import (
 from router.board import Board
 from router.nouns import Ask, Evidence, Fleet, Load, Rules, Sign, Strength, Unit, Verdict
 
+ROOT = Path(__file__).parents[2]
 VIEW = View("u1", "a", "g1", Verdict.UP, "http://10.0.0.1:8000", 3)
 
 names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
@@ -129,6 +132,13 @@ def test_gates_merge_to_any_fatal_word_else_the_freshest(told: list[Seen], order
         shuffled = told.copy()
         order.shuffle(shuffled)
         assert merge(shuffled) == merged
+
+
+def test_the_page_names_each_field_and_no_other() -> None:
+    text = (ROOT / "docs" / "redis.md").read_text()
+    table = text.partition("| field | is |")[2].partition("\n\n")[0]
+    named = [name for line in table.splitlines() for name in re.findall(r"`(\w+)`", line.split(" | ")[0])]
+    assert sorted(named) == sorted(["v", *(field.name for field in fields(View))])
 
 
 def test_nobody_says_nothing() -> None:
