@@ -9,7 +9,7 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import AuthenticationError, NoPermissionError
+from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from proxy.report.log import one_line
@@ -67,6 +67,13 @@ def is_refusal(error: Exception) -> bool:
     """Whether the credentials were refused."""
     # While a connection is set up, redis-py turns the server's answer into a plain ConnectionError.
     return isinstance(error, (AuthenticationError, NoPermissionError)) or _REFUSED in str(error)
+
+
+def why_refused(error: ResponseError) -> str:
+    """Why it does not take what it is told, in words."""
+    if isinstance(error, NoPermissionError):
+        return "its access control list does not let this user write there: docs/redis.md has the rights"
+    return "it is full, or read-only"
 
 
 def in_words(error: Exception) -> str:

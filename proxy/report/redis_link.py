@@ -15,8 +15,9 @@ from enum import Enum
 from typing import Any
 
 from redis.asyncio import Redis
+from redis.exceptions import ResponseError
 
-from proxy.report.redis_connect import EXCHANGE_S, Connect, in_words, is_refusal
+from proxy.report.redis_connect import EXCHANGE_S, Connect, in_words, is_refusal, why_refused
 from proxy.report.redis_roster import Key, Roster
 from proxy.report.redis_schema import (
     EXPIRY_HEARTBEATS,
@@ -175,24 +176,24 @@ class RedisLink:
         self._sessions += 1
         is_new = True
         while True:
-            is_refused = await self._write(talk)
+            refused = await self._write(talk)
             await self._read(talk)
             self.counts["beats"] += 1
             self.counts["connects"] += is_new
             is_new = False
-            if is_refused:
-                self._note(State.FULL, "it is full, or read-only")
+            if refused:
+                self._note(State.FULL, why_refused(refused[0]))
             else:
                 self._note(State.WELL)
             await asyncio.sleep(self._heartbeat_s * self._rng.uniform(0.9, 1.0))
 
-    async def _write(self, talk: Talk) -> bool:
-        """Write all there is to tell; whether anything of it was refused."""
+    async def _write(self, talk: Talk) -> list[ResponseError]:
+        """Write all there is to tell; what of it was refused."""
         own, refused = await talk.put(self._views(), self._expiry_ms)
         self._own = own
-        self.counts["writes_refused"] += refused
-        self.counts["documents_written"] += len(own) - refused
-        return refused > 0
+        self.counts["writes_refused"] += len(refused)
+        self.counts["documents_written"] += len(own) - len(refused)
+        return refused
 
     async def _read(self, talk: Talk) -> None:
         """Read what others have written of the same cells, or of all there are."""

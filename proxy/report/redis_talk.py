@@ -42,14 +42,14 @@ class Talk:
         self._client = client
         self._names = names
 
-    async def put(self, views: Iterable[View], expiry_ms: int) -> tuple[set[Member], int]:
-        """Write these documents. Whose they are, and how many were refused."""
+    async def put(self, views: Iterable[View], expiry_ms: int) -> tuple[set[Member], list[ResponseError]]:
+        """Write these documents. Whose they are, and what was refused."""
         members: set[Member] = set()
-        refused = 0
+        refused: list[ResponseError] = []
         for part in _slices(views):
             members.update(Member(view.cell, view.unit, view.gate) for view in part)
             answers = await self._exchange([self._set(view, written(view), expiry_ms) for view in part])
-            refused += sum(isinstance(answer, ResponseError) for answer in answers)
+            refused += [answer for answer in answers if isinstance(answer, ResponseError)]
         return members, refused
 
     async def tell(self, flips: Iterable[View], expiry_ms: int) -> None:

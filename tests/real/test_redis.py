@@ -299,6 +299,19 @@ async def test_the_rights_that_the_page_names_are_enough(tmp_path: Path) -> None
 
 
 @live
+async def test_a_user_that_may_read_but_not_write_there_is_told_as_such(tmp_path: Path) -> None:
+    with RedisServer(tmp_path) as server:
+        server.do("ACL", "SETUSER", "gate", "on", ">right", "+@all", "%R~cellgate:*", "&cellgate:flips")
+        one, other = Gate("g1", server.url, username="gate", password="right"), Gate("g2", server.url)
+        async with linked(one, other):
+            await until(lambda: one.link.state is State.FULL and one.others() == 5)
+            assert one.link.counts["writes_refused"]
+            assert one.link.counts["documents_written"] == 0
+        (line,) = one.lines
+        assert line.startswith("Redis takes no writes (its access control list does not let this user write")
+
+
+@live
 async def test_what_is_no_redis_is_told_as_such() -> None:
     async def visit(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(100)
