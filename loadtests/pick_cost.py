@@ -121,7 +121,7 @@ def _router(units: int) -> Router:
     for name in names:
         board.observe(Evidence(name, Sign.GOOD, Strength.STRONG, "canary", "well", 0.0))
         board.report(Load(name, NOW, running=IN_FLIGHT, kv_use=0.3, kv_tokens=500_000))
-        board.desks[name].books.rates.prefill_tokens_s.seen = SURE
+        board.desks[name].books.rates.followed = SURE
         for _ in range(IN_FLIGHT):
             board.open(name, Ask("m", stream=True, prompt_tokens=500, prompt_bytes=2000), NOW, retry=False)
     board.tick(NOW)

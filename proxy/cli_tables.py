@@ -8,7 +8,7 @@ from typing import Any
 from router.nouns import Fleet
 
 _TERMS = ("total", "queue", "prefill", "decode", "kv", "evict")
-_PENALTIES = ("error", "doubt", "far")
+_PENALTIES = ("latency", "error", "doubt", "far")
 _STEPS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 
 

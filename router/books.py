@@ -25,7 +25,7 @@ _new = tuple.__new__
 """What a named tuple's own constructor calls, in half the time."""
 
 SURE = 16
-"""After so many samples a prefill rate is no guess any more."""
+"""After so many prompts that were computed right behind another a prefill rate is no guess any more."""
 MISS = 1.25
 """A first token has to be predicted so many times later than its deadline to be given up: it is a guess."""
 STEPS_LEAST = 8
@@ -102,21 +102,23 @@ class Books:
         """Take over a forecast."""
         self.forecast: Forecast = one
         rates = self.rates
-        self._price: Price = price(one, rates, is_sure=rates.prefill_tokens_s.seen >= SURE)
+        self._price: Price = price(one, rates, is_sure=rates.followed >= SURE)
 
     def offer(self, ask: Ask, now: float) -> tuple[float, float, float]:
         """The total of `quote`, what it would be with nothing cached, and `backlog_s`.
 
         This is made for each unit and ask, and so without the terms, and from a price a tick old.
         """
-        tokens_s, token_s, fixed_s, sequence_s, uncached_s, kv_room, _, byte_tokens, sure_tokens_s = (
+        tokens_s, token_s, fixed_s, sequence_s, uncached_s, kv_room, _, byte_tokens, sure_tokens_s, hidden = (
             self._price
         )
         work, blocks, cached = self.work, ask.blocks, 0.0
-        queued: float = work.queued_tokens
-        front = work.front_tokens
-        if front:
-            queued += abs(front - (now - work.front_since) * tokens_s) - front
+        # As Work.backlog_tokens, without the call.
+        queued = work.queued_tokens - hidden
+        if (front := work.front_tokens) and (front_s := now - work.front_since) > 0.0:
+            queued += abs(front - front_s * tokens_s) - front
+        if queued < 0.0:
+            queued = 0.0
         tokens = ask.prompt_bytes * byte_tokens
         if work.kv_tokens + tokens > kv_room:
             (total_s, *_), _, cached, _ = self.quote(ask, now)
@@ -139,10 +141,10 @@ class Books:
 
     def backlog_s(self, now: float) -> float:
         """Seconds of this gate's prompts that the unit has yet to compute; 0 while that would be a guess."""
-        if self.rates.prefill_tokens_s.seen < SURE:
+        if self.rates.followed < SURE:
             return 0.0
         tokens_s = self.forecast.tokens_s
-        return self.work.backlog_tokens(now, tokens_s) / tokens_s
+        return self.work.backlog_tokens(now, tokens_s, self.forecast.latency_s) / tokens_s
 
     def enter(self, key: object, ask: Ask, now: float) -> Bet:
         """An attempt goes to the unit."""
@@ -155,10 +157,12 @@ class Books:
         if work.kv_tokens + tokens > price.kv_room:
             ttft_s = Cost(*terms(self.forecast, work, tokens, cached, now)).ttft_s
         else:
-            ttft_s = price.ahead_s + (work.backlog_tokens(now, price.tokens_s) + left) * price.token_s
+            ahead = work.backlog_tokens(now, price.tokens_s, self.forecast.latency_s)
+            ttft_s = price.ahead_s + (ahead + left) * price.token_s
         record = prefixes.record(blocks) if blocks else 0
         uncached = int(left)
-        work.open(key, _new(Job, (uncached, uncached + int(self.forecast.answer_tokens))), now)
+        kv_tokens, begins_at = uncached + int(self.forecast.answer_tokens), now + self.rates.latency.value
+        work.open(key, _new(Job, (uncached, kv_tokens, now, begins_at)), now)
         return _new(Bet, (int(tokens), int(cached), held, record, ttft_s))
 
     def show(self, key: object, now: float) -> Prefilled | None:
@@ -191,9 +195,9 @@ class Books:
     def is_too_slow(self, ask: Ask, ttft_s: float, now: float) -> bool:
         """Whether a first token so many seconds from now would miss the ask's deadline.
 
-        Never while nobody has seen how fast the unit is.
+        Never while that is a guess.
         """
-        return self.rates.prefill_tokens_s.seen > 0 and ttft_s > MISS * (ask.deadline_at - now)
+        return self.rates.followed >= SURE and ttft_s > MISS * (ask.deadline_at - now)
 
     def forget(self) -> None:
         """The unit has started anew."""

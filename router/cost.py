@@ -2,7 +2,7 @@
 
     (prefill tokens ahead + own uncached tokens) / prefill rate + first steps of decoding + wait for KV cache
     + what is pushed out of the prefix cache, all over the unit's share (weight, slow start, degraded),
-    + penalties for errors, doubt and distance
+    + latency, + penalties for errors, doubt and distance
 
 `forecast` takes together what changes slowly, a few times a second and at each report; `cost` adds what this
 gate has there at this moment. Rules: a cost is positive and finite; more work never makes it less; a unit of
@@ -107,6 +107,7 @@ class Forecast(NamedTuple):
     error_s: float
     doubt_s: float
     far_s: float
+    latency_s: float
 
 
 class Price(NamedTuple):
@@ -115,7 +116,8 @@ class Price(NamedTuple):
     `fixed_s` is what depends on neither ask nor work, of which `ahead_s` comes before the first token;
     `sequence_s` is for each sequence there, `uncached_s` for each uncached token of the ask; `kv_room` are
     the tokens of KV cache that others leave for prompts (infinite where the size is not known); `byte_tokens`
-    are those of a byte of prompt, `sure_tokens_s` is `tokens_s`, or infinite while that is a guess.
+    are those of a byte of prompt, `sure_tokens_s` is `tokens_s`, or infinite while that is a guess,
+    `hidden_tokens` are computed while the latency of a prompt behind them lasts.
     """
 
     tokens_s: float
@@ -127,6 +129,7 @@ class Price(NamedTuple):
     ahead_s: float
     byte_tokens: float
     sure_tokens_s: float
+    hidden_tokens: float
 
 
 class Cost(NamedTuple):
@@ -144,14 +147,15 @@ class Cost(NamedTuple):
     error_s: float
     doubt_s: float
     far_s: float
+    latency_s: float
 
     @property
     def ttft_s(self) -> float:
-        """When the first token is due, as far as work goes."""
-        return self.queue_s + self.prefill_s + self.kv_s
+        """When the first token is due, as far as work and latency go."""
+        return self.queue_s + self.prefill_s + self.kv_s + self.latency_s
 
 
-Terms = tuple[float, float, float, float, float, float, float, float, float]
+Terms = tuple[float, float, float, float, float, float, float, float, float, float]
 
 _IDLE = Report(waiting=0.0, running=0.0, kv_use=0.0, age_s=0.0)
 
@@ -176,15 +180,12 @@ def cost(unit: Forecast, work: Work, prompt_tokens: float, cached_tokens: float,
 def terms(unit: Forecast, work: Work, prompt_tokens: float, cached_tokens: float, now: float) -> Terms:
     """The fields of `cost` as a bare tuple, total first: this is made for each unit and ask."""
     tokens_s, token_s, step_s, sequence_s, first, answer, foreign, batch, kv, in_use = unit[:10]
-    evict_share, error_s, doubt_s, far_s = unit[10:]
+    evict_share, error_s, doubt_s, far_s, latency_s = unit[10:]
     uncached = prompt_tokens - cached_tokens
     if uncached < 1.0:
         # The last token is always computed: it gives the first one of the answer.
         uncached = 1.0
-    # As Work.backlog_tokens, without the call.
-    front = work.front_tokens
-    left = abs(front - (now - work.front_since) * tokens_s) if front else 0.0
-    queue_s = (work.queued_tokens - front + left + foreign) * token_s
+    queue_s = (work.backlog_tokens(now, tokens_s, latency_s) + foreign) * token_s
     prefill_s = uncached * token_s
     step_s += sequence_s * (work.batch + batch + 1.0)
     decode_s = first * step_s
@@ -193,14 +194,14 @@ def terms(unit: Forecast, work: Work, prompt_tokens: float, cached_tokens: float
     if kv and work.kv_tokens + in_use + prompt_tokens + answer > kv:
         kv_s = _kv_s(unit, work, prompt_tokens + answer, answer * step_s)
     evict_s = prefill_s * evict_share
-    total_s = queue_s + prefill_s + decode_s + kv_s + evict_s + error_s + doubt_s + far_s
-    return total_s, queue_s, prefill_s, decode_s, kv_s, evict_s, error_s, doubt_s, far_s
+    total_s = queue_s + prefill_s + decode_s + kv_s + evict_s + error_s + doubt_s + far_s + latency_s
+    return total_s, queue_s, prefill_s, decode_s, kv_s, evict_s, error_s, doubt_s, far_s, latency_s
 
 
 def price(unit: Forecast, rates: Rates, *, is_sure: bool) -> Price:
     """The side of totals that changes slowly. `is_sure`: the prefill rate is no guess."""
     step_s = unit.step_s + unit.sequence_s * (unit.foreign_batch + 1.0)
-    ahead_s = unit.foreign_tokens * unit.token_s
+    ahead_s = unit.foreign_tokens * unit.token_s + unit.latency_s
     fixed_s = ahead_s + unit.decode_tokens * step_s
     return Price(
         unit.tokens_s,
@@ -212,6 +213,7 @@ def price(unit: Forecast, rates: Rates, *, is_sure: bool) -> Price:
         ahead_s,
         1.0 / rates.bytes_per_token.value,
         unit.tokens_s if is_sure else inf,
+        unit.tokens_s * unit.latency_s,
     )
 
 
@@ -258,6 +260,7 @@ def _forecast(
         error_s=min(rules.error_s * errors / max(1.0 - errors, 1e-9), rules.error_max_s),
         doubt_s=rules.doubt_s * (1.0 - belief),
         far_s=facts.far_s,
+        latency_s=rates.latency.without_work_s(rates.prefill_tokens_s.value),
     )
 
 

@@ -73,7 +73,11 @@ class Pace:
         Prompts are computed one after the other or in one step, so the time of one begins when the one before
         it is done: to go by its time to first token would be to go by the length of the queue.
         """
-        self.rates.prefilled(done.tokens, done.busy_s)
+        self.rates.achieved(done.tokens, done.span_s)
+        self.rates.prefilled(done.tokens, done.busy_s, follows=done.follows)
+        if done.found_idle:
+            work_s = done.tokens / self.rates.prefill_tokens_s.value
+            self.rates.latency.learn(done.tokens, work_s, done.ttft_s)
         self._largest = max(self._largest, done.tokens)
 
     def stood(self, tokens: int, still_s: float) -> None:
@@ -93,9 +97,10 @@ class Pace:
         it may take up to four times as long, for attention grows with the square, and the rate may have come
         from prompts that were in the prefix cache.
         """
-        prefill_s = tokens / self.rates.prefill_tokens_s.value
+        tokens_s = self.rates.prefill_tokens_s.value
+        latency_s, prefill_s = self.rates.latency.without_work_s(tokens_s), tokens / tokens_s
         if not counts:
-            return prefill_s * min(max(1.0, tokens / max(self._largest, 1)), BEYOND_MAX)
+            return latency_s + prefill_s * min(max(1.0, tokens / max(self._largest, 1)), BEYOND_MAX)
         if LARGE_TOKENS <= tokens <= 2 * self._stood_tokens:
-            return min(prefill_s, 2.0 * self._stood_s)
-        return prefill_s
+            return min(latency_s + prefill_s, 2.0 * self._stood_s)
+        return latency_s + prefill_s

@@ -15,12 +15,12 @@ from collections.abc import Hashable, Sequence
 from math import exp, inf, isfinite, log
 from statistics import median
 
+from router.latency import LEAN_S, Latency
+
 FIRST_PREFILL_TOKENS_S = 4000.0
 FIRST_BYTES_PER_TOKEN = 4.0
 FIRST_ANSWER_TOKENS = 128.0
 FIRST_STEP_S = 0.02
-LEAN_S = 60.0
-"""Samples come faster than this where there is work, and hold an estimate close to what they say."""
 
 _GAIN = 0.1
 _CLIP = log(2.0)
@@ -30,6 +30,11 @@ _SETTLED = 10
 _WINDOW_TOKENS = 2048
 """A prefill rate is taken over at least so many tokens: prompts that share a step end at the same time."""
 _WINDOW_S = 0.005
+_SPAN_S = 1.0
+_SURPLUS = 1.25
+"""Over so long so much more than the rate can be no accident of which prompts ended together."""
+_WORK_SHARE = 0.25
+"""A prompt whose work is a smaller part of the latency says nothing about a rate: what is left is noise."""
 _MEASURED_TOKENS = 32
 """A shorter prompt says more about the chat template than about bytes per token."""
 
@@ -64,6 +69,7 @@ class Estimate:
     def lean(self, towards: float, elapsed_s: float) -> None:
         """Go some of the way to what peers have: half of it in LEAN_S."""
         if self.seen and 0.0 < towards < inf and elapsed_s > 0.0:
+            towards = min(max(towards, self._low), self._high)
             self._move((log(towards) - log(self.value)) * (1.0 - 0.5 ** (elapsed_s / LEAN_S)))
 
     def _move(self, by: float) -> None:
@@ -134,25 +140,60 @@ class Steps:
 class Rates:
     """All that is learnt of one unit."""
 
-    __slots__ = ("_busy_s", "_tokens", "answer_tokens", "bytes_per_token", "prefill_tokens_s", "steps")
+    __slots__ = (
+        "_busy_s",
+        "_span_s",
+        "_span_tokens",
+        "_tokens",
+        "answer_tokens",
+        "bytes_per_token",
+        "followed",
+        "latency",
+        "prefill_tokens_s",
+        "steps",
+    )
 
     def __init__(self) -> None:
         self.prefill_tokens_s = Estimate(FIRST_PREFILL_TOKENS_S, 1.0, 1e8)
         self.bytes_per_token = Estimate(FIRST_BYTES_PER_TOKEN, 0.25, 64.0)
         self.answer_tokens = Estimate(FIRST_ANSWER_TOKENS, 1.0, 1e6)
         self.steps = Steps()
-        self._tokens = 0
-        self._busy_s = 0.0
+        self.latency = Latency()
+        self.followed = 0
+        """Prompts that were computed right behind another: only they tell what many of them take."""
+        self._tokens, self._busy_s = 0, 0.0
+        self._span_tokens, self._span_s = 0, 0.0
 
-    def prefilled(self, tokens: int, busy_s: float) -> None:
-        """So many uncached tokens were computed in so many seconds with something to compute."""
+    def prefilled(self, tokens: int, busy_s: float, *, follows: bool = True) -> None:
+        """So many uncached tokens were computed in so many seconds with something to compute.
+
+        `follows`: they were right behind others. Else they began when the latency was over, and the work that
+        is in the latency is not in `busy_s`.
+        """
         if tokens < 0 or not (isfinite(busy_s) and busy_s >= 0.0):
             return
+        self.followed += follows
+        if not follows:
+            tokens -= int(self.latency.tokens)
+            if tokens < _WORK_SHARE * self.latency.value * self.prefill_tokens_s.value:
+                return
         self._tokens += tokens
         self._busy_s += busy_s
         if self._tokens >= _WINDOW_TOKENS and self._busy_s >= _WINDOW_S:
             self.prefill_tokens_s.learn(self._tokens / self._busy_s)
             self._tokens, self._busy_s = 0, 0.0
+
+    def achieved(self, tokens: int, span_s: float) -> None:
+        """So many uncached tokens were shown in so long, whatever took it: the unit can do that."""
+        if tokens < 0 or not (isfinite(span_s) and span_s >= 0.0):
+            return
+        self._span_tokens += tokens
+        self._span_s += span_s
+        if self._span_s >= _SPAN_S:
+            tokens_s = self._span_tokens / self._span_s
+            if tokens_s > _SURPLUS * self.prefill_tokens_s.value:
+                self.prefill_tokens_s.learn(tokens_s)
+            self._span_tokens, self._span_s = 0, 0.0
 
     def used(self, prompt_bytes: int, prompt_tokens: int, answer_tokens: int) -> None:
         """What the `usage` of an answer says."""
@@ -162,7 +203,9 @@ class Rates:
 
     def reset(self) -> None:
         """The unit has started anew: estimates stay as guesses, and give way to the first samples."""
-        self._tokens, self._busy_s = 0, 0.0
+        self._tokens, self._busy_s, self.followed = 0, 0.0, 0
+        self._span_tokens, self._span_s = 0, 0.0
+        self.latency.reset()
         self.prefill_tokens_s.seen = self.answer_tokens.seen = self.bytes_per_token.seen = 0
         base_s, per_sequence_s = self.steps.base_s, self.steps.per_sequence_s
         self.steps = Steps()
@@ -203,13 +246,15 @@ def learn_of_peers(units: Sequence[tuple[Hashable, Rates]], elapsed_s: float) ->
         kinds.setdefault(kind, []).append(rates)
     everyone = [rates for _, rates in units]
     for peers in kinds.values():
-        for name in ("prefill_tokens_s", "bytes_per_token", "answer_tokens"):
+        for name in ("prefill_tokens_s", "bytes_per_token", "answer_tokens", "latency"):
             own, others = ([getattr(rates, name) for rates in some] for some in (peers, everyone))
             _lean(own, others, elapsed_s)
         _lean_steps([rates.steps for rates in peers], [rates.steps for rates in everyone], elapsed_s)
 
 
-def _lean(peers: Sequence[Estimate], everyone: Sequence[Estimate], elapsed_s: float) -> None:
+def _lean(
+    peers: Sequence[Estimate | Latency], everyone: Sequence[Estimate | Latency], elapsed_s: float
+) -> None:
     seen = [estimate.value for estimate in peers if estimate.seen]
     seen = seen or [estimate.value for estimate in everyone if estimate.seen]
     if seen:

@@ -6,6 +6,8 @@ Rules:
 2. Prompts are taken to be prefilled one after the other, as engines do: of the one in front a part is done by
    now. One that is overdue is expected to take as long again as it already is: a unit on which nothing moves
    looks busier all the time, not idle.
+3. The latency of a prompt (latency.py) comes before its work, and beside the work of others: who waits for
+   less than that for others to be computed waits no longer for it.
 """
 
 from __future__ import annotations
@@ -20,18 +22,29 @@ WRITTEN_STEP_S = 0.5
 
 class Job(NamedTuple):
     """One attempt: the tokens that have to be computed before it shows anything, and those it holds in the KV
-    cache that others do not.
+    cache that others do not. It was sent at `sent_at`, and can be computed from `begins_at` on.
     """
 
     uncached_tokens: int
     kv_tokens: int
+    sent_at: float = 0.0
+    begins_at: float = 0.0
 
 
 class Prefilled(NamedTuple):
-    """So many tokens were computed in so many seconds in which the unit had prompts to prefill."""
+    """So many tokens were computed in so many seconds in which the unit had prompts to prefill.
+
+    It was shown `ttft_s` after it was sent, and `span_s` after the one before it or since the unit was idle.
+    `found_idle`: nothing was to be computed when it was sent. `follows`: its turn came when others had been
+    computed, and not when its latency was over.
+    """
 
     tokens: int
     busy_s: float
+    ttft_s: float
+    span_s: float
+    found_idle: bool
+    follows: bool
 
 
 class Work:
@@ -39,7 +52,9 @@ class Work:
 
     __slots__ = (
         "_decoding",
+        "_first",
         "_queued",
+        "_shown_at",
         "_written",
         "_written_at",
         "batch",
@@ -56,8 +71,10 @@ class Work:
         self.batch = 0
         """All jobs: those that decode, and those that will."""
         self.front_tokens = 0
-        """Uncached tokens of the prompt that is being computed, since `front_since`."""
+        """Uncached tokens of the prompt that is being computed, since `front_since`, or will be from then."""
         self.front_since = 0.0
+        self._shown_at = 0.0
+        self._first: Hashable = None
         self._written = self._written_at = 0.0
         self._queued: dict[Hashable, Job] = {}
         self._decoding: dict[Hashable, Job] = {}
@@ -70,7 +87,8 @@ class Work:
     def open(self, key: Hashable, job: Job, now: float) -> None:
         """An attempt was sent to the unit."""
         if not self._queued:
-            self.front_tokens, self.front_since = job.uncached_tokens, now
+            self.front_tokens, self._shown_at, self._first = job.uncached_tokens, now, key
+            self.front_since = job.begins_at if job.begins_at > now else now
         if now - self._written_at > WRITTEN_STEP_S:
             self._written, self._written_at = self.written_tokens(now), now
         self._written += job.uncached_tokens
@@ -86,9 +104,16 @@ class Work:
             return None
         self._decoding[key] = job
         self.queued_tokens -= job.uncached_tokens
-        busy_s = max(now - self.front_since, 0.0)
+        since, shown_at = self.front_since, self._shown_at
         self._begin_next(now)
-        return Prefilled(job.uncached_tokens, busy_s)
+        return Prefilled(
+            job.uncached_tokens,
+            busy_s=now - since if now > since else 0.0,
+            ttft_s=now - job.sent_at,
+            span_s=now - shown_at,
+            found_idle=key == self._first,
+            follows=since > job.begins_at,
+        )
 
     def close(self, key: Hashable, now: float) -> None:
         """The attempt is over, however it ended. Nothing happens the second time."""
@@ -105,16 +130,25 @@ class Work:
             # What was computed of it counts for nothing.
             self._begin_next(now)
 
-    def backlog_tokens(self, now: float, tokens_s: float) -> float:
-        """Uncached tokens that have yet to be computed, at a prefill rate of so many a second."""
-        front = self.front_tokens
-        left = abs(front - (now - self.front_since) * tokens_s) if front else 0.0
-        return self.queued_tokens - front + left
+    def backlog_tokens(self, now: float, tokens_s: float, latency_s: float = 0.0) -> float:
+        """Uncached tokens that have yet to be computed, at a prefill rate of so many a second, when the
+        latency of a prompt that is sent now is over.
+        """
+        queued: float = self.queued_tokens
+        if self.front_tokens and now > self.front_since:
+            front = self.front_tokens
+            queued += abs(front - (now - self.front_since) * tokens_s) - front
+        queued -= latency_s * tokens_s
+        return queued if queued > 0.0 else 0.0
 
     def written_tokens(self, now: float) -> float:
         """Uncached tokens sent here of late: new to the prefix cache, and pushing others out of it."""
         return self._written * float(0.5 ** ((now - self._written_at) / WRITTEN_HALF_LIFE_S))
 
     def _begin_next(self, now: float) -> None:
-        self.front_since = now
-        self.front_tokens = next(iter(self._queued.values())).uncached_tokens if self._queued else 0
+        self.front_since, self.front_tokens, self._shown_at = now, 0, now
+        for job in self._queued.values():
+            self.front_tokens = job.uncached_tokens
+            if job.begins_at > now:
+                self.front_since = job.begins_at
+            break

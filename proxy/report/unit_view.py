@@ -104,6 +104,7 @@ def _routing(books: Books, now: float) -> dict[str, Any]:
     rates, work, prefixes = books.rates, books.work, books.prefixes
     return {
         "prefill_tokens_s": round(rates.prefill_tokens_s.value, 1),
+        "latency_s": round(rates.latency.without_work_s(rates.prefill_tokens_s.value), 4),
         "prefill_samples": rates.prefill_tokens_s.seen,
         "step_s": round(rates.steps.at(work.batch), 5),
         "bytes_per_token": round(rates.bytes_per_token.value, 3),

@@ -225,6 +225,7 @@ def test_a_unit_is_shown_with_the_evidence_behind_its_verdict() -> None:
             "load": {"running": 3, "waiting": 1, "kv_use": 0.5, "age_s": 1.0},
             "routing": {
                 "prefill_tokens_s": 4000.0,
+                "latency_s": 0.0,
                 "prefill_samples": 0,
                 "step_s": 0.02,
                 "bytes_per_token": 4.0,

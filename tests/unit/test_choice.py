@@ -58,6 +58,7 @@ def test_candidates_come_with_each_term_in_seconds() -> None:
         "error_s",
         "doubt_s",
         "far_s",
+        "latency_s",
     ]
     # It is for JSON, as it is.
     assert orjson.loads(orjson.dumps(found)) == found
@@ -157,5 +158,6 @@ def test_the_header_of_an_answer_has_what_was_reckoned() -> None:
     lease = router.board.open("u0", PROMPT, NOW, retry=False)
     line = header_line(lease, 0.25).decode()
     assert line.startswith("x-cellgate-explain: unit=u0 total_s=1.3")
-    assert line.endswith("far_s=0.0000 prompt_tokens=1000 cached_tokens=0 waited_s=0.2500\r\n")
+    assert " far_s=0.0000 latency_s=0.0000 " in line
+    assert line.endswith(" prompt_tokens=1000 cached_tokens=0 waited_s=0.2500\r\n")
     assert " prefill_s=1.0000 " in line

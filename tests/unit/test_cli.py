@@ -257,6 +257,7 @@ CHOICE = {
                 "error_s": 0.02,
                 "doubt_s": 0.01,
                 "far_s": 0.02,
+                "latency_s": 0.0,
             },
             "in_flight": 8,
             "places": 8,

@@ -73,7 +73,7 @@ def prefills(pace: Pace, *prompts: tuple[int, float], at: float = 0.0) -> float:
     """Prompts of so many tokens that take so long, one after the other, all sent `at`; when all are done."""
     work, now = Work(), at
     for number, (tokens, _) in enumerate(prompts):
-        work.open(number, Job(tokens, tokens), at)
+        work.open(number, Job(tokens, tokens, at, at), at)
     for number, (_, busy_s) in enumerate(prompts):
         now += busy_s
         done = work.show(number, now)
@@ -98,7 +98,7 @@ def test_prompts_that_share_a_step_share_its_time() -> None:
     pace, now = Pace(), 0.0
     for _ in range(20):
         now = prefills(pace, (2_000, 0.4), (2_000, 0.0), (2_000, 0.0), (2_000, 0.0), at=now)
-    assert pace.prefill_s(2_000) == pytest.approx(0.1, rel=0.05)
+    assert pace.rates.prefill_tokens_s.value == pytest.approx(20_000.0, rel=0.25)
 
 
 def test_time_without_a_prompt_is_not_counted() -> None:

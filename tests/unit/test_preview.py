@@ -38,7 +38,7 @@ def router_of(count: int = 4, policy: str = "prefix_affinity", rules: FairRules 
         board.desks[unit.name].asked_at = NOW
     board.tick(NOW)
     for desk in board:
-        desk.books.rates.prefill_tokens_s.seen = SURE
+        desk.books.rates.followed = SURE
     return Router(board, POLICIES[policy](), random.Random(1), Waiting(rules or FairRules(backlog_s=100.0)))
 
 

@@ -60,7 +60,7 @@ class World:
             rates = board.desks[name].books.rates
             rates.prefill_tokens_s.guess(TOKENS_S)
             rates.bytes_per_token.guess(4.0)
-            rates.prefill_tokens_s.seen = SURE
+            rates.followed = SURE
         return Router(board, POLICIES[self.policy](), random.Random(seed), Waiting(self.fair))
 
     def at(self, when: float, what: Callable[[], None]) -> None:

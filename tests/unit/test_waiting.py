@@ -31,7 +31,7 @@ class Scene:
         self.board.configure(Fleet((), units), NOW)
         for name in "ab":
             self.board.observe(Evidence(name, Sign.GOOD, Strength.STRONG, "canary", "", NOW))
-            self.board.desks[name].books.rates.prefill_tokens_s.seen = SURE
+            self.board.desks[name].books.rates.followed = SURE
         self.board.tick(NOW + 0.1)
 
     def wait(
@@ -249,12 +249,13 @@ def test_even_an_idle_unit_gets_nothing_that_it_is_known_to_answer_too_late() ->
     scene = Scene()
     hasty = Ask("m", prompt_bytes=4 * 100_000, deadline_at=NOW + 1.0)
     for desk in scene.board:
-        desk.books.rates.prefill_tokens_s.seen = 0
+        desk.books.rates.followed = 0
     first = scene.router.pick(hasty, NOW)
     assert isinstance(first, Lease), "nobody has seen how fast the units are"
     scene.board.close(first, NOW)
     for desk in scene.board:
-        desk.books.rates.prefilled(4096, 1.0)
+        for _ in range(SURE):
+            desk.books.rates.prefilled(4096, 1.0)
     scene.board.tick(NOW)
     assert scene.router.pick(hasty, NOW) is Refusal.LATE
     assert isinstance(scene.router.pick(hasty._replace(deadline_at=NOW + 1000.0), NOW), Lease)

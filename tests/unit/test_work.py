@@ -31,14 +31,14 @@ def test_a_unit_on_which_nothing_moves_looks_busier_all_the_time() -> None:
 
 def test_a_first_token_tells_how_long_its_prompt_was_computed() -> None:
     work = Work()
-    work.open("a", Job(1000, 1100), 10.0)
-    work.open("b", Job(500, 600), 10.5)
-    assert work.show("a", 12.0) == Prefilled(1000, 2.0)
-    assert work.show("b", 13.0) == Prefilled(500, 1.0)
+    work.open("a", Job(1000, 1100, sent_at=10.0, begins_at=10.0), 10.0)
+    work.open("b", Job(500, 600, sent_at=10.5, begins_at=10.5), 10.5)
+    assert work.show("a", 12.0) == Prefilled(1000, 2.0, 2.0, 2.0, found_idle=True, follows=False)
+    assert work.show("b", 13.0) == Prefilled(500, 1.0, 2.5, 1.0, found_idle=False, follows=True)
     assert work.show("b", 13.0) is None
     assert (work.queued, work.batch, work.queued_tokens) == (0, 2, 0)
-    work.open("c", Job(100, 100), 20.0)
-    assert work.show("c", 20.5) == Prefilled(100, 0.5)
+    work.open("c", Job(100, 100, sent_at=20.0, begins_at=20.0), 20.0)
+    assert work.show("c", 20.5) == Prefilled(100, 0.5, 0.5, 0.5, found_idle=True, follows=False)
 
 
 def test_a_prompt_given_up_counts_for_nothing_and_the_next_begins() -> None:
@@ -47,7 +47,22 @@ def test_a_prompt_given_up_counts_for_nothing_and_the_next_begins() -> None:
     work.open("b", Job(500, 0), 10.0)
     work.close("a", 12.0)
     assert work.backlog_tokens(12.0, 100.0) == 500
-    assert work.show("b", 13.0) == Prefilled(500, 1.0)
+    done = work.show("b", 13.0)
+    assert done is not None
+    assert (done.tokens, done.busy_s) == (500, 1.0)
+
+
+def test_a_latency_is_no_work_and_passes_while_others_are_computed() -> None:
+    work = Work()
+    work.open("a", Job(1000, 0, sent_at=10.0, begins_at=10.5), 10.0)
+    work.open("b", Job(500, 0, sent_at=10.0, begins_at=10.5), 10.0)
+    work.open("c", Job(200, 0, sent_at=11.0, begins_at=11.5), 11.0)
+    assert work.backlog_tokens(10.5, 1000.0) == 1700, "nothing is late before its latency is over"
+    assert work.backlog_tokens(10.5, 1000.0, latency_s=0.5) == 1200
+    assert work.backlog_tokens(10.5, 1000.0, latency_s=2.0) == 0
+    shown = [work.show("a", 11.1), work.show("b", 11.2), work.show("c", 11.7)]
+    assert [done.busy_s for done in shown if done] == pytest.approx([0.6, 0.1, 0.2])
+    assert [done.follows for done in shown if done] == [False, True, False]
 
 
 def test_what_was_written_of_late_fades() -> None:
