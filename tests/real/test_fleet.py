@@ -68,6 +68,23 @@ def metrics(gate: GateProcess) -> str:
         connection.close()
 
 
+def stream(gate: GateProcess, prompt: str, *, tokens: int = 2) -> tuple[str, list[bytes]]:
+    """The unit that answers, and the events."""
+    ask = {
+        "model": "sim",
+        "stream": True,
+        "max_tokens": tokens,
+        "messages": [{"role": "user", "content": prompt}],
+    }
+    connection = gate.connect()
+    connection.request("POST", "/v1/chat/completions", orjson.dumps(ask))
+    try:
+        reply = connection.getresponse()
+        return reply.headers["x-cellgate-unit"], [line for line in reply.read().split(b"\n\n") if line]
+    finally:
+        connection.close()
+
+
 def verdicts(gate: GateProcess) -> dict[str, str]:
     return {name: unit["verdict"] for name, unit in gate.units().items()}
 
@@ -139,6 +156,35 @@ async def test_a_unit_that_dies_or_is_drained_at_its_gate_gets_nothing(world: Wo
     assert router.units()["b"]["in_flight"] == 0
     gates["b"].admin("POST", "/units/b/undrain")
     await until(lambda: not router.units()["b"]["drained"], lambda: router.log)
+
+
+@live_for(PROCESSES_S)
+async def test_a_long_prompt_comes_back_to_the_unit_that_holds_it(world: World) -> None:
+    units = world.units("a1", "a2", "b1")
+    world.gate("east", {name: units[name] for name in ("a1", "a2")})
+    world.gate("west", {"b1": units["b1"]})
+    router = world.gate("router", {})
+    router.until_up(*units)
+    went = [[stream(router, f"{number} {'Why? ' * 2000}")[0] for _ in range(5)] for number in range(4)]
+    assert all(len(set(to)) == 1 for to in went), went
+
+
+@live_for(PROCESSES_S)
+async def test_a_stream_is_continued_by_way_of_another_gate(world: World) -> None:
+    units = world.units("a", "b")
+    gates = {name: world.gate(name, {name: units[name]}) for name in units}
+    router = world.gate("router", {})
+    router.until_up("a", "b")
+    whole = stream(router, "Why?", tokens=100)
+    streaming = asyncio.create_task(asyncio.to_thread(stream, router, "Why?", tokens=400))
+    await until(lambda: any(unit["in_flight"] for unit in router.units().values()), lambda: router.log)
+    await asyncio.sleep(0.5)
+    (used,) = [name for name, unit in router.units().items() if unit["in_flight"]]
+    gates[used].signal(signal.SIGKILL)
+    unit, events = await streaming
+    assert unit == used
+    assert len(events) == len(whole[1]) + 300
+    assert events[-1] == b"data: [DONE]"
 
 
 @live_for(PROCESSES_S)
