@@ -233,7 +233,7 @@ class Exposition(Collector):
         )
         yield counter(
             "own_troubles",
-            "Connections the gate could not open through no fault of a unit.",
+            "Connections not opened through no fault of a unit, and times that accepting had to stop.",
             (),
             [((), self._metrics.own_troubles())],
         )
