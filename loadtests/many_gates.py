@@ -87,15 +87,13 @@ class Crowd:
         settings = {"redis": self.server.url}
         gates = [GateProcess(behind, settings=settings)]
         gates += [GateProcess(units, settings=settings) for _ in range(self.size - 1)]
-        with ThreadPoolExecutor(STARTERS) as starters:
-            begun = (asyncio.wrap_future(starters.submit(gate.__enter__)) for gate in gates)
-            started = await asyncio.gather(*begun, return_exceptions=True)
-        self.gates = [gate for gate in started if isinstance(gate, GateProcess)]
-        for gate in self.gates:
-            self._stack.push_async_callback(asyncio.to_thread, gate.__exit__, None, None, None)
-        for failure in started:
-            if isinstance(failure, BaseException):
-                raise failure
+        for gate in gates:
+            self._stack.push_async_callback(_end, gate)
+        starters = ThreadPoolExecutor(STARTERS)
+        # Before the gates are ended, lest one is started after that.
+        self._stack.callback(starters.shutdown, cancel_futures=True)
+        await asyncio.gather(*(asyncio.wrap_future(starters.submit(gate.__enter__)) for gate in gates))
+        self.gates = gates
 
     async def unheard(self) -> list[str]:
         """Wait until each gate hears all others; which of them do not."""
@@ -154,6 +152,12 @@ class Crowd:
         text = self.server.do("INFO", "stats")
         fields = text if isinstance(text, dict) else _fields(text)
         return [float(fields[name]) for name in _STATS]
+
+
+async def _end(gate: GateProcess) -> None:
+    """End a gate, if it was started."""
+    if gate.pid:
+        await asyncio.to_thread(gate.__exit__, None, None, None)
 
 
 def _fields(text: bytes) -> dict[str, str]:
