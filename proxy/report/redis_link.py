@@ -232,6 +232,9 @@ class RedisLink:
         for member in [member for member in self._absent if member in gone or member not in index]:
             del self._absent[member]
             self._verdicts.pop((member.unit, member.gate), None)
+        # A router over the fleet keeps what a gate said until that one itself is gone.
+        if self.counts["beats"] % ABSENT_MAX == 0 and not self._all_cells:
+            self._roster.forget(self._now() - ABSENT_MAX * self._heartbeat_s)
 
     # -- flips ---------------------------------------------------------------------------------------------
 

@@ -61,6 +61,13 @@ class Roster:
                 if not self._units[unit]:
                     del self._units[unit]
 
+    def forget(self, before: float) -> None:
+        """Drop what was written before: who said it is gone, or has left the unit."""
+        for unit, gates in list(self._units.items()):
+            self._units[unit] = {gate: said for gate, said in gates.items() if said[1] >= before}
+            if not self._units[unit]:
+                del self._units[unit]
+
     def of(self, unit: str, now: float) -> Merged | None:
         """What the other gates together say of a unit."""
         return merge([Seen(view, now - at) for view, at in self._units.get(unit, {}).values()])

@@ -79,6 +79,16 @@ def test_a_gate_that_is_missed_and_not_ready_takes_its_views_along() -> None:
     assert roster.units() == set()
 
 
+def test_gates_that_are_long_gone_are_forgotten() -> None:
+    roster = Roster("g1")
+    roster.answered(seen_by("g2"), 0.0)
+    roster.answered(seen_by("g3"), 60.0)
+    roster.forget(30.0)
+    assert [gate for (_, gate), _, _ in roster.everything()] == ["g3"]
+    roster.forget(90.0)
+    assert roster.units() == set()
+
+
 def test_what_comes_late_does_not_replace_what_is_newer() -> None:
     roster = Roster("g1")
     assert roster.told(("u1", "g2"), Seen(replace(VIEW, gate="g2", in_flight=2), 0.0), 5.0)
