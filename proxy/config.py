@@ -10,6 +10,7 @@ import os
 import pickle
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from pydantic import ValidationError
@@ -185,13 +186,15 @@ def _repeated(key: str, items: Iterable[tuple[Place, dict[str, object]]]) -> Ite
 
 
 def main() -> None:
-    """Answer the gate's process: see config_process.py."""
-    path, flags = pickle.load(sys.stdin.buffer)
-    try:
-        told: Settings | list[str] = load(path, flags)
-    except ConfigError as error:
-        told = list(error.problems)
-    pickle.dump(told, sys.stdout.buffer)
+    """Answer the gate's process: see config_process.py. A gate that has ended meanwhile wants no answer."""
+    with suppress(EOFError, BrokenPipeError):
+        path, flags = pickle.load(sys.stdin.buffer)
+        try:
+            told: Settings | list[str] = load(path, flags)
+        except ConfigError as error:
+            told = list(error.problems)
+        with open(sys.stdout.fileno(), "wb", closefd=False) as answer:
+            pickle.dump(told, answer)
 
 
 if __name__ == "__main__":

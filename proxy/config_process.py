@@ -68,7 +68,9 @@ class Reading:
     """
 
     def __init__(self, path: str | None, flags: Overrides) -> None:
-        self._process = subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        pipe = subprocess.PIPE
+        # In a group of its own: a Ctrl-C is for the gate.
+        self._process = subprocess.Popen(_COMMAND, stdin=pipe, stdout=pipe, process_group=0)
         self._asked = pickle.dumps((path, flags))
 
     def settings(self) -> Settings:
