@@ -9,6 +9,7 @@ never an identity: a wrong one costs time, not correctness.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Set
 from typing import Any, NamedTuple
 
 import orjson
@@ -25,14 +26,15 @@ MEDIA_BYTES = 2048
 
 _RECORD, _FIELD = b"\x1e", b"\x1f"
 _PREAMBLE = ("tools", "functions", "documents", "instructions", "system")
-_PREAMBLE_SET = frozenset(_PREAMBLE)
 _PROMPTS = ("messages", "prompt", "input", "text", "text_input", "input_ids", "token_ids")
-_PROMPT_SET = frozenset(_PROMPTS)
 _MEDIA = ("image_url", "video_url", "audio_url", "input_audio", "image", "source", "file", "file_data")
 _RENDERING = ("cache_salt", "chat_template", "chat_template_kwargs", "mm_processor_kwargs")
 """What makes all of a prompt another one."""
-_RENDERING_SET = frozenset(_RENDERING)
+_IN_ORDER = (*_PREAMBLE, *_PROMPTS)
+_READ = frozenset((*_IN_ORDER, *_RENDERING))
 _PLAIN = frozenset(("role", "content"))
+_new = tuple.__new__
+"""What a named tuple's own constructor calls, in a third of the time."""
 
 
 class Prompt(NamedTuple):
@@ -44,8 +46,10 @@ class Prompt(NamedTuple):
 
 def read_prompt(data: dict[str, Any]) -> Prompt:
     """The prompt in the parsed body of any API that generates; an empty one where there is none."""
-    text = canonical(data)
-    return Prompt(block_hashes(text, _seed(data)), len(text))
+    # Few of the names occur in one body, mostly one: the body is looked through once, and not for each name.
+    found = _READ & data.keys()
+    text = _canonical(data, found)
+    return _new(Prompt, (block_hashes(text, _seed(data, found)), len(text)))
 
 
 def block_hashes(text: bytes, seed: int) -> tuple[int, ...]:
@@ -61,23 +65,27 @@ def block_hashes(text: bytes, seed: int) -> tuple[int, ...]:
 
 def canonical(data: dict[str, Any]) -> bytes:
     """The prompt as one run of bytes."""
+    return _canonical(data, _READ & data.keys())
+
+
+def _canonical(data: dict[str, Any], found: Set[str]) -> bytes:
     out: list[bytes] = []
-    # Few of the names occur in one body: the body is looked through, and not the names.
-    if not _PREAMBLE_SET.isdisjoint(data):
-        for name in _PREAMBLE:
-            if value := data.get(name):
-                out += (_RECORD, name.encode(), _FIELD)
-                _content(value, out)
-    for name in _PROMPTS if len(found := _PROMPT_SET & data.keys()) > 1 else found:
-        if name in found and (value := data[name]):
+    for name in found if len(found) == 1 else _IN_ORDER:
+        if name not in found or not (value := data[name]):
+            continue
+        if name in _PROMPTS:
             _prompt(value, out)
+        elif name in _PREAMBLE:
+            out += (_RECORD, name.encode(), _FIELD)
+            _content(value, out)
     return b"".join(out)
 
 
-def _seed(data: dict[str, Any]) -> int:
+def _seed(data: dict[str, Any], found: Set[str]) -> int:
     model = data.get("model")
     first = model.encode() if isinstance(model, str) else b""
-    if _RENDERING_SET.isdisjoint(data):
+    if len(found) == 1:
+        # That one is the prompt, or there is none.
         return xxh3_64_intdigest(first)
     parts = [first, *(_bytes_of(data[name]) for name in _RENDERING if data.get(name))]
     return xxh3_64_intdigest(_FIELD.join(parts))
