@@ -31,7 +31,8 @@ _MEDIA = ("image_url", "video_url", "audio_url", "input_audio", "image", "source
 _RENDERING = ("cache_salt", "chat_template", "chat_template_kwargs", "mm_processor_kwargs")
 """What makes all of a prompt another one."""
 _IN_ORDER = (*_PREAMBLE, *_PROMPTS)
-_READ = frozenset((*_IN_ORDER, *_RENDERING))
+NAMES = frozenset((*_IN_ORDER, *_RENDERING))
+"""All that is read of a body for its prompt."""
 _PLAIN = frozenset(("role", "content"))
 _new = tuple.__new__
 """What a named tuple's own constructor calls, in a third of the time."""
@@ -47,8 +48,8 @@ class Prompt(NamedTuple):
 def read_prompt(data: dict[str, Any]) -> Prompt:
     """The prompt in the parsed body of any API that generates; an empty one where there is none."""
     # Few of the names occur in one body, mostly one: the body is looked through once, and not for each name.
-    found = _READ & data.keys()
-    text = _canonical(data, found)
+    found = NAMES & data.keys()
+    text = canonical(data, found)
     return _new(Prompt, (block_hashes(text, _seed(data, found)), len(text)))
 
 
@@ -63,12 +64,8 @@ def block_hashes(text: bytes, seed: int) -> tuple[int, ...]:
     )
 
 
-def canonical(data: dict[str, Any]) -> bytes:
-    """The prompt as one run of bytes."""
-    return _canonical(data, _READ & data.keys())
-
-
-def _canonical(data: dict[str, Any], found: Set[str]) -> bytes:
+def canonical(data: dict[str, Any], found: Set[str]) -> bytes:
+    """The prompt as one run of bytes; `found` are the names of NAMES that are in it."""
     out: list[bytes] = []
     for name in found if len(found) == 1 else _IN_ORDER:
         if name not in found or not (value := data[name]):
