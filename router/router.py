@@ -95,6 +95,8 @@ class Router:
     def serve_waiting(self, now: float) -> None:
         """Give room to those who wait, in their order."""
         for ticket in self.waiting.moved():
+            if ticket not in self.waiting:
+                continue
             answer = self.pick(ticket.ask, now, ticket.tried, evicted=True)
             if isinstance(answer, Lease) or answer is Refusal.UNKNOWN_MODEL or now >= ticket.expires_at:
                 self.waiting.remove(ticket)
@@ -106,8 +108,10 @@ class Router:
         """Refuse those who have waited for too long, or for nothing."""
         if len(self.waiting.fair):
             for ticket in list(self.waiting.late(now, self.board.tokens_s())):
-                self.waiting.remove(ticket)
-                ticket.settle(Refusal.LATE)
+                # Whoever was told may have had others leave.
+                if ticket in self.waiting:
+                    self.waiting.remove(ticket)
+                    ticket.settle(Refusal.LATE)
         self.serve_waiting(now)
 
     def drain_s(self) -> float:

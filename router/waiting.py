@@ -52,6 +52,9 @@ class Waiting:
     def __len__(self) -> int:
         return len(self._moved) + len(self.fair)
 
+    def __contains__(self, ticket: Ticket) -> bool:
+        return ticket in self._places or ticket in self._moved
+
     def moved(self) -> list[Ticket]:
         """Those who lost their unit, oldest first; a copy, because serving one removes it."""
         return list(self._moved) if self._moved else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 
 import pytest
 
@@ -235,6 +236,29 @@ def test_waiting_ends_with_a_refusal_when_its_time_is_up() -> None:
     scene.router.tick(NOW + 30.1)
     assert scene.told[1:] == [("x", "late")]
     assert len(scene.router.waiting) == 0
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_each_is_told_once_though_telling_one_makes_another_leave(moved: bool) -> None:
+    scene = Scene()
+    leases = scene.fill("a", "b", places=3)
+    told: list[str] = []
+    tickets: list[Ticket] = []
+
+    def settle(who: int, _answer: Lease | Refusal) -> None:
+        told.append("xyz"[who])
+        # What follows from the first answer: a client leaves, or a new ask displaces one that waits.
+        if who == 0:
+            scene.router.waiting.remove(tickets[1])
+
+    for who in range(3):
+        ticket = scene.router.wait(Ask("m"), NOW, NOTHING_TRIED, partial(settle, who), moved=moved)
+        assert isinstance(ticket, Ticket)
+        tickets.append(ticket)
+    scene.router.tick(NOW + 31.0)
+    assert told == ["x", "z"]
+    assert len(scene.router.waiting) == 0
+    assert scene.board.in_flight == len(leases)
 
 
 def test_an_ask_that_cannot_make_its_deadline_is_refused_at_once() -> None:
