@@ -17,6 +17,7 @@ from prometheus_client import Metric
 from prometheus_client.registry import Collector
 
 from proxy import VERSION
+from proxy.limits import REACHED
 from proxy.report.families import Row, counter, gauge, histogram
 from proxy.report.histogram import Buckets, Histogram, buckets, gap_buckets
 from router.board import Board
@@ -236,6 +237,12 @@ class Exposition(Collector):
             "Connections not opened through no fault of a unit, and times that accepting had to stop.",
             (),
             [((), self._metrics.own_troubles())],
+        )
+        yield counter(
+            "limits",
+            "Times that a bound on what one client or unit may do took effect, by its name.",
+            ("limit",),
+            (((name,), count + self._metrics.limits[name]) for name, count in REACHED.items()),
         )
 
     def _loads(self) -> Iterator[Metric]:

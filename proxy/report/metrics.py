@@ -80,6 +80,8 @@ class Metrics:
         self.recoveries: dict[tuple[str, str], int] = {}
         self.forged = 0
         """Requests that named a unit and came from a peer that is not trusted."""
+        self.limits: defaultdict[str, int] = defaultdict(int)
+        """Bounds that took effect in workers; those of this process are in proxy/limits.py."""
         self.bytes_in = 0
         self.bytes_out = 0
         self.lag = Histogram(LOOP_LAG_BOUNDS_S)

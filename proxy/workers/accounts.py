@@ -6,6 +6,7 @@ import os
 import resource
 from typing import TYPE_CHECKING
 
+from proxy.limits import REACHED
 from proxy.workers.frames import Report
 from router.desk import Desk
 from router.pace import GAPS_MS
@@ -30,6 +31,7 @@ class Accounts:
         self._gaps: dict[Desk, list[int]] = {}
         self._ticks = 0
         self._log_dropped = self._ignored = self._forged = 0
+        self._limits = dict(REACHED)
 
     def forget(self, desk: Desk) -> None:
         """The unit is gone."""
@@ -58,9 +60,14 @@ class Accounts:
             log_dropped - self._log_dropped,
             ignored - self._ignored,
             forged - self._forged,
+            self._new_limits(),
         )
         self._log_dropped, self._ignored, self._forged = log_dropped, ignored, forged
         return report
+
+    def _new_limits(self) -> list[tuple[str, int]]:
+        before, self._limits = self._limits, dict(REACHED)
+        return [(name, count - before[name]) for name, count in REACHED.items() if count != before[name]]
 
     def _new_lives(self) -> list[tuple[str, float]]:
         known = self._lives

@@ -185,6 +185,8 @@ class BrainGate(Gate):
         self.metrics.loop_lag(report.lag_s)
         self.metrics.forged += report.forged
         self.wishes.ignored += report.ignored
+        for name, times in report.limits:
+            self.metrics.limits[name] += times
         self._logs.lost += report.log_dropped
         if report.version != self.version:
             # Names may mean other units by now; what there is comes again.

@@ -115,6 +115,8 @@ class Report(NamedTuple):
     log_dropped: int
     ignored: int
     forged: int
+    limits: list[tuple[str, int]]
+    """Bounds that took effect, by name (see proxy/limits.py)."""
 
 
 class Pulse(NamedTuple):

@@ -1,0 +1,46 @@
+"""The bounds on what one client, or one unit, can make the gate do, and how often each took effect.
+
+All of them stand here. They are no settings: a request that passes any of them is a mistake or an attack.
+What an operator may choose (sizes of heads and bodies, times) is `limits:` in the configuration: settings.py.
+To add one: a field below; `reached` where it takes effect; a row in docs/security.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """One field for each bound; its name is also the label in `cellgate_limits_total`."""
+
+    header_lines: int = 128
+    """Lines of one head, of a request and of a unit's reply; trailers and 1xx replies count as well. Envoy
+    and HAProxy take about 100. A client gets 431; a unit's reply is garbage (502)."""
+    connection_tokens: int = 16
+    """Names in all `Connection` fields of one head. A client gets 400; a unit's reply is garbage (502)."""
+    pipelined_requests_per_turn: int = 8
+    """Requests of one connection answered in one turn of the loop; those after them wait for the next."""
+    idle_connections: int = 16384
+    """Client connections without a request. The one that has been idle longest is closed for a new one."""
+    json_depth: int = 128
+    """Objects and arrays within each other, in a request's body. A client gets 400."""
+    json_nodes: int = 262144
+    """Values in a request's body, keys not counted. A client gets 400."""
+    messages: int = 4096
+    """Messages of a prompt that routing looks at."""
+    parts: int = 4096
+    """Parts of the content of all messages that routing looks at."""
+    stop_bytes: int = 4096
+    """All stop strings of a request together; with more its stream is not resumed."""
+
+
+LIMITS = Limits()
+
+REACHED: dict[str, int] = {field.name: 0 for field in fields(Limits)}
+"""How often each took effect in this process, since it began."""
+
+
+def reached(limit: str) -> None:
+    """Count that a bound took effect. `limit` is the name of a field, else KeyError."""
+    REACHED[limit] += 1
