@@ -12,11 +12,12 @@ from typing import Any, Protocol
 import orjson
 
 from proxy.failure import Failure, Kind
-from proxy.stream.eligible import why_not
+from proxy.limits import reached
+from proxy.stream.eligible import LONG_STOPS, why_not
 from proxy.stream.keep import Keep
 from proxy.stream.plan import Proof, Tokens, UnprovenError, extended, prove, remaining
-from proxy.stream.seam import token_start
-from proxy.stream.stitch import Stitch, ending, stops_of, wants_usage
+from proxy.stream.seam import stops_of, token_start
+from proxy.stream.stitch import Stitch, ending, wants_usage
 from proxy.wire.call import Call
 from proxy.wire.pool import Pool
 from proxy.wire.request import Request
@@ -77,6 +78,8 @@ class Resumption:
     def why_not(self) -> str:
         """Why it cannot be continued as it stands; empty when it can, or is complete."""
         if reason := why_not(self._body, chat=self._chat):
+            if reason is LONG_STOPS:
+                reached("stop_bytes")
             return reason
         said = self._keep.read()
         if not said.closed:

@@ -10,6 +10,9 @@ from typing import Any
 
 import orjson
 
+from proxy.limits import LIMITS
+from proxy.stream.seam import stops_of
+
 _SAMPLING = """temperature top_p top_k min_p seed logit_bias allowed_token_ids bad_words stop stop_token_ids
     include_stop_str_in_output no_stop_trim ignore_eos max_tokens max_completion_tokens min_tokens"""
 _PROMPT = """model messages prompt chat_template chat_template_kwargs mm_processor_kwargs reasoning_effort
@@ -44,6 +47,7 @@ _ONLY_AS = {
     "suffix": (b'""',),
 }
 """Fields that are harmless with one of these values, in JSON."""
+LONG_STOPS = f"its stop strings are longer than {LIMITS.stop_bytes} bytes together"
 
 
 def why_not(body: dict[str, Any], *, chat: bool) -> str:
@@ -54,6 +58,8 @@ def why_not(body: dict[str, Any], *, chat: bool) -> str:
             if name == "add_generation_prompt" and body.get("continue_final_message"):
                 continue
             return f"the request has {name}" if name in _ONLY_AS else f"the request has {name}, unknown here"
+    if "stop" in body and len("".join(stops_of(body)).encode()) > LIMITS.stop_bytes:
+        return LONG_STOPS
     return _why_not_messages(body) if chat else _why_not_prompt(body.get("prompt"))
 
 

@@ -5,22 +5,59 @@
 2. vLLM shows no text that may yet become a stop string: it holds some characters back. So what was shown may
    end within a token, where no model can go on as it would have. The next unit goes on from a place where
    a token began, says what was shown behind it once more, and must say the same.
+
+Stop strings may be long: all here is linear in their length, and that is bounded (LIMITS.stop_bytes).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import Any
 
-# Tokenizers of all kinds begin a token at a space between two words.
-_WORD = re.compile(r"(?<=\S) (?=[^\W\d_])")
+# Tokenizers of all kinds begin a token at a space between two words; this finds the last one.
+_LAST_WORD = re.compile(r".*\S( )(?=[^\W\d_])", re.DOTALL)
+
+
+def stops_of(body: dict[str, Any]) -> list[str]:
+    """The stop strings that a request asks for."""
+    stop = body.get("stop")
+    if isinstance(stop, str):
+        return [stop]
+    return [each for each in stop if isinstance(each, str)] if isinstance(stop, list) else []
 
 
 def token_start(shown: str, stops: Iterable[str]) -> int:
     """Where to go on: at the end of `shown`, or, with stop strings, at the last place where a token began."""
     if all(len(stop) < 2 for stop in stops):
         return len(shown)
-    return max((match.start() for match in _WORD.finditer(shown)), default=0)
+    found = _LAST_WORD.match(shown)
+    return found.start(1) if found else 0
+
+
+class StopMatch:
+    """How much of one stop string the text so far ends with (Knuth, Morris and Pratt 1977)."""
+
+    __slots__ = ("_borders", "size", "stop")
+
+    def __init__(self, stop: str) -> None:
+        self.stop = stop
+        self.size = 0
+        """The longest beginning of `stop` that is an end of the text."""
+        # Of each beginning of `stop`: the longest shorter one that is also an end of it.
+        self._borders = [0]
+        for char in stop[1:]:
+            self.take(char)
+            self._borders.append(self.size)
+        self.size = 0
+
+    def take(self, char: str) -> bool:
+        """One more character of the text; True: it ends with the whole of `stop`."""
+        size, stop, borders = self.size, self.stop, self._borders
+        while size and (size == len(stop) or stop[size] != char):
+            size = borders[size - 1]
+        self.size = size = size + (stop[size] == char)
+        return size == len(stop)
 
 
 class SeamStops:
@@ -29,11 +66,17 @@ class SeamStops:
     __slots__ = ("_begun", "_held")
 
     def __init__(self, shown: str, stops: Iterable[str]) -> None:
-        # What is yet to come of each stop string that the shown text may have begun.
-        self._begun = [
-            stop[size:] for stop in stops for size in range(1, len(stop)) if shown.endswith(stop[:size])
-        ]
         self._held = ""
+        self._begun = []
+        for stop in stops:
+            if len(stop) < 2:
+                # It cannot be on both sides.
+                continue
+            match = StopMatch(stop)
+            for char in shown[1 - len(stop) :]:
+                match.take(char)
+            if match.size:
+                self._begun.append(match)
 
     @property
     def is_over(self) -> bool:
@@ -43,13 +86,17 @@ class SeamStops:
         """The text that may be shown now, and, when a stop string is complete, its part behind the seam."""
         if not self._begun:
             return text, None
-        held = self._held + text
-        ended = [rest for rest in self._begun if held.startswith(rest)]
-        if ended:
-            return "", min(ended, key=len)
-        self._begun = [rest for rest in self._begun if rest.startswith(held)]
-        self._held = held if self._begun else ""
-        return "" if self._begun else held, None
+        begun, before = self._begun, len(self._held)
+        self._held += text
+        for behind, char in enumerate(text, before + 1):
+            if any(match.take(char) for match in begun):
+                return "", self._held[:behind]
+            # What has matched more than is behind the seam has begun before it.
+            begun = [match for match in begun if match.size > behind]
+            if not begun:
+                break
+        self._begun = begun
+        return ("", None) if begun else (self.flush(), None)
 
     def flush(self) -> str:
         """What was held back, once nothing more can follow."""

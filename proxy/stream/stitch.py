@@ -12,7 +12,7 @@ import orjson
 
 from proxy.stream.plan import Tokens
 from proxy.stream.said import DONE, Said
-from proxy.stream.seam import SeamStops
+from proxy.stream.seam import SeamStops, stops_of
 from proxy.stream.sse import payload, split
 
 
@@ -134,12 +134,6 @@ def wants_usage(body: dict[str, Any]) -> bool:
     """Whether the client has asked for an event with the token counts at the end."""
     options = body.get("stream_options")
     return isinstance(options, dict) and bool(options.get("include_usage"))
-
-
-def stops_of(body: dict[str, Any]) -> list[str]:
-    """The stop strings that a request asks for."""
-    stop = body.get("stop")
-    return [stop] if isinstance(stop, str) else [each for each in stop or () if isinstance(each, str)]
 
 
 def _stops(body: dict[str, Any], shown: int) -> Iterable[str]:

@@ -7,6 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
+from proxy.limits import REACHED
 from tests.wire.client import chat, post
 from tests.wire.replies import Reply
 from tests.wire.stage import live, stage
@@ -42,6 +43,11 @@ CASES: dict[str, tuple[dict[str, Any], list[bytes], str]] = {
     "JSON schema": ({"response_format": SCHEMA}, TEXT, "the request has response_format"),
     "JSON object": ({"response_format": {"type": "json_object"}}, TEXT, "the request has response_format"),
     "guided decoding": ({"guided_json": {"type": "object"}}, TEXT, "guided_json"),
+    "stop strings without end": (
+        {"stop": ["Z" * 300_000]},
+        TEXT,
+        "its stop strings are longer than 4096 bytes",
+    ),
     "reasoning": ({}, [ROLE, event({"reasoning_content": "Hm"})], "has carried reasoning_content"),
     "reasoning, as vLLM calls it now": ({}, [ROLE, event({"reasoning": "Hm"})], "has carried reasoning"),
     "reasoning, then text": ({}, [ROLE, event({"reasoning": "Hm"}), *TEXT[1:]], "has carried reasoning"),
@@ -102,3 +108,11 @@ async def test_completions_likewise(fields: dict[str, Any], why: str) -> None:
         error = told(await client.ask(post(body, path="/v1/completions")), b"".join(shown))
         assert error["code"] == "truncated"
         assert why in error["message"]
+
+
+@live
+async def test_stop_strings_that_are_too_long_are_counted_as_a_limit() -> None:
+    before = REACHED["stop_bytes"]
+    async with stage(broken(TEXT, "truncated"), STREAM) as here, here.client() as client:
+        await client.ask(chat(messages=MESSAGES, stop="Z" * 5000))
+    assert REACHED["stop_bytes"] == before + 1

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from proxy.stream.eligible import why_not
+from proxy.limits import LIMITS
+from proxy.stream.eligible import LONG_STOPS, why_not
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "x"}], "stream": True}
 COMPLETION: dict[str, Any] = {"model": "m", "prompt": "x", "stream": True}
@@ -84,3 +85,17 @@ def test_what_continues_a_message_of_parts_may_not() -> None:
     messages = [{"role": "assistant", "content": [{"type": "text", "text": "x"}]}]
     fields = {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}
     assert "not plain text" in why_not(CHAT | fields, chat=True)
+
+
+@pytest.mark.parametrize(
+    "stop", ["Z" * LIMITS.stop_bytes, ["é"] * (LIMITS.stop_bytes // 2), 5, {"a": 1}, [None]]
+)
+def test_as_many_stop_strings_as_are_looked_at(stop: object) -> None:
+    assert why_not(CHAT | {"stop": stop}, chat=True) == ""
+
+
+@pytest.mark.parametrize(
+    "stop", ["Z" * 300_000, ["ZZ"] * LIMITS.stop_bytes, ["é"] * (LIMITS.stop_bytes // 2 + 1)]
+)
+def test_longer_stop_strings_are_a_reason(stop: object) -> None:
+    assert why_not(CHAT | {"stop": stop}, chat=True) is LONG_STOPS
