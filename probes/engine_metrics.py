@@ -7,9 +7,8 @@ turn, and their taking turns is no restart.
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 from urllib.parse import urlsplit
@@ -26,6 +25,8 @@ _EPOCH = "epoch"
 """Note: when the youngest process seen was born, as it was written."""
 
 _LIMIT_BYTES = 4 << 20
+_NUMBER_MAX = 2.0**53
+"""Beyond it a float no longer counts in ones: no engine has so many requests, tokens or steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,15 +167,20 @@ def scan(body: bytes, unit: str, at: float, own_in_flight: int) -> Load | None:
     return Load(
         unit,
         at,
-        running=int(sum(samples[Role.RUNNING].values())),
-        waiting=int(sum(samples[Role.WAITING].values())),
-        kv_use=max(samples[Role.KV_USE].values(), default=0.0),
+        running=_total(samples[Role.RUNNING]),
+        waiting=_total(samples[Role.WAITING]),
+        kv_use=min(max(samples[Role.KV_USE].values(), default=0.0), 1.0),
         own_in_flight=own_in_flight,
         progress=sum(counters) if counters else None,
         sighted=bool(samples[Role.STEPS]),
         epoch=born,
-        kv_tokens=int(sum(samples[Role.KV_TOKENS].values())),
+        kv_tokens=_total(samples[Role.KV_TOKENS]),
     )
+
+
+def _total(samples: Mapping[tuple[bytes, bytes], float]) -> int:
+    """Their sum, which is as bounded as each of them."""
+    return int(min(sum(samples.values()), _NUMBER_MAX))
 
 
 def _role(name: bytes, labels: bytes) -> Role | None:
@@ -193,9 +199,9 @@ def _tokens(labels: bytes) -> float:
 
 
 def _number(text: bytes) -> float | None:
-    """A finite count or share; None for NaN, infinities, negatives and what is no number."""
+    """A count or share; None for NaN, negatives, what is no number and what is too large to be one."""
     try:
         value = float(text)
     except ValueError:
         return None
-    return value if math.isfinite(value) and value >= 0.0 else None
+    return value if 0.0 <= value <= _NUMBER_MAX else None

@@ -173,6 +173,20 @@ def test_a_value_that_is_no_number_is_passed_over(value: str) -> None:
     assert scan(body, "u", 1.0, 0) == Load("u", 1.0, waiting=1)
 
 
+def test_numbers_that_add_up_to_infinity_are_passed_over() -> None:
+    """Each alone is finite; together they are not, and an int of that is an exception each second."""
+    body = b"vllm:num_requests_running 2\n" + b"".join(
+        b'vllm:num_requests_running{engine="%d"} 1e308\nvllm:num_requests_waiting{engine="%d"} 4e15\n' % (i, i)
+        for i in range(3)
+    )
+    assert scan(body, "u", 1.0, 0) == Load("u", 1.0, running=2, waiting=2**53)
+
+
+def test_a_cache_is_never_more_than_full() -> None:
+    body = b"vllm:num_requests_running 0\nvllm:kv_cache_usage_perc 1e15\n"
+    assert scan(body, "u", 1.0, 0) == Load("u", 1.0, kv_use=1.0)
+
+
 def test_a_timestamp_after_the_value_is_not_taken_for_it() -> None:
     """The format allows one."""
     assert scan(b"vllm:num_requests_running 2 1700000000000\n", "u", 1.0, 0) == Load("u", 1.0, running=2)
