@@ -17,6 +17,7 @@ import ipaddress
 import json
 import os
 import re
+import select
 import signal
 import sys
 import time
@@ -599,8 +600,9 @@ async def _each(period_s: float, work: Callable[[], None]) -> None:
 
 
 def _log(text: str) -> None:
-    with suppress(OSError):  # Nobody may be there to read it.
-        print(f"cellgate agent: {text}", file=sys.stderr, flush=True)
+    with suppress(OSError):  # Nobody may be there to read it, or not be reading: the agent must not wait.
+        if select.select((), (2,), (), 0)[1]:
+            print(f"cellgate agent: {text}", file=sys.stderr, flush=True)
 
 
 # -- how it is started -------------------------------------------------------------------------------------

@@ -33,6 +33,8 @@ class Limits:
     """Parts of the content of all messages that routing looks at."""
     stop_bytes: int = 4096
     """All stop strings of a request together; with more its stream is not resumed."""
+    log_lines: int = 1024
+    """Lines of the gate's own log that wait for an output that takes none. The oldest are lost."""
 
 
 LIMITS = Limits()

@@ -11,14 +11,13 @@ import json
 import queue
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
 
 import orjson
 
 from proxy.report.log import Level, log_line, one_line, utc
+from proxy.report.log_writer import Sink, write_all
 from proxy.report.record import Finished
 from proxy.settings import LogFormat
 
@@ -28,14 +27,6 @@ TEXT_MAX = 256
 """Characters of a text that the client chose (path, model, id): a log line is no place to store a body in."""
 CLOSE_TIMEOUT_S = 2.0
 COMPLAIN_EVERY_S = 10.0
-BUSY_S = 0.05
-"""How long to leave a non-blocking sink alone that took nothing."""
-
-
-class Sink(Protocol):
-    """Where bytes go: an unbuffered file. `write` may take a part of them, or nothing (None)."""
-
-    def write(self, data: memoryview, /) -> int | None: ...
 
 
 def stdout_sink() -> Sink:
@@ -117,18 +108,11 @@ class AccessLog:
     def _run(self) -> None:
         while (batch := self._batches.get()) is not None:
             try:
-                self._put(memoryview(b"".join(batch)))
+                write_all(self._sink, b"".join(batch))
             except Exception as error:
                 # Whatever it was, the next batch is tried: a log that fell silent would look like no traffic.
                 self._failed += len(batch)
                 self._trouble = str(error) or repr(error)
-
-    def _put(self, data: memoryview) -> None:
-        while data:
-            written = self._sink.write(data)
-            if written is None:
-                time.sleep(BUSY_S)
-            data = data[written or 0 :]
 
 
 def json_line(at: float, record: Finished) -> bytes:

@@ -1,17 +1,24 @@
 """The operator's log: one line per thing worth knowing, on stderr, each with a UTC timestamp.
 
-A line stays one line whatever a unit put into a reason: control characters are escaped.
+1. A line stays one line whatever a unit put into a reason: control characters are escaped.
+2. Nothing of a gate that serves writes to stderr by itself: an output that nobody reads would stop it.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
+import threading
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import orjson
+
+from proxy.report.log_writer import LogWriter, stderr_sink
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
 
 Level = Literal["info", "warning", "error"]
 
@@ -26,13 +33,24 @@ def log_line(level: Level, message: str) -> None:
 
 
 def configure(form: Literal["console", "json"]) -> None:
-    """Say how lines look. Called once at start; what libraries warn about comes out in the same form."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Json() if form == "json" else _Console())
+    """Say how lines look. Called once at start; warnings come out in the same form."""
     root = logging.getLogger()
-    root.handlers[:] = [handler]
+    root.handlers[:] = [LogWriter(stderr_sink(), _Json() if form == "json" else _Console())]
     root.setLevel(logging.WARNING)
     _LOGGER.setLevel(logging.INFO)
+    logging.captureWarnings(True)
+    threading.excepthook = _thread_ended
+    sys.unraisablehook = _unraisable
+
+
+def _thread_ended(args: threading.ExceptHookArgs) -> None:
+    about = (args.exc_type, args.exc_value or args.exc_type(), args.exc_traceback)
+    _LOGGER.error("a thread ended by an exception", exc_info=about)
+
+
+def _unraisable(args: UnraisableHookArgs) -> None:
+    about = (args.exc_type, args.exc_value or args.exc_type(), args.exc_traceback)
+    _LOGGER.error("%s", args.err_msg or "an exception that nobody could be told of", exc_info=about)
 
 
 _MILLISECONDS = tuple(f".{number:03}Z" for number in range(1000))

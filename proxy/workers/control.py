@@ -8,6 +8,7 @@ of a gate without workers.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 from collections.abc import Callable
@@ -79,6 +80,7 @@ class Control:
             return
         if received is None:
             log_line("error", "the gate's supervisor is gone, and this process ends with it")
+            logging.shutdown()
             os._exit(ORPHANED)
         what, sock = received
         if what["do"] == "signal":

@@ -1,6 +1,7 @@
 """The first process of a gate with workers: starts the brain and the workers, and replaces those that end.
 
-1. It has neither a loop nor a thread, so that a process forked from it begins clean and at once.
+1. It has no loop, and no thread but that of the log, which each process begins for itself: what is
+   forked from it begins clean and at once.
 2. Signals come here, and are passed on; so do the service manager's words. All have the listeners, of which
    there is one each.
 3. Whoever has served is replaced when it ends. One that ends before the gate has served ends the gate.

@@ -12,8 +12,9 @@ from functools import partial
 from proxy.app import calm_the_collector
 from proxy.large import LargeBodies
 from proxy.life import Life
-from proxy.report.access_log import AccessLog, Sink, stdout_sink
+from proxy.report.access_log import AccessLog, stdout_sink
 from proxy.report.events import EventLog
+from proxy.report.log_writer import Sink
 from proxy.settings import Settings
 from proxy.tls import client_context, unit_context
 from proxy.tracing.start import trace

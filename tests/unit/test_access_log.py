@@ -10,7 +10,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from proxy.report import access_log
+from proxy.report import access_log, log_writer
 from proxy.report.access_log import KEPT, TEXT_MAX, AccessLog, console_line, json_line, stdout_sink
 from proxy.report.record import Finished
 from router.nouns import Outcome
@@ -125,7 +125,7 @@ def test_what_was_written_reaches_the_stream_in_order_by_close_at_the_latest() -
 
 
 def test_a_sink_that_takes_little_at_a_time_gets_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(access_log, "BUSY_S", 0.0)
+    monkeypatch.setattr(log_writer, "BUSY_S", 0.0)
     sink = Reluctant()
     log = AccessLog("json", sink, clock)
     log.write(DONE)

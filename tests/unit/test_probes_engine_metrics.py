@@ -176,7 +176,8 @@ def test_a_value_that_is_no_number_is_passed_over(value: str) -> None:
 def test_numbers_that_add_up_to_infinity_are_passed_over() -> None:
     """Each alone is finite; together they are not, and an int of that is an exception each second."""
     body = b"vllm:num_requests_running 2\n" + b"".join(
-        b'vllm:num_requests_running{engine="%d"} 1e308\nvllm:num_requests_waiting{engine="%d"} 4e15\n' % (i, i)
+        b'vllm:num_requests_running{engine="%d"} 1e308\nvllm:num_requests_waiting{engine="%d"} 4e15\n'
+        % (i, i)
         for i in range(3)
     )
     assert scan(body, "u", 1.0, 0) == Load("u", 1.0, running=2, waiting=2**53)
