@@ -33,7 +33,7 @@ def read_ask(body: bytes) -> Ask | Failure:
     if model is not None and not isinstance(model, str):
         return Failure(Kind.BAD_JSON, f"`model` must be a string, not {_kind_of(model)}", param="model")
     follows, user, priority = data.get("previous_response_id"), data.get("user"), data.get("priority")
-    blocks, size = read_prompt(data)
+    blocks, size, fingerprint = read_prompt(data)
     stream = data.get("stream") is True
     ask = (
         model,
@@ -49,6 +49,7 @@ def read_ask(body: bytes) -> Ask | Failure:
         priority if isinstance(priority, int) else 0,
         inf,
         stream and not why_not(data, chat="messages" in data),
+        fingerprint,
     )
     return _new(Ask, ask)
 

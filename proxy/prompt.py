@@ -38,11 +38,38 @@ _new = tuple.__new__
 """What a named tuple's own constructor calls, in a third of the time."""
 
 
+FIELDS_MAX = 64
+"""A body with more fields than this, beside the usual ones, is hashed as it stands."""
+_VARIES = frozenset(
+    (
+        *("stream", "stream_options", "user", "metadata", "store", "priority", "request_id", "service_tier"),
+        *("safety_identifier", "prompt_cache_key", "seed", "temperature", "top_p", "top_k", "min_p", "stop"),
+        *(
+            "max_tokens",
+            "max_completion_tokens",
+            "max_output_tokens",
+            "frequency_penalty",
+            "presence_penalty",
+        ),
+        "repetition_penalty",
+    )
+)
+"""What clients change from one try to the next, and what no engine has died of."""
+_NO_PART = NAMES | _VARIES | {"model"}
+"""What the fingerprint has from the prompt already, or leaves out."""
+
+
 class Prompt(NamedTuple):
-    """`blocks` are the chained 60-bit hashes of all full blocks, `size` the bytes of the whole prompt."""
+    """`blocks` are the chained 60-bit hashes of all full blocks, `size` the bytes of the whole prompt.
+
+    `fingerprint` is one hash of the model, the whole prompt, and of fields that make an engine do other work
+    (a grammar, a bias of logits). How tokens are drawn, how many, and who asks is no part of it: the same
+    prompt asked again, with another seed or without a stream, is the same.
+    """
 
     blocks: tuple[int, ...]
     size: int
+    fingerprint: int
 
 
 def read_prompt(data: dict[str, Any]) -> Prompt:
@@ -50,7 +77,13 @@ def read_prompt(data: dict[str, Any]) -> Prompt:
     # Few of the names occur in one body, mostly one: the body is looked through once, and not for each name.
     found = NAMES & data.keys()
     text = canonical(data, found)
-    return _new(Prompt, (block_hashes(text, _seed(data, found)), len(text)))
+    seed = _seed(data, found)
+    blocks = block_hashes(text, seed)
+    fingerprint = xxh3_64_intdigest(text[len(blocks) * BLOCK_BYTES :], blocks[-1] if blocks else seed)
+    if more := data.keys() - _NO_PART:
+        rest = {name: data[name] for name in sorted(more)} if len(more) <= FIELDS_MAX else data
+        fingerprint = xxh3_64_intdigest(_bytes_of(rest), fingerprint)
+    return _new(Prompt, (blocks, len(text), fingerprint))
 
 
 def block_hashes(text: bytes, seed: int) -> tuple[int, ...]:

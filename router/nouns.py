@@ -103,6 +103,8 @@ class Ask(NamedTuple):
     """When its first token has to be there to be of use."""
     continuable: bool = False
     """Whether it asks for a stream of text alone, with which another unit can go on if its own breaks."""
+    fingerprint: int = 0
+    """Of what it asks an engine to compute: model, prompt, and fields that make it work otherwise; 0: none."""
 
 
 class Sign(Enum):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.prompt import MAX_BLOCKS, MEDIA_BYTES, NAMES, block_hashes, canonical, read_prompt
+from proxy.prompt import FIELDS_MAX, MAX_BLOCKS, MEDIA_BYTES, NAMES, block_hashes, canonical, read_prompt
 from router.books import BLOCK_BYTES
 
 law = settings(derandomize=True, deadline=None, max_examples=150)
@@ -198,3 +198,42 @@ def test_what_is_nested_too_deep_to_be_written_is_left_out() -> None:
     for _ in range(900):
         deep = [deep]
     assert read_prompt({"prompt": [deep]}).size < 10
+
+
+# -- the fingerprint ---------------------------------------------------------------------------------------
+
+
+def fingerprint(**changed: Any) -> int:
+    return read_prompt({**user(LONG + "the end"), "model": "m", **changed}).fingerprint
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"stream": True}, {"user": "another"}, {"seed": 7}, {"temperature": 0.5}, {"max_tokens": 3}],
+    ids=str,
+)
+def test_the_same_prompt_asked_again_has_the_same_fingerprint(changed: Body) -> None:
+    assert fingerprint(**changed) == fingerprint()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"model": "another"},
+        {"messages": user(LONG + "the End")["messages"]},
+        {"messages": user("The same" + LONG)["messages"]},
+        {"tools": [{"type": "function"}]},
+        {"cache_salt": "x"},
+        {"response_format": {"type": "json_object"}},
+        {"logit_bias": {"1": 5}},
+        {f"field {number}": 1 for number in range(FIELDS_MAX + 1)},
+    ],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_what_makes_an_engine_do_other_work_is_part_of_the_fingerprint(changed: Body) -> None:
+    assert fingerprint(**changed) != fingerprint()
+
+
+def test_the_tail_of_a_prompt_too_long_to_be_hashed_in_blocks_is_part_of_its_fingerprint() -> None:
+    prompt = "x" * (MAX_BLOCKS + 3) * BLOCK_BYTES
+    assert len({read_prompt({"prompt": prompt + end}).fingerprint for end in ("", "a", "b")}) == 3
