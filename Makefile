@@ -18,7 +18,7 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 READY := @flock Makefile $(MAKE) -s --no-print-directory
 
 .PHONY: help run up test check format vllm-units bench failover soak detection never-shot handover restart cut-off \
-	rolling-update redis-faults fleet probe-cost vllm-detection replay peers drill drill-vllm drill-peers \
+	rolling-update redis-faults fleet probe-cost vllm-detection replay gym peers drill drill-vllm drill-peers \
 	site lock clean apt
 
 help:           ## this list
@@ -113,6 +113,10 @@ replay:         ## what users wait through the gate and its peers, under a trace
 	$(READY) .venv/dev.ready
 	-@flock Makefile $(MAKE) -s --no-print-directory -k $(PEERS:%=.venv-%/made)
 	@$(BIN)/python -m loadtests.replay $(if $(TRACE),--trace $(TRACE),--quick)
+
+gym:            ## routing beside other rules on simulated engines, in virtual time: a table (QUICK=1: a few cells)
+	$(READY) .venv/run.ready
+	@$(BIN)/python -m loadtests.gym $(if $(QUICK),--quick)
 
 drill:          ## every fault on simulated units, then rolling restarts and a Redis outage; under six minutes
 	$(READY) .venv/dev.ready

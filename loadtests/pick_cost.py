@@ -1,8 +1,8 @@
 """What it costs to read a request and pick a unit for it: CPU of `read_ask` and `Router.pick`, and memory.
 
-`python -m loadtests.pick_cost` measures inside of the product, for what it measures takes microseconds: it is
-the only load test that imports it. Of many short rounds the fastest counts, in CPU time of the process, since
-whatever else runs on the machine can only make one slower. The exit code is 1 when a limit is passed.
+`python -m loadtests.pick_cost` measures inside of the product, for what it measures takes microseconds. Of
+many short rounds the fastest counts, in CPU time of the process, since whatever else runs on the machine can
+only make one slower. The exit code is 1 when a limit is passed.
 """
 
 from __future__ import annotations

@@ -1,0 +1,84 @@
+"""`python -m loadtests.gym`: runs cells of the gym and prints a table, the worst first.
+
+    python -m loadtests.gym --quick                                      # a few cells, one seed
+    python -m loadtests.gym --loads "shared*" --fleets equal --at=0.5,0.8
+    python -m loadtests.gym --markdown > table.md                        # everything
+
+The exit code is 1 when a cell is beyond a limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from fnmatch import fnmatchcase
+from time import perf_counter
+
+from loadtests.gym import table
+from loadtests.gym.cells import RIVAL_NAMES, Cell, play
+from loadtests.gym.figures import Row, row
+from loadtests.gym.fleets import FLEETS
+from loadtests.gym.loads import LOADS
+from loadtests.gym.plan import UNEQUAL, UNEVEN, cells, quick_cells
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs what was asked for; 1 when anything is beyond a limit."""
+    options = _options(argv)
+    chosen = _chosen(options)
+    rivals = RIVAL_NAMES if options.rivals == "all" else tuple(options.rivals.split(","))
+    began, rows = perf_counter(), []
+    jobs = [(cell, options.seeds, rivals, options.requests) for cell in chosen]
+    with ProcessPoolExecutor(options.jobs) as pool:
+        for number, each in enumerate(pool.map(_play, jobs), start=1):
+            rows.append(each)
+            print(f"{number}/{len(jobs)} {each.outcome.cell} {' '.join(each.fails)}", file=sys.stderr)
+    if options.detail:
+        for each in rows:
+            print(table.rivals(each, markdown=options.markdown), end="\n\n")
+    print(table.cells(rows, markdown=options.markdown))
+    failed = sum(1 for each in rows if each.fails)
+    print(f"\n{len(rows)} cells, {failed} beyond a limit; {perf_counter() - began:.0f} s", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _play(job: tuple[Cell, int, tuple[str, ...], int]) -> Row:
+    cell, seeds, rivals, requests = job
+    return row(play(cell, seeds, rivals, requests), uneven=cell.load in UNEVEN, unequal=cell.fleet in UNEQUAL)
+
+
+def _chosen(options: argparse.Namespace) -> list[Cell]:
+    if not (options.loads or options.fleets):
+        return quick_cells() if options.quick else cells()
+    loads = [name for name in LOADS if _matches(name, options.loads or "*")]
+    fleets = [name for name in FLEETS if _matches(name, options.fleets or "equal")]
+    if not loads or not fleets:
+        raise SystemExit(f"no such load or fleet; loads: {' '.join(LOADS)}; fleets: {' '.join(FLEETS)}")
+    many = [float(each) for each in options.at.split(",")]
+    return [Cell(load, fleet, much) for load in loads for fleet in fleets for much in many]
+
+
+def _matches(name: str, patterns: str) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns.split(","))
+
+
+def _options(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m loadtests.gym", description=__doc__)
+    parser.add_argument("--loads", help="names or patterns, with commas between them")
+    parser.add_argument("--fleets", help="the same; equal when only loads are given")
+    parser.add_argument(
+        "--at", default="0.1,0.5,0.8,0.95", help="utilisations; --at=-16 means 16 requests a second"
+    )
+    parser.add_argument("--rivals", default="all", help=f"of {', '.join(RIVAL_NAMES)}")
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--requests", type=int, default=0, help="in each run; 0: as many as the fleet needs")
+    parser.add_argument("--quick", action="store_true", help="a few cells only")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--detail", action="store_true", help="all rivals of each cell, too")
+    parser.add_argument("--markdown", action="store_true")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,382 @@
+"""The model of one unit: continuous batching, chunked prefill, seats, a prefix-cached KV cache. Pure.
+
+Scheduling follows vLLM V1: a step computes one token for each decoding sequence, then prompts in their order
+in chunks; the youngest sequence gives its KV blocks up when there are too few, and is computed again. What
+must stay true: steps follow one another without a gap while there is work; tokens in use never exceed
+`kv_tokens` but for one sequence alone. Steps in which nothing but decoding happens are taken many at once.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from math import ceil
+
+BLOCK_TOKENS = 64
+"""vLLM's own are of 16; a quarter of the work for the simulation, and hardly another hit rate."""
+STEPS_AT_ONCE = 64
+"""Steps of one length; the context, and with it a step, grows meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """How fast and how large a unit is.
+
+    A step takes base_s + prefilled tokens / prefill_tokens_s + per_sequence_s for each decoding sequence
+    + per_context_token_s for each token of their contexts. `front_end_s` passes before a prompt is queued
+    (tokenizer, network), for many at once. `step_tokens` is max_num_batched_tokens, `seats` max_num_seqs.
+    """
+
+    prefill_tokens_s: float = 14_000.0
+    base_s: float = 0.008
+    per_sequence_s: float = 0.00012
+    per_context_token_s: float = 0.0
+    front_end_s: float = 0.003
+    step_tokens: int = 4096
+    seats: int = 64
+    kv_tokens: int = 500_000
+
+    def step_s(self, prefilled: int, decoding: int, context: float) -> float:
+        """How long a step takes, where `context` tokens are read by the decoding sequences."""
+        return (
+            self.base_s
+            + prefilled / self.prefill_tokens_s
+            + self.per_sequence_s * decoding
+            + self.per_context_token_s * context
+        )
+
+
+class Sequence:
+    """One prompt and its answer at a unit. `names` are its blocks, those of the answer included.
+
+    `made` are the tokens shown so far; `computed` those whose KV exists, while it is not decoding.
+    `gate` is whose gate sees its tokens come one by one (-1: none), `owner` whoever wants to know of it.
+    """
+
+    __slots__ = (
+        "answer_tokens",
+        "cached_tokens",
+        "computed",
+        "ends_step",
+        "gate",
+        "made",
+        "named",
+        "names",
+        "owner",
+        "prompt_tokens",
+        "reckoned",
+    )
+
+    def __init__(
+        self,
+        prompt_tokens: int,
+        answer_tokens: int,
+        names: tuple[int, ...],
+        gate: int = -1,
+        owner: object = None,
+    ) -> None:
+        self.prompt_tokens, self.answer_tokens, self.names = prompt_tokens, answer_tokens, names
+        self.gate, self.owner = gate, owner
+        self.made = self.computed = self.named = self.reckoned = 0
+        self.cached_tokens = -1
+        """Tokens of the prompt that were found in the cache; -1: it has not been looked for them yet."""
+        self.ends_step = 0
+        """The step that makes the last token; 0: it is not decoding."""
+
+    @property
+    def goal(self) -> int:
+        """Tokens that have to be computed before the next one comes."""
+        return self.prompt_tokens + self.made
+
+
+class Shown:
+    """What one or more steps have brought: sequences that showed their first token, and that ended; `steps`
+    of `step_s` in each of which one more token came of each decoding sequence of the gate's (`decoding`).
+    """
+
+    __slots__ = ("at", "decoding", "ended", "first", "step_s", "steps")
+
+    def __init__(self, at: float, steps: int, step_s: float, decoding: list[int]) -> None:
+        self.at, self.steps, self.step_s, self.decoding = at, steps, step_s, decoding
+        self.first: list[Sequence] = []
+        self.ended: list[Sequence] = []
+
+
+class Engine:
+    """The queue, the batch and the KV cache of one unit. `at` is when the present steps began."""
+
+    def __init__(self, model: Model, gates: int = 1) -> None:
+        self.model = model
+        self.at = 0.0
+        self.waiting: deque[Sequence] = deque()
+        self.running: dict[Sequence, None] = {}
+        self.prefilling: list[Sequence] = []
+        self.decoding = 0
+        self.by_gate = [0] * gates
+        self.context = 0.0
+        """Tokens of the contexts of those that decode."""
+        self.pending = 0
+        """Uncached tokens of prompts that are here, or on their way, and not computed."""
+        self.coming = 0
+        self.steps = 0
+        self.preemptions = self.prefilled = self.answered = self.hit_tokens = self.asked_tokens = 0
+        self.busy_s = 0.0
+        self._due: list[tuple[int, int, Sequence]] = []
+        self._order = 0
+        self._users: dict[int, int] = {}
+        self._idle: OrderedDict[int, None] = OrderedDict()
+        self._private = 0
+        self._many = 0
+        """Steps that are under way, each of `_step_s`; 0: nothing is."""
+        self._step_s = 0.0
+        self._chunks: list[tuple[Sequence, int]] = []
+
+    # -- what others see -----------------------------------------------------------------------------------
+
+    @property
+    def used_tokens(self) -> int:
+        """Tokens of KV cache that sequences hold."""
+        return len(self._users) * BLOCK_TOKENS + self._private
+
+    @property
+    def kv_use(self) -> float:
+        """The share of the KV cache in use, 0 to 1, as vLLM's gauge has it."""
+        return min(self.used_tokens / self.model.kv_tokens, 1.0)
+
+    @property
+    def count(self) -> int:
+        """Requests that are here or on their way."""
+        return len(self.running) + len(self.waiting) + self.coming
+
+    @property
+    def next_at(self) -> float | None:
+        """When the present steps end; None: there is nothing to do."""
+        return self.at + self._many * self._step_s if self._many else None
+
+    def cached(self, names: tuple[int, ...], prompt_tokens: int) -> int:
+        """How many tokens of a prompt are in the cache: of blocks, all before one that is there are, too."""
+        low, high = 0, min(len(names), (prompt_tokens - 1) // BLOCK_TOKENS)
+        users, idle = self._users, self._idle
+        while low < high:
+            middle = (low + high + 1) // 2
+            name = names[middle - 1]
+            if name in users or name in idle:
+                low = middle
+            else:
+                high = middle - 1
+        return low * BLOCK_TOKENS
+
+    def dues(self) -> list[int]:
+        """In how many steps the sequences that decode will end, in no order."""
+        return [step - self.steps for step, _, sequence in self._due if sequence.ends_step == step]
+
+    def made(self, sequence: Sequence) -> int:
+        """How many tokens of an answer have been shown."""
+        left = sequence.ends_step - self.steps
+        return sequence.answer_tokens - left if sequence.ends_step else sequence.made
+
+    # -- what comes ----------------------------------------------------------------------------------------
+
+    def expect(self, sequence: Sequence) -> None:
+        """A prompt is on its way through the front end."""
+        self.coming += 1
+        sequence.reckoned = sequence.goal - self.cached(sequence.names, sequence.prompt_tokens)
+        self.pending += sequence.reckoned
+
+    def take(self, sequence: Sequence, now: float) -> list[Shown]:
+        """A prompt that was expected is here. What has come of the steps until then."""
+        self.coming -= 1
+        shown = self.advance(now)
+        blocked = bool(self.waiting) or len(self.running) >= self.model.seats
+        self.waiting.append(sequence)
+        if not self._many:
+            self._plan(now)
+        elif not (blocked or self._chunks):
+            # The step that runs ends first.
+            self._many = min(self._many, max(1, ceil((now - self.at) / self._step_s - 1e-9)))
+        return shown
+
+    def clear(self) -> list[Sequence]:
+        """The processes are gone, and with them all that was there. Who was there."""
+        lost = [*self.running, *self.waiting]
+        self.__init__(self.model, len(self.by_gate))  # type: ignore[misc]
+        return lost
+
+    def advance(self, now: float) -> list[Shown]:
+        """Take all steps that end by `now`; those that follow begin when they end."""
+        shown = []
+        while self._many and self.at + self._many * self._step_s <= now + 1e-9:
+            shown.append(self._take_steps(self._many))
+            self._plan(self.at)
+        if self._many > 1:
+            done = int((now - self.at) / self._step_s + 1e-9)
+            if done:
+                shown.append(self._take_steps(done))
+        return shown
+
+    # -- steps ---------------------------------------------------------------------------------------------
+
+    def _take_steps(self, steps: int) -> Shown:
+        shown = Shown(self.at + steps * self._step_s, steps, self._step_s, self.by_gate.copy())
+        self.at = shown.at
+        self._many -= steps
+        self.steps += steps
+        self.busy_s += steps * self._step_s
+        self.answered += steps * self.decoding
+        self.context += steps * self.decoding
+        self._private += steps * self.decoding
+        while self._due and self._due[0][0] <= self.steps:
+            step, _, sequence = heappop(self._due)
+            if sequence.ends_step == step:
+                sequence.made = sequence.answer_tokens
+                self._leave(sequence)
+                shown.ended.append(sequence)
+        for sequence, tokens in self._chunks:
+            self.prefilled += tokens
+            if sequence.computed == sequence.goal:
+                self._next_token(sequence, shown)
+        self._chunks = []
+        return shown
+
+    def _next_token(self, sequence: Sequence, shown: Shown) -> None:
+        self.prefilling.remove(sequence)
+        sequence.made += 1
+        self.answered += 1
+        if sequence.made == 1:
+            shown.first.append(sequence)
+        if sequence.made >= sequence.answer_tokens:
+            self._leave(sequence)
+            shown.ended.append(sequence)
+            return
+        sequence.ends_step = self.steps + sequence.answer_tokens - sequence.made
+        self._order += 1
+        heappush(self._due, (sequence.ends_step, self._order, sequence))
+        self.decoding += 1
+        self.context += sequence.computed
+        if sequence.gate >= 0:
+            self.by_gate[sequence.gate] += 1
+
+    def _plan(self, at: float) -> None:
+        model, preemptions = self.model, self.preemptions
+        self.at = at
+        while self.decoding and self.used_tokens + self.decoding > model.kv_tokens and len(self.running) > 1:
+            self._preempt()
+        budget = model.step_tokens - self.decoding
+        prefilled = 0
+        for sequence in list(self.prefilling):
+            if budget <= prefilled or sequence not in self.running:
+                continue
+            prefilled += self._go_on(sequence, budget - prefilled)
+        if self.preemptions == preemptions:
+            while self.waiting and prefilled < budget and len(self.running) < model.seats:
+                tokens = self._admit(self.waiting[0], budget - prefilled)
+                if not tokens:
+                    break
+                prefilled += tokens
+        if not self.running:
+            self._many = 0
+            return
+        self._many = 1 if self._chunks else self._undisturbed()
+        context = self.context + 0.5 * self.decoding * (self._many - 1)
+        self._step_s = model.step_s(sum(tokens for _, tokens in self._chunks), self.decoding, context)
+        self._evict()
+
+    def _undisturbed(self) -> int:
+        """How many steps of nothing but decoding can be taken at once."""
+        while self._due and self._due[0][2].ends_step != self._due[0][0]:
+            heappop(self._due)
+        room = (self.model.kv_tokens - self.used_tokens) // max(self.decoding, 1)
+        first = self._due[0][0] - self.steps if self._due else 1
+        return max(1, min(STEPS_AT_ONCE, first, room))
+
+    def _go_on(self, sequence: Sequence, budget: int) -> int:
+        """Compute the next chunk of a prompt, at the price of the youngest if need be; how many tokens."""
+        tokens = min(sequence.goal - sequence.computed, budget)
+        while self.used_tokens + tokens + self.decoding > self.model.kv_tokens and len(self.running) > 1:
+            if self._preempt() is sequence:
+                return 0
+        self._compute(sequence, tokens)
+        return tokens
+
+    def _admit(self, sequence: Sequence, budget: int) -> int:
+        """Give the first of those who wait a seat; its first chunk of tokens, 0 when there is no room."""
+        cached = self.cached(sequence.names, sequence.goal)
+        tokens = min(sequence.goal - cached, budget)
+        named = cached // BLOCK_TOKENS
+        idle = sum(1 for name in sequence.names[:named] if name in self._idle)
+        needed = idle * BLOCK_TOKENS + tokens + self.decoding
+        if self.used_tokens + needed > self.model.kv_tokens and self.running:
+            return 0
+        self.waiting.popleft()
+        for name in sequence.names[:named]:
+            self._idle.pop(name, None)
+            self._users[name] = self._users.get(name, 0) + 1
+        sequence.named, sequence.computed = named, cached
+        if sequence.cached_tokens < 0:
+            sequence.cached_tokens = cached
+            self.hit_tokens += cached
+            self.asked_tokens += sequence.prompt_tokens
+        self.pending += sequence.goal - cached - sequence.reckoned
+        self.running[sequence] = None
+        self.prefilling.append(sequence)
+        self._compute(sequence, tokens)
+        return tokens
+
+    def _compute(self, sequence: Sequence, tokens: int) -> None:
+        """A chunk is in the step that begins; as in vLLM, its full blocks can be found from now on."""
+        sequence.computed += tokens
+        self.pending -= tokens
+        self._private += tokens
+        self._chunks.append((sequence, tokens))
+        self._name(sequence)
+
+    def _name(self, sequence: Sequence) -> None:
+        names, users = sequence.names, self._users
+        for number in range(sequence.named, min(sequence.computed // BLOCK_TOKENS, len(names))):
+            name = names[number]
+            self._idle.pop(name, None)
+            users[name] = users.get(name, 0) + 1
+            self._private -= BLOCK_TOKENS
+            sequence.named += 1
+
+    def _preempt(self) -> Sequence:
+        """Take the KV cache of the youngest away; it waits in front of all others."""
+        youngest = next(reversed(self.running))
+        self.preemptions += 1
+        self._chunks = [chunk for chunk in self._chunks if chunk[0] is not youngest]
+        if youngest in self.prefilling:
+            self.prefilling.remove(youngest)
+            self.pending -= youngest.goal - youngest.computed
+        else:
+            youngest.made = youngest.answer_tokens - (youngest.ends_step - self.steps)
+        self._leave(youngest)
+        youngest.reckoned = youngest.goal
+        self.pending += youngest.reckoned
+        self.waiting.appendleft(youngest)
+        return youngest
+
+    def _leave(self, sequence: Sequence) -> None:
+        """A sequence gives up its seat; its full blocks stay until room is needed, the end goes first."""
+        if sequence.ends_step:
+            # The last token was shown, and never computed.
+            computed = sequence.prompt_tokens + sequence.made - 1
+            self.decoding -= 1
+            self.context -= computed
+            if sequence.gate >= 0:
+                self.by_gate[sequence.gate] -= 1
+            sequence.computed, sequence.ends_step = computed, 0
+            self._name(sequence)
+        del self.running[sequence]
+        self._private -= sequence.computed - sequence.named * BLOCK_TOKENS
+        for name in reversed(sequence.names[: sequence.named]):
+            self._users[name] -= 1
+            if not self._users[name]:
+                del self._users[name]
+                self._idle[name] = None
+        sequence.named = sequence.computed = 0
+
+    def _evict(self) -> None:
+        room = (self.model.kv_tokens - self.used_tokens) // BLOCK_TOKENS
+        while len(self._idle) > room and self._idle:
+            self._idle.popitem(last=False)

@@ -1,0 +1,140 @@
+"""What a load is made of, and what becomes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import NamedTuple, Protocol
+
+from loadtests.gym.engine import Model
+from loadtests.gym.engine import Sequence as EngineSequence
+from loadtests.gym.prompts import Text
+from router.nouns import Cell, Unit
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One request as its client makes it. `context` is the prompt and the answer after it.
+
+    `at` is when it comes; of a follow-up, how long after the answer before. `chance` (0 to 1) draws its gate.
+    `usage`: the answer tells what it used.
+    """
+
+    number: int
+    at: float
+    prompt: Text
+    context: Text
+    model: str = "m"
+    stream: bool = True
+    usage: bool = True
+    tenant: str = ""
+    session: str = ""
+    priority: int = 0
+    deadline_s: float = inf
+    chance: float = 0.0
+    then: Request | None = None
+
+    @property
+    def answer_tokens(self) -> int:
+        """Tokens of the answer, at least 1."""
+        return self.context.tokens - self.prompt.tokens
+
+
+class Change(NamedTuple):
+    """At `at` (seconds after the load began) a unit goes (`is_up` False), or comes with an empty cache."""
+
+    at: float
+    unit: int
+    is_up: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A unit as it really is, and as the gate is told."""
+
+    model: Model
+    unit: Unit
+    network_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """What stands behind the gates. `joining`: places that are not there from the beginning."""
+
+    name: str
+    places: tuple[Place, ...]
+    cells: tuple[Cell, ...] = (Cell("a"),)
+    gates: int = 1
+    changes: tuple[Change, ...] = ()
+    joining: frozenset[int] = frozenset()
+
+
+class Call:
+    """One request on its way through a world. `unit` is where it is; None while it is nowhere."""
+
+    __slots__ = (
+        "came_at",
+        "ended_at",
+        "first_at",
+        "held",
+        "made",
+        "refused",
+        "request",
+        "sequence",
+        "tried",
+        "unit",
+        "waited_s",
+    )
+
+    def __init__(self, request: Request, came_at: float) -> None:
+        self.request = request
+        self.came_at = came_at
+        self.first_at = self.ended_at = -1.0
+        self.unit: int | None = None
+        self.sequence: EngineSequence | None = None
+        self.refused = ""
+        self.made = 0
+        """Tokens that were shown by a unit that has died since."""
+        self.tried: tuple[str, ...] = ()
+        self.waited_s = 0.0
+        self.held: object = None
+        """Whatever the rival keeps of it."""
+
+
+Send = Callable[[Call, int], None]
+
+
+class Rival(Protocol):
+    """One router (one gate) in front of the units. It is told what a real one in its place would see."""
+
+    def come(self, call: Call, now: float) -> None:
+        """A request has come: send it, keep it, or refuse it."""
+
+    def first(self, call: Call, now: float) -> None:
+        """Its unit has shown the first token (or, of a plain answer, all)."""
+
+    def ended(self, call: Call, now: float) -> None:
+        """Its answer is whole."""
+
+    def broke(self, call: Call, now: float) -> None:
+        """Its unit is gone in the middle of it."""
+
+    def changed(self, unit: int, now: float, *, is_up: bool) -> None:
+        """A unit has gone or come."""
+
+    def waiting(self) -> int:
+        """How many requests it keeps back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What came of a load through one rival."""
+
+    calls: Sequence[Call]
+    per_unit: tuple[int, ...]
+    idle_beside_queue_s: float
+    """The longest time for which a unit had nothing to do while requests waited that it could serve."""
+    preemptions: int = 0
+    hits: float = 0.0
+    busy: tuple[float, ...] = field(default=())

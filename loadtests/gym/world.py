@@ -1,0 +1,226 @@
+"""The simulated world: clients, engines and one or more routers on one clock. A heap of events, no sleep.
+
+What must stay true: each call ends exactly once, or is refused; events at one moment come in the order in
+which they were made, so that a run depends on nothing but its seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from heapq import heappop, heappush
+from math import inf
+
+from loadtests.gym.engine import Engine, Sequence, Shown
+from loadtests.gym.nouns import Call, Change, Fleet, Request, Rival, Run
+
+LOOK_S = 0.05
+"""How often it is looked whether a unit is idle beside a queue."""
+END_S = 20_000.0
+"""A run that takes longer has come to a standstill."""
+
+Event = Callable[[float], None]
+
+
+class StandstillError(Exception):
+    """Calls are left over, and nothing happens any more."""
+
+
+class World:
+    """One run. Make it, give it its routers, let it `run`. The load begins at `begins_at`.
+
+    `hurry`: who follows up does so at once.
+    """
+
+    def __init__(self, fleet: Fleet, begins_at: float = 100.0, *, hurry: bool = False) -> None:
+        self.fleet = fleet
+        self.hurry = hurry
+        self.now = self.begins_at = begins_at
+        self.engines = [Engine(place.model, fleet.gates) for place in fleet.places]
+        self.up = [number not in fleet.joining for number in range(len(fleet.places))]
+        self.calls: list[Call] = []
+        self.per_unit = [0] * len(fleet.places)
+        self.tokens_came: Callable[[int, int, Shown], None] | None = None
+        """Told of each gate, unit and run of steps in which the gate's streams moved."""
+        self._rivals: list[Rival] = []
+        self._events: list[tuple[float, int, Event]] = []
+        self._order = 0
+        self._wakes = [inf] * len(fleet.places)
+        self._left = 0
+        self._idle_s = [0.0] * len(fleet.places)
+        self._idle_most_s = 0.0
+
+    # -- for routers ---------------------------------------------------------------------------------------
+
+    def at(self, when: float, event: Event) -> None:
+        """Let something happen; events of one moment come in the order in which they were made."""
+        self._order += 1
+        heappush(self._events, (when, self._order, event))
+
+    def send(self, call: Call, unit: int) -> None:
+        """A router has chosen."""
+        request, engine, place = call.request, self.engines[unit], self.fleet.places[unit]
+        call.unit = unit
+        self.per_unit[unit] += 1
+        gate = self._gate_of(request) if request.stream else -1
+        made = call.made
+        sequence = Sequence(
+            request.prompt.tokens + made, request.answer_tokens - made, request.context.names, gate, call
+        )
+        call.sequence = sequence
+        engine.expect(sequence)
+        delay_s = place.model.front_end_s + place.network_s
+        self.at(self.now + delay_s, lambda now: self._arrive(unit, sequence, now))
+
+    def refuse(self, call: Call, why: str) -> None:
+        """A router has no unit for it."""
+        call.refused = why
+        self._over(call)
+
+    def canary(self, unit: int, tell: Event) -> None:
+        """One token of an unlike prompt; `tell` is called when it has come, and never where the unit dies."""
+        engine = self.engines[unit]
+        sequence = Sequence(12, 1, (), -1, tell)
+        engine.expect(sequence)
+        self.at(self.now + engine.model.front_end_s, lambda now: self._arrive(unit, sequence, now))
+
+    def settle(self) -> None:
+        """Bring all engines to the present moment."""
+        for unit, engine in enumerate(self.engines):
+            if engine.next_at is not None:
+                self._tell(unit, engine.advance(self.now))
+                self._set_wake(unit)
+
+    # -- the run -------------------------------------------------------------------------------------------
+
+    def run(self, requests: Iterable[Request], rivals: list[Rival]) -> Run:
+        """Let the requests come, and the routers serve them. Raises StandstillError."""
+        self._rivals = rivals
+        for request in requests:
+            self._expect(request, self.begins_at + request.at)
+        for change in self.fleet.changes:
+            self.at(self.begins_at + change.at, partial(self._change, change))
+        self.at(self.begins_at, self._look)
+        while self._left:
+            if not self._events or self.now > self.begins_at + END_S:
+                raise StandstillError(f"{self.fleet.name}: {self._left} calls left at {self.now:.1f} s")
+            self.now, _, event = heappop(self._events)
+            event(self.now)
+        engines = self.engines
+        asked = sum(engine.asked_tokens for engine in engines)
+        return Run(
+            sorted(self.calls, key=lambda call: call.request.number),
+            tuple(self.per_unit),
+            self._idle_most_s,
+            sum(engine.preemptions for engine in engines),
+            sum(engine.hit_tokens for engine in engines) / asked if asked else 0.0,
+            tuple(engine.busy_s / (self.now - self.begins_at) for engine in engines),
+        )
+
+    def _expect(self, request: Request, at: float) -> None:
+        self._left += 1
+        self.at(at, lambda now: self._come(request, now))
+
+    def _come(self, request: Request, now: float) -> None:
+        call = Call(request, now)
+        self.calls.append(call)
+        self._rivals[self._gate_of(request)].come(call, now)
+
+    def _gate_of(self, request: Request) -> int:
+        return int(request.chance * self.fleet.gates)
+
+    def _arrive(self, unit: int, sequence: Sequence, now: float) -> None:
+        owner = sequence.owner
+        if isinstance(owner, Call) and owner.sequence is not sequence:
+            # Its unit has died meanwhile.
+            return
+        if not self.up[unit]:
+            if isinstance(owner, Call):
+                self._broken(owner, now)
+            return
+        self._tell(unit, self.engines[unit].take(sequence, now))
+        self._set_wake(unit)
+
+    def _set_wake(self, unit: int) -> None:
+        ends_at = self.engines[unit].next_at
+        if ends_at is not None and ends_at < self._wakes[unit]:
+            self._wakes[unit] = ends_at
+            self.at(ends_at, lambda now: self._wake(unit, now))
+
+    def _wake(self, unit: int, now: float) -> None:
+        if now < self._wakes[unit]:
+            return
+        self._wakes[unit] = inf
+        self._tell(unit, self.engines[unit].advance(now))
+        self._set_wake(unit)
+
+    def _tell(self, unit: int, shown: list[Shown]) -> None:
+        """Hand on what came of steps, as of the present moment."""
+        now, rivals = self.now, self._rivals
+        for one in shown:
+            if self.tokens_came is not None:
+                for gate, streams in enumerate(one.decoding):
+                    if streams:
+                        self.tokens_came(gate, unit, one)
+            for sequence in one.first:
+                call = sequence.owner
+                if isinstance(call, Call) and call.request.stream:
+                    self._first(call, now)
+            for sequence in one.ended:
+                call = sequence.owner
+                if isinstance(call, Call):
+                    if not call.request.stream:
+                        self._first(call, now)
+                    call.ended_at = now
+                    rivals[self._gate_of(call.request)].ended(call, now)
+                    self._over(call)
+                elif callable(call):
+                    call(now)
+
+    def _first(self, call: Call, now: float) -> None:
+        if call.first_at < 0.0:
+            call.first_at = now
+        self._rivals[self._gate_of(call.request)].first(call, now)
+
+    def _over(self, call: Call) -> None:
+        self._left -= 1
+        call.unit = None
+        following = call.request.then
+        if following is not None:
+            self._expect(following, self.now + (0.0 if self.hurry else following.at))
+
+    # -- what changes --------------------------------------------------------------------------------------
+
+    def _change(self, change: Change, now: float) -> None:
+        unit = change.unit
+        self.settle()
+        if change.is_up:
+            self.engines[unit].clear()
+            self.up[unit] = True
+            for rival in self._rivals:
+                rival.changed(unit, now, is_up=True)
+            return
+        self.up[unit] = False
+        lost = [call for call in self.calls if call.unit == unit]
+        made = [self.engines[unit].made(call.sequence) for call in lost if call.sequence is not None]
+        self.engines[unit].clear()
+        self._wakes[unit] = inf
+        for rival in self._rivals:
+            rival.changed(unit, now, is_up=False)
+        for call, tokens in zip(lost, made, strict=True):
+            call.made += tokens
+            self._broken(call, now)
+
+    def _broken(self, call: Call, now: float) -> None:
+        call.sequence = None
+        self._rivals[self._gate_of(call.request)].broke(call, now)
+
+    def _look(self, now: float) -> None:
+        """For how long each unit has been idle beside a queue, by a look now and then."""
+        kept = sum(rival.waiting() for rival in self._rivals)
+        queued = kept or any(engine.waiting for engine in self.engines)
+        for unit, engine in enumerate(self.engines):
+            is_idle = self.up[unit] and not engine.count and queued
+            self._idle_s[unit] = self._idle_s[unit] + LOOK_S if is_idle else 0.0
+            self._idle_most_s = max(self._idle_most_s, self._idle_s[unit])
+        self.at(now + LOOK_S, self._look)
