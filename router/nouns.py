@@ -104,7 +104,7 @@ class Ask(NamedTuple):
     continuable: bool = False
     """Whether it asks for a stream of text alone, with which another unit can go on if its own breaks."""
     fingerprint: int = 0
-    """Of what it asks an engine to compute: model, prompt, and fields that make it work otherwise; 0: none."""
+    """Of what an engine is to compute: model, prompt, and fields that make it work otherwise; 0: none."""
 
 
 class Sign(Enum):
