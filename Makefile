@@ -18,7 +18,7 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 READY := @flock Makefile $(MAKE) -s --no-print-directory
 
 .PHONY: help run up test check format vllm-units bench failover soak detection never-shot handover restart cut-off \
-	rolling-update redis-faults fleet probe-cost vllm-detection replay gym peers drill drill-vllm drill-peers \
+	rolling-update redis-faults fleet probe-cost vllm-detection abuse replay gym peers drill drill-vllm drill-peers \
 	site lock clean apt
 
 help:           ## this list
@@ -108,6 +108,10 @@ vllm-detection: ## detection on real vLLM units, whose processes are frozen and 
 soak:           ## thousands of clients come, leave and never read; all returns to where it was
 	$(READY) .venv/run.ready
 	@$(BIN)/python -m loadtests.soak
+
+abuse:          ## what one client or one unit can do to all others; a line each, the worst first
+	$(READY) .venv/run.ready
+	@$(BIN)/python -m loadtests.abuse
 
 replay:         ## what users wait through the gate and its peers, under a trace (TRACE=file; else a sample)
 	$(READY) .venv/dev.ready

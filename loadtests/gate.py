@@ -5,6 +5,7 @@ What must stay true: all that is reported of it comes from its admin port and fr
 
 import http.client
 import json
+import os
 import signal
 import sys
 import tempfile
@@ -51,7 +52,8 @@ class GateProcess:
     """`python -m proxy serve` before `units`. A context manager: inside, every unit is up.
 
     `nodes` gives the `nodes` of a unit by its name, as the gate's file has them, `cell` its cell; `settings`
-    are keys of that file, and win over those made here.
+    are keys of that file, and win over those made here. `files` is the most descriptors it may have; with
+    `unread_log` what it prints goes into a pipe that nobody reads.
     """
 
     def __init__(
@@ -62,12 +64,18 @@ class GateProcess:
         nodes: Callable[[str], Sequence[Mapping[str, object]]] = lambda _: (),
         cell: Callable[[str], str] = lambda _: "drill",
         settings: Mapping[str, object] | None = None,
+        access_log: str = "off",
+        files: int | None = None,
+        unread_log: bool = False,
     ) -> None:
         self._units = units
         self._max_in_flight = max_in_flight
         self._nodes = nodes
         self._cell = cell
         self._settings = dict(settings or {})
+        self._access_log = access_log
+        self._files = files
+        self._unread_log = unread_log
         self._folder = tempfile.TemporaryDirectory(prefix="drill-")
         self.log = Path(self._folder.name) / "gate.log"
         self.port, self.admin_port = processes.free_port(), processes.free_port()
@@ -77,7 +85,12 @@ class GateProcess:
     def __enter__(self) -> Self:
         config = Path(self._folder.name) / "cellgate.yaml"
         config.write_text(yaml.safe_dump(self._configuration()))
-        self._command = [sys.executable, "-m", "proxy", "serve", "--access-log", "off", "-c", str(config)]
+        limit = [] if self._files is None else ["prlimit", f"--nofile={self._files}"]
+        serve = [sys.executable, "-m", "proxy", "serve", "--access-log", self._access_log, "-c", str(config)]
+        self._command = limit + serve
+        if self._unread_log:
+            os.mkfifo(self.log)
+            self._pipe = os.open(self.log, os.O_RDWR)
         try:
             self._start()
         except BaseException:
@@ -205,6 +218,8 @@ class GateProcess:
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGINT)
         processes.stop(self._process)
+        if self._unread_log:
+            os.close(self._pipe)
         self._folder.cleanup()
 
 

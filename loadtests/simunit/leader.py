@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import logging
 import os
 import signal
 import sys
 from dataclasses import dataclass
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from loadtests.simunit.api import Api, tell_errors
 from loadtests.simunit.collective import start_collective
@@ -62,6 +64,7 @@ async def run_leader(options: LeaderOptions, timing: Timing) -> int:
 
 async def _open_ports(unit: Unit, options: LeaderOptions) -> None:
     """Listen, then say so in one line of JSON on stdout."""
+    logging.getLogger("aiohttp.server").addFilter(_is_not_the_clients_fault)
     app = web.Application(middlewares=[tell_errors], client_max_size=BODY_LIMIT_BYTES)
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, keepalive_timeout=KEEP_ALIVE_S)
     door = Door(runner, options.host, options.port)
@@ -92,3 +95,8 @@ def _read_stdin(stop: asyncio.Event) -> None:
     if not os.read(sys.stdin.fileno(), 1024):
         asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
         stop.set()
+
+
+def _is_not_the_clients_fault(record: logging.LogRecord) -> bool:
+    """A request that does not parse is answered 400: there is nothing to look into."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)

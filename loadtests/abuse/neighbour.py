@@ -1,0 +1,134 @@
+"""The neighbour: a well-behaved client in a process of its own, which asks 50 times a second, come what may.
+
+`python -m loadtests.abuse.neighbour PORT MODEL` prints a line of JSON for each answer. What must stay true: a
+request is due by the clock, whether those before it were answered or not, and goes out on a connection on
+which nothing else waits; so a gate that stands still is seen by each request that it would have served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvloop
+
+PER_S = 50
+PATIENCE_S = 30.0
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request: when it was due (`time.monotonic`), how late it was sent, how long it waited."""
+
+    due_at: float
+    late_s: float
+    wait_s: float
+    status: int
+
+
+class Neighbour:
+    """The neighbour's process, as the suite knows it."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self._asked: list[Asked] = []
+        self._reading = asyncio.create_task(self._read())
+
+    @classmethod
+    async def start(cls, port: int, model: str) -> Neighbour:
+        """Start one that asks the gate at `port` for `model`."""
+        command = (sys.executable, "-m", "loadtests.abuse.neighbour", str(port), model)
+        pipe = asyncio.subprocess.PIPE
+        return cls(await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, cwd=_ROOT))
+
+    async def stop(self) -> None:
+        """End it."""
+        self._process.terminate()
+        await self._process.wait()
+        await self._reading
+
+    async def between(self, since: float, until: float) -> list[Asked]:
+        """All requests that were due then, once each of them has its answer or has given up."""
+        wanted = round((until - since) * PER_S)
+        give_up_at = time.monotonic() + PATIENCE_S + 5.0
+        while True:
+            due = [asked for asked in self._asked if since <= asked.due_at < until]
+            if len(due) >= wanted - 1 or time.monotonic() > give_up_at:
+                return due
+            await asyncio.sleep(0.02)
+
+    async def _read(self) -> None:
+        assert self._process.stdout is not None
+        async for line in self._process.stdout:
+            self._asked.append(Asked(**json.loads(line)))
+
+
+def worst_wait_s(asked: Iterable[Asked]) -> float:
+    """The longest wait of all."""
+    return max((each.wait_s for each in asked), default=PATIENCE_S)
+
+
+class _Connections:
+    """Kept-alive connections: as many as there are requests in flight at once."""
+
+    def __init__(self, port: int, request: bytes) -> None:
+        self._port = port
+        self._request = request
+        self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+
+    async def ask(self, due_at: float) -> None:
+        sent_at = time.monotonic()
+        try:
+            status = await asyncio.wait_for(self._ask(), PATIENCE_S)
+        except (OSError, asyncio.IncompleteReadError, TimeoutError):
+            status = 0
+        wait_s = time.monotonic() - sent_at
+        line = {"due_at": due_at, "late_s": sent_at - due_at, "wait_s": wait_s, "status": status}
+        print(json.dumps(line), flush=True)
+
+    async def _ask(self) -> int:
+        reader, writer = self._idle.pop() if self._idle else await self._open()
+        try:
+            writer.write(self._request)
+            head = (await reader.readuntil(b"\r\n\r\n")).lower()
+            await reader.readexactly(int(head.partition(b"content-length:")[2].split(b"\r\n")[0]))
+        except BaseException:
+            writer.close()
+            raise
+        if b"connection: close" in head:
+            writer.close()
+        else:
+            self._idle.append((reader, writer))
+        return int(head.split(b" ", 2)[1])
+
+    async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.1", self._port)
+
+
+async def _ask_for_ever(port: int, model: str) -> None:
+    body = json.dumps(
+        {"model": model, "messages": [{"role": "user", "content": "Why?"}], "max_tokens": 1}
+    ).encode()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: gate\r\ncontent-type: application/json\r\n"
+    connections = _Connections(port, head + b"content-length: %d\r\n\r\n" % len(body) + body)
+    due_at = time.monotonic()
+    async with asyncio.TaskGroup() as group:
+        while True:
+            due_at += 1 / PER_S
+            await asyncio.sleep(due_at - time.monotonic())
+            group.create_task(connections.ask(due_at))
+
+
+def main() -> None:
+    """Ask until told to end."""
+    uvloop.run(_ask_for_ever(int(sys.argv[1]), sys.argv[2]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""The stage of the suite: simulated units, evil units, a gate before them, and the neighbour."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from types import TracebackType
+from typing import Self
+
+from loadtests.abuse.client import ask, get, post
+from loadtests.abuse.evil import EvilUnits
+from loadtests.abuse.misdeeds import MISDEEDS
+from loadtests.abuse.neighbour import Neighbour
+from loadtests.abuse.nouns import Place, Surroundings
+from loadtests.bench.processes import tail
+from loadtests.gate import GateProcess
+from loadtests.simunit.process import SimUnit
+
+QUIET = "quiet"
+"""The neighbour's model, of a unit of its own: what it waits for is the gate."""
+SIM = "sim"
+"""The model that abusers ask for."""
+TIMING = {
+    "step_ms": 1,
+    "per_sequence_ms": 0.001,
+    "prefill_tokens_per_s": 1e9,
+    "max_num_batched_tokens": 1_000_000,
+    "max_num_seqs": 1024,
+    "followers": 0,
+}
+EVIL = ("evil-1", "evil-2")
+_LARGE_BODY = 1_200_000
+_WARM_UPS = 200
+_UP_TIMEOUT_S = 45.0
+
+
+class Stage:
+    """All of it, inside a `with`. The gate is started anew by `fresh`; the units stay."""
+
+    def __init__(self) -> None:
+        self.evil = EvilUnits(MISDEEDS)
+        self._units: list[SimUnit] = []
+        self._gate: GateProcess | None = None
+        self._surroundings: Surroundings | None = None
+        self._neighbour: Neighbour | None = None
+
+    async def __aenter__(self) -> Self:
+        try:
+            for model in (QUIET, SIM):
+                self._units.append(await asyncio.to_thread(SimUnit.start, model, model=model, **TIMING))
+            await self.evil.open(EVIL)
+        except BaseException:
+            await self._close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self._close()
+
+    @property
+    def place(self) -> Place:
+        """Where abuses are done."""
+        assert self._gate is not None, "start a gate first"
+        return Place(self._gate, self.evil)
+
+    @property
+    def neighbour(self) -> Neighbour:
+        """Who asks meanwhile."""
+        assert self._neighbour is not None, "start a gate first"
+        return self._neighbour
+
+    async def ready(self, surroundings: Surroundings) -> None:
+        """Have a gate in these surroundings that is well: all its units up. Raises RuntimeError if not."""
+        self.evil.pages.clear()
+        if self._surroundings != surroundings or not await self._is_well():
+            await self.fresh(surroundings)
+
+    async def fresh(self, surroundings: Surroundings) -> None:
+        """Start a gate anew, and have it serve what it has never served before."""
+        await self.leave()
+        settings = {} if (size := surroundings.bodies_bytes) is None else {"limits": {"bodies_bytes": size}}
+        gate = GateProcess(
+            [*self._units, *self.evil.units],
+            settings=settings,
+            access_log="json",
+            files=surroundings.files,
+            unread_log=surroundings.unread_log,
+        )
+        await asyncio.to_thread(gate.__enter__)
+        self._gate, self._surroundings = gate, surroundings
+        self._neighbour = await Neighbour.start(gate.port, QUIET)
+        await self._warm_up(gate)
+
+    async def leave(self) -> None:
+        """End the gate and its neighbour."""
+        if self._neighbour is not None:
+            await self._neighbour.stop()
+        if self._gate is not None:
+            await asyncio.to_thread(self._gate.__exit__, None, None, None)
+        self._gate = self._neighbour = self._surroundings = None
+
+    def log_tail(self) -> str:
+        """The end of what the gate printed."""
+        return tail(self._gate.log) if self._gate is not None else ""
+
+    async def _is_well(self) -> bool:
+        try:
+            await asyncio.wait_for(asyncio.to_thread(self.place.gate.wait_up), _UP_TIMEOUT_S)
+        except (OSError, RuntimeError, AssertionError):
+            return False
+        return True
+
+    async def _warm_up(self, gate: GateProcess) -> None:
+        """Memory is compared with that of a gate that has served before, large bodies too."""
+        large = b'{"model":"none","messages":[{"role":"user","content":"%b"}]}' % (b"a" * _LARGE_BODY)
+        give_up_at = time.monotonic() + _UP_TIMEOUT_S
+        for _ in range(3):
+            await ask(gate.port, post(large))
+        for _ in range(_WARM_UPS):
+            await ask(gate.port, get("/v1/models"))
+            if time.monotonic() > give_up_at:
+                break
+        await asyncio.sleep(0.5)
+
+    async def _close(self) -> None:
+        await self.leave()
+        self.evil.close()
+        for unit in self._units:
+            await asyncio.to_thread(unit.stop)

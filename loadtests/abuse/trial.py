@@ -1,0 +1,77 @@
+"""One try of one abuse: a control before, the abuse, what is left of it, a control after."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+
+from loadtests.abuse import usage
+from loadtests.abuse.neighbour import PER_S, worst_wait_s
+from loadtests.abuse.nouns import Abuse, Got
+from loadtests.abuse.stage import Stage
+from loadtests.abuse.verdict import MEMORY_LIMIT_MB, Try
+
+CONTROL_FOR_S = 1.5
+LINGER_S = 0.5
+"""What an abuse has put off counts as well: the neighbour is looked at for so much longer, at least."""
+SETTLE_S = 6.0
+"""In which memory must come back."""
+ACT_LIMIT_S = 90.0
+"""An abuse that is not through by then is given up; its client hung."""
+
+
+async def attempt(stage: Stage, abuse: Abuse) -> Try:
+    """Do it once, on a gate that is well."""
+    await stage.ready(abuse.surroundings)
+    pid, neighbour = stage.place.gate.pid, stage.neighbour
+    begin_at, begin_cpu_s = time.monotonic(), usage.cpu_s(pid)
+    await asyncio.sleep(CONTROL_FOR_S)
+    before_mb = usage.resident_mb(pid)
+    act_at, act_cpu_s = time.monotonic(), usage.cpu_s(pid)
+    idle_share = (act_cpu_s - begin_cpu_s) / (act_at - begin_at)
+    with usage.Peak(pid) as peak:
+        got = await _act(stage, abuse)
+        acted_at = time.monotonic()
+        await asyncio.sleep(LINGER_S)
+        over_at = time.monotonic()
+        asked = await neighbour.between(act_at, over_at)
+        after_mb = await _settled_mb(pid, before_mb)
+    settled_at = time.monotonic()
+    cpu_s = usage.cpu_s(pid) - act_cpu_s - idle_share * (settled_at - act_at)
+    await asyncio.sleep(CONTROL_FOR_S)
+    ended_at = time.monotonic()
+    control = await neighbour.between(begin_at, act_at) + await neighbour.between(settled_at, ended_at)
+    missing = max(0, int((over_at - act_at) * PER_S) - 1 - len(asked))
+    return Try(
+        abuse=abuse,
+        got=got,
+        cpu_s=max(0.0, cpu_s),
+        wait_s=worst_wait_s(asked),
+        control_s=worst_wait_s(control),
+        late_s=max((each.late_s for each in asked), default=0.0),
+        lost=missing + sum(each.status != 200 for each in asked),
+        before_mb=before_mb,
+        peak_mb=peak.most_mb,
+        after_mb=after_mb,
+        took_s=acted_at - act_at,
+    )
+
+
+async def _act(stage: Stage, abuse: Abuse) -> Got:
+    try:
+        return await asyncio.wait_for(abuse.act(stage.place), ACT_LIMIT_S)
+    except TimeoutError:
+        return Counter({"hang": 1})
+    except OSError as error:
+        return Counter({f"refused: {error}": 1})
+
+
+async def _settled_mb(pid: int, before_mb: float) -> float:
+    """Memory once it is back, or when time is up."""
+    give_up_at = time.monotonic() + SETTLE_S
+    while True:
+        now_mb = usage.resident_mb(pid)
+        if now_mb - before_mb <= MEMORY_LIMIT_MB or time.monotonic() > give_up_at:
+            return now_mb
+        await asyncio.sleep(0.1)

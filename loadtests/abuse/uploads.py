@@ -1,0 +1,132 @@
+"""Abuses by how a body is sent: in crumbs, in part, by many at once, by clients that leave."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+
+from loadtests.abuse.bodies import MIB, OPEN, image, repeated
+from loadtests.abuse.client import Client, ask, ask_all, dial, held, one, post, reset
+from loadtests.abuse.nouns import NO_ANSWER_POSSIBLE, Abuse, Got, Place, Surroundings
+
+_CHUNKED = b"POST /v1/chat/completions HTTP/1.1\r\nhost: gate\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+async def abandoned(place: Place) -> Got:
+    """40 bodies of 20 MB; each client leaves when it has sent the last byte."""
+    body = post(repeated(OPEN + b'"a":[', b"1", b"]}", 20 * MIB))
+
+    async def leave() -> None:
+        client = await Client.open(place.gate.port)
+        await client.send(body)
+        await client.close()
+
+    for _ in range(10):
+        await asyncio.gather(*(leave() for _ in range(4)))
+    return Counter(left=40)
+
+
+async def parser_killed(place: Place) -> Got:
+    """A body of arrays, and the process that parses it is killed meanwhile, by whatever kills large ones."""
+    asking = asyncio.create_task(
+        ask(place.gate.port, post(repeated(OPEN + b'"a":[', b"[]", b"]}", 40 * MIB)))
+    )
+    await asyncio.sleep(0.6)
+    for child in _parsers(place.gate.pid):
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+    return Counter([await asking])
+
+
+def _parsers(pid: int) -> list[int]:
+    """The children of the gate that Python's pools of processes have started."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(child) for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+async def tiny_chunks(place: Place) -> Got:
+    """20 MB on the wire, in chunks of 2 bytes."""
+    body = b'{"model":"sim","pad":"' + b"a" * (20 * MIB // 7 * 2) + b'"}'
+    body += b" " * (len(body) % 2)
+    chunks = b"".join(b"2\r\n%b\r\n" % body[at : at + 2] for at in range(0, len(body), 2))
+    return await one(ask(place.gate.port, _CHUNKED + chunks + b"0\r\n\r\n"))
+
+
+async def chunk_extension(place: Place) -> Got:
+    """A chunk with an extension of a megabyte."""
+    return await one(ask(place.gate.port, _CHUNKED + b"5;" + b"a" * MIB + b"\r\nhello\r\n0\r\n\r\n"))
+
+
+async def trailers(place: Place) -> Got:
+    """A megabyte of trailers."""
+    return await one(
+        ask(place.gate.port, _CHUNKED + b"2\r\n{}\r\n0\r\n" + b"a: b\r\n" * (MIB // 6) + b"\r\n")
+    )
+
+
+async def declared_only(place: Place) -> Got:
+    """Clients that announce 64 MiB and send nothing; beside them one that sends a small body."""
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % (64 * MIB)
+    idle = [dial(place.gate.port, head) for _ in range(8)]
+    await asyncio.sleep(0.2)
+    small = post(b'{"model":"sim","messages":[{"role":"user","content":"Why?"}],"max_tokens":1}')
+    got = Counter([await ask(place.gate.port, small, patience_s=35.0)])
+    for raw in idle:
+        raw.close()
+    return got
+
+
+async def continue_without_body(place: Place) -> Got:
+    """200 clients that ask whether they may send, and do not."""
+    head = (
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\nexpect: 100-continue\r\ncontent-length: 9\r\n\r\n"
+    )
+    return await held((dial(place.gate.port, head) for _ in range(200)), 2.0)
+
+
+async def several_large(place: Place) -> Got:
+    """16 bodies of 1.2 MB at the same time."""
+    body = post(image(1_200_000))
+    return await ask_all(place.gate.port, [body] * 16, at_once=16)
+
+
+async def reset_at_every_phase(place: Place) -> Got:
+    """500 clients that reset: at once, in the head, after it, in the body, after it, in the stream."""
+    rng = random.Random(3)
+    whole = post(
+        b'{"model":"sim","stream":true,"messages":[{"role":"user","content":"Why?"}],"max_tokens":200}'
+    )
+    for _ in range(500):
+        raw = dial(place.gate.port, whole[: rng.randrange(len(whole) + 40)])
+        await asyncio.sleep(rng.choice((0.0, 0.0, 0.01)))
+        reset(raw)
+    return Counter(left=500)
+
+
+UPLOADS = [
+    Abuse("abandoned", "40 bodies of 20 MB whose clients leave", abandoned, megabytes=200),
+    Abuse("parser-killed", "the process that parses is killed", parser_killed, megabytes=40),
+    Abuse("tiny-chunks", "20 MB in chunks of 2 bytes", tiny_chunks, megabytes=20),
+    Abuse("chunk-extension", "a chunk extension of 1 MB", chunk_extension),
+    Abuse("trailers", "1 MB of trailers", trailers),
+    Abuse(
+        "declared-only",
+        "64 MiB announced, nothing sent",
+        declared_only,
+        surroundings=Surroundings(bodies_bytes=256 * MIB),
+    ),
+    Abuse("continue-no-body", "200 clients that expect 100-continue and send no body", continue_without_body),
+    Abuse("several-large", "16 bodies of 1.2 MB at once", several_large, megabytes=20),
+    Abuse(
+        "resets",
+        "500 clients that reset, in every phase",
+        reset_at_every_phase,
+        requests=500,
+        answers=NO_ANSWER_POSSIBLE,
+    ),
+]
