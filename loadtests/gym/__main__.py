@@ -13,20 +13,26 @@ import argparse
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from fnmatch import fnmatchcase
+from pathlib import Path
 from time import perf_counter
 
 from loadtests.gym import table
 from loadtests.gym.cells import RIVAL_NAMES, Cell, play
 from loadtests.gym.figures import Row, row
-from loadtests.gym.fleets import FLEETS
-from loadtests.gym.loads import LOADS
-from loadtests.gym.plan import UNEQUAL, UNEVEN, cells, quick_cells
+from loadtests.gym.fleets import FLEETS, UNEQUAL
+from loadtests.gym.loads import LOADS, missing
+from loadtests.gym.loads_traces import TRACE, Mooncake
+from loadtests.gym.plan import UNEVEN, cells, quick_cells
 
 
 def main(argv: list[str] | None = None) -> int:
     """Runs what was asked for; 1 when anything is beyond a limit."""
     options = _options(argv)
+    LOADS["mooncake"] = Mooncake(options.trace)
     chosen = _chosen(options)
+    for load in LOADS:
+        if missing(load):
+            print(f"left out: {load}: {missing(load)}", file=sys.stderr)
     rivals = RIVAL_NAMES if options.rivals == "all" else tuple(options.rivals.split(","))
     began, rows = perf_counter(), []
     jobs = [(cell, options.seeds, rivals, options.requests) for cell in chosen]
@@ -51,7 +57,7 @@ def _play(job: tuple[Cell, int, tuple[str, ...], int]) -> Row:
 def _chosen(options: argparse.Namespace) -> list[Cell]:
     if not (options.loads or options.fleets):
         return quick_cells() if options.quick else cells()
-    loads = [name for name in LOADS if _matches(name, options.loads or "*")]
+    loads = [name for name in LOADS if _matches(name, options.loads or "*") and not missing(name)]
     fleets = [name for name in FLEETS if _matches(name, options.fleets or "equal")]
     if not loads or not fleets:
         raise SystemExit(f"no such load or fleet; loads: {' '.join(LOADS)}; fleets: {' '.join(FLEETS)}")
@@ -73,6 +79,7 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--rivals", default="all", help=f"of {', '.join(RIVAL_NAMES)}")
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--requests", type=int, default=0, help="in each run; 0: as many as the fleet needs")
+    parser.add_argument("--trace", type=Path, default=TRACE, help="for the load mooncake")
     parser.add_argument("--quick", action="store_true", help="a few cells only")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--detail", action="store_true", help="all rivals of each cell, too")

@@ -2,32 +2,71 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from loadtests.gym.engine import Model
-from loadtests.gym.nouns import Fleet, Place
-from router.nouns import Unit
+from loadtests.gym.nouns import Change, Fleet, Place
+from router.nouns import Cell, Unit
 
 MODEL = Model()
+SLOW = replace(MODEL, prefill_tokens_s=3500.0, base_s=0.032, per_sequence_s=0.00048)
+SLOW_DECODING = replace(MODEL, base_s=0.032, per_sequence_s=0.00048)
+FAST = replace(MODEL, prefill_tokens_s=28_000.0, base_s=0.004, per_sequence_s=0.00006)
+LONG_CONTEXTS = replace(MODEL, per_context_token_s=2e-8)
+"""What reading the KV cache of a model of 8 billion parameters takes on one of today's accelerators."""
 
 
-def fleet(name: str, models: list[Model], gates: int = 1) -> Fleet:
-    """Units with a model of speed each, all in one cell."""
+def fleet(name: str, models: Sequence[Model], gates: int = 1) -> Fleet:
+    """Units of which each has a model of its own, all in one cell."""
     return Fleet(name, tuple(Place(model, unit_of(n)) for n, model in enumerate(models)), gates=gates)
 
 
-def unit_of(number: int, cell: str = "a", weight: float = 1.0) -> Unit:
+def unit_of(number: int, cell: str = "a", weight: float = 1.0, models: tuple[str, ...] = ()) -> Unit:
     """A unit as the gate is told of it."""
-    return Unit(f"u{number}", cell, f"http://u{number}", weight=weight)
+    return Unit(f"u{number}", cell, f"http://u{number}", models=models, weight=weight)
 
+
+def _weights() -> Fleet:
+    places = [Place(FAST, unit_of(n, weight=2.0)) for n in range(2)]
+    return Fleet("weights", (*places, *(Place(MODEL, unit_of(n)) for n in (2, 3))))
+
+
+def _far() -> Fleet:
+    near = [Place(MODEL, unit_of(n)) for n in range(3)]
+    far = [Place(MODEL, unit_of(n, "b"), network_s=0.03) for n in (3, 4)]
+    return Fleet("far_cell", (*near, *far), cells=(Cell("a"), Cell("b", spill_s=5.0)))
+
+
+def _two_models() -> Fleet:
+    models = (("m",), ("m",), ("n",), ("n",))
+    return Fleet("two_models", tuple(Place(MODEL, unit_of(n, models=m)) for n, m in enumerate(models)))
+
+
+_FOUR = fleet("", [MODEL] * 4)
 
 FLEETS: dict[str, Fleet] = {
     each.name: each
     for each in (
         fleet("equal", [MODEL] * 4),
         fleet("two", [MODEL] * 2),
+        fleet("forty", [MODEL] * 40),
+        fleet("hundred", [MODEL] * 100),
+        fleet("slow_unit", [MODEL, MODEL, MODEL, SLOW]),
+        fleet("slow_decoding", [MODEL, MODEL, MODEL, SLOW_DECODING]),
         fleet("seats_8", [replace(MODEL, seats=8)] * 4),
+        fleet("seats_256", [replace(MODEL, seats=256)] * 4),
+        fleet("kv_bound", [replace(MODEL, kv_tokens=45_000)] * 4),
+        fleet("long_contexts", [LONG_CONTEXTS] * 4),
+        _weights(),
+        _far(),
+        replace(_FOUR, name="joins", joining=frozenset({3}), changes=(Change(0.3, 3, True),)),
+        replace(_FOUR, name="dies", changes=(Change(0.3, 2, False), Change(0.6, 2, True))),
+        _two_models(),
         fleet("two_gates", [MODEL] * 4, gates=2),
         fleet("four_gates", [MODEL] * 4, gates=4),
+        fleet("four_gates_12", [MODEL] * 12, gates=4),
     )
 }
+UNEQUAL = frozenset({"slow_unit", "slow_decoding", "weights"})
+"""Fleets whose units differ in speed."""

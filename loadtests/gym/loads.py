@@ -1,62 +1,60 @@
-"""Loads: each a class of its own, with the knobs that are natural to it.
-
-`make` gives `requests` requests that come at `rate` a second on average; how long prompts and answers are is
-drawn from `rng`, and so are the bytes a token takes: what the gate takes them for (4) is a guess.
-"""
+"""The loads, by name: each a class of its own."""
 
 from __future__ import annotations
 
-import random
-from dataclasses import dataclass
-from math import inf
-from typing import Protocol
+from loadtests.gym.loads_sessions import Sessions
+from loadtests.gym.loads_single import Single, Tenants, TwoModels
+from loadtests.gym.loads_traces import Mooncake, MooncakeLike
+from loadtests.gym.shapes import Load
 
-from loadtests.gym.nouns import Request
-from loadtests.gym.prompts import Text
-
-
-class Load(Protocol):
-    """A way in which requests come."""
-
-    def make(self, rng: random.Random, rate: float, requests: int) -> list[Request]:
-        """The requests, in the order of their numbers."""
-        ...
-
-
-def length(rng: random.Random, mean: float, most: float = inf, least: int = 1) -> int:
-    """An exponential length, in tokens."""
-    return max(least, int(min(rng.expovariate(1.0 / mean), most)))
-
-
-def byte_rate(rng: random.Random) -> float:
-    """Bytes that a token of somebody's text takes."""
-    return rng.uniform(4.0, 4.6)
-
-
-@dataclass(frozen=True, slots=True)
-class SharedPrompt:
-    """Everybody has one system prompt, a question of one's own, and gets a long answer: the commonest chat.
-
-    `ramp_s`: so long it takes until the requests come at their full rate.
-    """
-
-    system_tokens: int = 4096
-    own_tokens: int = 200
-    answer_tokens: float = 800.0
-    ramp_s: float = 0.0
-
-    def make(self, rng: random.Random, rate: float, requests: int) -> list[Request]:
-        system, at, made = Text().extend(self.system_tokens), 0.0, []
-        for number in range(requests):
-            slow = min(1.0, (at + 0.2) / self.ramp_s) if self.ramp_s else 1.0
-            at += rng.expovariate(rate * slow)
-            prompt = system.extend(self.own_tokens, byte_rate(rng))
-            answer = length(rng, self.answer_tokens, 20 * self.answer_tokens)
-            made.append(Request(number, at, prompt, prompt.extend(answer), chance=rng.random()))
-        return made
-
+SHARED = Single(system_tokens=(4096, 4096), own_tokens=200, own_is_fixed=True, answer_tokens=800)
 
 LOADS: dict[str, Load] = {
-    "shared_prompt": SharedPrompt(),
-    "shared_prompt_ramp": SharedPrompt(ramp_s=10.0),
-}
+    "shared_prompt": SHARED,
+    "shared_ramp": Single(
+        system_tokens=(4096, 4096), own_tokens=200, own_is_fixed=True, answer_tokens=800, ramp_s=10.0
+    ),
+    "shared_no_usage": Single(
+        system_tokens=(4096, 4096), own_tokens=200, own_is_fixed=True, answer_tokens=800, usage=False
+    ),
+    "zipf": Single(systems=400, system_tokens=(1000, 6000), own_tokens=150, answer_tokens=150),
+    "zipf_few": Single(systems=30, system_tokens=(2000, 8000), own_tokens=100, answer_tokens=300),
+    "chat": Sessions(),
+    "agents": Sessions(
+        system_tokens=(2500, 2500), turns=(5, 20), first=(200, 2000), added=(200, 3000), answer_tokens=80,
+        pause_s=(1.0, 8.0),
+    ),
+    "agents_forget": Sessions(
+        systems=4, system_tokens=(1500, 6000), turns=(5, 25), first=(500, 4000), added=(100, 2500),
+        answer_tokens=120, pause_s=(0.2, 4.0), keeps=0.85,
+    ),
+    "rag": Single(system_tokens=(300, 300), own_tokens=9000, own_median=8000, own_most=24_000,
+                  answer_tokens=150),
+    "completion": Sessions(
+        systems=1, system_tokens=(120, 120), turns=(3, 30), first=(600, 2500), added=(5, 60),
+        answer_tokens=20, answer_most=100, pause_s=(0.3, 3.0), keeps=0.7,
+    ),
+    "decode_heavy": Single(own_tokens=100, answer_tokens=1500),
+    "embeddings": Single(own_tokens=350, own_median=250, own_most=4000, answer_tokens=1, answer_most=1,
+                         stream=False),
+    "classify": Single(systems=6, system_tokens=(400, 1500), own_tokens=200, answer_tokens=1, answer_most=1,
+                       stream=False),
+    "plain": Single(system_tokens=(500, 500), own_tokens=400, answer_tokens=300, stream=False),
+    "bursts": Single(system_tokens=(1500, 1500), own_tokens=500, answer_tokens=150, arrivals="bursts"),
+    "waves": Single(system_tokens=(800, 800), own_tokens=700, answer_tokens=200, arrivals="waves"),
+    "deadlines": Single(systems=20, system_tokens=(500, 4000), own_tokens=1500, own_median=700,
+                        answer_tokens=150, deadline_s=2.0),
+    "tenants": Tenants(),
+    "two_models": TwoModels(),
+    "azure_conv": Single(own_tokens=1155, own_median=1020, own_most=14_000, answer_tokens=211,
+                         answer_median=129, answer_most=1000),
+    "azure_code": Single(own_tokens=2048, own_median=1930, own_most=7400, answer_tokens=28,
+                         answer_median=13, answer_most=1900),
+    "mooncake": Mooncake(),
+    "mooncake_like": MooncakeLike(),
+}  # fmt: skip
+
+
+def missing(load: str) -> str:
+    """Why a load cannot be run here; empty when it can."""
+    return str(getattr(LOADS[load], "missing", ""))

@@ -42,7 +42,9 @@ class Request:
 
 
 class Change(NamedTuple):
-    """At `at` (seconds after the load began) a unit goes (`is_up` False), or comes with an empty cache."""
+    """At `at` (0: the load begins; 1: the last request or session of it does) a unit goes, or comes with an
+    empty cache.
+    """
 
     at: float
     unit: int

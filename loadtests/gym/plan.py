@@ -4,31 +4,39 @@ from __future__ import annotations
 
 from loadtests.gym.cells import Cell
 from loadtests.gym.fleets import FLEETS
-from loadtests.gym.loads import LOADS
+from loadtests.gym.loads import LOADS, missing
 
 UTILISATIONS = (0.1, 0.5, 0.8, 0.95)
-UNEVEN: frozenset[str] = frozenset()
+UNEVEN = frozenset({"zipf", "agents", "agents_forget", "mooncake", "mooncake_like"})
 """Loads whose prefixes repeat unevenly: where a cache is worth going to."""
-UNEQUAL: frozenset[str] = frozenset()
-"""Fleets whose units differ in speed."""
 ISSUE = Cell("shared_prompt", "equal", -16.0)
 """Four units with 64 seats, one system prompt, long answers, 16 requests a second."""
-QUICK = (ISSUE, Cell("shared_prompt_ramp", "equal", -16.0))
-_PROBES = ("shared_prompt",)
-"""On each fleet these run."""
+SPARSE = tuple(Cell("rag", fleet, -0.1) for fleet in ("equal", "slow_unit", "far_cell"))
+"""A request in ten seconds: nearly always all units are idle."""
+QUICK = (
+    ISSUE,
+    Cell("zipf", "equal", 0.8),
+    Cell("agents", "equal", 0.8),
+    Cell("bursts", "equal", 0.5),
+    Cell("rag", "slow_unit", 0.5),
+    Cell("azure_conv", "two_gates", 0.8),
+)
+_ON_ALL_FLEETS = ("shared_prompt", "zipf", "agents", "rag")
 
 
 def cells() -> list[Cell]:
     """All loads at all utilisations on equal units; some of them on all fleets."""
-    everywhere = [Cell(load, "equal", much) for load in LOADS for much in UTILISATIONS]
+    alone = [Cell("two_models", "two_models", much) for much in (0.5, 0.95)]
+    loads = [load for load in LOADS if load != "two_models" and not missing(load)]
+    everywhere = [Cell(load, "equal", much) for load in loads for much in UTILISATIONS]
     fleets = [
         Cell(load, fleet, much)
         for fleet in FLEETS
-        if fleet != "equal"
-        for load in _PROBES
+        if fleet not in ("equal", "two_models")
+        for load in _ON_ALL_FLEETS
         for much in (0.5, 0.8)
     ]
-    return [ISSUE, *everywhere, *fleets]
+    return [ISSUE, *SPARSE, *alone, *everywhere, *fleets]
 
 
 def quick_cells() -> list[Cell]:

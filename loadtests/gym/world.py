@@ -6,7 +6,7 @@ which they were made, so that a run depends on nothing but its seed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from functools import partial
 from heapq import heappop, heappush
 from math import inf
@@ -93,13 +93,14 @@ class World:
 
     # -- the run -------------------------------------------------------------------------------------------
 
-    def run(self, requests: Iterable[Request], rivals: list[Rival]) -> Run:
+    def run(self, requests: Collection[Request], rivals: list[Rival]) -> Run:
         """Let the requests come, and the routers serve them. Raises StandstillError."""
         self._rivals = rivals
         for request in requests:
             self._expect(request, self.begins_at + request.at)
+        last_at = max(request.at for request in requests)
         for change in self.fleet.changes:
-            self.at(self.begins_at + change.at, partial(self._change, change))
+            self.at(self.begins_at + change.at * last_at, partial(self._change, change))
         self.at(self.begins_at, self._look)
         while self._left:
             if not self._events or self.now > self.begins_at + END_S:

@@ -1,0 +1,60 @@
+"""Loads of sessions: what somebody asks next begins with what was said before, and comes when it was read."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from itertools import pairwise
+
+from loadtests.gym.nouns import Request
+from loadtests.gym.prompts import Text
+from loadtests.gym.shapes import byte_rate, exponential, poisson
+
+
+@dataclass(frozen=True, slots=True)
+class Sessions:
+    """Sessions of `turns` requests, that begin with one of `systems` texts. Each turn adds `added` tokens to
+    what was said before, gets `answer_tokens` on average, and comes `pause_s` after the answer before.
+
+    `keeps`: the share of the turns in which all that was said is kept; else the session goes on from its
+    first prompt (an editor whose file has changed near its beginning, an agent that forgets).
+    """
+
+    systems: int = 1
+    system_tokens: tuple[int, int] = (1000, 1000)
+    turns: tuple[int, int] = (2, 10)
+    first: tuple[int, int] = (50, 400)
+    added: tuple[int, int] = (30, 200)
+    answer_tokens: float = 250.0
+    answer_most: float = 2000.0
+    pause_s: tuple[float, float] = (3.0, 20.0)
+    keeps: float = 1.0
+    most_tokens: int = 60_000
+
+    def make(self, rng: random.Random, rate: float, requests: int) -> list[Request]:
+        nothing, made, number = Text(), [], 0
+        systems = [nothing.extend(rng.randint(*self.system_tokens)) for _ in range(self.systems)]
+        begins = poisson(rng, rate / (sum(self.turns) / 2.0))
+        while number < requests:
+            session = self._session(rng, rng.choice(systems), next(begins), number, requests - number)
+            made.append(session[0])
+            number += len(session)
+        return made
+
+    def _session(self, rng: random.Random, system: Text, at: float, number: int, most: int) -> list[Request]:
+        bytes_per_token, chance = byte_rate(rng), rng.random()
+        begin = system.extend(rng.randint(*self.first), bytes_per_token)
+        prompt, turns = begin, list[Request]()
+        for turn in range(min(rng.randint(*self.turns), most)):
+            answer = exponential(rng, self.answer_tokens, self.answer_most)
+            context = prompt.extend(answer, bytes_per_token)
+            wait_s = rng.uniform(*self.pause_s) if turn else at
+            # A client keeps its connection, and so its gate.
+            turns.append(Request(number + turn, wait_s, prompt, context, session=f"s{number}", chance=chance))
+            said = context if rng.random() < self.keeps else begin
+            prompt = said.extend(rng.randint(*self.added), bytes_per_token)
+            if prompt.tokens > self.most_tokens:
+                break
+        for before, after in pairwise(turns):
+            before.then = after
+        return turns
