@@ -1,0 +1,287 @@
+"""Which request may be ending the units that it comes to: a query of death. Pure: times are handed in.
+
+A *death* is of a unit: its process is lost, or it breaks the connections of requests that it had taken. Which
+request it was of, if of any, is not to be seen. What is seen is who was there, and who is there again when
+the next unit dies. Requests are told apart by the fingerprint of what they ask (`Ask.fingerprint`), so that
+many clients with one prompt are one. Rules:
+1. The first death: it moves as if nothing were, those of one unit spread over the others.
+2. The second: was it alone there both times, it ends. Were several, each goes on as a suspect: one to a unit.
+3. So the third tells which one it was, and there is no fourth.
+4. A death counts only as long as the request has not come past the point at which it died: what ends a unit
+   does so at the same point each time. Whoever is answered whole is innocent.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from router.lease import Lease
+
+MEMORY_S = 600.0
+"""A death is forgotten after so long."""
+MARKS_MAX, REPORTED_MAX = 16, 64
+"""So many deaths are kept of a fingerprint, and so many reported errors of a unit: the last ones."""
+JOINED_S = 2.0
+"""Requests that were on a unit together and break so soon one after the other have met one death."""
+SETTLED_S = 0.25
+"""After so long it is known who of those that were there has met a death."""
+FALL_S = 3.0
+"""An engine that reports errors and is lost so soon after has reported its death."""
+AT_ONCE_S, AT_ONCE = 1.0, 3
+"""So many units that die within so long, and had nobody in common, have died of something else."""
+SLACK_TOKENS = 8
+"""So many tokens further is past the point of a death: the last ones before it may or may not have come."""
+STRIDE = 0.1
+"""Deaths at the same number of tokens in each attempt, give or take this share, are of one cause."""
+SPACE_S = 1.0
+"""A suspect goes nowhere so soon after a unit has died: more may die of what that one died of."""
+SIBLING_S = 5.0
+"""So long others with the same prompt wait to see what comes of the one that went first after a death."""
+COMMITTED_S, SHOWN_S = 0.25, 1.0
+"""How long a suspect has to show tokens to be cleared: where it died before its first one, and else."""
+UNSHOWN_S = 5.0
+"""A suspect that shows nothing for so much longer than twice what it lived before keeps no one waiting."""
+
+
+class Fate(Enum):
+    """What becomes of a request whose unit has died."""
+
+    MOVES = "moves"
+    SUSPECT = "suspect"
+    ENDS = "ends"
+
+
+@dataclass(eq=False, slots=True)
+class Death:
+    """One death of a unit. `there` are the fingerprints of all it had, `died` of those that broke with it.
+
+    `works`: it had answered others in that life, or was just doing so. `is_loss`: more than an error that its
+    engine reported. `is_many`: others died at once, so that no request was it. `placed`: to how many of them
+    each unit was given afterwards.
+    """
+
+    unit: str
+    at: float
+    there: frozenset[int]
+    works: bool
+    died: set[int] = field(default_factory=set)
+    placed: Counter[str] = field(default_factory=Counter)
+    last_at: float = 0.0
+    is_loss: bool = False
+    is_many: bool = False
+
+    def who(self, now: float) -> Collection[int]:
+        """Those who met it, as far as that can be known."""
+        return self.died if now - self.at > SETTLED_S else self.died | self.there
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A request has lost its unit. `tokens`: shown to its client in all; `shown`: of these by this unit."""
+
+    unit: str
+    fingerprint: int
+    opened_at: float
+    at: float
+    tokens: int = 0
+    shown: int = 0
+    is_loss: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A death that stands against a fingerprint, and how far the request had come."""
+
+    death: Death
+    tokens: int
+    shown: int
+    lived_s: float
+    passed: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class Record:
+    """What stands against one fingerprint. `since`: when the first that died was sent; `trial`: its attempt.
+
+    `ended`: it is the one; where its deaths cannot be its alone, only those that were there are ended.
+    """
+
+    since: float
+    marks: tuple[Mark, ...] = ()
+    trial: Lease | None = None
+    ended: bool = False
+    at: float = 0.0
+
+    @property
+    def standing(self) -> tuple[Mark, ...]:
+        """The deaths that it has not come past."""
+        return tuple(mark for mark in self.marks if not (mark.passed or mark.death.is_many))
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether it may share a unit with no other suspect."""
+        return len(self.standing) > 1
+
+    def on_trial(self) -> Lease | None:
+        """Its attempt, as long as that is open."""
+        return self.trial if self.trial is not None and not self.trial.closed else None
+
+
+class Ledger:
+    """Deaths and who was there, of one gate. `records` are by fingerprint, the one lost longest ago first.
+
+    There are at most `limit` of them; `reached` is called for each that has to go.
+    """
+
+    def __init__(self, limit: int = 4096, reached: Callable[[], None] = lambda: None) -> None:
+        self.records: dict[int, Record] = {}
+        self._limit = limit
+        self._reached = reached
+        self.last_at = -SPACE_S
+        """When the last death was."""
+        self._deaths: dict[str, Death] = {}
+        """The last one of each unit."""
+        self._reported: dict[str, list[Loss]] = {}
+        """Errors that engines have reported of late: of what, will be known when they are lost."""
+
+    # -- what happens --------------------------------------------------------------------------------------
+
+    def lost(self, loss: Loss, there: Callable[[], Iterable[int]], *, works: bool) -> Fate:
+        """A unit has died under a request. `there`: the fingerprints of all that it has now."""
+        death = self._death(loss, there, works=works)
+        death.is_loss = death.is_loss or loss.is_loss
+        record = self.records.pop(loss.fingerprint, None) or Record(loss.opened_at)
+        self.records[loss.fingerprint] = record
+        record.at = loss.at
+        death.died.add(loss.fingerprint)
+        if not any(mark.death is death for mark in record.marks):
+            lived_s = loss.at - loss.opened_at
+            record.marks = _weighed((*record.marks, Mark(death, loss.tokens, loss.shown, lived_s)))
+        self._note_many(death)
+        if len(self.records) > self._limit:
+            self._reached()
+            del self.records[next(iter(self.records))]
+        fate = self._fate(record, loss)
+        record.ended = record.ended or fate is Fate.ENDS
+        return fate
+
+    def reported(self, loss: Loss) -> None:
+        """A unit's engine has answered a request with an error: what that means is yet to be seen."""
+        kept = [one for one in self._reported.get(loss.unit, ()) if loss.at - one.at < FALL_S]
+        self._reported[loss.unit] = [*kept[-REPORTED_MAX:], loss]
+
+    def fell(self, unit: str, now: float) -> list[Loss]:
+        """A unit is lost. What its engine had reported before was its death: whom that befell."""
+        death = self._deaths.get(unit)
+        if death is not None and now - death.last_at < FALL_S:
+            death.is_loss = True
+        return [loss for loss in self._reported.pop(unit, ()) if now - loss.at < FALL_S]
+
+    def answered(self, fingerprint: int) -> None:
+        """A request was answered whole: it is innocent."""
+        self.records.pop(fingerprint, None)
+
+    def tick(self, now: float) -> None:
+        """Clear who has come past what it died of, and forget what is long ago."""
+        for fingerprint, record in list(self.records.items()):
+            if now - record.at > MEMORY_S:
+                del self.records[fingerprint]
+            elif record.trial is not None and (record.trial.closed or _is_past(record, record.trial, now)):
+                record.trial = None
+        self._deaths = {unit: death for unit, death in self._deaths.items() if now - death.at < MEMORY_S}
+
+    # -- what follows --------------------------------------------------------------------------------------
+
+    def crowded(self, record: Record, units: Collection[str]) -> set[str]:
+        """The units that have more than their part of those who met the same death."""
+        placed = record.marks[-1].death.placed
+        least = min((placed[unit] for unit in units), default=0)
+        return {unit for unit in units if placed[unit] > least}
+
+    def suspected(self) -> set[str]:
+        """The units that have a suspect."""
+        leases = [record.on_trial() for record in self.records.values() if record.is_suspect]
+        return {lease.unit for lease in leases if lease is not None}
+
+    def placed(self, record: Record, lease: Lease) -> None:
+        """A request that has met a death was given a unit."""
+        record.trial = lease
+        record.marks[-1].death.placed[lease.unit] += 1
+
+    def is_proven(self, fingerprint: int) -> bool:
+        """Whether its deaths are its own: it was alone there, or others came through what it died of."""
+        standing = self.records[fingerprint].standing
+        return all(
+            mark.death.is_loss and (mark.death.works or mark.death.there <= {fingerprint})
+            for mark in standing
+        )
+
+    # -- inside --------------------------------------------------------------------------------------------
+
+    def _death(self, loss: Loss, there: Callable[[], Iterable[int]], *, works: bool) -> Death:
+        death = self._deaths.get(loss.unit)
+        if death is None or loss.opened_at > death.at or loss.at - death.last_at > JOINED_S:
+            death = Death(loss.unit, loss.at, frozenset((*there(), loss.fingerprint)), works)
+            self._deaths[loss.unit] = death
+        death.last_at = self.last_at = loss.at
+        return death
+
+    def _note_many(self, death: Death) -> None:
+        near = [other for other in self._deaths.values() if abs(other.at - death.at) <= AT_ONCE_S]
+        if len(near) >= AT_ONCE:
+            sizes, everybody = (len(other.died) for other in near), set().union(*(one.died for one in near))
+            is_many = sum(sizes) == len(everybody)
+            for one in near:
+                one.is_many = is_many
+
+    def _fate(self, record: Record, loss: Loss) -> Fate:
+        standing, strides = record.standing, _of_one_stride(record.marks)
+        if len(standing) > 1:
+            return Fate.ENDS if self._is_alone(standing, loss) else Fate.SUSPECT
+        if len(strides) > 2 and self._is_alone(strides, loss):
+            return Fate.ENDS
+        return Fate.MOVES
+
+    def _is_alone(self, marks: tuple[Mark, ...], loss: Loss) -> bool:
+        """Whether nobody else has met all of these deaths."""
+        *before, last = (mark.death for mark in marks)
+        others = (other for other in last.who(loss.at) if other != loss.fingerprint)
+        return not any(self._has_met(other, before) for other in others)
+
+    def _has_met(self, fingerprint: int, deaths: Collection[Death]) -> bool:
+        record = self.records.get(fingerprint)
+        return record is not None and all(
+            any(mark.death is death for mark in record.standing) for death in deaths
+        )
+
+
+def _weighed(marks: tuple[Mark, ...]) -> tuple[Mark, ...]:
+    """The marks, those passed noted that are nearer to the beginning than the request has come since."""
+    furthest = max(mark.tokens for mark in marks)
+    return tuple(
+        replace(mark, passed=True) if mark.tokens + SLACK_TOKENS < furthest else mark
+        for mark in marks[-MARKS_MAX:]
+    )
+
+
+def _of_one_stride(marks: tuple[Mark, ...]) -> tuple[Mark, ...]:
+    """Those that came after as many tokens of an attempt as the last one."""
+    shown = marks[-1].shown
+    return tuple(mark for mark in marks if abs(mark.shown - shown) <= 2 + STRIDE * shown) if shown else ()
+
+
+def _is_past(record: Record, lease: Lease, now: float) -> bool:
+    """Whether an attempt need not be waited for any more; one that shows tokens is cleared by it."""
+    if not lease.committed:
+        longest_s = max(mark.lived_s for mark in record.marks)
+        return now - lease.opened_at > UNSHOWN_S + 2.0 * longest_s
+    least_s = SHOWN_S if any(mark.tokens for mark in record.standing) else COMMITTED_S
+    if now - lease.first_at < least_s:
+        return False
+    record.marks = tuple(replace(mark, passed=True) for mark in record.marks)
+    return True
