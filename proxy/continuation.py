@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from proxy.ask import LARGE_BYTES
+from proxy.ask import has_more_nodes
 from proxy.failure import Failure, Kind
+from proxy.limits import LIMITS
 from proxy.report.continuations import Result
 from proxy.resumption import MakeHead, Resuming, Resumption
 
@@ -154,6 +155,8 @@ class Continuation:
             return reason
         if relay.keep is None:
             return "its answer is no stream of events"
+        if has_more_nodes(self._request.body, limit := LIMITS.json_nodes_on_loop):
+            return f"its request has more than {limit} values"
         chat = self._answer.route == "chat"
         way = self._resumption or Resumption(self._request, relay.keep, chat=chat)
         return way.why_not() or way
@@ -167,4 +170,5 @@ class Continuation:
             return "the configuration says so (no_continuation)"
         if any(name == SWITCH and value.strip().lower() == b"off" for name, value in request.fields):
             return "its client does not want it"
-        return f"its request is larger than {LARGE_BYTES} bytes" if request.body_size > LARGE_BYTES else ""
+        limit = LIMITS.json_bytes_on_loop
+        return f"its request is larger than {limit} bytes" if request.body_size > limit else ""

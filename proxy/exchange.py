@@ -14,7 +14,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from proxy.answer import Answer
-from proxy.ask import LARGE_BYTES, read_ask
+from proxy.ask import is_large, read_ask
 from proxy.continuation import Continuation
 from proxy.failure import Failure, Kind, as_told
 from proxy.reply import failure_of, lacks_path, outcome_of
@@ -90,7 +90,7 @@ class Exchange:
             self._asked(gate.own_answers.sticky_ask(request.path))
         elif not route.json:
             self._asked(Ask())
-        elif len(request.body) > LARGE_BYTES:
+        elif is_large(request.body):
             gate.read_large(request.body, self._asked)
         else:
             self._asked(read_ask(request.body))

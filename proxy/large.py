@@ -7,7 +7,7 @@ import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 
-from proxy.ask import read_ask
+from proxy.ask import read_large_ask
 from proxy.failure import Failure
 from proxy.report.log import log_line
 from router.nouns import Ask
@@ -26,11 +26,11 @@ class LargeBodies:
                 # Not a fork: this process has threads and sockets that a copy must not hold.
                 context = multiprocessing.get_context("spawn")
                 self._pool = ProcessPoolExecutor(max_workers=1, mp_context=context)
-            return await asyncio.get_running_loop().run_in_executor(self._pool, read_ask, body)
+            return await asyncio.get_running_loop().run_in_executor(self._pool, read_large_ask, body)
         except (BrokenProcessPool, OSError) as error:
             log_line("warning", f"no process to parse a large body in ({error!r}): parsed on the loop")
             self.close()
-            return read_ask(body)
+            return read_large_ask(body)
 
     def close(self) -> None:
         """End the worker."""

@@ -23,14 +23,22 @@ class Limits:
     """Requests of one connection answered in one turn of the loop; those after them wait for the next."""
     idle_connections: int = 16384
     """Client connections without a request. The one that has been idle longest is closed for a new one."""
-    json_depth: int = 128
-    """Objects and arrays within each other, in a request's body. A client gets 400."""
-    json_nodes: int = 262144
-    """Values in a request's body, keys not counted. A client gets 400."""
-    messages: int = 4096
-    """Messages of a prompt that routing looks at."""
-    parts: int = 4096
-    """Parts of the content of all messages that routing looks at."""
+    json_depth: int = 1024
+    """Objects and arrays within each other in a body; the parser's own bound. A client gets 400."""
+    json_bytes_on_loop: int = 1 << 20
+    """A larger body is read in a process of its own: a megabyte of text takes two milliseconds."""
+    json_nodes_on_loop: int = 16384
+    """The same for a body with more values: what they take grows with their number."""
+    json_nodes: int = 1 << 21
+    """Values in a body, keys not counted. A client gets 400. A million token ids are a million."""
+    prompt_pieces: int = 8192
+    """Parts of a prompt that are looked at one by one; a plain message has four. The rest is hashed as is."""
+    fields: int = 64
+    """Fields of a body, or of a message, that are looked at by name. More are hashed as is, and the stream of
+    such a body is not resumed."""
+    name_chars: int = 1024
+    """Characters of a model's name, a user's or a response's id. A longer model's name gets 400, the end of a
+    user's is not looked at, and a longer id is left to the engine."""
     stop_bytes: int = 4096
     """All stop strings of a request together; with more its stream is not resumed."""
     log_lines: int = 1024

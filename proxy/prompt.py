@@ -4,6 +4,9 @@ The prompt is written as one run of bytes in the order in which chat templates r
 text, then the messages. What must stay true: equal beginnings give equal bytes and so equal hashes, and
 nothing that a client appends changes a block that was full before. It is a guess at what an engine caches,
 never an identity: a wrong one costs time, not correctness.
+
+So many pieces of it are looked at one by one, and what comes after them is taken as it is: what a client can
+make this cost is bounded, and what it appends still changes no block before.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from typing import Any, NamedTuple
 import orjson
 from xxhash import xxh3_64_intdigest
 
+from proxy.limits import LIMITS, reached
 from router.books import BLOCK_BYTES
 
 MAX_BLOCKS = 8192
@@ -34,12 +38,11 @@ _IN_ORDER = (*_PREAMBLE, *_PROMPTS)
 NAMES = frozenset((*_IN_ORDER, *_RENDERING))
 """All that is read of a body for its prompt."""
 _PLAIN = frozenset(("role", "content"))
+_NONE: frozenset[str] = frozenset()
 _new = tuple.__new__
 """What a named tuple's own constructor calls, in a third of the time."""
 
 
-FIELDS_MAX = 64
-"""A body with more fields than this, beside the usual ones, is hashed as it stands."""
 _VARIES = frozenset(
     (
         *("stream", "stream_options", "user", "metadata", "store", "priority", "request_id", "service_tier"),
@@ -72,17 +75,21 @@ class Prompt(NamedTuple):
     fingerprint: int
 
 
-def read_prompt(data: dict[str, Any]) -> Prompt:
-    """The prompt in the parsed body of any API that generates; an empty one where there is none."""
+def read_prompt(data: dict[str, Any], body: bytes = b"") -> Prompt:
+    """The prompt in the parsed body of any API that generates; an empty one where there is none.
+
+    `body`, as it came, stands for one that is nested deeper than can be written anew.
+    """
     # Few of the names occur in one body, mostly one: the body is looked through once, and not for each name.
     found = NAMES & data.keys()
-    text = canonical(data, found)
-    seed = _seed(data, found)
+    try:
+        text, seed, more = canonical(data, found), _seed(data, found), _more(data)
+    except TypeError:
+        text, seed, more = body, _seed(data, _NONE), b""
     blocks = block_hashes(text, seed)
     fingerprint = xxh3_64_intdigest(text[len(blocks) * BLOCK_BYTES :], blocks[-1] if blocks else seed)
-    if more := data.keys() - _NO_PART:
-        rest = {name: data[name] for name in sorted(more)} if len(more) <= FIELDS_MAX else data
-        fingerprint = xxh3_64_intdigest(_bytes_of(rest), fingerprint)
+    if more:
+        fingerprint = xxh3_64_intdigest(more, fingerprint)
     return _new(Prompt, (blocks, len(text), fingerprint))
 
 
@@ -114,25 +121,44 @@ def canonical(data: dict[str, Any], found: Set[str]) -> bytes:
 def _seed(data: dict[str, Any], found: Set[str]) -> int:
     model = data.get("model")
     first = model.encode() if isinstance(model, str) else b""
-    if len(found) == 1:
+    if len(found) <= 1:
         # That one is the prompt, or there is none.
         return xxh3_64_intdigest(first)
-    parts = [first, *(_bytes_of(data[name]) for name in _RENDERING if data.get(name))]
+    parts = [first, *(_bytes_of(data[name]) for name in _RENDERING if name in found and data[name])]
     return xxh3_64_intdigest(_FIELD.join(parts))
+
+
+def _more(data: dict[str, Any]) -> bytes:
+    """The fields beside the prompt that make an engine work otherwise."""
+    names = data.keys() - _NO_PART
+    if not names:
+        return b""
+    return _bytes_of({name: data[name] for name in sorted(names)} if len(names) <= LIMITS.fields else data)
 
 
 def _prompt(value: Any, out: list[bytes]) -> None:
     """Text, token ids, messages, or several texts or lists of ids, one after another."""
     if not isinstance(value, list):
         out.append(_bytes_of(value))
-    elif isinstance(value[0], dict):
-        for message in value:
-            _message(message, out)
     elif isinstance(value[0], int):
         out.append(_token_ids(value))
     else:
-        for prompt in value:
-            out += (_RECORD, _token_ids(prompt) if isinstance(prompt, list) else _bytes_of(prompt))
+        add = _message if isinstance(value[0], dict) else _one_of_several
+        for number, each in enumerate(value):
+            if len(out) > LIMITS.prompt_pieces:
+                _rest(value, number, out)
+                return
+            add(each, out)
+
+
+def _one_of_several(prompt: Any, out: list[bytes]) -> None:
+    out += (_RECORD, _token_ids(prompt) if isinstance(prompt, list) else _bytes_of(prompt))
+
+
+def _rest(value: list[Any], start: int, out: list[bytes]) -> None:
+    """What there is from `start` on is too much to be looked at one by one."""
+    reached("prompt_pieces")
+    out += (_RECORD, _bytes_of(value[start:]))
 
 
 def _message(message: Any, out: list[bytes]) -> None:
@@ -148,10 +174,12 @@ def _message(message: Any, out: list[bytes]) -> None:
     else:
         out += (_RECORD, _bytes_of(role), _FIELD)
         _content(content, out)
-    if not message.keys() <= _PLAIN:
-        for name in sorted(message.keys() - _PLAIN):
-            if value := message[name]:
-                out += (_FIELD, name.encode(), _FIELD, _bytes_of(value))
+    if len(message) > LIMITS.fields:
+        out += (_FIELD, orjson.dumps(message, option=orjson.OPT_SORT_KEYS))
+    elif not message.keys() <= _PLAIN:
+        rest = {name: value for name, value in message.items() if value and name not in _PLAIN}
+        if rest:
+            out += (_FIELD, orjson.dumps(rest, option=orjson.OPT_SORT_KEYS))
 
 
 def _content(content: Any, out: list[bytes]) -> None:
@@ -161,6 +189,9 @@ def _content(content: Any, out: list[bytes]) -> None:
             out.append(_bytes_of(content))
         return
     for number, part in enumerate(content):
+        if len(out) > LIMITS.prompt_pieces and number:
+            _rest(content, number, out)
+            return
         if number:
             out.append(_FIELD)
         out.append(_part(part))
@@ -194,10 +225,5 @@ def _token_ids(ids: list[Any]) -> bytes:
 
 
 def _bytes_of(value: Any) -> bytes:
-    if isinstance(value, str):
-        return value.encode()
-    try:
-        return orjson.dumps(value)
-    except TypeError:
-        # Nested deeper than can be written: no engine takes it either.
-        return b""
+    """Text, or JSON. Raises TypeError for what is nested deeper than can be written (254)."""
+    return value.encode() if isinstance(value, str) else orjson.dumps(value)

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import orjson
-
 from proxy.limits import LIMITS
 from proxy.stream.seam import stops_of
 
@@ -21,46 +19,53 @@ _HANDLING = """stream stream_options stream_interval user metadata store service
     prompt_cache_key prompt_cache_retention priority cache_salt request_id rid session_id parallel_tool_calls
     include_reasoning separate_reasoning stream_reasoning"""
 _HARMLESS = frozenset(f"{_SAMPLING} {_PROMPT} {_HANDLING}".split())
-_ONLY_AS = {
-    "n": (b"1",),
-    "best_of": (b"1",),
-    "echo": (b"false",),
-    "logprobs": (b"false",),
-    "top_logprobs": (b"0",),
-    "tools": (b"[]",),
-    "functions": (b"[]",),
-    "tool_choice": (b'"none"', b'"auto"'),
-    "response_format": (b'{"type":"text"}',),
-    "modalities": (b'["text"]',),
-    "use_beam_search": (b"false",),
-    "length_penalty": (b"1", b"1.0"),
+_ONLY_AS: dict[str, tuple[object, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "echo": (False,),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "tools": ([],),
+    "functions": ([],),
+    "tool_choice": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "use_beam_search": (False,),
+    "length_penalty": (1, 1.0),
     # These look at what was generated, and another unit would take it for the prompt.
-    "frequency_penalty": (b"0", b"0.0"),
-    "presence_penalty": (b"0", b"0.0"),
-    "repetition_penalty": (b"1", b"1.0"),
-    "add_generation_prompt": (b"true",),
-    "add_special_tokens": (b"false",),
-    "skip_special_tokens": (b"true",),
-    "spaces_between_special_tokens": (b"true",),
-    "return_token_ids": (b"false",),
-    "return_hidden_states": (b"false",),
-    "suffix": (b'""',),
+    "frequency_penalty": (0, 0.0),
+    "presence_penalty": (0, 0.0),
+    "repetition_penalty": (1, 1.0),
+    "add_generation_prompt": (True,),
+    "add_special_tokens": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "return_token_ids": (False,),
+    "return_hidden_states": (False,),
+    "suffix": ("",),
 }
-"""Fields that are harmless with one of these values, in JSON."""
+"""Fields that are harmless with one of these values, of just this type."""
 LONG_STOPS = f"its stop strings are longer than {LIMITS.stop_bytes} bytes together"
 
 
 def why_not(body: dict[str, Any], *, chat: bool) -> str:
     """Why the stream that `body` asks for cannot be continued; empty when it can."""
+    if len(body) > LIMITS.fields:
+        return f"the request has more than {LIMITS.fields} fields"
     for name in body.keys() - _HARMLESS:
         value = body[name]
-        if value is not None and orjson.dumps(value) not in _ONLY_AS.get(name, ()):
+        if value is not None and not _is_one_of(value, _ONLY_AS.get(name, ())):
             if name == "add_generation_prompt" and body.get("continue_final_message"):
                 continue
             return f"the request has {name}" if name in _ONLY_AS else f"the request has {name}, unknown here"
     if "stop" in body and len("".join(stops_of(body)).encode()) > LIMITS.stop_bytes:
         return LONG_STOPS
     return _why_not_messages(body) if chat else _why_not_prompt(body.get("prompt"))
+
+
+def _is_one_of(value: object, known: tuple[object, ...]) -> bool:
+    # Compared and not written as JSON: values come as large and as deep as a client likes.
+    return any(type(value) is type(each) and value == each for each in known)
 
 
 def _why_not_messages(body: dict[str, Any]) -> str:

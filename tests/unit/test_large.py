@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from proxy import large
+from proxy.ask import read_ask
 from proxy.failure import Failure, Kind
 from proxy.large import LargeBodies
 from router.nouns import Ask
@@ -22,7 +23,8 @@ def read(body: bytes) -> Ask | Failure:
 
 
 def test_a_body_is_read_in_another_process() -> None:
-    assert read(b'{"model": "m", "stream": true}') == Ask("m", True)
+    body = b'{"model": "m", "stream": true}'
+    assert read(body) == read_ask(body)
 
 
 def test_what_is_wrong_with_a_body_comes_back_from_there() -> None:
@@ -36,4 +38,5 @@ def test_without_a_process_the_body_is_read_on_the_loop(monkeypatch: pytest.Monk
         raise PermissionError(13, "no shared memory here")
 
     monkeypatch.setattr(large, "ProcessPoolExecutor", refuse)
-    assert read(b'{"model": "m"}') == Ask("m")
+    body = b'{"model": "m"}'
+    assert read(body) == read_ask(body)

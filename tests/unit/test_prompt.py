@@ -5,11 +5,13 @@ from __future__ import annotations
 from itertools import takewhile
 from typing import Any
 
+import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.prompt import FIELDS_MAX, MAX_BLOCKS, MEDIA_BYTES, NAMES, block_hashes, canonical, read_prompt
+from proxy.limits import LIMITS, REACHED
+from proxy.prompt import MAX_BLOCKS, MEDIA_BYTES, NAMES, block_hashes, canonical, read_prompt
 from router.books import BLOCK_BYTES
 
 law = settings(derandomize=True, deadline=None, max_examples=150)
@@ -193,14 +195,42 @@ def test_a_prompt_without_end_is_hashed_up_to_a_limit() -> None:
     assert (len(prompt.blocks), prompt.size) == (MAX_BLOCKS, (MAX_BLOCKS + 3) * BLOCK_BYTES)
 
 
-def test_what_is_nested_too_deep_to_be_written_is_left_out() -> None:
+def test_what_is_nested_too_deep_to_be_written_is_hashed_as_it_came() -> None:
     deep: Any = "x"
     for _ in range(900):
         deep = [deep]
-    assert read_prompt({"prompt": [deep]}).size < 10
+    data = {"prompt": [deep, "a" * 5000]}
+    body = b'{"prompt": [' + b"[" * 900 + b'"x"' + b"]" * 900 + b', "' + b"a" * 5000 + b'"]}'
+    assert orjson.loads(body) == data
+    prompt, other = read_prompt(data, body), read_prompt({"model": "m"} | data, body)
+    assert (prompt.size, len(prompt.blocks)) == (len(body), len(body) // BLOCK_BYTES)
+    assert not set(prompt.blocks) & set(other.blocks)
 
 
-# -- the fingerprint ---------------------------------------------------------------------------------------
+MANY = LIMITS.prompt_pieces
+
+
+@pytest.mark.parametrize(
+    "chat",
+    [
+        user([{"type": "text", "text": f"part {n}"} for n in range(MANY)]),
+        user("x") | {"messages": [{"role": "user", "content": f"message {n}"} for n in range(MANY)]},
+        {"prompt": [f"text {n}" for n in range(MANY)]},
+        user([{}] * MANY),
+    ],
+    ids=["parts", "messages", "texts", "nothing"],
+)
+def test_what_is_appended_to_more_than_is_looked_at_keeps_every_full_block(chat: Body) -> None:
+    name = "prompt" if "prompt" in chat else "messages"
+    longer = chat | {name: [*chat[name], {"role": "user", "content": LONG}]}
+    counted = REACHED["prompt_pieces"]
+    prompt = read_prompt(chat)
+    assert REACHED["prompt_pieces"] == counted + 1
+    # But for the bracket that ends what is written as it stands.
+    whole = (prompt.size - 3) // BLOCK_BYTES
+    assert whole > 2
+    assert read_prompt(longer).blocks[:whole] == prompt.blocks[:whole]
+    assert read_prompt(longer).size > prompt.size
 
 
 def fingerprint(**changed: Any) -> int:
@@ -226,7 +256,7 @@ def test_the_same_prompt_asked_again_has_the_same_fingerprint(changed: Body) -> 
         {"cache_salt": "x"},
         {"response_format": {"type": "json_object"}},
         {"logit_bias": {"1": 5}},
-        {f"field {number}": 1 for number in range(FIELDS_MAX + 1)},
+        {f"field {number}": 1 for number in range(LIMITS.fields + 1)},
     ],
     ids=lambda changed: next(iter(changed)),
 )
