@@ -8,99 +8,15 @@ must stay true: steps follow one another without a gap while there is work; toke
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from dataclasses import dataclass
+from collections import deque
 from heapq import heappop, heappush
 from math import ceil
 
-BLOCK_TOKENS = 64
-"""vLLM's own are of 16; a quarter of the work for the simulation, and hardly another hit rate."""
+from loadtests.gym.kv import BLOCK_TOKENS, KvCache
+from loadtests.gym.sequences import Model, Sequence, Shown
+
 STEPS_AT_ONCE = 64
 """Steps of one length; the context, and with it a step, grows meanwhile."""
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """How fast and how large a unit is.
-
-    A step takes base_s + prefilled tokens / prefill_tokens_s + per_sequence_s for each decoding sequence
-    + per_context_token_s for each token of their contexts. `front_end_s` passes before a prompt is queued
-    (tokenizer, network), for many at once. `step_tokens` is max_num_batched_tokens, `seats` max_num_seqs.
-    """
-
-    prefill_tokens_s: float = 14_000.0
-    base_s: float = 0.008
-    per_sequence_s: float = 0.00012
-    per_context_token_s: float = 0.0
-    front_end_s: float = 0.003
-    step_tokens: int = 4096
-    seats: int = 64
-    kv_tokens: int = 500_000
-
-    def step_s(self, prefilled: int, decoding: int, context: float) -> float:
-        """How long a step takes, where `context` tokens are read by the decoding sequences."""
-        return (
-            self.base_s
-            + prefilled / self.prefill_tokens_s
-            + self.per_sequence_s * decoding
-            + self.per_context_token_s * context
-        )
-
-
-class Sequence:
-    """One prompt and its answer at a unit. `names` are its blocks, those of the answer included.
-
-    `made` are the tokens shown so far; `computed` those whose KV exists, while it is not decoding.
-    `gate` is whose gate sees its tokens come one by one (-1: none), `owner` whoever wants to know of it.
-    """
-
-    __slots__ = (
-        "answer_tokens",
-        "cached_tokens",
-        "computed",
-        "ends_step",
-        "gate",
-        "made",
-        "named",
-        "names",
-        "owner",
-        "prompt_tokens",
-        "reckoned",
-    )
-
-    def __init__(
-        self,
-        prompt_tokens: int,
-        answer_tokens: int,
-        names: tuple[int, ...],
-        gate: int = -1,
-        owner: object = None,
-    ) -> None:
-        self.prompt_tokens, self.answer_tokens, self.names = prompt_tokens, answer_tokens, names
-        self.gate, self.owner = gate, owner
-        self.made = self.computed = self.named = self.reckoned = 0
-        self.cached_tokens = -1
-        """Tokens of the prompt that were found in the cache; -1: it has not been looked for them yet."""
-        self.ends_step = 0
-        """The step that makes the last token; 0: it is not decoding."""
-
-    @property
-    def goal(self) -> int:
-        """Tokens that have to be computed before the next one comes."""
-        return self.prompt_tokens + self.made
-
-
-class Shown:
-    """What one or more steps have brought: sequences that showed their first token, and that ended; `steps`
-    of `step_s` in each of which one more token came of each decoding sequence of the gate's (`decoding`).
-    """
-
-    __slots__ = ("at", "decoding", "ended", "first", "step_s", "steps")
-
-    def __init__(self, at: float, steps: int, step_s: float, decoding: list[int]) -> None:
-        self.at, self.steps, self.step_s, self.decoding = at, steps, step_s, decoding
-        self.first: list[Sequence] = []
-        self.ended: list[Sequence] = []
 
 
 class Engine:
@@ -124,9 +40,7 @@ class Engine:
         self.busy_s = 0.0
         self._due: list[tuple[int, int, Sequence]] = []
         self._order = 0
-        self._users: dict[int, int] = {}
-        self._idle: OrderedDict[int, None] = OrderedDict()
-        self._private = 0
+        self.kv = KvCache(model.kv_tokens)
         self._many = 0
         """Steps that are under way, each of `_step_s`; 0: nothing is."""
         self._step_s = 0.0
@@ -135,14 +49,9 @@ class Engine:
     # -- what others see -----------------------------------------------------------------------------------
 
     @property
-    def used_tokens(self) -> int:
-        """Tokens of KV cache that sequences hold."""
-        return len(self._users) * BLOCK_TOKENS + self._private
-
-    @property
     def kv_use(self) -> float:
         """The share of the KV cache in use, 0 to 1, as vLLM's gauge has it."""
-        return min(self.used_tokens / self.model.kv_tokens, 1.0)
+        return min(self.kv.used / self.model.kv_tokens, 1.0)
 
     @property
     def count(self) -> int:
@@ -155,17 +64,8 @@ class Engine:
         return self.at + self._many * self._step_s if self._many else None
 
     def cached(self, names: tuple[int, ...], prompt_tokens: int) -> int:
-        """How many tokens of a prompt are in the cache: of blocks, all before one that is there are, too."""
-        low, high = 0, min(len(names), (prompt_tokens - 1) // BLOCK_TOKENS)
-        users, idle = self._users, self._idle
-        while low < high:
-            middle = (low + high + 1) // 2
-            name = names[middle - 1]
-            if name in users or name in idle:
-                low = middle
-            else:
-                high = middle - 1
-        return low * BLOCK_TOKENS
+        """How many tokens of a prompt are in the cache."""
+        return self.kv.find(names, prompt_tokens) * BLOCK_TOKENS
 
     def dues(self) -> list[int]:
         """In how many steps the sequences that decode will end, in no order."""
@@ -225,7 +125,7 @@ class Engine:
         self.busy_s += steps * self._step_s
         self.answered += steps * self.decoding
         self.context += steps * self.decoding
-        self._private += steps * self.decoding
+        self.kv.private += steps * self.decoding
         while self._due and self._due[0][0] <= self.steps:
             step, _, sequence = heappop(self._due)
             if sequence.ends_step == step:
@@ -260,7 +160,7 @@ class Engine:
     def _plan(self, at: float) -> None:
         model, preemptions = self.model, self.preemptions
         self.at = at
-        while self.decoding and self.used_tokens + self.decoding > model.kv_tokens and len(self.running) > 1:
+        while self.decoding and self.kv.used + self.decoding > model.kv_tokens and len(self.running) > 1:
             self._preempt()
         budget = model.step_tokens - self.decoding
         prefilled = 0
@@ -280,20 +180,20 @@ class Engine:
         self._many = 1 if self._chunks else self._undisturbed()
         context = self.context + 0.5 * self.decoding * (self._many - 1)
         self._step_s = model.step_s(sum(tokens for _, tokens in self._chunks), self.decoding, context)
-        self._evict()
+        self.kv.evict()
 
     def _undisturbed(self) -> int:
         """How many steps of nothing but decoding can be taken at once."""
         while self._due and self._due[0][2].ends_step != self._due[0][0]:
             heappop(self._due)
-        room = (self.model.kv_tokens - self.used_tokens) // max(self.decoding, 1)
+        room = (self.model.kv_tokens - self.kv.used) // max(self.decoding, 1)
         first = self._due[0][0] - self.steps if self._due else 1
         return max(1, min(STEPS_AT_ONCE, first, room))
 
     def _go_on(self, sequence: Sequence, budget: int) -> int:
         """Compute the next chunk of a prompt, at the price of the youngest if need be; how many tokens."""
         tokens = min(sequence.goal - sequence.computed, budget)
-        while self.used_tokens + tokens + self.decoding > self.model.kv_tokens and len(self.running) > 1:
+        while self.kv.used + tokens + self.decoding > self.model.kv_tokens and len(self.running) > 1:
             if self._preempt() is sequence:
                 return 0
         self._compute(sequence, tokens)
@@ -301,18 +201,15 @@ class Engine:
 
     def _admit(self, sequence: Sequence, budget: int) -> int:
         """Give the first of those who wait a seat; its first chunk of tokens, 0 when there is no room."""
-        cached = self.cached(sequence.names, sequence.goal)
+        held = sequence.names[: self.kv.find(sequence.names, sequence.goal)]
+        cached = len(held) * BLOCK_TOKENS
         tokens = min(sequence.goal - cached, budget)
-        named = cached // BLOCK_TOKENS
-        idle = sum(1 for name in sequence.names[:named] if name in self._idle)
-        needed = idle * BLOCK_TOKENS + tokens + self.decoding
-        if self.used_tokens + needed > self.model.kv_tokens and self.running:
+        needed = self.kv.idle_among(held) + tokens + self.decoding
+        if self.kv.used + needed > self.model.kv_tokens and self.running:
             return 0
         self.waiting.popleft()
-        for name in sequence.names[:named]:
-            self._idle.pop(name, None)
-            self._users[name] = self._users.get(name, 0) + 1
-        sequence.named, sequence.computed = named, cached
+        self.kv.hold(held)
+        sequence.named, sequence.computed = len(held), cached
         if sequence.cached_tokens < 0:
             sequence.cached_tokens = cached
             self.hit_tokens += cached
@@ -327,18 +224,16 @@ class Engine:
         """A chunk is in the step that begins; as in vLLM, its full blocks can be found from now on."""
         sequence.computed += tokens
         self.pending -= tokens
-        self._private += tokens
+        self.kv.private += tokens
         self._chunks.append((sequence, tokens))
         self._name(sequence)
 
     def _name(self, sequence: Sequence) -> None:
-        names, users = sequence.names, self._users
-        for number in range(sequence.named, min(sequence.computed // BLOCK_TOKENS, len(names))):
-            name = names[number]
-            self._idle.pop(name, None)
-            users[name] = users.get(name, 0) + 1
-            self._private -= BLOCK_TOKENS
-            sequence.named += 1
+        full = sequence.names[sequence.named : sequence.computed // BLOCK_TOKENS]
+        if full:
+            self.kv.hold(full)
+            self.kv.private -= len(full) * BLOCK_TOKENS
+            sequence.named += len(full)
 
     def _preempt(self) -> Sequence:
         """Take the KV cache of the youngest away; it waits in front of all others."""
@@ -368,15 +263,6 @@ class Engine:
             sequence.computed, sequence.ends_step = computed, 0
             self._name(sequence)
         del self.running[sequence]
-        self._private -= sequence.computed - sequence.named * BLOCK_TOKENS
-        for name in reversed(sequence.names[: sequence.named]):
-            self._users[name] -= 1
-            if not self._users[name]:
-                del self._users[name]
-                self._idle[name] = None
+        self.kv.private -= sequence.computed - sequence.named * BLOCK_TOKENS
+        self.kv.release(sequence.names[: sequence.named])
         sequence.named = sequence.computed = 0
-
-    def _evict(self) -> None:
-        room = (self.model.kv_tokens - self.used_tokens) // BLOCK_TOKENS
-        while len(self._idle) > room and self._idle:
-            self._idle.popitem(last=False)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from loadtests.gym.engine import Model
 from loadtests.gym.nouns import Change, Fleet, Place
+from loadtests.gym.sequences import Model
 from router.nouns import Cell, Unit
 
 MODEL = Model()

@@ -1,44 +1,33 @@
 """The gate in the gym: the product's Board, Router and policy, called as proxy/ calls them.
 
 What proxy/ does between its sockets and the router is repeated here call for call, without the sockets:
-exchange.py and search.py (an attempt's life), gate.py (close, worked, room, the tick), vigil.py (silence),
-probes/engine_metrics.py (reports), redis_sharing.py (what gates tell each other). Where one of them changes
-what it tells the Board, this has to follow.
+exchange.py and search.py (an attempt's life), gate.py (close, worked, room, the tick), redis_sharing.py (what
+gates tell each other); what probes find is in watch.py. Where one of them changes what it tells the Board,
+this has to follow.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Collection
 from functools import partial
 
-from loadtests.gym.engine import Shown
 from loadtests.gym.nouns import Call, Fleet
+from loadtests.gym.sequences import Shown
+from loadtests.gym.watch import TICK_S, Watch
 from loadtests.gym.world import World
 from policies import POLICIES
 from router.board import Board, Consequence
 from router.books import Elsewhere, Usage
-from router.desk import Desk
 from router.fair import FairRules
 from router.judge import nothing_to_learn
 from router.lease import Lease
-from router.nouns import Ask, Evidence, Load, Refusal, Rules, Sign, Strength, Verdict
-from router.nouns import Fleet as Units
+from router.nouns import Ask, Refusal, Rules, Sign, Strength
 from router.pace import GAPS_MS
 from router.router import Router
-from router.silence import SOURCE, silence, still_s
-from router.slowness import COMPARE_S
 from router.waiting import Ticket, Waiting
 
 POLICY = "prefix_affinity"
-TICK_S = 0.25
-REPORT_S, IDLE_REPORT_S = 1.0, 3.0
-"""How often an engine's numbers are read, while it has requests and while it has none."""
-HUSH_S = 0.25
-SCRAPE_S = 0.004
-"""From the moment an engine looks at its numbers to the moment the gate has them."""
-WATCHED_S = 30.0
-"""A gate has watched its units for so long when the load begins: nobody starts slowly any more."""
-CANARY_S = 1.0
 BYTES_PER_TOKEN = 4
 
 
@@ -54,18 +43,11 @@ class Gate:
         self.said: dict[str, Elsewhere] = {}
         """What this gate told the others last, by unit."""
         self.flips: list[str] = []
-        self._rng = rng
         self._fleet = world.fleet
         self._numbers = {place.unit.name: number for number, place in enumerate(world.fleet.places)}
-        self._present = list(world.up)
-        self._reported_at: dict[str, float] = {}
         self._room_noted = False
-        self._compare_at = 0.0
-        self._configure(world.begins_at - WATCHED_S)
-        for desk in self.board:
-            self._observe(desk, Sign.GOOD, Strength.STRONG, "canary", world.begins_at - WATCHED_S)
-            self._report(desk, world.begins_at - self._rng.random())
-        world.at(world.begins_at + TICK_S * self._rng.random(), self._tick)
+        self._watch = Watch(world, self.board, rng, self._flipped)
+        world.at(world.begins_at + TICK_S * rng.random(), self._tick)
 
     # -- for the world -------------------------------------------------------------------------------------
 
@@ -101,8 +83,8 @@ class Gate:
         self._room()
         lease.desk.books.errors.failed(now)
         if self.board.desks.get(lease.unit) is lease.desk:
-            strength = Strength.STRONG if self.world.up[self._numbers[lease.unit]] else Strength.FATAL
-            self._observe(lease.desk, Sign.BAD, strength, "request", now)
+            strength = Strength.STRONG if self._watch.is_there(lease.unit) else Strength.FATAL
+            self._watch.observe(lease.desk, Sign.BAD, strength, "request", now)
         search.tried += (lease.unit,)
         search.is_moved = True
         if lease.committed:
@@ -110,22 +92,12 @@ class Gate:
         self._dispatch(call, now)
 
     def changed(self, unit: int, now: float, *, is_up: bool) -> None:
-        """A process is gone: its requests show it, or the next probe. Or it is back, and passes canaries."""
-        self._present[unit] = is_up
-        name = self._fleet.places[unit].unit.name
-        if name not in self.board.desks:
-            self._configure(now)
-        desk = self.board.desks[name]
-        if is_up:
-            desk.counters_at = 0.0
-            self._epoch(desk, now)
-            self.world.at(now + CANARY_S, lambda _: self._fly(desk))
-        else:
-            self.world.at(now + self._rng.random(), lambda at: self._missed(desk, at))
+        """A unit's process is gone, or there is another one."""
+        self._watch.changed(unit, now, is_up=is_up)
 
-    def waiting(self) -> int:
-        """Requests in the gate's queue."""
-        return len(self.router.waiting)
+    def waiting(self) -> Collection[str]:
+        """The models of those in the gate's queue."""
+        return {model for model, *_ in self.router.waiting.kinds if model}
 
     def tokens_came(self, unit: int, shown: Shown) -> None:
         """As Relay.on_token, for all streams and steps at once."""
@@ -205,7 +177,7 @@ class Gate:
             usage = Usage(sequence.prompt_tokens, sequence.answer_tokens, max(sequence.cached_tokens, 0))
             desk.books.used(lease.ask, lease.bet, usage)
         if not nothing_to_learn(desk.case):
-            self._observe(desk, Sign.GOOD, Strength.STRONG, "request", now)
+            self._watch.observe(desk, Sign.GOOD, Strength.STRONG, "request", now)
 
     def _room(self) -> None:
         """As Gate.room: once this turn is over."""
@@ -222,53 +194,11 @@ class Gate:
     def _tick(self, now: float) -> None:
         """As Gate._tick: the vigil, what gates share, the queue."""
         self.world.settle()
-        for desk in self.board:
-            if self._present[self._numbers[desk.unit.name]]:
-                desk.heard_at = now
-        self.board.tick(now)
-        for desk in self.board:
-            is_silent = bool(desk.leases) and now - desk.quiet_since >= HUSH_S
-            if is_silent:
-                self._look_into_silence(desk, now)
-            period_s = REPORT_S if desk.leases or desk.foreign else IDLE_REPORT_S
-            if is_silent or now - self._reported_at.get(desk.unit.name, 0.0) >= period_s - TICK_S / 2:
-                self._report(desk, now)
-        if now >= self._compare_at:
-            self._compare_at = now + COMPARE_S
-            self.board.compare_speeds()
+        self._watch.tick(now)
         self._share()
         if len(self.router.waiting):
             self.router.tick(now)
         self.world.at(now + TICK_S, self._tick)
-
-    def _look_into_silence(self, desk: Desk, now: float) -> None:
-        """As Vigil._look_into_silence."""
-        desk.stands_still(still_s(desk, now))
-        found = silence(desk, now, self.board.rules)
-        if found is not None and now - desk.told_at >= found.limit_s:
-            desk.told_at = now
-            self._observe(desk, Sign.BAD, Strength.STRONG, SOURCE, now)
-
-    def _report(self, desk: Desk, now: float) -> None:
-        """As EngineMetrics.look and Board.report; the numbers are those of the last step that has ended."""
-        name = desk.unit.name
-        number = self._numbers[name]
-        self._reported_at[name] = now
-        if not self._present[number]:
-            return
-        engine, own_in_flight = self.world.engines[number], desk.in_flight
-        load = Load(
-            name,
-            now + SCRAPE_S,
-            running=len(engine.running),
-            waiting=len(engine.waiting),
-            kv_use=engine.kv_use,
-            own_in_flight=own_in_flight,
-            progress=float(engine.steps + engine.prefilled + engine.answered),
-            sighted=True,
-            kv_tokens=engine.model.kv_tokens,
-        )
-        self.world.at(max(now + SCRAPE_S, self.world.now), lambda _: self.board.report(load))
 
     def _share(self) -> None:
         """As Sharing.views and tick: what the others told in their last heartbeat counts."""
@@ -286,52 +216,14 @@ class Gate:
                 others[name] = Elsewhere(in_flight, tokens)
         self.board.others = others
 
-    # -- health --------------------------------------------------------------------------------------------
-
-    def _configure(self, now: float) -> None:
-        places, present = self._fleet.places, self._present
-        units = [
-            place.unit
-            for number, place in enumerate(places)
-            if present[number] or place.unit.name in self.board.desks
-        ]
-        self.board.configure(Units(self._fleet.cells, tuple(units)), now)
-
-    def _observe(
-        self, desk: Desk, sign: Sign, strength: Strength, source: str, at: float, epoch: str | None = None
-    ) -> Consequence:
-        """As Watch.observe and Gate._flipped."""
-        evidence = Evidence(desk.unit.name, sign, strength, source, "", at, epoch)
-        consequence = self.board.observe(evidence)
-        if consequence.wants_canary:
-            self._fly(desk)
-        if consequence.flip is not None:
-            self.flips.append(f"{at:.1f} {desk.unit.name} {consequence.flip.after.value}")
-            for lease in consequence.evicted:
-                if lease.on_evict is not None:
-                    self.world.at(self.world.now, partial(_evict, lease))
-            self._room()
-        return consequence
-
-    def _fly(self, desk: Desk) -> None:
-        """A canary; of a process that is gone the next one is tried a period later."""
-        number = self._numbers[desk.unit.name]
-        if self._present[number]:
-            self.world.canary(number, lambda at: self._landed(desk, at))
-
-    def _landed(self, desk: Desk, now: float) -> None:
-        self._observe(desk, Sign.GOOD, Strength.STRONG, "canary", now)
-        if desk.case.verdict is not Verdict.UP:
-            self.world.at(now + CANARY_S, lambda _: self._fly(desk))
-
-    def _missed(self, desk: Desk, now: float) -> None:
-        if not self._present[self._numbers[desk.unit.name]]:
-            self._observe(desk, Sign.BAD, Strength.FATAL, "canary", now)
-
-    def _epoch(self, desk: Desk, now: float) -> None:
-        if not dict(desk.case.epochs):
-            self._observe(desk, Sign.NEUTRAL, Strength.WEAK, "engine_metrics", now, "0")
-        self._observe(desk, Sign.NEUTRAL, Strength.WEAK, "engine_metrics", now, f"{now:.3f}")
+    def _flipped(self, consequence: Consequence) -> None:
+        """As Gate._flipped."""
+        flip = consequence.flip
+        assert flip is not None
+        self.flips.append(f"{flip.at:.1f} {flip.unit} {flip.after.value}")
+        for lease in consequence.evicted:
+            self.world.at(self.world.now, partial(_evict, lease))
+        self._room()
 
 
 class _Search:

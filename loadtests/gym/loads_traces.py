@@ -8,7 +8,7 @@ from pathlib import Path
 
 from loadtests.gym.nouns import Request
 from loadtests.gym.prompts import Text
-from loadtests.gym.shapes import byte_rate, exponential, lognormal, poisson
+from loadtests.gym.shapes import byte_rate, lognormal, poisson
 from loadtests.replay.trace import BLOCK_TOKENS, read
 
 TRACE = Path("../shared/traces/synthetic_trace.jsonl")
@@ -53,26 +53,26 @@ class Mooncake:
 
 @dataclass(frozen=True, slots=True)
 class MooncakeLike:
-    """As that trace: half of the prompts go on from an earlier one (its answer or another document behind
-    it), prompts are 15,000 tokens on average, answers 150, and 60 % of prompt blocks have been seen before.
+    """As that trace is: prompts of 14,000 tokens on average (half of them over 11,000), answers of 150. Of a
+    thousand requests a third go on from an earlier one, most of them from one some hundreds before, and
+    have 95 % of their prompt in common with it; the others share a block or none.
     """
 
-    goes_on: float = 0.5
-    window: int = 200
+    goes_on: float = 0.35
+    distance: float = 280.0
 
     def make(self, rng: random.Random, rate: float, requests: int) -> list[Request]:
-        system, times = Text().extend(512), poisson(rng, rate)
-        said: list[Text] = []
+        system, times = Text().extend(BLOCK_TOKENS), poisson(rng, rate)
+        prompts: list[Text] = []
         made = []
         for number in range(requests):
-            earlier = [text for text in said[-self.window :] if text.tokens < 40_000]
-            if earlier and rng.random() < self.goes_on:
-                # The later ones more often.
-                text = earlier[-1 - int(len(earlier) * rng.random() ** 2)]
-                prompt = text.extend(lognormal(rng, 1500, 4000, 20_000), byte_rate(rng))
+            back = 1 + int(rng.expovariate(1.0 / self.distance))
+            if back <= len(prompts) and rng.random() < self.goes_on:
+                prompt = prompts[-back].extend(lognormal(rng, 500, 800, 4000), byte_rate(rng))
             else:
-                prompt = system.extend(lognormal(rng, 7000, 11_000, MOST_TOKENS - 600), byte_rate(rng))
-            context = prompt.extend(exponential(rng, 150, 2000))
-            said.append(context)
+                own = lognormal(rng, 10_000, 13_500, MOST_TOKENS - BLOCK_TOKENS)
+                prompt = system.extend(own, byte_rate(rng))
+            prompts.append(prompt)
+            context = prompt.extend(lognormal(rng, 71, 151, 2000))
             made.append(Request(number, next(times), prompt, context, chance=rng.random()))
         return made

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple, Protocol
 
-from loadtests.gym.engine import Model
-from loadtests.gym.engine import Sequence as EngineSequence
 from loadtests.gym.prompts import Text
+from loadtests.gym.sequences import Model
+from loadtests.gym.sequences import Sequence as EngineSequence
 from router.nouns import Cell, Unit
 
 
@@ -71,6 +71,10 @@ class Fleet:
     changes: tuple[Change, ...] = ()
     joining: frozenset[int] = frozenset()
 
+    def cell(self, place: Place) -> Cell:
+        """The cell that a place is in."""
+        return next(cell for cell in self.cells if cell.name == place.unit.cell)
+
 
 class Call:
     """One request on its way through a world. `unit` is where it is; None while it is nowhere."""
@@ -125,8 +129,8 @@ class Rival(Protocol):
     def changed(self, unit: int, now: float, *, is_up: bool) -> None:
         """A unit has gone or come."""
 
-    def waiting(self) -> int:
-        """How many requests it keeps back."""
+    def waiting(self) -> Collection[str]:
+        """The models of the requests that it keeps back."""
 
 
 @dataclass(frozen=True, slots=True)

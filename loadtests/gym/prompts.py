@@ -7,7 +7,7 @@ stands for all that comes before it as well.
 
 from __future__ import annotations
 
-from loadtests.gym.engine import BLOCK_TOKENS
+from loadtests.gym.kv import BLOCK_TOKENS
 from router.books import BLOCK_BYTES
 
 _PLACES = 20

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from loadtests.gym.engine import Engine
@@ -52,8 +53,8 @@ class Counting:
         self._up[unit] = is_up
         self.in_flight[unit] = 0
 
-    def waiting(self) -> int:
-        return 0
+    def waiting(self) -> Collection[str]:
+        return ()
 
     def least(self, units: list[int]) -> int:
         """Of those with the fewest requests one by chance."""
@@ -63,13 +64,12 @@ class Counting:
 
 def serving(fleet: Fleet, model: str, up: list[bool]) -> list[int]:
     """The units that may get a request; those of far cells only where there are no others."""
-    spill = {cell.name: cell.spill_s for cell in fleet.cells}
     units = [
         number
         for number, place in enumerate(fleet.places)
         if up[number] and (not place.unit.models or model in place.unit.models)
     ]
-    near = [number for number in units if not spill.get(fleet.places[number].unit.cell, 0.0)]
+    near = [number for number in units if not fleet.cell(fleet.places[number]).spill_s]
     return near or units
 
 
@@ -247,11 +247,11 @@ def _seat_s(engine: Engine, request: Request, step_s: float) -> float:
     model = engine.model
     ahead = len(engine.waiting) + engine.coming
     leaving = ahead + 1 + len(engine.running) - model.seats
-    needed = engine.used_tokens + request.context.tokens
+    needed = engine.kv.used + request.context.tokens
     needed += sum(sequence.goal for sequence in engine.waiting)
     lacking = needed - model.kv_tokens
     if lacking > 0 and engine.running:
-        leaving = max(leaving, round(lacking * len(engine.running) / max(engine.used_tokens, 1) + 0.5))
+        leaving = max(leaving, round(lacking * len(engine.running) / max(engine.kv.used, 1) + 0.5))
     if leaving <= 0:
         return 0.0
     dues = sorted(engine.dues()) or [1]

@@ -11,8 +11,9 @@ from functools import partial
 from heapq import heappop, heappush
 from math import inf
 
-from loadtests.gym.engine import Engine, Sequence, Shown
+from loadtests.gym.engine import Engine
 from loadtests.gym.nouns import Call, Change, Fleet, Request, Rival, Run
+from loadtests.gym.sequences import Sequence, Shown
 
 LOOK_S = 0.05
 """How often it is looked whether a unit is idle beside a queue."""
@@ -218,10 +219,16 @@ class World:
 
     def _look(self, now: float) -> None:
         """For how long each unit has been idle beside a queue, by a look now and then."""
-        kept = sum(rival.waiting() for rival in self._rivals)
-        queued = kept or any(engine.waiting for engine in self.engines)
+        queued = {model for rival in self._rivals for model in rival.waiting()}
+        for engine in self.engines:
+            # Whose turn comes next stands for all of one engine.
+            owner = engine.waiting[0].owner if engine.waiting else None
+            if isinstance(owner, Call):
+                queued.add(owner.request.model)
         for unit, engine in enumerate(self.engines):
-            is_idle = self.up[unit] and not engine.count and queued
+            models = self.fleet.places[unit].unit.models
+            is_idle = queued and self.up[unit] and not engine.count
+            is_idle = is_idle and (not models or not queued.isdisjoint(models))
             self._idle_s[unit] = self._idle_s[unit] + LOOK_S if is_idle else 0.0
             self._idle_most_s = max(self._idle_most_s, self._idle_s[unit])
         self.at(now + LOOK_S, self._look)
