@@ -102,6 +102,10 @@ class Continuation:
             self._answer.break_off(failure)
             return False
         self._broken = self._broken or unit
+        if relay.keep is not None and relay.keep.read().is_done:
+            # Whatever it was: nothing of the answer is missing.
+            self.conclude(b"")
+            return False
         way = self._find_way(relay)
         if isinstance(way, str):
             self.give_up(failure, Result.NOT_CONTINUABLE, way)

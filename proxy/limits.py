@@ -41,6 +41,9 @@ class Limits:
     user's is not looked at, and a longer id is left to the engine."""
     stop_bytes: int = 4096
     """All stop strings of a request together; with more its stream is not resumed."""
+    event_bytes: int = 1048576
+    """One event that has to be whole in the gate: the first of a stream, and each of one that is or may be
+    resumed. The first: 502, tried elsewhere. Later: the stream is not resumed, or not by that unit."""
     log_lines: int = 1024
     """Lines of the gate's own log that wait for an output that takes none. The oldest are lost."""
 

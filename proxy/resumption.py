@@ -148,8 +148,9 @@ class Resumption:
         said, body = self._keep.read(), self._body
         left = None if said.finish else remaining(body, tokens.shown, chat=self._chat)
         if left is not None:
-            longer = extended(body, said.text[: self._start], chat=self._chat) | left
-            self._owner.go_on(orjson.dumps(longer), self._keep, Stitch(body, said, tokens, self._start))
+            stitch = Stitch(body, said, tokens, self._start)
+            longer = extended(body, said.text[: self._start], chat=self._chat) | left | stitch.options
+            self._owner.go_on(orjson.dumps(longer), self._keep, stitch)
             return
         events = ending(body, said, tokens, chat=self._chat)
         if events is None:

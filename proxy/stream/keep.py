@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 
 from proxy.stream.said import DONE, Said
+from proxy.stream.sse import is_end
 
 FOLD_BYTES = 12 * 1024
 """So many bytes are kept raw; then what they say replaces them."""
@@ -47,7 +48,7 @@ class Keep:
 
     def lacks_end(self) -> bool:
         """Whether it breaks off in the middle of an answer."""
-        if self.chunks and DONE in self.chunks[-1]:
+        if self.chunks and is_end(self.chunks[-1], DONE):
             return False
         said = self.read()
         return said.has_choice and not said.is_done and not said.finish

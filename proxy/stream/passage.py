@@ -3,38 +3,46 @@
 from __future__ import annotations
 
 from proxy.failure import Failure, Kind
+from proxy.limits import LIMITS, reached
 from proxy.stream.sse import (
+    BOM,
     before_error,
     carries_data,
     end_of_events,
+    first_end,
     is_error,
     message_of,
     without_comments,
 )
 from proxy.stream.stitch import Stitch, UnlikeError
 
-HELD_BYTES = 64 * 1024
 TAIL_BYTES = 16 * 1024
+"""More of an event than that is shown before its end has come, if it goes on as it is."""
+_TOO_LARGE = f"an event larger than {LIMITS.event_bytes} bytes"
 
 
 class Passage:
     """Holds the beginning of a stream until it shows what it is, and later the beginning of each event.
 
     `in_event`: a large event was shown in part. `stitch` rewrites the events of a unit that goes on for
-    another.
+    another: these must be whole.
     """
 
-    __slots__ = ("_tail", "in_event", "stitch")
+    __slots__ = ("_before", "_begun", "_size", "_tail", "in_event", "stitch")
 
     def __init__(self) -> None:
-        self._tail = b""
+        self._tail: list[bytes] = []
+        self._size = 0
+        self._before = b"\n"
+        """The byte before what comes next: a line end where an event may begin."""
+        self._begun = False
         self.in_event = False
         self.stitch: Stitch | None = None
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is held."""
-        return not self._tail
+        """Whether nothing is held, and the next event is yet to begin."""
+        return not self._size and not self.in_event
 
     @property
     def is_over(self) -> bool:
@@ -43,38 +51,74 @@ class Passage:
 
     def begin(self, body: bytes, *, ended: bool) -> bytes | Failure | None:
         """All that has come, once it shows work; None: not yet; or what is wrong. `ended`: that is all."""
-        self._tail = held = without_comments(self._tail + body)
-        end = end_of_events(held)
-        if end and carries_data(held[:end]):
-            if is_error(held[:end]):
-                return Failure(Kind.FIRST_EVENT_ERROR, f"its stream began with an error: {message_of(held)}")
-            self._tail = b""
-            return held
+        events = self._take(body)
+        if events and not self._begun:
+            self._begun = True
+            events = events.removeprefix(BOM)
+        if carries_data(events):
+            if is_error(events):
+                return Failure(
+                    Kind.FIRST_EVENT_ERROR, f"its stream began with an error: {message_of(events)}"
+                )
+            return without_comments(events) + self._flush()
         if ended:
             return Failure(Kind.CLOSED_EARLY, "its stream ended without an event")
-        if len(held) > HELD_BYTES:
-            return Failure(Kind.GARBAGE, f"its first event is larger than {HELD_BYTES} bytes")
+        if self._size > LIMITS.event_bytes:
+            reached("event_bytes")
+            return Failure(Kind.GARBAGE, f"its stream began with {_TOO_LARGE}")
         return None
 
     def feed(self, body: bytes, *, ended: bool) -> tuple[bytes, Failure | None]:
         """What may be shown now, and what is wrong with what follows."""
-        events = self._tail + body
-        end = len(events) if ended else end_of_events(events)
-        if len(events) - end > TAIL_BYTES:
-            end = len(events)
-            self.in_event = True
-        elif end:
-            self.in_event = False
-        events, self._tail = events[:end], events[end:]
-        failure = None
-        good = before_error(events)
+        if self.in_event:
+            return self._feed_rest(body, ended=ended)
+        events = self._take(body)
+        if ended:
+            events += self._flush()
+        elif self._size > TAIL_BYTES and self.stitch is None:
+            before = self._before
+            events += self._flush()
+            self._before, self.in_event = before, True
+        good, failure = before_error(events), None
         if len(good) < len(events):
-            reason = message_of(events[len(good) :])
-            failure = Failure(Kind.STREAM_ERROR, f"it failed in its stream: {reason}")
-            events = good
-        if events and self.stitch is not None:
+            failure = Failure(Kind.STREAM_ERROR, f"it failed in its stream: {message_of(events)}")
+        elif self._size > LIMITS.event_bytes:
+            reached("event_bytes")
+            failure = Failure(Kind.NOT_CONTINUED, f"it went on with {_TOO_LARGE}")
+        if good and self.stitch is not None:
             try:
-                events = self.stitch.feed(events)
+                good = self.stitch.feed(good)
             except UnlikeError as error:
-                return b"", Failure(Kind.NOT_CONTINUED, f"it went on with {error}")
-        return events, failure
+                return error.shown, Failure(Kind.NOT_CONTINUED, f"it went on with {error}")
+        return good, failure
+
+    def _feed_rest(self, body: bytes, *, ended: bool) -> tuple[bytes, Failure | None]:
+        """The rest of an event that was shown in part goes on as it comes."""
+        end = first_end(body, self._before)
+        if not end:
+            self._before = body[-1:] or self._before
+            return body, None
+        self.in_event, self._before = False, b"\n"
+        events, failure = self.feed(body[end:], ended=ended)
+        return body[:end] + events, failure
+
+    def _take(self, body: bytes) -> bytes:
+        """The events that are complete with `body`; what follows them is held."""
+        end = end_of_events(body, self._before)
+        if not end:
+            if body:
+                self._tail.append(body)
+                self._size += len(body)
+                self._before = body[-1:]
+            return b""
+        events = b"".join((*self._tail, body[:end])) if self._tail else body[:end]
+        rest = body[end:]
+        self._tail, self._size = ([rest], len(rest)) if rest else ([], 0)
+        self._before = rest[-1:] or b"\n"
+        return events
+
+    def _flush(self) -> bytes:
+        """What was held."""
+        held = b"".join(self._tail)
+        self._tail, self._size, self._before = [], 0, b"\n"
+        return held

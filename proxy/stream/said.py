@@ -11,7 +11,8 @@ from typing import Any
 
 import orjson
 
-from proxy.stream.sse import payload, split
+from proxy.limits import LIMITS, reached
+from proxy.stream.sse import name_of, payload, split
 
 TEXT_CHARS = 1 << 20
 """Longer texts are not continued: they would have to be sent as a prompt, and kept until then."""
@@ -109,9 +110,15 @@ class Said:
     def _events(self, data: bytes) -> list[bytes]:
         events, self._tail = split(self._tail + data)
         self.closed = not self._tail
+        if len(self._tail) > LIMITS.event_bytes:
+            reached("event_bytes")
+            self.strange = self.strange or f"an event larger than {LIMITS.event_bytes} bytes"
+            self._tail = b""
         return events
 
     def _read_event(self, event: bytes) -> None:
+        if name := name_of(event):
+            self.strange = self.strange or f"events with {name}"
         if (data := payload(event) or b"") == DONE:
             self.is_done = True
         elif data:
@@ -122,10 +129,14 @@ class Said:
         self.events += 1
         if not self.frame:
             self.frame = {key: document[key] for key in _FRAME if key in document}
-        self.has_usage = self.has_usage or bool(document.get("usage"))
+        self.strange = self.strange or strange_in(document)
         choices = document.get("choices") or []
         for choice in choices if isinstance(choices, list) else [choices]:
-            self._take_choice(choice)
+            self.has_choice = True
+            if isinstance(choice, dict):
+                self._take_choice(choice)
+        # With a choice it is what has been used so far: that is not the last word.
+        self.has_usage = self.has_usage or (bool(document.get("usage")) and not choices)
 
     def _parse(self, data: bytes, event: bytes) -> None:
         try:
@@ -175,21 +186,14 @@ class Said:
         self._add("".join(texts))
         return True
 
-    def _take_choice(self, choice: Any) -> None:
-        self.has_choice = True
-        delta = (choice.get("delta") or {}) if isinstance(choice, dict) else None
-        if not isinstance(delta, dict):
-            self.strange = self.strange or "a choice of another form"
-            return
-        strange = _strange(choice, _OF_A_CHOICE) or _strange(delta, _OF_A_DELTA)
-        self.strange = self.strange or ("a second choice" if choice.get("index") else strange)
-        self.has_role = self.has_role or bool(delta.get("role"))
+    def _take_choice(self, choice: dict[str, Any]) -> None:
         self.finish = choice.get("finish_reason") or self.finish
-        text = delta.get("content") or choice.get("text") or ""
-        if isinstance(text, str):
-            self._add(text)
-        else:
-            self.strange = self.strange or "a content that is no text"
+        delta = choice.get("delta") or {}
+        if isinstance(delta, dict):
+            self.has_role = self.has_role or bool(delta.get("role"))
+            text = delta.get("content") or choice.get("text")
+            if isinstance(text, str):
+                self._add(text)
 
     def _add(self, text: str) -> None:
         self._size += len(text)
@@ -197,6 +201,24 @@ class Said:
             self._parts.append(text)
 
 
-def _strange(fields: dict[str, Any], known: frozenset[str]) -> str:
+def strange_in(document: dict[str, Any]) -> str:
+    """What the object of an event carries besides the plain text of one choice; empty: nothing."""
+    choices = document.get("choices") or []
+    if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
+        return "choices of another form"
+    if len(choices) > 1 or any(choice.get("index") for choice in choices):
+        return "a second choice"
+    for choice in choices:
+        delta = choice.get("delta") or {}
+        if not isinstance(delta, dict):
+            return "a choice of another form"
+        if strange := _unknown(choice, _OF_A_CHOICE) or _unknown(delta, _OF_A_DELTA):
+            return strange
+        if not all(isinstance(text or "", str) for text in (delta.get("content"), choice.get("text"))):
+            return "a content that is no text"
+    return ""
+
+
+def _unknown(fields: dict[str, Any], known: frozenset[str]) -> str:
     """A field that is not known and says something."""
     return next((key for key in fields.keys() - known if fields[key] not in _EMPTY), "")

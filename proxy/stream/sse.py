@@ -1,24 +1,88 @@
 """Server-sent events as bytes: where they end, which carry data, which are errors. Pure.
 
-Format: https://html.spec.whatwg.org/multipage/server-sent-events.html. Engines end events with an empty line,
-LF or CRLF; a lone CR as line end is legal, seen nowhere, and only delays the commit of such a stream.
+Format: https://html.spec.whatwg.org/multipage/server-sent-events.html. A line ends with LF, CRLF or CR, an
+event with an empty line. Where CR is the last byte that has come, its line has ended: an LF that follows
+still belongs to it, and stands in front of the next event like an empty line, which means nothing there.
 """
 
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
-_DATA = re.compile(rb"(?:^|\n)data:")
+BOM = b"\xef\xbb\xbf"
+"""May stand before the first event, and is no part of it."""
+
+_DATA = re.compile(rb"(?:^|[\r\n])data[:\r\n]")
 # Engines report a failure under status 200 as an event whose object begins with a non-null "error".
-_ERROR = re.compile(rb'(?:^|\n)data:\s*\{\s*"error"\s*:(?!\s*null\b)|(?:^|\n)event:\s*error\b')
+_ERROR = re.compile(rb'\s*\{\s*"error"\s*:(?!\s*null\b)')
 _CLIENTS = re.compile(rb'"code"\s*:\s*"?4(?!29)\d\d\b')
-_EVENT_END = re.compile(rb"\r?\n\r?\n")
+_LINE_END = rb"(?:\n|\r\n?+)"
+_EMPTY_LINES = re.compile(_LINE_END + _LINE_END + rb"+")
+# Two line ends in a row have one of these in them; CR and LF are one.
+_PAIRS_WITH_CR = (b"\n\r", b"\r\r")
+_LINE_ENDS = (b"\n", b"\r")
 
 
-def end_of_events(data: bytes) -> int:
-    """The offset behind the last complete event in `data`; 0 when none is complete."""
-    lf, crlf = data.rfind(b"\n\n"), data.rfind(b"\r\n\r\n")
-    return max(lf + 2 if lf >= 0 else 0, crlf + 4 if crlf >= 0 else 0)
+def end_of_events(data: bytes, before: bytes = b"\n") -> int:
+    """The offset behind the last complete event in `data`; 0 when none is complete.
+
+    `before` is the byte before `data`: a line end where an event may begin.
+    """
+    end = data.rfind(b"\n\n") + 2
+    if b"\r" in data:
+        for pair in _PAIRS_WITH_CR:
+            at = data.rfind(pair) + 2
+            if at > 1:
+                end = max(end, at + data.startswith(b"\n", at))
+    if end > 1:
+        return end
+    # There may be an empty line at the very beginning.
+    if before in _LINE_ENDS and data.startswith(_LINE_ENDS) and before + data[:1] != b"\r\n":
+        return 1 + data.startswith(b"\r\n")
+    return 0
+
+
+def first_end(data: bytes, before: bytes) -> int:
+    """The offset behind the event that `data`, behind the byte `before`, goes on with; 0: it has no end."""
+    match = _EMPTY_LINES.search(before + data)
+    return match.end() - 1 if match else 0
+
+
+def split(data: bytes) -> tuple[list[bytes], bytes]:
+    """The complete events in `data`, each with the empty line that ends it, and what follows the last."""
+    if b"\r" not in data and b"\n\n\n" not in data and not data.startswith(b"\n"):
+        *events, tail = data.split(b"\n\n")
+        return [event + b"\n\n" for event in events], tail
+    end = end_of_events(data)
+    if not end:
+        return [], data
+    start = len(data) - len(data.lstrip(b"\r\n")) if data.startswith(_LINE_ENDS) else 0
+    ends = [match.end() for match in _EMPTY_LINES.finditer(data, start, end)] or [end]
+    return [data[one:other] for one, other in pairwise([0, *ends])], data[end:]
+
+
+def payload(event: bytes) -> bytes | None:
+    """What the data lines of one event carry; None when it has none (a comment)."""
+    lines = [line[5:].removeprefix(b" ") for line in event.splitlines() if line[:5] in (b"data:", b"data")]
+    return b"\n".join(lines) if lines else None
+
+
+def name_of(event: bytes) -> str:
+    """The name of a field that makes an event another than its data says; empty when there is none."""
+    for line in event.splitlines():
+        name, _, value = line.partition(b":")
+        if name == b"id" or (name == b"event" and value.strip() not in (b"", b"message")):
+            return name.decode()
+    return ""
+
+
+def is_end(data: bytes, end: bytes) -> bool:
+    """Whether an event in `data` carries `end` and nothing else."""
+    if end not in data:
+        return False
+    events, tail = split(data)
+    return any(payload(event) == end for event in [*events, tail])
 
 
 def carries_data(data: bytes) -> bool:
@@ -31,28 +95,7 @@ def is_error(data: bytes) -> bool:
 
     False for an error whose `code` is 4xx: that one says that the request is at fault.
     """
-    if b"error" not in data:
-        return False
-    match = _ERROR.search(data)
-    return match is not None and _CLIENTS.search(data, match.start()) is None
-
-
-def split(data: bytes) -> tuple[list[bytes], bytes]:
-    """The complete events in `data`, each with the empty line that ends it, and what follows the last."""
-    if b"\r" not in data:
-        *events, tail = data.split(b"\n\n")
-        return [event + b"\n\n" for event in events], tail
-    events, start = [], 0
-    for match in _EVENT_END.finditer(data):
-        events.append(data[start : match.end()])
-        start = match.end()
-    return events, data[start:]
-
-
-def payload(event: bytes) -> bytes | None:
-    """What the data lines of one event carry; None when it has none (a comment)."""
-    lines = [line[5:].removeprefix(b" ") for line in event.splitlines() if line.startswith(b"data:")]
-    return b"\n".join(lines) if lines else None
+    return len(before_error(data)) < len(data)
 
 
 def before_error(data: bytes) -> bytes:
@@ -62,24 +105,32 @@ def before_error(data: bytes) -> bytes:
     events, tail = split(data)
     end = 0
     for event in [*events, tail]:
-        if is_error(event):
+        if _reports_error(event):
             return data[:end]
         end += len(event)
     return data
 
 
+def _reports_error(event: bytes) -> bool:
+    if b"error" not in event:
+        return False
+    data = payload(event) or b""
+    is_named = any(line[:6] == b"event:" and line[6:].strip() == b"error" for line in event.splitlines())
+    return (is_named or _ERROR.match(data) is not None) and _CLIENTS.search(data) is None
+
+
 def without_comments(data: bytes) -> bytes:
-    """`data` from its first event that carries data on; complete events before it (comments) are dropped."""
+    """`data` from its first event that carries data on, without the comments and empty lines before it."""
+    events, _ = split(data)
     start = 0
-    for match in _EVENT_END.finditer(data):
-        if carries_data(data[start : match.end()]):
-            return data[start:]
-        start = match.end()
-    return data[start:]
+    for event in events:
+        if carries_data(event):
+            break
+        start += len(event)
+    return data[start:].lstrip(b"\r\n")
 
 
 def message_of(data: bytes) -> str:
-    """The first line of an error event, shortened, for a person to read."""
-    match = _ERROR.search(data)
-    line = data[match.start() :].strip().partition(b"\n")[0] if match else data[:200]
-    return line[:200].decode("utf-8", "replace")
+    """The first line of the first error event in `data`, shortened, for a person to read."""
+    line = data[len(before_error(data)) :].strip().splitlines()[:1] or [data]
+    return line[0][:200].decode("utf-8", "replace")

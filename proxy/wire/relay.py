@@ -5,7 +5,7 @@ Rules:
    body. Engines answer 200 before prefill, so the head of a stream proves nothing and is held until then.
 2. Bytes go on raw only from one point to another where both an HTTP chunk and an SSE event end: an announced
    chunk size cannot be taken back. Any other read is framed anew, up to its last complete event; a tail of
-   more than 16 KiB goes on unfinished.
+   more than 16 KiB goes on unfinished, but where it is rewritten.
 3. An error that an engine reports in its stream is never shown: it is a failure of the attempt, as a
    connection that breaks is.
 4. Per read: no JSON, no logging, no metric call, no task, no timer. What is kept is kept by reference.
@@ -21,7 +21,6 @@ from typing import Protocol
 from proxy.failure import Failure, Kind
 from proxy.stream.keep import FOLD_BYTES, Keep
 from proxy.stream.passage import Passage
-from proxy.stream.said import DONE
 from proxy.stream.sse import before_error, carries_data
 from proxy.stream.stitch import Stitch
 from proxy.wire.downstream import ClientConnection
@@ -341,7 +340,7 @@ class Relay:
             self._keep(framed)
         ended = conn.ended or self._passage.is_over
         if ended and failure is None:
-            failure = self._lacks_end(body)
+            failure = self._lacks_end()
         if ended and failure is None:
             framed += self._framing.end
         at_boundary = not ended and self._passage.is_empty and self._ends_whole(data, conn)
@@ -357,9 +356,9 @@ class Relay:
     def _may_go_raw(self) -> bool:
         return self._sse and self._framing is CHUNKED and self._passage.stitch is None
 
-    def _lacks_end(self, last: bytes) -> Failure | None:
+    def _lacks_end(self) -> Failure | None:
         """What is wrong with a stream that HTTP ends well, though the answer in it has not come to an end."""
-        if self.keep is None or DONE in last or not self.keep.lacks_end():
+        if self.keep is None or not self.keep.lacks_end():
             return None
         return Failure(Kind.TRUNCATED, "it ended its stream in the middle of an answer")
 

@@ -57,6 +57,10 @@ EVENTS = st.sampled_from(
         b"event: alone\n\n",
         b"data: a\r\n\r\n",
         b"\r\ndata: a\n\n",
+        b"data: a\r\r",
+        b": ping\r\r",
+        b"data\n\n",
+        b"data: a\n\r\n",
         b": ping\r\n\r\n",
         b'data: {"error": {"message": "x"}}\n\n',
         b"data: " + b"x" * 17_000 + b"\n\n",
@@ -78,7 +82,7 @@ class Stream(NamedTuple):
 def streams(draw: st.DrawFn) -> Stream:
     events = draw(st.lists(EVENTS, max_size=8))
     body = b"".join(events) + draw(st.sampled_from([b"", b"", b"data: unfin"]))
-    while events and b"data:" not in events[0]:
+    while events and b"data" not in events[0]:
         events.pop(0)
     framing = draw(FRAMINGS)
     head = SSE_HEAD.removesuffix(b"Transfer-Encoding: chunked\r\n\r\n")
@@ -90,7 +94,7 @@ def streams(draw: st.DrawFn) -> Stream:
         end = LAST_CHUNK if framing == "chunks" else b"0\r\nX-A: 0\r\n\r\n"
         sent = SSE_HEAD + b"".join(map(chunk, draw(CUTS).pieces(body))) + end
     unfinished = b"data: unfin" if body.endswith(b"unfin") else b""
-    shown = b"".join(events) + unfinished if events else b""
+    shown = (b"".join(events) + unfinished).lstrip(b"\r\n") if events else b""
     return Stream(sent, shown, framing == "close")
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pytest
 
+from proxy.limits import LIMITS
 from tests.wire.client import chat, get
 from tests.wire.replies import Reply
 from tests.wire.stage import live, stage
@@ -85,7 +86,7 @@ BEFORE_COMMIT: dict[str, Script] = {
     "begins with an error": SSE_HEAD + chunk(ERROR) + LAST_CHUNK,
     "begins with an error after comments": SSE_HEAD + chunk(b": working\n\n" + ERROR) + LAST_CHUNK,
     "begins with an error in pieces": SSE_HEAD + chunk(ERROR[:20]) + chunk(ERROR[20:]) + LAST_CHUNK,
-    "begins without an end of its first event": SSE_HEAD + chunk(b"data: " + b"x" * 100_000),
+    "begins without an end of its first event": SSE_HEAD + chunk(b"data: " + b"x" * (LIMITS.event_bytes + 1)),
 }
 
 

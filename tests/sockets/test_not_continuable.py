@@ -116,3 +116,15 @@ async def test_stop_strings_that_are_too_long_are_counted_as_a_limit() -> None:
     async with stage(broken(TEXT, "truncated"), STREAM) as here, here.client() as client:
         await client.ask(chat(messages=MESSAGES, stop="Z" * 5000))
     assert REACHED["stop_bytes"] == before + 1
+
+
+@pytest.mark.parametrize("code", BREAKS)
+@pytest.mark.parametrize("fields", [{}, {"tools": [TOOL]}])
+@live
+async def test_what_goes_wrong_behind_the_end_is_nothing_to_the_client(
+    fields: dict[str, Any], code: str
+) -> None:
+    shown = [*TEXT, b"data: [DONE]\n\n"]
+    async with stage(broken(shown, code), STREAM) as here, here.client() as client:
+        reply = await client.ask(chat(**{"messages": MESSAGES} | fields))
+        assert (reply.status, reply.whole, reply.body) == (200, True, b"".join(shown))

@@ -6,6 +6,7 @@ import orjson
 import pytest
 
 from proxy.failure import Kind
+from proxy.limits import LIMITS
 from proxy.stream.keep import END_CHUNKS, FOLD_BYTES, Keep
 from proxy.stream.passage import TAIL_BYTES
 from proxy.stream.plan import Tokens
@@ -39,6 +40,9 @@ FORMS = {
     ),
     "comments in between": b"".join(chunk(each) + chunk(COMMENT) for each in WHOLE),
     "CRLF": b"".join(chunk(each.replace(b"\n", b"\r\n")) for each in WHOLE),
+    "CR": b"".join(chunk(each.replace(b"\n", b"\r")) for each in WHOLE),
+    "a byte order mark": b"".join(map(chunk, [b"\xef\xbb\xbf" + WHOLE[0], *WHOLE[1:]])),
+    "no empty line at the end": b"".join(map(chunk, [*WHOLE[:-1], DONE[:-1]])),
 }
 
 
@@ -200,5 +204,48 @@ def test_a_second_unit_is_stitched_on_wherever_its_reply_is_cut_in_two(form: byt
         rig.feed([sent[:at], sent[at:]])
         assert (rig.ends, rig.bugs) == (["committed", "done"], [])
         body = rig.body()
-        assert body.replace(b"\r\n", b"\n").replace(COMMENT, b"") == b"".join(WHOLE)
+        assert body.replace(COMMENT, b"") == b"".join(WHOLE)
         assert keep.read().text == "zero" + "".join(WORDS)
+
+
+@pytest.mark.parametrize("text", ["[DONE]", "data: [DONE]", "data: [DONE]\n\n"])
+@pytest.mark.parametrize("whole", [True, False])
+def test_what_a_model_says_of_the_end_is_not_the_end(text: str, whole: bool) -> None:
+    rig = Keeping()
+    rig.whole = whole
+    rig.feed([SSE_HEAD, *map(chunk, [*TOKENS, event(text)]), LAST_CHUNK])
+    assert [failure.kind for failure in rig.failures] == [Kind.TRUNCATED]
+
+
+@pytest.mark.parametrize(
+    "end", [DONE, b"data:[DONE]\r\n\r\n", b"data: [DONE]\r\r", b"data: [DONE]\n", b"data: [DONE]"]
+)
+@pytest.mark.parametrize("whole", [True, False])
+def test_the_end_is_known_however_it_is_written_and_framed(end: bytes, whole: bool) -> None:
+    for at in range(len(end)):
+        rig = Keeping()
+        rig.whole = whole
+        rig.feed(
+            [
+                SSE_HEAD,
+                *map(chunk, TOKENS),
+                *(chunk(part) for part in (end[:at], end[at:]) if part),
+                LAST_CHUNK,
+            ]
+        )
+        assert rig.ends == ["committed", "done"]
+
+
+def test_of_an_event_without_end_no_more_is_kept_than_one_may_have() -> None:
+    rig, piece = Keeping(), b"x" * 60_000
+    rig.feed([SSE_HEAD, chunk(TOKENS[0]), chunk(b'data: {"id":"')])
+    most = 0
+    for _ in range(2 * LIMITS.event_bytes // len(piece)):
+        rig.feed([chunk(piece)])
+        assert rig.relay.keep is not None
+        said = rig.relay.keep._said
+        most = max(most, len(said._tail) + sum(map(len, rig.relay.keep.chunks)))
+    assert rig.bugs == []
+    assert most < LIMITS.event_bytes + FOLD_BYTES + (END_CHUNKS + 1) * len(piece)
+    assert said.why_not == "its stream has carried an event larger than 1048576 bytes"
+    assert len(rig.body()) > LIMITS.event_bytes, "a client gets it all the same"

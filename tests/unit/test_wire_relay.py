@@ -17,6 +17,8 @@ PLAIN = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 PLAIN_CHUNKED = PLAIN + b"Transfer-Encoding: chunked\r\n\r\n"
 EVENTS = b"".join(TOKENS)
 CRLF_EVENTS = EVENTS.replace(b"\n", b"\r\n")
+CR_EVENTS = EVENTS.replace(b"\n", b"\r")
+MIXED_EVENTS = TOKENS[0][:-1] + b"\r\n" + TOKENS[1][:-2] + b"\r\n\r" + TOKENS[2][:-2] + b"\r\r\n"
 LONGER = b'data: {"token": "abcdef"}\n\n'
 COMMENT = b": working\n\n"
 ERROR = b'data: {"error": {"message": "x"}}\n\n'
@@ -39,6 +41,12 @@ def pieces(data: bytes, size: int) -> bytes:
 CASES = {
     "event for event": Case(STREAM, EVENTS),
     "events that end in CRLF": Case(SSE_HEAD + pieces(CRLF_EVENTS, 22) + LAST_CHUNK, CRLF_EVENTS),
+    "events that end in CR": Case(SSE_HEAD + pieces(CR_EVENTS, 21) + LAST_CHUNK, CR_EVENTS),
+    "line ends of all kinds": Case(SSE_HEAD + pieces(MIXED_EVENTS, 20) + LAST_CHUNK, MIXED_EVENTS),
+    "a byte order mark": Case(SSE_HEAD + pieces(b"\xef\xbb\xbf" + EVENTS, 20) + LAST_CHUNK, EVENTS),
+    "a byte order mark before a comment": Case(
+        SSE_HEAD + pieces(b"\xef\xbb\xbf" + COMMENT + EVENTS, 9) + LAST_CHUNK, EVENTS
+    ),
     "all events in a chunk": Case(SSE_HEAD + chunk(EVENTS) + LAST_CHUNK, EVENTS),
     "two events in a chunk": Case(SSE_HEAD + pieces(EVENTS, 40) + LAST_CHUNK, EVENTS),
     "an event in three chunks": Case(SSE_HEAD + pieces(EVENTS, 7) + LAST_CHUNK, EVENTS),
