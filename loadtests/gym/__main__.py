@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from fnmatch import fnmatchcase
 from pathlib import Path
 from time import perf_counter
@@ -23,6 +25,9 @@ from loadtests.gym.fleets import FLEETS, UNEQUAL
 from loadtests.gym.loads import LOADS, missing
 from loadtests.gym.loads_traces import TRACE, Mooncake
 from loadtests.gym.plan import UNEVEN, cells, quick_cells
+
+Job = tuple[Cell, int, tuple[str, ...], int]
+Map = Callable[[Callable[[Job], Row], Iterable[Job]], Iterator[Row]]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -36,8 +41,9 @@ def main(argv: list[str] | None = None) -> int:
     rivals = RIVAL_NAMES if options.rivals == "all" else tuple(options.rivals.split(","))
     began, rows = perf_counter(), []
     jobs = [(cell, options.seeds, rivals, options.requests) for cell in chosen]
-    with ProcessPoolExecutor(options.jobs) as pool:
-        for number, each in enumerate(pool.map(_play, jobs), start=1):
+    with ExitStack() as stack:
+        run: Map = map if options.jobs == 1 else stack.enter_context(ProcessPoolExecutor(options.jobs)).map
+        for number, each in enumerate(run(_play, jobs), start=1):
             rows.append(each)
             print(f"{number}/{len(jobs)} {each.outcome.cell} {' '.join(each.fails)}", file=sys.stderr)
     if options.detail:
@@ -49,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
     return 1 if failed else 0
 
 
-def _play(job: tuple[Cell, int, tuple[str, ...], int]) -> Row:
+def _play(job: Job) -> Row:
     cell, seeds, rivals, requests = job
     return row(play(cell, seeds, rivals, requests), uneven=cell.load in UNEVEN, unequal=cell.fleet in UNEQUAL)
 

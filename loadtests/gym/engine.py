@@ -126,6 +126,7 @@ class Engine:
         self.answered += steps * self.decoding
         self.context += steps * self.decoding
         self.kv.private += steps * self.decoding
+        self.kv.evict()
         while self._due and self._due[0][0] <= self.steps:
             step, _, sequence = heappop(self._due)
             if sequence.ends_step == step:
@@ -177,7 +178,9 @@ class Engine:
         if not self.running:
             self._many = 0
             return
-        self._many = 1 if self._chunks else self._undisturbed()
+        # Nobody is given a seat in the step in which one has lost it, but perhaps in the next.
+        is_calm = not self._chunks and self.preemptions == preemptions
+        self._many = self._undisturbed() if is_calm else 1
         context = self.context + 0.5 * self.decoding * (self._many - 1)
         self._step_s = model.step_s(sum(tokens for _, tokens in self._chunks), self.decoding, context)
         self.kv.evict()

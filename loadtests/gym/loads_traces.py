@@ -54,11 +54,11 @@ class Mooncake:
 @dataclass(frozen=True, slots=True)
 class MooncakeLike:
     """As that trace is: prompts of 14,000 tokens on average (half of them over 11,000), answers of 150. Of a
-    thousand requests a third go on from an earlier one, most of them from one some hundreds before, and
+    thousand requests a fifth go on from an earlier one, most of them from one some hundreds before, and
     have 95 % of their prompt in common with it; the others share a block or none.
     """
 
-    goes_on: float = 0.35
+    goes_on: float = 0.22
     distance: float = 280.0
 
     def make(self, rng: random.Random, rate: float, requests: int) -> list[Request]:

@@ -26,7 +26,8 @@ _ON_ALL_FLEETS = ("shared_prompt", "zipf", "agents", "rag")
 
 def cells() -> list[Cell]:
     """All loads at all utilisations on equal units; some of them on all fleets."""
-    alone = [Cell("two_models", "two_models", much) for much in (0.5, 0.95)]
+    alone = [Cell("two_models", "two_models", much) for much in (0.5, 0.95, 1.3)]
+    alone += [Cell("deadlines", "equal", 1.2)]
     loads = [load for load in LOADS if load != "two_models" and not missing(load)]
     everywhere = [Cell(load, "equal", much) for load in loads for much in UTILISATIONS]
     fleets = [
