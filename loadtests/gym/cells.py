@@ -52,7 +52,7 @@ class Outcome:
 def play(cell: Cell, seeds: int, rivals: Sequence[str] = RIVAL_NAMES, requests: int = 0) -> Outcome:
     """Run a cell."""
     fleet = FLEETS[cell.fleet]
-    rate = -cell.utilisation if cell.utilisation < 0 else cell.utilisation * saturation(cell.load, cell.fleet)
+    rate = rate_of(cell)
     runs: dict[str, list[Run]] = {name: [] for name in rivals}
     count = requests or requests_for(fleet, cell.utilisation)
     for seed in range(1, seeds + 1):
@@ -60,6 +60,12 @@ def play(cell: Cell, seeds: int, rivals: Sequence[str] = RIVAL_NAMES, requests: 
         for name in rivals:
             runs[name].append(run(fleet, made, name, seed))
     return Outcome(cell, rate, runs)
+
+
+def rate_of(cell: Cell) -> float:
+    """Requests a second."""
+    much = cell.utilisation
+    return -much if much < 0 else much * saturation(cell.load, cell.fleet)
 
 
 def run(fleet: Fleet, requests: Sequence[Request], rival: str, seed: int, *, hurry: bool = False) -> Run:
