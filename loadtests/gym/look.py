@@ -93,8 +93,8 @@ def _end(run: Run, gate: Gate) -> None:
     print(
         f"TTFT {sum(ttfts) / len(ttfts):.3f} s, p99 {ttfts[at]:.3f}; of that in the gate's queue "
         f"{sum(waits) / len(waits):.3f}, p99 {waits[at]:.3f}; "
-        f"refused {len(run.calls) - len(calls)} {refusals}; idle beside a queue {run.idle_beside_queue_s:.2f} s; per unit {run.per_unit}; verdicts "
-        f"{', '.join(gate.flips)}"
+        f"refused {len(run.calls) - len(calls)} {refusals}; idle beside a queue "
+        f"{run.idle_beside_queue_s:.2f} s; per unit {run.per_unit}; verdicts {', '.join(gate.flips)}"
     )
 
 
