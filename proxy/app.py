@@ -169,7 +169,7 @@ class App:
         self._agent.close()
         self._events.close()
         await self._admin.close()
-        self._large.close()
+        await self._large.close()
         if self._gate.tracing is not None:
             self._gate.tracing.close()
 

@@ -10,6 +10,7 @@ callbacks, so that no cancellation can come between two of its steps. Rules:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -59,6 +60,7 @@ class Exchange:
         "_request",
         "_route",
         "_search",
+        "_stop_reading",
     )
 
     def __init__(self, gate: Gate, client: ClientConnection, request: Request) -> None:
@@ -73,6 +75,7 @@ class Exchange:
         self._lease: Lease | None = None
         self._relay: Relay | None = None
         self._paused = False
+        self._stop_reading: Callable[[], None] | None = None
 
     # -- the client's side ---------------------------------------------------------------------------------
 
@@ -91,7 +94,7 @@ class Exchange:
         elif not route.json:
             self._asked(Ask())
         elif is_large(request.body):
-            gate.read_large(request.body, self._asked)
+            self._stop_reading = gate.read_large(request, self._asked)
         else:
             self._asked(read_ask(request.body))
 
@@ -100,6 +103,8 @@ class Exchange:
         if self._answer.over:
             return
         self._search.leave()
+        if self._stop_reading is not None:
+            self._stop_reading()
         result = Result.CLIENT_LEFT
         if self._lease is not None:
             if self._lease.committed:

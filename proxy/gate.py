@@ -284,15 +284,39 @@ class Gate:
         """The way to servers that are no unit's."""
         return self._reach.net()
 
-    def read_large(self, body: bytes, tell: Callable[[Ask | Failure], None]) -> None:
-        """Parse a large body off the loop, then `tell`."""
+    def read_large(self, request: Request, tell: Callable[[Ask | Failure], None]) -> Callable[[], None]:
+        """Read a large body off the loop, then `tell`, in any case. What is returned stops that: the memory
+        the body has reserved is given back once nobody reads it any more.
+        """
+        held = 0
 
         async def run() -> None:
-            tell(await self._read_large(body))
+            try:
+                found = await self._read_large(request.body)
+            except Exception as error:
+                self.defect(f"a body of {len(request.body)} bytes could not be read", error)
+                found = Failure(Kind.INTERNAL, "the gate failed on the request's body")
+            tell(found)
+
+        def over(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            if held:
+                self.memory.give(held)
+
+        def stop() -> None:
+            nonlocal held
+            if not task.done():
+                held, request.reserved = request.reserved, 0
+                task.cancel()
 
         task = self._loop.create_task(run())
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(over)
+        return stop
+
+    def defect(self, what: str, error: Exception) -> None:
+        """Make a defect of the gate's own loud, and count it: wherever the loop's exception handler does."""
+        self._loop.call_exception_handler({"message": what, "exception": error})
 
     def close(self, lease: Lease, outcome: Outcome, at: float | None = None) -> None:
         """Close a lease and count the attempt. `at`: when it ended, if not just now."""

@@ -39,6 +39,12 @@ class Limits:
     name_chars: int = 1024
     """Characters of a model's name, a user's or a response's id. A longer model's name gets 400, the end of a
     user's is not looked at, and a longer id is left to the engine."""
+    large_bodies_waiting: int = 256
+    """Bodies that wait to be read in the process for large ones. A client gets 503."""
+    large_body_cpu_s: int = 5
+    """CPU time to read one body there. A client gets 413."""
+    large_body_memory: int = 1 << 30
+    """Bytes of memory to read one body there, beside 16 for each of its own. A client gets 413."""
     stop_bytes: int = 4096
     """All stop strings of a request together; with more its stream is not resumed."""
     event_bytes: int = 1048576

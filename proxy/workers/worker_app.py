@@ -80,7 +80,7 @@ async def run_worker(
         await life.run()
     finally:
         accepting.cancel()
-        large.close()
+        await large.close()
         if gate.tracing is not None:
             gate.tracing.close()
     return 0
