@@ -37,7 +37,7 @@ async def health_of_gate(place: Place) -> Got:
 async def wrong_token(place: Place) -> Got:
     """A token that is shown and wrong, from this machine."""
     wrong = post(b"", path="/units/sim/drain", lines="authorization: Bearer wrong\r\n")
-    got = await one(ask(place.gate.admin_port, wrong))
+    got = await one(ask(place.gate.admin_port, wrong.replace(b"host: gate", b"host: 127.0.0.1")))
     drained = any(unit["drained"] for unit in await asyncio.to_thread(place.gate.units))
     if drained:
         await asyncio.to_thread(lambda: place.gate.drain("sim", undo=True))

@@ -58,15 +58,15 @@ class EvilUnit:
 
 
 class EvilUnits:
-    """Some of them, that share what they do. `targets` counts what they were asked, `pages` replaces what
-    probes read, `done` counts the misdeeds.
+    """Some of them, that share what they do. `targets` counts what they were asked, `pages` holds replies in
+    the place of those that probes get, `done` counts the misdeeds.
     """
 
     def __init__(self, misdeeds: dict[bytes, Misdeed]) -> None:
         self.units: list[EvilUnit] = []
         self.targets: Counter[bytes] = Counter()
         self.done: Counter[str] = Counter()
-        self.pages: dict[bytes, Callable[[], bytes]] = {}
+        self.pages: dict[bytes, bytes] = {}
         self._misdeeds = misdeeds
         self._servers: list[asyncio.Server] = []
 
@@ -94,12 +94,12 @@ class EvilUnits:
 
     async def _answer(self, asked: Asked) -> None:
         self.targets[asked.target] += 1
-        misdeed = _MISDEED.search(asked.body)
+        misdeed = _MISDEED.search(asked.body) if asked.target.startswith(b"/v1/") else None
         if misdeed:
             self.done[misdeed[1].decode()] += 1
             await self._misdeeds[misdeed[1]](asked)
         elif asked.target in self.pages:
-            await asked.send(reply(self.pages[asked.target]()))
+            await asked.send(self.pages[asked.target])
         elif asked.target == b"/v1/models":
             await asked.send(reply(json.dumps(_MODELS).encode()))
         elif page := PAGES.get(asked.target):

@@ -7,8 +7,8 @@ import json
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
-from loadtests.abuse.client import PATIENCE_S, Client, ask, dial, held, one, post
-from loadtests.abuse.evil import prompt
+from loadtests.abuse.client import PATIENCE_S, Client, ask, dial, get, held, one, post
+from loadtests.abuse.evil import prompt, reply
 from loadtests.abuse.misdeeds import COMMENTS_MB, EVENT_MB, LARGE_EVENT, TINY_CHUNKS
 from loadtests.abuse.nouns import UNIT_ANSWERED, Abuse, Got, Place
 
@@ -101,17 +101,25 @@ _METRICS_LINE = b'vllm:num_requests_running{engine="0",model_name="%d"} %b\n'
 
 
 def page(path: bytes, body: Callable[[], bytes], seconds: float = 5.0) -> Callable[[Place], Awaitable[Got]]:
-    """An abuse by what a unit shows to probes, for some seconds."""
+    """An abuse by what a unit shows to probes, for some seconds. It says as well that it is not ready: such a
+    unit is asked for everything often.
+    """
 
     async def act(place: Place) -> Got:
-        made = body()
-        place.evil.pages[path] = lambda: made
-        before = len(place.gate.log.read_bytes())
+        evil, log = place.evil, place.gate.log
+        evil.pages[path] = reply(body())
+        if path == b"/v1/models":
+            evil.pages[b"/health"] = reply(b"", status=b"503 Service Unavailable")
+        asked, logged = evil.targets[path], len(log.read_bytes())
         await asyncio.sleep(seconds)
-        place.evil.pages.clear()
-        logged = place.gate.log.read_bytes()[before:]
-        errors = sum(b'"error"' in line or b"Traceback" in line for line in logged.splitlines())
-        return Counter({"200": 1}) + Counter({f"{errors} error lines": 1} if errors > seconds / 2 else {})
+        asked = evil.targets[path] - asked
+        # The list that the gate gives is made of those of its units.
+        got = Counter([await ask(place.gate.port, get("/v1/models"), patience_s=5.0) for _ in range(10)])
+        evil.pages.clear()
+        lines = log.read_bytes()[logged:].splitlines()
+        errors = sum(b'"error"' in line or b"Traceback" in line for line in lines)
+        wrong = {f"{errors} error lines": 1} if errors > seconds / 2 else {}
+        return got + Counter(wrong) + Counter({} if asked else {"never read": 1})
 
     return act
 
@@ -139,7 +147,13 @@ STREAMS = [
     Abuse("slow-readers", "streams read at a byte a second", read_slowly),
     Abuse("leave-in-stream", "100 clients leave in the middle of a stream", read_and_leave, requests=200),
     Abuse("dying-prompt", "a prompt on which units drop the connection", dying_prompt, answers=UNIT_ANSWERED),
-    Abuse("stop-strings", f"{STOPS} stop strings on a stream that breaks", stop_strings, megabytes=2),
+    Abuse(
+        "stop-strings",
+        f"{STOPS} stop strings on a stream that breaks",
+        stop_strings,
+        megabytes=2,
+        answers=UNIT_ANSWERED,
+    ),
     Abuse("large-event", "an event of 20 kB in a stream that breaks", large_event, answers=UNIT_ANSWERED),
     Abuse("cr-only", "a stream whose line ends are CR", shows("carriage-returns", b'"a"')),
     Abuse("bom", "a BOM before the first event", shows("byte-order-mark", b"first")),
@@ -196,6 +210,14 @@ REPLIES = [
         "a list of a million models",
         page(b"/v1/models", _models(1_000_000, 8)),
         megabytes=60,
+    ),
+    Abuse(
+        "page-models-short",
+        "a list of 70,000 models in less than 1 MB",
+        page(
+            b"/v1/models", lambda: b'{"data":[' + b",".join(b'{"id":"%d"}' % n for n in range(70_000)) + b"]}"
+        ),
+        requests=1000,
     ),
     Abuse(
         "page-models-deep",
