@@ -21,6 +21,9 @@ class Limits:
     """Names in all `Connection` fields of one head. A client gets 400; a unit's reply is garbage (502)."""
     pipelined_requests_per_turn: int = 8
     """Requests of one connection answered in one turn of the loop; those after them wait for the next."""
+    reply_bytes_per_turn: int = 65536
+    """After a read of so many bytes or more from a unit, its connection is read again in the next turn of the
+    loop. Never counted: nobody is refused."""
     idle_connections: int = 16384
     """Client connections without a request. The one that has been idle longest is closed for a new one."""
     json_depth: int = 1024

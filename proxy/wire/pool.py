@@ -68,6 +68,8 @@ class Pool:
         self._on_own_trouble = on_own_trouble
         self._tls = tls() if tls is not None and parts.scheme == "https" else None
         self._loop = loop
+        self.soon = loop.call_soon
+        """Has something done in the next turn of the loop."""
         self._connect_timeout_s = connect_timeout_s
         self._idle: deque[UnitConnection] = deque()
         self._connecting: dict[asyncio.Task[UnitConnection], Taker | None] = {}

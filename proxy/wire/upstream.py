@@ -7,6 +7,7 @@ Rules:
    exchange, EOF is complete only for a body delimited by close.
 3. A second message in the same read means that the unit misbehaves; the read is dropped with the connection.
 4. A connection is reused only after a reply that ended cleanly and said keep-alive.
+5. After a large read nothing more is read in the same turn of the loop.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 import httptools
 
 from proxy.failure import Failure, Kind
+from proxy.limits import LIMITS
 from proxy.wire.heads import REPLY_FIELDS, Fields, head_size
 
 if TYPE_CHECKING:
@@ -95,6 +97,7 @@ class UnitConnection(asyncio.Protocol):
         "_begun",
         "_fields",
         "_head_bytes",
+        "_held",
         "_in_head",
         "_interim",
         "_keep_alive",
@@ -103,6 +106,7 @@ class UnitConnection(asyncio.Protocol):
         "_parser",
         "_pieces",
         "_pool",
+        "_resting",
         "_to_head",
         "clean",
         "ended",
@@ -127,6 +131,7 @@ class UnitConnection(asyncio.Protocol):
         self._keep_alive = False
         self._interim = False
         self._misbehaved = ""
+        self._held = self._resting = False
         self.transport: asyncio.Transport | None = None
         self.sink: Sink | None = None
         self.head: ReplyHead | None = None
@@ -169,13 +174,13 @@ class UnitConnection(asyncio.Protocol):
 
     def pause(self) -> None:
         """Stop reading: whoever gets the bytes cannot take more."""
-        if self.transport is not None and not self.transport.is_closing():
-            self.transport.pause_reading()
+        self._held = True
+        self._update_reading()
 
     def resume(self) -> None:
         """Read on."""
-        if self.transport is not None and not self.transport.is_closing():
-            self.transport.resume_reading()
+        self._held = False
+        self._update_reading()
 
     @property
     def usable(self) -> bool:
@@ -235,6 +240,8 @@ class UnitConnection(asyncio.Protocol):
             return
         if self.ended:
             self._release()
+        elif len(data) >= LIMITS.reply_bytes_per_turn and self.sink is not None:
+            self._rest()
 
     def eof_received(self) -> bool:
         return False
@@ -322,6 +329,25 @@ class UnitConnection(asyncio.Protocol):
             self.ended = True
 
     # -- inside --------------------------------------------------------------------------------------------
+
+    def _rest(self) -> None:
+        """Let others have their turn: while a socket fills large reads, the loop makes up to 32 of them."""
+        self._resting = True
+        self._update_reading()
+        self._pool.soon(self._rested)
+
+    def _rested(self) -> None:
+        self._resting = False
+        self._update_reading()
+
+    def _update_reading(self) -> None:
+        transport = self.transport
+        if transport is None or transport.is_closing():
+            return
+        if self._held or self._resting:
+            transport.pause_reading()
+        else:
+            transport.resume_reading()
 
     def _crash(self, error: Exception) -> None:
         # An exception that left the callback would close the transport without a word to the client.

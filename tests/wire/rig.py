@@ -52,7 +52,8 @@ class Rig:
     """One request on one connection, from the moment it is sent.
 
     Plays the pool, the client and the owner of the relay. `ends` says how the relay ended, `kept` which
-    connections were given back for another request, `bugs` which exceptions were reported.
+    connections were given back for another request, `bugs` which exceptions were reported, `due` what is to
+    be done in the next turn of the loop.
     """
 
     def __init__(self, *, http10: bool = False, to_head: bool = False) -> None:
@@ -61,6 +62,7 @@ class Rig:
         self.failures: list[Failure] = []
         self.kept: list[UnitConnection] = []
         self.bugs: list[Exception] = []
+        self.due: list[Callable[[], object]] = []
         self.wire = Wire()
         self.conn = UnitConnection(cast(Pool, self))
         self.conn.connection_made(cast(asyncio.Transport, self.wire))
@@ -127,6 +129,15 @@ class Rig:
 
     def cancel(self, taker: Any) -> None:
         """Nothing is being opened."""
+
+    def soon(self, callback: Callable[[], object]) -> None:
+        self.due.append(callback)
+
+    def turn(self) -> None:
+        """The next turn of the loop."""
+        due, self.due = self.due, []
+        for callback in due:
+            callback()
 
     # The client
 
