@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
@@ -97,29 +98,30 @@ def shows(misdeed: str, text: bytes) -> Callable[[Place], Awaitable[Got]]:
     return act
 
 
+_PROBED_WITHIN_S = 35.0
+"""A list of models is read every 30 s."""
+_PAGE_FOR_S = 4.0
 _METRICS_LINE = b'vllm:num_requests_running{engine="0",model_name="%d"} %b\n'
 
 
-def page(path: bytes, body: Callable[[], bytes], seconds: float = 5.0) -> Callable[[Place], Awaitable[Got]]:
-    """An abuse by what a unit shows to probes, for some seconds. It says as well that it is not ready: such a
-    unit is asked for everything often.
-    """
+def page(path: bytes, body: Callable[[], bytes]) -> Callable[[Place], Awaitable[Got]]:
+    """An abuse by what a unit shows to probes, from when it is read first, for some seconds."""
 
     async def act(place: Place) -> Got:
         evil, log = place.evil, place.gate.log
         evil.pages[path] = reply(body())
-        if path == b"/v1/models":
-            evil.pages[b"/health"] = reply(b"", status=b"503 Service Unavailable")
         asked, logged = evil.targets[path], len(log.read_bytes())
-        await asyncio.sleep(seconds)
-        asked = evil.targets[path] - asked
+        give_up_at = time.monotonic() + _PROBED_WITHIN_S
+        while evil.targets[path] == asked and time.monotonic() < give_up_at:
+            await asyncio.sleep(0.2)
+        got = Counter({"never read": 1} if evil.targets[path] == asked else {})
+        await asyncio.sleep(_PAGE_FOR_S)
         # The list that the gate gives is made of those of its units.
-        got = Counter([await ask(place.gate.port, get("/v1/models"), patience_s=5.0) for _ in range(10)])
+        got += Counter([await ask(place.gate.port, get("/v1/models"), patience_s=5.0) for _ in range(10)])
         evil.pages.clear()
         lines = log.read_bytes()[logged:].splitlines()
         errors = sum(b'"error"' in line or b"Traceback" in line for line in lines)
-        wrong = {f"{errors} error lines": 1} if errors > seconds / 2 else {}
-        return got + Counter(wrong) + Counter({} if asked else {"never read": 1})
+        return got + Counter({f"{errors} error lines": 1} if errors > _PAGE_FOR_S / 2 else {})
 
     return act
 

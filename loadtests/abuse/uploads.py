@@ -124,6 +124,7 @@ UPLOADS = [
         "declared-only",
         "64 MiB announced, nothing sent",
         declared_only,
+        answers="200",
         surroundings=Surroundings(bodies_bytes=256 * MIB),
     ),
     Abuse("continue-no-body", "200 clients that expect 100-continue and send no body", continue_without_body),
