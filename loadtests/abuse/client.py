@@ -13,6 +13,7 @@ from loadtests.abuse.nouns import Got
 
 PATIENCE_S = 20.0
 """Whoever gets no end of an answer for so long counts as hung."""
+_BODY_KEPT = 4 << 20
 _CODE = re.compile(rb'"code":\s?"(\w+)"')
 _NO_LINGER = struct.pack("ii", 1, 0)
 
@@ -29,12 +30,12 @@ def get(path: str, lines: str = "") -> bytes:
 
 
 class Client:
-    """One connection. `bytes_read` are those of the body of the last answer."""
+    """One connection. `body` is that of the last answer, up to `_BODY_KEPT`."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
-        self.body = b""
+        self.body = bytearray()
 
     @classmethod
     async def open(cls, port: int) -> Client:
@@ -53,7 +54,7 @@ class Client:
         """The next answer: its status and error code; "closed", "reset" or "hang" if there is none; "cut"
         with its status if it has no proper end.
         """
-        self.body = b""
+        self.body = bytearray()
         try:
             return await asyncio.wait_for(self._answer(), patience_s)
         except asyncio.IncompleteReadError:
@@ -83,10 +84,12 @@ class Client:
     async def _read_body(self, head: bytes) -> None:
         if b"transfer-encoding: chunked" in head:
             while size := int(await self._reader.readuntil(b"\r\n"), 16):
-                self.body += (await self._reader.readexactly(size + 2))[:-2]
+                piece = await self._reader.readexactly(size + 2)
+                if len(self.body) < _BODY_KEPT:
+                    self.body += piece[:-2]
             await self._reader.readuntil(b"\r\n")
         elif (length := head.partition(b"content-length:")[2]) and b"\r\n" in length:
-            self.body = await self._reader.readexactly(int(length.split(b"\r\n")[0]))
+            self.body += await self._reader.readexactly(int(length.split(b"\r\n")[0]))
 
 
 async def ask(port: int, data: bytes, *, patience_s: float = PATIENCE_S) -> str:

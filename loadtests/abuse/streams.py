@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
@@ -98,7 +97,7 @@ def shows(misdeed: str, text: bytes) -> Callable[[Place], Awaitable[Got]]:
     return act
 
 
-_PROBED_WITHIN_S = 35.0
+_PROBED_WITHIN_S = 35
 """A list of models is read every 30 s."""
 _PAGE_FOR_S = 4.0
 _METRICS_LINE = b'vllm:num_requests_running{engine="0",model_name="%d"} %b\n'
@@ -111,8 +110,9 @@ def page(path: bytes, body: Callable[[], bytes]) -> Callable[[Place], Awaitable[
         evil, log = place.evil, place.gate.log
         evil.pages[path] = reply(body())
         asked, logged = evil.targets[path], len(log.read_bytes())
-        give_up_at = time.monotonic() + _PROBED_WITHIN_S
-        while evil.targets[path] == asked and time.monotonic() < give_up_at:
+        for _ in range(_PROBED_WITHIN_S * 5):
+            if evil.targets[path] > asked:
+                break
             await asyncio.sleep(0.2)
         got = Counter({"never read": 1} if evil.targets[path] == asked else {})
         await asyncio.sleep(_PAGE_FOR_S)
