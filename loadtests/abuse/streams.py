@@ -49,7 +49,7 @@ async def read_slowly(place: Place) -> Got:
 
 
 async def read_and_leave(place: Place) -> Got:
-    """Clients that leave in the middle of a stream."""
+    """Clients that leave in the middle of a stream; 64 KiB of each are read before its unit is held back."""
     for n in range(100):
         raw = dial(place.gate.port, post(prompt("flood", n, stream=True)))
         await asyncio.sleep(0.01)
@@ -147,7 +147,7 @@ def _models(count: int, length: int) -> Callable[[], bytes]:
 STREAMS = [
     Abuse("unread-streams", f"{UNREAD} streams that nobody reads", unread, requests=UNREAD * 4),
     Abuse("slow-readers", "streams read at a byte a second", read_slowly),
-    Abuse("leave-in-stream", "100 clients leave in the middle of a stream", read_and_leave, requests=200),
+    Abuse("leave-in-stream", "100 clients leave in the middle of a stream", read_and_leave, megabytes=6.4),
     Abuse("dying-prompt", "a prompt on which units drop the connection", dying_prompt, answers=UNIT_ANSWERED),
     Abuse(
         "stop-strings",
