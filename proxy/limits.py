@@ -24,6 +24,8 @@ class Limits:
     reply_bytes_per_turn: int = 65536
     """After a read of so many bytes or more from a unit, its connection is read again in the next turn of the
     loop. Never counted: nobody is refused."""
+    unit_models: int = 4096
+    """Models in the list of one unit that has none configured. Those after them are not known to the gate."""
     idle_connections: int = 16384
     """Client connections without a request. The one that has been idle longest is closed for a new one."""
     json_depth: int = 1024

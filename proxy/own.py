@@ -17,6 +17,7 @@ from router.nouns import Ask, Refusal
 
 RESPONSES_KEPT = 10_000
 RETRY_MAX_S = 600
+NAMES_SHOWN = 20
 _RESPONSE_ID = pattern(rb'"id"\s*:\s*"(resp_[^"]{1,200})"')
 _UNIT_HEALTH = b"/healthz/unit/"
 
@@ -27,6 +28,9 @@ class OwnAnswers:
     def __init__(self, board: Board) -> None:
         self._board = board
         self._made_by: OrderedDict[str, str] = OrderedDict()
+        self._told: list[frozenset[str]] = []
+        self._names: list[str] = []
+        self._listed = b""
 
     def about(self, path: bytes) -> str:
         """The unit whose health a path is of; empty when it is of none."""
@@ -37,7 +41,7 @@ class OwnAnswers:
     def answer(self, path: bytes, *, stopping: bool) -> tuple[int, bytes, bytes]:
         """Status, JSON body and header lines for an own path."""
         if path == b"/v1/models":
-            return 200, orjson.dumps({"object": "list", "data": self._models()}), b""
+            return 200, self._list(), b""
         if path == b"/livez":
             return 200, b'{"alive":true}', b""
         if name := self.about(path):
@@ -53,8 +57,10 @@ class OwnAnswers:
     def explain(self, refusal: Refusal, ask: Ask, drain_s: float) -> Failure:
         """The failure a refusal amounts to, in words. `drain_s`: until all who wait have been served."""
         if refusal is Refusal.UNKNOWN_MODEL:
-            known = ", ".join(sorted({m for desk in self._board for m in desk.models})) or "none"
-            message = f"the model `{ask.model}` does not exist; the units here serve: {known}"
+            known = self._models()
+            more = f" and {len(known) - NAMES_SHOWN} more" if len(known) > NAMES_SHOWN else ""
+            shown = ", ".join(known[:NAMES_SHOWN]) or "none"
+            message = f"the model `{ask.model}` does not exist; the units here serve: {shown}{more}"
             return Failure(Kind.UNKNOWN_MODEL, message, param="model")
         # It never ends while there is no unit.
         after_s = ceil(min(max(drain_s, 1.0), RETRY_MAX_S))
@@ -95,9 +101,20 @@ class OwnAnswers:
             return Ask()
         return Failure(Kind.UNKNOWN_PATH, f"this gate does not know which unit made response {response}")
 
-    def _models(self) -> list[dict[str, object]]:
-        names = sorted({name for desk in self._board for name in desk.models})
-        return [{"id": name, "object": "model", "created": 0, "owned_by": "cellgate"} for name in names]
+    def _models(self) -> list[str]:
+        """All models, sorted anew when a unit has told others: a fleet may have thousands."""
+        told = [desk.models for desk in self._board]
+        if told != self._told:
+            self._told, self._names = told, sorted(frozenset[str]().union(*told))
+            self._listed = b""
+        return self._names
+
+    def _list(self) -> bytes:
+        names = self._models()
+        if not self._listed:
+            cards = [{"id": name, "object": "model", "created": 0, "owned_by": "cellgate"} for name in names]
+            self._listed = orjson.dumps({"object": "list", "data": cards})
+        return self._listed
 
 
 def response_of(path: bytes) -> str:

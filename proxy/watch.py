@@ -21,6 +21,7 @@ from probes.canary import Canary
 from probes.engine_metrics import EngineMetrics
 from probes.gate_word import VIA_GATE
 from probes.runner import Runner
+from proxy.limits import LIMITS, reached
 from proxy.wire.reach import Ways
 from router.board import Board, Consequence
 from router.desk import Desk
@@ -247,7 +248,7 @@ class Watch:
             case Load():
                 self._take_load(desk, finding)
             case Models():
-                self._board.serve(finding)
+                self._board.serve(_bounded(finding))
             case Served():
                 self._board.runs(finding)
 
@@ -260,6 +261,14 @@ class Watch:
                 Evidence(load.unit, Sign.NEUTRAL, Strength.WEAK, source, reason, load.at, epoch=load.epoch)
             )
         self._board.report(load)
+
+
+def _bounded(models: Models) -> Models:
+    """What is heeded of a unit's list: each request is looked up in it, and all of it is shown to clients."""
+    if len(models.names) <= LIMITS.unit_models:
+        return models
+    reached("unit_models")
+    return replace(models, names=models.names[: LIMITS.unit_models])
 
 
 def _is_news(born: str, known: str | None) -> bool:

@@ -11,11 +11,12 @@ import pytest
 
 from probes.base import FetchError, Net, Reply, Trouble
 from probes.runner import GAP_S, JITTER
+from proxy.limits import LIMITS, REACHED
 from proxy.watch import Watch
 from proxy.wire.reach import Ways
 from router.board import Board, Consequence
 from router.desk import Desk
-from router.nouns import Ask, Cell, Evidence, Fleet, Rules, Sign, Strength, Unit, Verdict
+from router.nouns import Ask, Cell, Evidence, Fleet, Models, Rules, Sign, Strength, Unit, Verdict
 from tests.sim.world import World, run
 
 STARTING, UP, SUSPECT, DOWN, PROBATION = Verdict
@@ -372,3 +373,20 @@ def test_the_same_seed_gives_the_same_history() -> None:
         return scene.engines["a"].asked
 
     assert history(3) == history(3) != history(4)
+
+
+def test_of_a_list_of_more_models_than_are_heeded_the_first_are_known(scene: Scene) -> None:
+    before = REACHED["unit_models"]
+
+    async def scenario() -> None:
+        scene.configure(unit("a"))
+        await scene.until("a", UP, 5.0)
+        desk = scene.board.desks["a"]
+        names = tuple(f"m{n}" for n in range(LIMITS.unit_models + 1))
+        scene.watch._take(desk, Models("a", names, scene.now))
+        assert desk.models == frozenset(names[:-1])
+        scene.watch._take(desk, Models("a", names[:2], scene.now))
+        assert desk.models == {"m0", "m1"}
+
+    scene.play(scenario())
+    assert REACHED["unit_models"] == before + 1
