@@ -166,7 +166,7 @@ async def pipelined_gets(place: Place) -> Got:
         pass
     writer.close()
     whole = answers.count(b"HTTP/1.1 404")
-    return Counter({"404": whole, "closed": count - whole})
+    return +Counter({"404": whole, "closed": count - whole})
 
 
 HEADS = [
