@@ -119,6 +119,8 @@ class Gate:
         self.on_flip: Callable[[Flip], None] = lambda _flip: None
         self.on_tick: list[Callable[[float], None]] = []
         self.take_over: Callable[[Settings], str] = lambda anew: self.configure(anew.fleet)
+        self.remember: Callable[[Fleet], None] = lambda _fleet: None
+        """Told of units that were known before this process, until their sources tell of them."""
         self.own_answers = OwnAnswers(self.board)
         self.wishes = Wishes(settings.headers)
         self.fields_read = REQUEST_FIELDS | self.wishes.names

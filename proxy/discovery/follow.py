@@ -1,6 +1,7 @@
 """Follows all sources at once and keeps the gate's fleet to what is configured and what they find.
 
-1. What a source told last stays until it tells otherwise, or another takes its place and has told its own.
+1. What a source told last stays until it tells otherwise, or another takes its place and has told its own. So
+   does what the process before this one was told.
 2. What is held against a unit reaches the judge before the unit changes or goes, so that its requests move.
 3. A change of state (lost, back) is one event with its line in the log, however often it is tried.
 """
@@ -79,6 +80,8 @@ class Discovery:
         self._followed: list[_Followed] = []
         self._parting: list[_Followed] = []
         """Those that are configured no more, while the new ones have not all found something."""
+        self._before = Found()
+        """What was found before this process, for as long."""
         self._held: dict[_Against, Doubt] = {}
         """What was held against units and has not been taken back."""
 
@@ -96,6 +99,12 @@ class Discovery:
             if one.task is None:
                 one.task = asyncio.create_task(self._follow(one), name=f"discovery {one.source.title}")
         return changed
+
+    def remember(self, found: Found) -> None:
+        """Take over what was found before this process began, where that is not known better."""
+        if any(one.found is None for one in self._followed):
+            self._before = found
+            self._apply()
 
     def standing(self) -> dict[str, bool]:
         """Whether each source sees its world now, by title."""
@@ -147,7 +156,7 @@ class Discovery:
 
     def _lost(self, one: _Followed, reason: str) -> None:
         if not one.lost:
-            count = len(one.found.units) if one.found is not None else 0
+            count = len((one.found or self._before).units)
             stays = f"the {count} units known last stay" if count else "no unit of it is known"
             self._tell("source_lost", f"{one.source.title}: {reason}; {stays}, and it is tried again")
         one.lost = reason
@@ -158,9 +167,10 @@ class Discovery:
         """Bring the judge and the fleet to what is found now. Says what changed in the fleet."""
         if all(one.found is not None for one in self._followed):
             self._parting.clear()
+            self._before = Found()
         known = [(one, one.found) for one in (*self._followed, *self._parting) if one.found is not None]
-        fleet, left_out = merge(self._fixed, [found for _, found in known])
-        for (one, _), names in zip(known, left_out, strict=True):
+        fleet, left_out = merge(self._fixed, [*(found for _, found in known), self._before])
+        for (one, _), names in zip(known, left_out[:-1], strict=True):
             self._leave_out(one, names)
         epochs, held = _says(known)
         # Before the fleet changes: requests on a unit that is about to go or to be looked at anew must move.

@@ -12,6 +12,7 @@ from prometheus_client import Metric
 from prometheus_client.registry import Collector
 
 from proxy.discovery import PACKAGES
+from proxy.discovery.base import Found
 from proxy.discovery.follow import Discovery
 from proxy.report.events import Action
 from proxy.report.families import gauge
@@ -65,4 +66,5 @@ def discover(gate: Gate) -> Discovery:
     gate.metrics.include(DiscoveryMetrics(discovery))
     gate.take_over = lambda settings: discovery.take(settings.fleet, settings.sources)
     gate.take_over(gate.settings)
+    gate.remember = lambda fleet: discovery.remember(Found(fleet.units, fleet.cells))
     return discovery

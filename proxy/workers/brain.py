@@ -16,7 +16,7 @@ from proxy.report.events import EventLog
 from proxy.settings import Settings
 from proxy.vigil import DISTRUST_S, LAG_S
 from proxy.wire.pool import MakeTls
-from proxy.workers.copy import News, fleet_out
+from proxy.workers.copy import News, fleet_in, fleet_out
 from proxy.workers.figures import Record
 from proxy.workers.frames import Message, Pulse, Report, Tell, framed
 from proxy.workers.link import Link
@@ -108,12 +108,19 @@ class BrainGate(Gate):
             self._lost(before)
         self.seats[number] = seat
         self._deserted.clear()
-        link.send(self._fleet_now())
-        link.send((Tell.UNITS, self._news.all(self.now())))
-        link.send((Tell.PULSE, *self._pulse([])))
-        if self._is_open:
-            link.send((Tell.OPEN,))
+        if self._has_learnt or self.knows_all:
+            self._inform(seat)
         return link
+
+    def _inform(self, seat: Seat) -> None:
+        """Tell a worker all. It forgets what it knows by this, so that must have been heard before."""
+        if not seat.informed:
+            seat.informed = True
+            seat.link.send(self._fleet_now())
+            seat.link.send((Tell.UNITS, self._news.all(self.now())))
+            seat.link.send((Tell.PULSE, *self._pulse([])))
+            if self._is_open:
+                seat.link.send((Tell.OPEN,))
 
     def let_clients_in(self) -> None:
         """Workers may accept, now and whenever one is started."""
@@ -151,14 +158,21 @@ class BrainGate(Gate):
         if not self.knows_all:
             self.knows_all = True
             for seat in list(self.seats.values()):
+                self._inform(seat)
                 seat.begin()
 
-    def learn(self, view: dict[str, Any]) -> None:
-        """Take over what the brain before this one believed, if nothing else was learnt yet."""
+    def learn(self, fleet: Message, view: dict[str, Any]) -> None:
+        """Take over what the brain before this one believed, if nothing else was learnt yet.
+
+        Units that it had found are there before they are found anew, with their drains and leases.
+        """
         if not self._has_learnt:
             self._has_learnt = True
+            self.remember(fleet_in(fleet))
             View(view).apply(self.board)
             self._push_soon()
+            for seat in self.seats.values():
+                self._inform(seat)
 
     def adopt(self, unit: str, ask: Ask, opened_at: float, *, retry: bool) -> Lease | None:
         """Open a lease that a worker had before this brain was there; None: the unit is not known."""
@@ -225,6 +239,12 @@ class BrainGate(Gate):
         self._fleet = fleet
         self._broadcast(self._fleet_now(), (Tell.UNITS, self._news.all(self.now())))
         return changed
+
+    def set_drain(self, unit: str, drained: bool) -> bool:
+        """The operator's will: workers have it before it is acknowledged, should this brain end."""
+        known = super().set_drain(unit, drained)
+        self._push()
+        return known
 
     async def stop(self, *, delay_s: float, drain_s: float) -> None:
         """Stop when all workers have; they are told as well, and by the same clock."""
@@ -294,7 +314,8 @@ class BrainGate(Gate):
     def _broadcast(self, *messages: Message) -> None:
         frame = framed(list(messages))
         for seat in self.seats.values():
-            seat.link.write(frame)
+            if seat.informed:
+                seat.link.write(frame)
 
     def _tell_evicted(self, seat: Seat) -> None:
         seat.link.send((Tell.EVICT, self._evictions.pop(seat)))

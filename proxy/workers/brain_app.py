@@ -7,6 +7,7 @@ import os
 import random
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -31,12 +32,20 @@ class BrainApp(App):
     _gate: BrainGate
 
     def __init__(
-        self, settings: Settings, reload: Reload, listeners: Listeners, control: Control, restarts: int
+        self,
+        settings: Settings,
+        reload: Reload,
+        listeners: Listeners,
+        control: Control,
+        restarts: int,
+        beat: Callable[[float], None],
     ) -> None:
         self._control = control
         self._restarts = restarts
         super().__init__(settings, reload, listeners)
         self._gate.metrics.include(WorkerMetrics(self._gate, restarts))
+        self._gate.on_tick.append(beat)
+        beat(self._gate.now())
         self._meetings: set[asyncio.Task[None]] = set()
         control.on_socket = self._meet
         control.open()
@@ -93,10 +102,14 @@ async def run_brain(
     control: socket.socket,
     heritage: Inheritance | None,
     restarts: int,
+    beat: Callable[[float], None],
 ) -> int:
-    """Be the brain until told to end. `restarts`: so many brains ended before this one."""
+    """Be the brain until told to end. `restarts`: so many brains ended before this one.
+
+    `beat` is called, with the loop's time, as long as it is alive.
+    """
     line = Control(control)
-    return await live(BrainApp(settings, reload, listeners, line, restarts), heritage)
+    return await live(BrainApp(settings, reload, listeners, line, restarts, beat), heritage)
 
 
 def read_anew(settings: Settings, reload: Reload) -> Settings:

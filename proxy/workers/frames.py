@@ -29,7 +29,7 @@ class Say:
     """What a worker says; what follows in the message stands behind it."""
 
     HELLO = 0
-    """View, leases: what it knows of units (None: nothing yet) and has open."""
+    """Fleet and view (None: nothing yet), leases: what it knows of units, and has open."""
     ACCEPTING = 1
     PICK = 2
     """Id, `Wanted`: a unit is to be found for an ask. The answer is GRANT or REFUSE."""

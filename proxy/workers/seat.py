@@ -43,6 +43,8 @@ class Seat:
         self.link: Link
         self.report: Report | None = None
         """The last one."""
+        self.informed = False
+        """Whether it has been told of the units."""
         self.accepting = False
         self._brain = brain
         self._asks: dict[int, Search] = {}
@@ -195,9 +197,9 @@ class Seat:
 
     # -- what else it tells --------------------------------------------------------------------------------
 
-    def _hello(self, view: dict[str, Any] | None, leases: list[Message]) -> None:
-        if view is not None:
-            self._brain.learn(view)
+    def _hello(self, known: tuple[Message, dict[str, Any]] | None, leases: list[Message]) -> None:
+        if known is not None:
+            self._brain.learn(*known)
         for number, unit, ask, opened_at, retry, first_at, paused in leases:
             lease = self._brain.adopt(unit, ask_in(ask), opened_at, retry=retry)
             if lease is None:

@@ -5,6 +5,7 @@
 2. Signals come here, and are passed on; so do the service manager's words. All have the listeners, of which
    there is one each.
 3. Whoever has served is replaced when it ends. One that ends before the gate has served ends the gate.
+4. One that stands still (stopped, or in an endless loop) is killed, and so replaced.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 import uvloop
@@ -42,6 +44,12 @@ PAUSE_S = 0.1
 PAUSE_MAX_S = 5.0
 LATE_S = 30.0
 """So long after all should have ended they are killed."""
+BRAIN_STILL_S = 3.0
+"""Nobody new is served without a brain, so one that has stood still for so long is replaced."""
+WORKER_STILL_S = 30.0
+"""A worker's clients are lost with it, and others take who comes: there is more time to go on."""
+LAG_S = 1.0
+"""If the supervisor itself was held up for longer, so were the others, perhaps: they get their time anew."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 _ENDING = (signal.SIGTERM, signal.SIGINT)
 
@@ -93,6 +101,8 @@ class Supervisor:
         self._reloaded = False
         """Whether units may be others than at the start."""
         self._served = False
+        self._judges_from = 0.0
+        """When it is looked again who stands still."""
         self._end_by: float | None = None
         self._code = 0
 
@@ -120,6 +130,7 @@ class Supervisor:
 
     def _start(self, number: int) -> None:
         self._due.pop(number, None)
+        self._page.await_beat(number)
         try:
             ours, theirs = control.pair()
             pid = os.fork()
@@ -182,7 +193,10 @@ class Supervisor:
 
     async def _brain(self, line: socket.socket) -> int:
         settings = read_anew(self._settings, self._reload) if self._reloaded else self._settings
-        return await run_brain(settings, self._reload, self._listeners, line, self._heritage, self._brains)
+        beat = partial(self._page.beat, BRAIN)
+        return await run_brain(
+            settings, self._reload, self._listeners, line, self._heritage, self._brains, beat
+        )
 
     async def _worker(self, number: int, line: socket.socket) -> int:
         mine = []
@@ -230,8 +244,12 @@ class Supervisor:
     def _wait(self) -> None:
         """Wait for something to happen, and act on it."""
         due = min(self._due.values(), default=None)
-        left_s = 1.0 if due is None else max(0.0, due - time.monotonic())
-        for key, _ in self._selector.select(left_s):
+        now = time.monotonic()
+        left_s = 1.0 if due is None else min(1.0, max(0.0, due - now))
+        woken = self._selector.select(left_s)
+        if time.monotonic() - now > left_s + LAG_S:
+            self._judges_from = time.monotonic() + BRAIN_STILL_S
+        for key, _ in woken:
             if key.data is None:
                 for number in self._woken.recv(64):
                     self._signalled(number)
@@ -242,11 +260,27 @@ class Supervisor:
         for number in list(self._strangers):
             self._introduce(number)
         self._bury()
+        self._replace_still(time.monotonic())
         if self._end_by is not None and time.monotonic() > self._end_by:
             self._end_by = time.monotonic() + LATE_S
             for child in self._children.values():
                 log_line("error", f"{child.name} should have ended long ago, and is killed")
                 os.kill(child.pid, signal.SIGKILL)
+
+    def _replace_still(self, now: float) -> None:
+        """Kill who stands still; that it has ended is seen as of any other."""
+        if self._end_by is not None or now < self._judges_from:
+            return
+        for child in self._children.values():
+            still_s = self._page.still_s(child.number, now)
+            limit_s = BRAIN_STILL_S if child.number == BRAIN else WORKER_STILL_S
+            if still_s is None:
+                still_s, limit_s = now - child.began_at, LATE_S
+            if still_s > limit_s:
+                log_line("error", f"{child.name} has stood still for {still_s:.0f} s, and is killed")
+                os.kill(child.pid, signal.SIGKILL)
+                # Killed once: by the time it is gone there may be another one.
+                self._page.beat(child.number, now)
 
     def _heard(self, child: Child) -> None:
         received = control.receive(child.line)

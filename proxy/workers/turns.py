@@ -37,7 +37,9 @@ class Page:
     """What each worker has: clients now, and how many it ever took. To be made before the workers are."""
 
     def __init__(self, workers: int) -> None:
-        self._shared = mmap.mmap(-1, workers * _SLOT * 4)
+        # Behind the slots: of the brain and of each worker, when it was last alive; 0: not yet.
+        self._beats = workers * _SLOT + 1
+        self._shared = mmap.mmap(-1, (self._beats + workers) * 4)
         self._slots = memoryview(self._shared).cast("I")
         self._workers = range(workers)
         for worker in self._workers:
@@ -57,6 +59,21 @@ class Page:
         """It has so many clients."""
         self._slots[_SLOT * worker] = clients
         self._slots[_SLOT * worker + 2] = _ms(now)
+
+    def beat(self, process: int, now: float) -> None:
+        """A process, the brain (-1) or a worker, is alive."""
+        self._slots[self._beats + process] = _ms(now) or 1
+
+    def await_beat(self, process: int) -> None:
+        """It is started anew."""
+        self._slots[self._beats + process] = 0
+
+    def still_s(self, process: int, now: float) -> float | None:
+        """For how long a process has not been alive; None: it has not begun."""
+        beat = self._slots[self._beats + process]
+        passed_ms = (_ms(now) - beat) & 0xFFFFFFFF
+        # A clock that was read a moment later may stand a little before ours.
+        return (passed_ms / 1000.0 if passed_ms < 1 << 31 else 0.0) if beat else None
 
     def take(self, worker: int) -> None:
         """It has taken one."""
@@ -125,9 +142,11 @@ class SharedEntrance(Entrance):
         return port
 
     def tick(self) -> None:
-        """Let the others know how many clients there are now."""
+        """Let the others know how many clients there are now, and the supervisor that there is somebody."""
+        now = self._loop.time()
+        self._page.beat(self._worker, now)
         if self._listeners:
-            self._page.note(self._worker, self._clients(), self._loop.time())
+            self._page.note(self._worker, self._clients(), now)
 
     def close(self) -> None:
         """Accept no more."""

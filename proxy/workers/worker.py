@@ -85,6 +85,8 @@ class WorkerGate(Gate):
         self._entrance = self._shared
         self.version = 0
         """Of the fleet, as the brain counts."""
+        self._fleet: Message = ()
+        """As the brain told it."""
         self.accounts = Accounts(self)
         self.opened = asyncio.Event()
         """The brain lets clients in."""
@@ -113,12 +115,12 @@ class WorkerGate(Gate):
 
     def _greet(self) -> list[Message]:
         """What a brain is told first: what is known, and what is open."""
-        view = view_of(self.board) if self.version else None
+        known = (self._fleet, view_of(self.board)) if self.version else None
         leases = [
             (n, a.unit, ask_out(a.ask), a.opened_at, a.retry, a.first_at, a.paused)
             for n, a in self._leases.items()
         ]
-        greeting: list[Message] = [(Say.HELLO, view, leases)]
+        greeting: list[Message] = [(Say.HELLO, known, leases)]
         return [*greeting, (Say.ACCEPTING,)] if self._accepts else greeting
 
     def _hear(self, message: Message) -> None:
@@ -151,7 +153,7 @@ class WorkerGate(Gate):
     # -- what the brain tells ------------------------------------------------------------------------------
 
     def _take_fleet(self, version: int, *fleet: Any) -> None:
-        self.version = version
+        self.version, self._fleet = version, fleet
         self.configure(fleet_in(fleet))
 
     def _take_units(self, units: list[dict[str, Any]]) -> None:

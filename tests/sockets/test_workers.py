@@ -35,8 +35,9 @@ def unit() -> Iterator[SimUnit]:
 class Crew(GateProcess):
     """A gate with two workers."""
 
-    def __init__(self, folder: Path, unit: SimUnit, **keys: Any) -> None:
-        super().__init__(folder, {"a": unit.url}, workers=2, timeouts=TIMEOUTS, **keys)
+    def __init__(self, folder: Path, unit: SimUnit | None, **keys: Any) -> None:
+        units = {} if unit is None else {"a": unit.url}
+        super().__init__(folder, units, workers=2, timeouts=TIMEOUTS, **keys)
 
     def pids(self) -> dict[str, int]:
         """Its processes by name: `brain`, `0`, `1`."""
@@ -156,6 +157,57 @@ def test_a_brain_that_stands_still_is_an_honest_503(unit: SimUnit, tmp_path: Pat
         assert eventually(lambda: complete(gate)[0] == 200)
         assert gate.units()["a"]["verdict"] == "up"
         assert eventually(lambda: gate.total("cellgate_in_flight") == 0)
+
+
+def test_a_brain_that_stands_still_for_good_is_replaced_and_streams_go_on(
+    unit: SimUnit, tmp_path: Path
+) -> None:
+    with Crew(tmp_path, unit) as gate:
+        gate.until_up("a")
+        streams = [Stream(gate, tokens=3 * LONG) for _ in range(4)]
+        brain = gate.pids()["brain"]
+        os.kill(brain, signal.SIGSTOP)
+        assert eventually(lambda: gate.pids().get("brain", brain) != brain)
+        assert eventually(lambda: complete(gate)[0] == 200)
+        assert eventually(lambda: gate.total("cellgate_in_flight") == 4)
+        assert all(stream.is_whole() for stream in streams)
+        assert gate.units()["a"]["verdict"] == "up"
+        assert gate.total("cellgate_brain_deaths_total") == 1
+        assert f"the brain (process {brain}) has stood still for" in gate.log
+
+
+def test_a_new_brain_knows_of_discovered_units_before_they_are_found_anew(
+    unit: SimUnit, tmp_path: Path
+) -> None:
+    (other,) = SimUnit.start_all(["b"], followers=0, step_ms=STEP_MS)
+    path, gone = tmp_path / "units.yaml", tmp_path / "elsewhere.yaml"
+    path.write_text(json.dumps({"units": [{"name": "a", "url": unit.url}, {"name": "b", "url": other.url}]}))
+    cells = [{"name": "c", "discover": {"from": "file", "path": str(path), "period_s": 0.05}}]
+    try:
+        with Crew(tmp_path, None, cells=cells) as gate:
+            gate.until_up("a", "b")
+            streams = [Stream(gate, tokens=5 * LONG) for _ in range(6)]
+            assert gate.admin("POST", "/units/a/drain")[0] == 200
+            # Twice: what a brain did not find itself it tells the next one all the same.
+            path.rename(gone)
+            for _ in range(2):
+                brain = gate.pids()["brain"]
+                os.kill(brain, signal.SIGKILL)
+                assert {complete(gate)[0] for _ in range(15)} == {200}
+                assert eventually(lambda: gate.pids().get("brain", brain) != brain)  # noqa: B023
+                assert gate.units()["a"]["drained"]
+                assert eventually(lambda: gate.total("cellgate_in_flight") == 6)
+            answered = [Stream(gate, tokens=2) for _ in range(10)]
+            assert {stream.unit for stream in answered} == {"b"}
+            gone.rename(path)
+            assert eventually(lambda: "cellgate_discovery_up" in metrics(gate) and " is back" in gate.log)
+            assert gate.units()["a"]["drained"]
+            assert all(stream.is_whole() for stream in (*streams, *answered))
+            assert eventually(lambda: gate.total("cellgate_in_flight") == 0)
+            path.write_text(json.dumps({"units": [{"name": "b", "url": other.url}]}))
+            assert eventually(lambda: set(gate.units()) == {"b"})
+    finally:
+        other.stop()
 
 
 def test_a_worker_that_stands_still_is_no_evidence_against_a_unit(unit: SimUnit, tmp_path: Path) -> None:

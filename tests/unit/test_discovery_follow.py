@@ -171,6 +171,44 @@ def test_a_source_that_was_never_seen_takes_nothing_away() -> None:
     play(scenario())
 
 
+def test_what_was_found_before_this_process_stays_until_all_sources_have_found_something() -> None:
+    async def scenario() -> None:
+        _worlds["x"] = [Found((unit("a"),))]
+        _worlds["y"] = [LostError("nobody answers"), Found((unit("b", "b"),))]
+        gate = Gate()
+        discovery = Discovery(gate, random.Random(1))
+        discovery.take(FIXED, [Scripted("x"), Scripted("y")])
+        before = (unit("fixed", "other"), unit("a"), unit("b", "b"), unit("old", "old"))
+        discovery.remember(Found(before, (Cell("c", 3.0), Cell("far", 2.0))))
+        assert names(gate) == ["fixed", "a", "b", "old"]
+        assert gate.board.desks["fixed"].unit.url == "http://fixed:1"
+        gate.board.desks["a"].drained = True
+        await asyncio.sleep(0.5)
+        assert names(gate) == ["fixed", "a", "b", "old"]
+        assert gate.events[-1] == (
+            "source_lost",
+            "scripted y: nobody answers; the 4 units known last stay, and it is tried again",
+        )
+        await asyncio.sleep(2.0)
+        assert names(gate) == ["fixed", "a", "b"]
+        assert gate.board.desks["a"].drained
+        discovery.remember(Found(before))
+        assert names(gate) == ["fixed", "a", "b"], "that is known better by now"
+        await discovery.close()
+
+    play(scenario())
+
+
+def test_without_sources_nothing_is_remembered() -> None:
+    async def scenario() -> None:
+        gate = Gate()
+        discovery = await begin(gate)
+        discovery.remember(Found((unit("a"),)))
+        assert names(gate) == ["fixed"]
+
+    play(scenario())
+
+
 def test_a_fatal_doubt_takes_a_unit_out_at_once_and_only_its_end_lets_it_back() -> None:
     async def scenario() -> None:
         doubt = Doubt("a", "a-1", "its pod is being deleted")

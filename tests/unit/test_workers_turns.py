@@ -75,3 +75,20 @@ def test_who_is_stuck_has_no_turn_until_it_moves_again() -> None:
     assert page.is_next(0, later)
     page.note(1, 0, later)
     assert not page.is_next(0, later)
+
+
+def test_for_how_long_a_process_has_stood_still() -> None:
+    page = Page(2)
+    for process in (-1, 0, 1):
+        assert page.still_s(process, NOW) is None
+        page.beat(process, NOW + process)
+    assert [page.still_s(process, NOW + 5.0) for process in (-1, 0, 1)] == [6.0, 5.0, 4.0]
+    # Its clock may have been read a moment later.
+    assert page.still_s(1, NOW) == 0.0
+    page.await_beat(0)
+    assert page.still_s(0, NOW) is None
+    # The milliseconds begin anew after 49 days.
+    page.beat(0, 2**32 / 1000 - 1.0)
+    assert page.still_s(0, 2**32 / 1000 + 1.0) == 2.0
+    assert page.still_s(-1, NOW) == 1.0
+    assert page.is_next(0, NOW), "it is apart from whose turn it is"
