@@ -94,7 +94,7 @@ class Gate:
     ) -> None:
         self.settings = settings
         self.limits = settings.limits
-        self.memory = BodyMemory(settings.limits.bodies_bytes)
+        self.memory = BodyMemory(settings.limits.bodies_bytes, settings.limits.body_bytes)
         self.clients: dict[ClientConnection, None] = {}
         self.board = Board(settings.rules)
         self.router = Router(self.board, POLICIES[settings.policy](), rng, Waiting(settings.queue))
@@ -130,6 +130,7 @@ class Gate:
         self.tracing: Tracing | None = None
         self.orca = Orca(self.board, self.metrics.responses, lambda: len(self.router.waiting))
         self.now = loop.time
+        self.soon = loop.call_soon
         self._loop = loop
         self._rng = rng
         self._access_log = access_log

@@ -15,8 +15,8 @@ class Limits:
     """One field for each bound; its name is also the label in `cellgate_limits_total`."""
 
     header_lines: int = 128
-    """Lines of one head, of a request and of a unit's reply; trailers and 1xx replies count as well. Envoy
-    and HAProxy take about 100. A client gets 431; a unit's reply is garbage (502)."""
+    """Lines of one head, of a request or of a unit's reply. Envoy and HAProxy take about 100. A client gets
+    431; a unit's reply is garbage (502)."""
     connection_tokens: int = 16
     """Names in all `Connection` fields of one head. A client gets 400; a unit's reply is garbage (502)."""
     pipelined_requests_per_turn: int = 8
@@ -26,6 +26,17 @@ class Limits:
     loop. Never counted: nobody is refused."""
     unit_models: int = 4096
     """Models in the list of one unit that has none configured. Those after them are not known to the gate."""
+    parsed_bytes: int = 16384
+    """Bytes of one connection that are parsed in one turn of the loop, bodies not counted, and as many more;
+    the rest waits for the next turn. Never counted: nobody is refused."""
+    body_chunks: int = 262144
+    """Chunks, or other pieces, in which a request's body comes. A client gets 400."""
+    small_body_bytes: int = 1048576
+    """An eighth of the memory for bodies is kept for those up to this size. Never counted."""
+    body_stall_s: float = 2
+    """While others wait for memory: how long a body that is not whole may not grow. Its client gets 408."""
+    body_idle_s: float = 30
+    """How long a body that is not whole may not grow at all. Its client gets 408."""
     idle_connections: int = 16384
     """Client connections without a request. The one that has been idle longest is closed for a new one."""
     json_depth: int = 1024

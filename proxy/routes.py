@@ -2,7 +2,8 @@
 
 GENERATE asks a unit for work: retry, load, affinity, evidence. READ asks any usable unit for a fact.
 STICKY asks the unit that made the thing. OWN is answered by the gate. DENIED is engine administration:
-whoever may pause or reload an engine does so at the engine.
+whoever may pause or reload an engine does so at the engine. DEVIOUS paths have empty or dot segments
+(/v1/models/../../pause): what they name depends on who reads them, so nobody after us gets to.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ class RouteKind(Enum):
     STICKY = auto()
     OWN = auto()
     DENIED = auto()
+    DEVIOUS = auto()
     UNLISTED = auto()
 
 
 # A member of an enum is a slow attribute on CPython 3.11, so those of the hot path are looked up once.
 GENERATE, STICKY, OWN = RouteKind.GENERATE, RouteKind.STICKY, RouteKind.OWN
-DENIED, UNLISTED = RouteKind.DENIED, RouteKind.UNLISTED
+DENIED, DEVIOUS, UNLISTED = RouteKind.DENIED, RouteKind.DEVIOUS, RouteKind.UNLISTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,8 @@ _DENIED = re.compile(
     rb"|unload_lora_adapter|v2/repository)(?:/|$)"
 )
 
+_DEVIOUS = re.compile(rb"//|/\.\.?(?:[/;]|$)")
+
 _TRITON_MODEL = rb"/v2/models/[^/]+(?:/versions/\d+)?"
 
 _ADMINISTRATION = Route(DENIED, "denied")
@@ -98,6 +102,7 @@ _PATTERNS: tuple[tuple[re.Pattern[bytes], Route], ...] = (
     (re.compile(_TRITON_MODEL + rb"(?:/ready|/config)?$"), Route(RouteKind.READ, "triton", _GET)),
 )
 
+_TWISTED = Route(DEVIOUS, "devious")
 _UNLISTED = Route(UNLISTED, "unlisted")
 
 
@@ -106,11 +111,14 @@ def find_route(path: bytes) -> Route:
     route = _EXACT.get(path)
     if route is not None:
         return route
+    # Engines decode a path before they look at it.
+    decoded = unquote_to_bytes(path) if b"%" in path else path
+    if _DEVIOUS.search(decoded):
+        return _TWISTED
     for pattern, row in _PATTERNS:
         if pattern.match(path):
             return row
-    # Engines decode a path before they look at it.
-    return _ADMINISTRATION if b"%" in path and _DENIED.match(unquote_to_bytes(path)) else _UNLISTED
+    return _ADMINISTRATION if _DENIED.match(decoded) else _UNLISTED
 
 
 def template(path: bytes) -> str:
@@ -124,6 +132,9 @@ def why_refused(route: Route, method: bytes, *, pass_unlisted: bool) -> Failure 
         return Failure(Kind.METHOD_NOT_ALLOWED, f"this path takes {b', '.join(route.methods).decode()}")
     if route.kind is DENIED:
         return Failure(Kind.DENIED, "engine administration does not pass the gate; ask the engine itself")
+    if route.kind is DEVIOUS:
+        reason = "the path has an empty segment or one of dots; send the path that is meant"
+        return Failure(Kind.BAD_REQUEST, reason)
     if route.kind is UNLISTED and not pass_unlisted:
         reason = "the gate does not pass this path on; see pass_unlisted in its configuration"
         return Failure(Kind.UNKNOWN_PATH, reason)

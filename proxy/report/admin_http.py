@@ -76,10 +76,12 @@ class AdminServer:
 
     def __init__(self, handler: Handler) -> None:
         self.handler = handler
-        self.memory = BodyMemory(BODIES_BYTES)
+        self.memory = BodyMemory(BODIES_BYTES, BODY_BYTES)
         self.clients: dict[ClientConnection, None] = {}
         self.answering: set[asyncio.Task[None]] = set()
-        self.now = asyncio.get_running_loop().time
+        loop = asyncio.get_running_loop()
+        self.now = loop.time
+        self.soon = loop.call_soon
 
     def connection(self) -> ClientConnection:
         """The protocol of a connection."""

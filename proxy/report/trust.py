@@ -2,7 +2,8 @@
 
 Probes and scrapers need no secret: liveness, readiness and metrics are for everyone. So is the status page,
 which is empty without what it asks for. All else shows addresses or changes rotation, and needs the token or
-a trusted peer: this machine, or one in a network that the configuration names.
+a trusted peer: this machine, or one in a network that the configuration names. Who shows a token is judged by
+it alone: a wrong one is refused from anywhere.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ def refusal(
     """None when the request is allowed, else the status and what the caller can do about it."""
     if path in OPEN_PATHS and method in ("GET", "HEAD"):
         return None
+    given = _shown_token(headers)
+    if given is not None:
+        return None if token is not None and is_token(given, token) else _wrong(token)
     speaks_for_itself = not any(name in headers for name in _NOT_FROM_HERE)
     if peers.trusts(peer or "") and speaks_for_itself and _asks_for_here(peer or "", headers):
         return None
@@ -38,11 +42,23 @@ def refusal(
             "is configured: call it from there (not through a proxy), or set an admin token and send "
             "`Authorization: Bearer TOKEN`"
         )
-    if _has_token(headers.get("Authorization", ""), token):
-        return None
     return HTTPStatus.UNAUTHORIZED, (
         "this needs the gate's admin token: send `Authorization: Bearer TOKEN`, or call from the gate's own "
         "machine or a network of `trusted` (not through a proxy)"
+    )
+
+
+def _shown_token(headers: Mapping[str, str]) -> bytes | None:
+    """The token that the caller shows, if any: other schemes of authorization are for somebody else."""
+    scheme, _, given = headers.get("Authorization", "").partition(" ")
+    return given.encode(errors="surrogateescape") if scheme.lower() == "bearer" else None
+
+
+def _wrong(token: str | None) -> tuple[HTTPStatus, str]:
+    why = "no admin token is configured here" if token is None else "it is not the gate's admin token"
+    return HTTPStatus.UNAUTHORIZED, (
+        f"a token was shown and {why}: send the right one, or none from the gate's own machine or a network "
+        "of `trusted`"
     )
 
 
@@ -70,9 +86,3 @@ def _is_address(name: str) -> bool:
 def is_token(given: bytes, token: str) -> bool:
     """Whether this is the token. The time it takes does not tell how much of a guess was right."""
     return hmac.compare_digest(given.strip(), token.encode())
-
-
-def _has_token(authorization: str, token: str) -> bool:
-    scheme, _, given = authorization.partition(" ")
-    same = is_token(given.encode(errors="surrogateescape"), token)
-    return scheme.lower() == "bearer" and same

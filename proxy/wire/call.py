@@ -21,15 +21,14 @@ class Caller(Protocol):
 class Call:
     """One request on its way. Also the taker of its connection."""
 
-    __slots__ = ("_body", "_caller", "_conn", "_head", "_parts", "_pool", "_size", "over")
+    __slots__ = ("_body", "_caller", "_conn", "_head", "_pool", "_reply", "over")
 
     def __init__(self, caller: Caller, pool: Pool, head: bytes, body: bytes) -> None:
         self._caller = caller
         self._pool = pool
         self._head = head
         self._body = body
-        self._parts: list[bytes] = []
-        self._size = 0
+        self._reply = bytearray()
         self._conn: UnitConnection | None = None
         self.over = False
 
@@ -54,14 +53,13 @@ class Call:
 
     def on_read(self, _data: bytes, pieces: list[bytes], conn: UnitConnection) -> None:
         """A part of the reply."""
-        self._parts += pieces
-        self._size += sum(map(len, pieces))
-        if self._size > REPLY_BYTES:
+        self._reply += b"".join(pieces)
+        if len(self._reply) > REPLY_BYTES:
             conn.drop()
             self.on_failed(Failure(Kind.GARBAGE, f"its reply is larger than {REPLY_BYTES} bytes"))
         elif conn.ended and conn.head is not None:
             self.over = True
-            self._caller.answered(conn.head.status, b"".join(self._parts))
+            self._caller.answered(conn.head.status, bytes(self._reply))
 
     def on_failed(self, failure: Failure) -> None:
         """There will be no (more of the) reply."""

@@ -8,6 +8,8 @@ Rules:
    is seen.
 4. No request is begun while the client has yet to read much of the answers before it.
 5. Whatever happens here, the exchange in flight is told once, and bodies give their memory back.
+6. What is parsed and begun in one turn of the loop is bounded (see limits.py); the rest goes on in the next,
+   in the same order, and nothing more is read until then.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, cast
 
 from proxy.failure import Failure, Kind, error_body
+from proxy.limits import LIMITS, reached
 from proxy.wire.heads import own_response
+from proxy.wire.memory import wanted
 from proxy.wire.reader import RequestReader
 from proxy.wire.request import Request
 
@@ -37,6 +41,8 @@ more than any stream of tokens, so that a client that never reads would never ho
 """
 _BODY_RATE = 64 * 1024
 _NO_LINGER = struct.pack("ii", 1, 0)
+_GONE = (7, 8)
+"""States of a TCP connection (tcp_states.h): reset, and closed by the other side."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -58,6 +64,7 @@ class Host(Protocol):
     clients: dict[ClientConnection, None]
 
     def now(self) -> float: ...
+    def soon(self, callback: Callable[[], None], /) -> object: ...
     def exchange(self, client: ClientConnection, request: Request) -> Exchanging: ...
     def refused(self, client: ClientConnection, failure: Failure) -> None: ...
 
@@ -69,6 +76,7 @@ class ClientConnection(asyncio.Protocol):
         "_begun_at",
         "_ended",
         "_exchange",
+        "_grown_at",
         "_host",
         "_owes_continue",
         "_pumping",
@@ -80,6 +88,7 @@ class ClientConnection(asyncio.Protocol):
         "_starved",
         "_stuffed",
         "_transport",
+        "_turn_due",
         "deadline",
         "peer",
         "secure",
@@ -95,11 +104,13 @@ class ClientConnection(asyncio.Protocol):
         self._pumping = False
         self._ended = False
         self._rejected = False
-        self._starved = 0
+        self._turn_due = False
+        self._starved = False
         self._owes_continue = False
         self._reading = True
         self._stuffed = False
         self._begun_at = 0.0
+        self._grown_at = 0.0
         self.peer = ""
         self.secure = False
         self.deadline = math.inf
@@ -128,7 +139,7 @@ class ClientConnection(asyncio.Protocol):
         if self._exchange is not None or self._stuffed:
             self._queued_bytes += len(data)
             self._update_reading()
-        elif self._queue:
+        elif self._queue or self._reader.unread:
             self._pump()
 
     def eof_received(self) -> bool:
@@ -170,30 +181,35 @@ class ClientConnection(asyncio.Protocol):
             self.deadline = self._begun_at + self._host.limits.head_timeout_s
 
     def head_read(self, request: Request) -> None:
-        """A head is complete: memory for a body of known length is reserved before it is sent."""
+        """A head is complete and in order; its body comes next."""
         self._owes_continue = request.expects_continue
         if self._exchange is None:
             self.deadline = self._host.now() + self._host.limits.body_timeout_s
-        if request.length:
-            self._reserve(request, request.length)
         if self._owes_continue:
             self._maybe_continue()
 
     def body_read(self, request: Request) -> None:
-        """A part of a body has come; one without a declared length reserves as it grows."""
+        """A part of a body has come, and draws on the memory for bodies."""
         self._owes_continue = False
-        if (missing := request.body_size - request.reserved - self._starved) > 0:
-            self._reserve(request, missing)
+        self._grown_at = self._host.now()
+        if not self._starved and not self._reserve(request):
+            self._starved = True
+            if self._exchange is None:
+                self.deadline = self._grown_at + self._host.limits.body_timeout_s
+            self._update_reading()
 
     def whole(self, request: Request) -> None:
         """A request is complete, and answered in its turn."""
         self._owes_continue = False
         self._queue.append(request)
         self.deadline = math.inf
+        # What is there needs no room any more, but it counts.
+        missing = request.body_size - request.reserved
+        if missing:
+            request.reserved += missing
+            self._host.memory.hold(missing)
         if self._starved:
-            # The rest has come with the read that found no room: there is nothing left to hold back.
-            self._starved = 0
-            self._host.memory.forget(self._fed)
+            self._sated()
             self._update_reading()
 
     # -- what an exchange may do ---------------------------------------------------------------------------
@@ -222,7 +238,7 @@ class ClientConnection(asyncio.Protocol):
             self.deadline = now + self._host.limits.idle_timeout_s
         else:
             # Until now it may have been us who kept the client from sending.
-            self._begun_at = now
+            self._begun_at = self._grown_at = now
             self.deadline = now + self._host.limits.head_timeout_s
             self._maybe_continue()
         self._pump()
@@ -256,15 +272,26 @@ class ClientConnection(asyncio.Protocol):
 
     def leave_if_idle(self, linger_s: float) -> None:
         """Close a connection on which nothing is in flight and nothing comes for so long: the gate stops."""
-        if self._exchange is None and self._reader.request is None and not self._queue:
+        if self.is_idle():
             self.deadline = min(self.deadline, self._host.now() + linger_s)
+
+    def is_idle(self) -> bool:
+        """True while nothing is in flight, nor being read."""
+        reader = self._reader
+        return self._exchange is None and reader.request is None and not self._queue and not reader.unread
 
     def tick(self, now: float) -> None:
         """Look at the clocks of this connection and of its exchange."""
-        if now > self.deadline:
+        if not self._reading and self._has_left():
+            self.cut()
+        elif now > self.deadline:
             self._expire()
         elif self._exchange is not None:
             self._exchange.tick(now)
+        elif self._host.memory.is_short and self._is_stalled(now):
+            reason = "the request's body did not go on while others waited for memory"
+            reached("body_stall_s")
+            self._reject(Failure(Kind.BODY_TIMEOUT, reason))
 
     def _expire(self) -> None:
         """The deadline has passed: for a connection without a request that is the end, else a 408."""
@@ -282,21 +309,39 @@ class ClientConnection(asyncio.Protocol):
         elif (allowed := self._body_deadline(request)) > self._host.now():
             self.deadline = allowed
         else:
+            if self._host.now() - self._grown_at > LIMITS.body_idle_s:
+                reached("body_idle_s")
             self._reject(Failure(Kind.BODY_TIMEOUT, "the request's body did not arrive in time"))
         self._pump()
+
+    def _has_left(self) -> bool:
+        """Whether the client of a connection that is not read has closed it: the loop does not look there."""
+        transport = self._transport
+        sock = None if transport is None else transport.get_extra_info("socket")
+        return sock is not None and sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] in _GONE
+
+    def _is_stalled(self, now: float) -> bool:
+        """Whether memory is held for a body that does not grow."""
+        request = self._reader.request
+        holds = request is not None and request.reserved > 0 and not self._starved
+        return holds and now - self._grown_at > LIMITS.body_stall_s
 
     # -- inside --------------------------------------------------------------------------------------------
 
     def _pump(self) -> None:
-        """Serve what waits. Not re-entrant: an exchange that ends at once comes back through `finish`."""
-        if self._pumping:
+        """Serve what waits, as much as one turn of the loop allows. Not re-entrant: an exchange that ends at
+        once comes back through `finish`.
+        """
+        if self._pumping or self._turn_due:
             return
         self._pumping = True
+        left = LIMITS.pipelined_requests_per_turn
         try:
-            while self._queue and self._exchange is None and not self._stuffed and self._is_open():
+            while self._queue and left and self._may_begin():
+                left -= 1
                 item = self._queue.popleft()
                 if not self._queue:
-                    self._queued_bytes = 0
+                    self._queued_bytes = len(self._reader.unread)
                 if isinstance(item, Failure):
                     self._refuse(item)
                     return
@@ -305,7 +350,29 @@ class ClientConnection(asyncio.Protocol):
                 self._exchange.start()
         finally:
             self._pumping = False
+        if (self._queue or self._reader.unread) and self._may_begin() and not self._starved:
+            self._turn_due = True
+            self._host.soon(self._take_turn)
+            if not left:
+                reached("pipelined_requests_per_turn")
         self._update_reading()
+
+    def _take_turn(self) -> None:
+        """Another turn of the loop: go on with what is left."""
+        self._turn_due = False
+        try:
+            if not self._queue and self._reader.unread and not self._ended and not self._starved:
+                failure = self._reader.go_on()
+                if failure is not None:
+                    self._reject(failure)
+            self._pump()
+        except BaseException:
+            # Out of a callback of the transport it would have closed the connection; so it does here.
+            self.cut()
+            raise
+
+    def _may_begin(self) -> bool:
+        return self._exchange is None and not self._stuffed and self._is_open()
 
     def _is_open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
@@ -316,8 +383,7 @@ class ClientConnection(asyncio.Protocol):
             return
         self._ended = self._rejected = True
         self._queue.append(failure)
-        self._starved = 0
-        self._host.memory.forget(self._fed)
+        self._sated()
         # What was read of it is of no use any more, and the refused client may be long in leaving.
         request = self._reader.forget()
         if request is not None:
@@ -337,23 +403,30 @@ class ClientConnection(asyncio.Protocol):
             self._owes_continue = False
             self.send(_CONTINUE)
 
-    def _reserve(self, request: Request, size: int) -> None:
-        if not self._starved and self._host.memory.take(size):
-            request.reserved += size
-            return
-        self._starved += size
-        self._host.memory.wait(self._fed)
-        self._update_reading()
+    def _reserve(self, request: Request) -> bool:
+        """Draw on the memory for bodies, or wait for some."""
+        missing = wanted(request.body_size, request.length) - request.reserved
+        if missing > 0:
+            if not self._host.memory.take(missing, request.reserved):
+                self._host.memory.wait(self._fed)
+                return False
+            request.reserved += missing
+        return True
 
     def _fed(self) -> None:
         """Body memory came back: ask again for what was missing."""
-        request, size = self._reader.request, self._starved
-        if request is None or not size:
-            return
-        self._starved = 0
-        self._reserve(request, size)
-        self._update_reading()
-        self._maybe_continue()
+        request = self._reader.request
+        if request is not None and self._reserve(request):
+            self._starved = False
+            # Until now it was us who kept the body from growing.
+            self._grown_at = self._host.now()
+            self._update_reading()
+            self._pump()
+
+    def _sated(self) -> None:
+        """Nothing is waited for any more."""
+        self._starved = False
+        self._host.memory.forget(self._fed)
 
     def _release(self, request: Request) -> None:
         size, request.reserved = request.reserved, 0
@@ -362,13 +435,18 @@ class ClientConnection(asyncio.Protocol):
 
     def _forget_queue(self) -> None:
         """What waits is not served any more: the answer before it was the last."""
+        self._reader.unread.clear()
         queue, self._queue = self._queue, deque()
         for item in queue:
             if isinstance(item, Request):
                 self._release(item)
 
     def _update_reading(self) -> None:
-        is_full = self._queued_bytes > PIPELINED_BYTES and (self._exchange is not None or self._stuffed)
+        if self._exchange is not None or self._stuffed:
+            is_full = self._queued_bytes > PIPELINED_BYTES
+        else:
+            # Another turn of the loop goes on with it.
+            is_full = bool(self._reader.unread)
         if is_full or self._starved:
             if self._reading and self._transport is not None and not self._transport.is_closing():
                 self._reading = False
@@ -382,5 +460,7 @@ class ClientConnection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _body_deadline(self, request: Request) -> float:
-        allowed = self._host.limits.body_timeout_s + request.body_size / _BODY_RATE
-        return self._begun_at + self._host.limits.head_timeout_s + allowed
+        """By when it must be whole, if it goes on until then."""
+        limits, begun_at = self._host.limits, self._begun_at + self._host.limits.head_timeout_s
+        whole_at = begun_at + limits.body_timeout_s + request.body_size / _BODY_RATE
+        return min(whole_at, max(self._grown_at, begun_at) + LIMITS.body_idle_s)

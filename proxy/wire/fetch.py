@@ -94,10 +94,9 @@ class _Call:
         "_head",
         "_loop",
         "_max_bytes",
-        "_parts",
         "_phase",
         "_pool",
-        "_size",
+        "_reply",
         "_timer",
         "done",
     )
@@ -116,8 +115,7 @@ class _Call:
         self._head = head
         self._body = body
         self._max_bytes = max_bytes
-        self._size = 0
-        self._parts: list[bytes] = []
+        self._reply = bytearray()
         self._conn: UnitConnection | None = None
         self._pool = pool
         self._loop = loop
@@ -130,17 +128,15 @@ class _Call:
         conn.send(self._head, self._body, self, to_head=False)
 
     def on_read(self, _data: bytes, pieces: list[bytes], conn: UnitConnection) -> None:
-        if pieces:
-            self._parts += pieces
-            self._size += sum(map(len, pieces))
+        self._reply += b"".join(pieces)
         head = conn.head
         if head is not None:
             self._phase = "reading its reply"
-        if self._size > self._max_bytes:
+        if len(self._reply) > self._max_bytes:
             self._settle(FetchError(Trouble.BROKEN, f"its reply is larger than {self._max_bytes} bytes"))
             conn.drop()
         elif conn.ended and head is not None:
-            self._settle(Reply(head.status, _Headers(head), b"".join(self._parts)))
+            self._settle(Reply(head.status, _Headers(head), bytes(self._reply)))
             self._conn = None
 
     def on_failed(self, failure: Failure) -> None:

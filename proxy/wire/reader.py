@@ -2,6 +2,9 @@
 
 1. A request is handed on when its last byte is there, in order; nothing of one that fails is.
 2. After a failure nothing more is read: where the next request would begin can no longer be known.
+3. What one turn of the loop parses is bounded: once a request is whole, or much was read that is no body, the
+   rest of a read is left for another turn.
+4. Work is linear in the bytes that come, and what is held is what was sent, however small its pieces were.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 import httptools
 
 from proxy.failure import Failure, Kind
+from proxy.limits import LIMITS, reached
 from proxy.wire.heads import REQUEST_FIELDS
 from proxy.wire.request import Request, check_head
 
@@ -20,6 +24,8 @@ if TYPE_CHECKING:
     from proxy.settings import Limits
 
 _METHOD = re.compile(rb"[A-Za-z]+ ")
+_SIZE_LINE_BYTES = len(b"12345678\r\n\r\n") + 4
+"""What is around a chunk, with four bytes to spare for leading zeros or the like."""
 
 
 class Reading(Protocol):
@@ -32,7 +38,7 @@ class Reading(Protocol):
         """A head is complete and in order; its body comes next."""
 
     def body_read(self, request: Request) -> None:
-        """`request.body_size` has grown."""
+        """`request.body_size` has grown, and more is to come."""
 
     def whole(self, request: Request) -> None:
         """A request is complete."""
@@ -41,22 +47,26 @@ class Reading(Protocol):
 class RequestReader:
     """Reads the requests of one connection. `fields_read` names the lines of a head that somebody reads.
 
-    `request` is the one being read, `in_head` whether its head is, `failure` what ended the reading.
+    `request` is the one being read, `in_head` whether its head is, `failure` what ended the reading, `unread`
+    what has come and is left for another turn of the loop.
     """
 
     __slots__ = (
         "_body",
+        "_fed",
         "_fields_read",
-        "_head_bytes",
+        "_has_whole",
         "_is_first",
         "_limits",
         "_now",
         "_parser",
+        "_pieces",
         "_read_bytes",
         "_tell",
         "failure",
         "in_head",
         "request",
+        "unread",
     )
 
     def __init__(
@@ -71,18 +81,68 @@ class RequestReader:
         self._limits = limits
         self._now = now
         self._parser = httptools.HttpRequestParser(self)
-        self._body: list[bytes] = []
-        self._head_bytes = 0
+        self._body = bytearray()
+        # Of the read that is being parsed.
+        self._pieces: list[bytes] = []
+        # Bytes of the request, its body's among them.
+        self._fed = 0
         self._read_bytes = 0
         self._is_first = True
+        self._has_whole = False
         self.in_head = False
         self.request: Request | None = None
         self.failure: Failure | None = None
+        self.unread = bytearray()
 
     def feed(self, data: bytes) -> Failure | None:
         """Read on; the failure that ends the reading, if there is one. Not to be called after that."""
+        if self.unread:
+            self.unread += data
+            return None
+        if len(data) > LIMITS.parsed_bytes:
+            self.unread += data
+            return self.go_on()
+        return self._parse(data)
+
+    def go_on(self) -> Failure | None:
+        """Read what is unread: at least a part, at most what one turn of the loop may cost."""
+        unread, at, grown = self.unread, 0, 0
+        self._has_whole = False
+        # What is a body's costs next to nothing; size lines of chunks, heads and trailers do.
+        while at < len(unread) and not self._has_whole and at - grown <= LIMITS.parsed_bytes:
+            end = at + max(LIMITS.parsed_bytes, self._missing())
+            before = self._body_size()
+            if self._parse(bytes(unread[at:end])) is not None:
+                unread.clear()
+                break
+            at = end
+            grown += self._body_size() - before
+        del unread[:at]
+        return self.failure
+
+    def forget(self) -> Request | None:
+        """Give up what was read of a request; it is returned, so that its memory can be given back."""
+        request, self.request = self.request, None
+        self._pieces.clear()
+        self._body.clear()
+        self.unread.clear()
+        return request
+
+    def close(self) -> None:
+        """The connection is gone. The parser holds our methods: unless it is let go of, readers pile up."""
+        del self._parser
+
+    def _body_size(self) -> int:
+        return 0 if self.request is None else self.request.body_size
+
+    def _missing(self) -> int:
+        """How many bytes of a body of known length have yet to come."""
+        request = self.request
+        return 0 if request is None or self.in_head else request.length - request.body_size
+
+    def _parse(self, data: bytes) -> Failure | None:
         self._read_bytes = len(data)
-        self._head_bytes += self._read_bytes
+        self._fed += self._read_bytes
         self._is_first = self.request is None
         try:
             self._parser.feed_data(data)
@@ -95,20 +155,42 @@ class RequestReader:
             # Where in a read a later request begins cannot be known, and so not how it begins.
             self._fail(_malformed(error, data if self._is_first else b""))
         else:
-            # Trailers and chunk extensions count as well, or they could go on for ever.
-            if self.request is not None and self._head_bytes > self._limits.head_bytes:
-                self._fail(self._head_too_large())
+            if (request := self.request) is not None:
+                self._check_begun(request)
         return self.failure
 
-    def forget(self) -> Request | None:
-        """Give up what was read of a request; it is returned, so that its memory can be given back."""
-        request, self.request = self.request, None
-        self._body.clear()
-        return request
+    def _check_begun(self, request: Request) -> None:
+        """Look at a request that goes on after this read."""
+        if self.in_head:
+            if self._fed > self._limits.head_bytes:
+                self._fail(self._head_too_large())
+            elif request.line_count() > LIMITS.header_lines:
+                self._fail(_too_many_lines())
+        else:
+            has_grown = bool(self._pieces)
+            self._collect(request)
+            if self._is_within(request) and has_grown:
+                self._tell.body_read(request)
 
-    def close(self) -> None:
-        """The connection is gone. The parser holds our methods: unless it is let go of, readers pile up."""
-        del self._parser
+    def _collect(self, request: Request) -> None:
+        """Hold what came of a body as one: each piece by itself would take 33 bytes more."""
+        request.pieces += len(self._pieces)
+        self._body += b"".join(self._pieces)
+        self._pieces.clear()
+
+    def _is_within(self, request: Request) -> bool:
+        """Whether a body is within its bounds; else it has failed."""
+        # Trailers and chunk extensions count as well, or they could go on for ever.
+        around = 2 * self._limits.head_bytes + _SIZE_LINE_BYTES * request.pieces
+        if self._fed - request.body_size > around:
+            self._fail(self._head_too_large())
+        elif request.pieces > LIMITS.body_chunks:
+            reached("body_chunks")
+            reason = f"the request's body comes in more than {LIMITS.body_chunks} chunks; send larger ones"
+            self._fail(Failure(Kind.BAD_REQUEST, reason))
+        else:
+            return True
+        return False
 
     # -- the parser's callbacks ----------------------------------------------------------------------------
 
@@ -138,9 +220,12 @@ class RequestReader:
         if request is None or self.failure is not None:
             return
         self.in_head = False
+        if request.line_count() > LIMITS.header_lines:
+            self._fail(_too_many_lines())
+            return
         limit = self._limits.head_bytes
-        # Behind another request `_head_bytes` begins with the next read only.
-        may_be_large = self._head_bytes > limit or self._read_bytes > limit
+        # Behind another request `_fed` begins with the next read only.
+        may_be_large = self._fed > limit or self._read_bytes > limit
         if may_be_large and request.head_size() > limit:
             self._fail(self._head_too_large())
             return
@@ -158,23 +243,27 @@ class RequestReader:
         request = self.request
         if request is None or self.failure is not None:
             return
-        self._head_bytes = 0
-        self._body.append(body)
+        self._pieces.append(body)
         request.body_size += len(body)
         if request.body_size > self._limits.body_bytes:
             self._fail(self._body_too_large())
-        else:
-            self._tell.body_read(request)
 
     def on_message_complete(self) -> None:
         request = self.request
         if request is None or self.failure is not None:
             return
+        if request.length and len(self._pieces) == 1 and not self._body:
+            request.body = self._pieces.pop()
+        elif request.body_size:
+            self._collect(request)
+            if not self._is_within(request):
+                return
+            request.body = bytes(self._body)
+            self._body.clear()
         self.request = None
         self._is_first = False
-        self._head_bytes = 0
-        request.body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-        self._body.clear()
+        self._has_whole = True
+        self._fed = 0
         self._tell.whole(request)
 
     # -- failures ------------------------------------------------------------------------------------------
@@ -191,6 +280,11 @@ class RequestReader:
     def _body_too_large(self) -> Failure:
         limit = self._limits.body_bytes
         return Failure(Kind.BODY_TOO_LARGE, f"the request's body is larger than {limit} bytes")
+
+
+def _too_many_lines() -> Failure:
+    reached("header_lines")
+    return Failure(Kind.HEAD_TOO_LARGE, f"the request's head has more than {LIMITS.header_lines} lines")
 
 
 def _malformed(error: httptools.HttpParserError, data: bytes) -> Failure:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from proxy.failure import Failure, Kind
+from proxy.limits import LIMITS, reached
 from proxy.wire.heads import PLACING_FIELDS, REQUEST_FIELDS, Fields, connection_tokens
 
 
@@ -13,7 +14,8 @@ class Request:
     goes where it goes (see explained.py).
 
     `target` is path and query as sent, `path` without the query, `given_id` the client's request id, `length`
-    the declared size of the body, `reserved` the bytes of shared body memory held.
+    the declared size of the body, `pieces` in how many it came (if more than one), `reserved` the bytes of
+    shared body memory held.
     """
 
     __slots__ = (
@@ -30,6 +32,7 @@ class Request:
         "lines",
         "method",
         "path",
+        "pieces",
         "received_at",
         "reserved",
         "target",
@@ -51,7 +54,12 @@ class Request:
         self.length = 0
         self.body = b""
         self.body_size = 0
+        self.pieces = 0
         self.reserved = 0
+
+    def line_count(self) -> int:
+        """About how many lines the head has: a line that crosses and is read as well counts twice."""
+        return len(self.lines) + len(self.fields)
 
     def head_size(self) -> int:
         """About how many bytes the head took."""
@@ -66,7 +74,8 @@ def check_head(request: Request, version: str) -> Failure | None:
         return Failure(Kind.BAD_REQUEST, f"HTTP/{version} is not spoken here; use HTTP/1.1")
     if request.method == b"CONNECT":
         return Failure(Kind.METHOD_NOT_SUPPORTED, "CONNECT is not supported; send plain requests to the API")
-    hosts = 0
+    hosts = tokens = 0
+    upgrades = False
     for name, value in request.fields:
         if name == b"host":
             hosts += 1
@@ -89,8 +98,16 @@ def check_head(request: Request, version: str) -> Failure | None:
             request.is_placed = True
         elif name == b"x-cellgate-explain":
             request.is_explained = value.strip() == b"1"
-        elif name == b"upgrade" and b"upgrade" in connection_tokens(request.fields):
-            return Failure(Kind.METHOD_NOT_SUPPORTED, "protocol upgrades are not supported; use HTTP/1.1")
+        elif name == b"connection":
+            tokens += value.count(b",") + 1
+        elif name == b"upgrade":
+            upgrades = True
+    if tokens > LIMITS.connection_tokens:
+        reached("connection_tokens")
+        reason = f"its Connection header names {tokens} headers, more than {LIMITS.connection_tokens}"
+        return Failure(Kind.BAD_REQUEST, reason)
+    if upgrades and b"upgrade" in connection_tokens(request.fields):
+        return Failure(Kind.METHOD_NOT_SUPPORTED, "protocol upgrades are not supported; use HTTP/1.1")
     if hosts > 1 or (hosts == 0 and not request.http10):
         return Failure(Kind.BAD_REQUEST, f"exactly one Host header is required, {hosts} were sent")
     return _check_target(request)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 import httptools
 
 from proxy.failure import Failure, Kind
-from proxy.limits import LIMITS
+from proxy.limits import LIMITS, reached
 from proxy.wire.heads import REPLY_FIELDS, Fields, head_size
 
 if TYPE_CHECKING:
@@ -44,7 +44,17 @@ class ReplyHead:
     `length` (as sent) and `coding` (of the transfer) tell how the body is delimited; neither: by close.
     """
 
-    __slots__ = ("bodiless", "coding", "content_type", "encoded", "fields", "length", "lines", "status")
+    __slots__ = (
+        "bodiless",
+        "coding",
+        "connection_tokens",
+        "content_type",
+        "encoded",
+        "fields",
+        "length",
+        "lines",
+        "status",
+    )
 
     def __init__(self, status: int, lines: list[bytes], fields: Fields, *, to_head: bool) -> None:
         self.status = status
@@ -54,6 +64,7 @@ class ReplyHead:
         self.encoded = False
         self.length: bytes | None = None
         self.content_type = b""
+        self.connection_tokens = 0
         for name, value in fields:
             if name == b"content-length":
                 self.length = value
@@ -64,6 +75,8 @@ class ReplyHead:
                 self.coding += value.strip().lower()
             elif name == b"content-encoding":
                 self.encoded = value != b"identity"
+            elif name == b"connection":
+                self.connection_tokens += value.count(b",") + 1
         self.bodiless = to_head or status in _BODILESS
 
 
@@ -149,6 +162,7 @@ class UnitConnection(asyncio.Protocol):
         self.head = None
         self.clean = self.ended = False
         self._begun = False
+        self._head_bytes = 0
         self._to_head = to_head
         transport = self.transport
         if transport is None or transport.is_closing():
@@ -228,8 +242,8 @@ class UnitConnection(asyncio.Protocol):
             return
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._misbehaved = f"its reply does not parse: {error}"
-        if self.head is None and self._head_bytes > HEAD_BYTES:
-            self._misbehaved = _TOO_LARGE
+        if not self._misbehaved:
+            self._check_bounds(data)
         if self._misbehaved:
             self._fail(Kind.GARBAGE, self._misbehaved)
             return
@@ -305,6 +319,9 @@ class UnitConnection(asyncio.Protocol):
             return
         if not 200 <= status <= 599:
             self._misbehaved = f"there is no status {status}"
+        if self._line_count() > LIMITS.header_lines:
+            self._too_many_lines()
+            return
         if self._head_bytes > HEAD_BYTES and head_size(self._lines, self._fields) > HEAD_BYTES:
             self._misbehaved = _TOO_LARGE
         self._head_bytes = 0
@@ -312,6 +329,9 @@ class UnitConnection(asyncio.Protocol):
         self.head = head = ReplyHead(status, self._lines, self._fields, to_head=self._to_head)
         if head.coding not in (b"", b"chunked"):
             self._misbehaved = "it encodes its transfer in a way that nobody asked for"
+        if head.connection_tokens > LIMITS.connection_tokens:
+            reached("connection_tokens")
+            self._misbehaved = f"its Connection header names more than {LIMITS.connection_tokens} headers"
         if self._to_head:
             self.ended = True
 
@@ -348,6 +368,28 @@ class UnitConnection(asyncio.Protocol):
             transport.pause_reading()
         else:
             transport.resume_reading()
+
+    def _line_count(self) -> int:
+        return len(self._lines) + len(self._fields)
+
+    def _too_many_lines(self) -> None:
+        reached("header_lines")
+        self._misbehaved = f"the head of its reply has more than {LIMITS.header_lines} lines"
+
+    def _check_bounds(self, data: bytes) -> None:
+        """Look at a reply that goes on, or has ended, after this read."""
+        if self.head is None:
+            if self._head_bytes > HEAD_BYTES:
+                self._misbehaved = _TOO_LARGE
+            elif self._line_count() > LIMITS.header_lines:
+                self._too_many_lines()
+        elif self._pieces or self.ended:
+            self._head_bytes = 0
+        else:
+            # Trailers and chunk extensions are dropped; endless ones would keep the client for ever.
+            self._head_bytes += len(data)
+            if self._head_bytes > HEAD_BYTES:
+                self._misbehaved = f"it sent {HEAD_BYTES} bytes of trailers or chunk extensions"
 
     def _crash(self, error: Exception) -> None:
         # An exception that left the callback would close the transport without a word to the client.

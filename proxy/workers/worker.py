@@ -73,7 +73,7 @@ class WorkerGate(Gate):
         self.line = Line(loop, self._greet, self._hear)
         page, number = entrance
         share = max(settings.limits.bodies_bytes // settings.workers, settings.limits.body_bytes)
-        self.memory = BodyMemory(share)
+        self.memory = BodyMemory(share, settings.limits.body_bytes)
         self._shared = SharedEntrance(
             loop,
             lambda: ClientConnection(self),

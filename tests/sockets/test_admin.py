@@ -446,6 +446,25 @@ def test_all_else_is_for_trusted_networks_and_for_who_has_the_token(path: str) -
         assert refused("GET", path, "11.1.2.3", headers, "right", peers) is HTTPStatus.UNAUTHORIZED
 
 
+@pytest.mark.parametrize("peer", ["127.0.0.1", "10.1.2.3", "192.0.2.1"])
+@pytest.mark.parametrize("token", [None, "right"])
+@pytest.mark.parametrize("given", ["Bearer wrong", "bearer  righ", "Bearer ", "Bearer"])
+def test_a_token_that_is_shown_and_wrong_is_refused_from_anywhere(
+    peer: str, token: str | None, given: str
+) -> None:
+    asked = ("POST", "/units/a1/drain", peer, {"Authorization": given}, token, Peers(["10.0.0.0/8"]))
+    assert refused(*asked) is HTTPStatus.UNAUTHORIZED
+    right = {"Authorization": "Bearer right"}
+    assert (refusal("POST", "/units/a1/drain", peer, right, token, NOBODY) is None) is (token == "right")
+
+
+def test_what_is_for_everyone_needs_no_right_token() -> None:
+    wrong = {"Authorization": "Bearer of another"}
+    assert refusal("GET", "/metrics", "192.0.2.1", wrong, "right", NOBODY) is None
+    # Another scheme is no token of ours: a proxy or a browser has put it there.
+    assert refusal("GET", "/units", "127.0.0.1", {"Authorization": "Basic x"}, "right", NOBODY) is None
+
+
 def refused(*asked: Any) -> HTTPStatus:
     """The status of a refusal."""
     no = refusal(*asked)

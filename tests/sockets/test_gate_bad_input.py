@@ -145,7 +145,7 @@ HEADS_TOO_LARGE = {
     "long value": get("/v1/models", f"X-A: {'b' * HEAD_LIMIT}\r\n"),
     "long name": get("/v1/models", f"{'X' * HEAD_LIMIT}: b\r\n"),
     "long target": get("/v1/models?" + "b" * HEAD_LIMIT),
-    "many fields": get("/v1/models", "".join(f"X-{n}: b\r\n" for n in range(HEAD_LIMIT // 8))),
+    "many fields": get("/v1/models", "".join(f"X-{n}: {'b' * 32}\r\n" for n in range(HEAD_LIMIT // 32))),
     "endless": get("/v1/models", f"X-A: {'b' * HEAD_LIMIT}")[:-4],
     "endless method": b"POST" + b" " * HEAD_LIMIT,
 }
@@ -291,3 +291,12 @@ async def test_bodies_that_are_no_json_object_get_400_that_says_where(body: byte
         # The request was read to its end, so the connection goes on.
         assert (await client.ask(chat())).status == 200
         assert here.received == 1
+
+
+@pytest.mark.parametrize("path", ["/v1/models/../../pause", "/v1/models/%2e%2e/pause", "//pause", "/x/./y"])
+@live
+async def test_a_path_that_others_may_read_otherwise_reaches_no_unit(path: str) -> None:
+    async with stage(whole(), pass_unlisted=True) as here, here.client() as client:
+        reply = await client.ask(get(path))
+        assert (reply.status, reply.error["code"]) == (400, "bad_request")
+        assert here.received == 0

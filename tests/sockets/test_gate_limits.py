@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
+from proxy.limits import LIMITS
 from proxy.settings import Limits
 from tests.wire.client import Client, chat, get, post
 from tests.wire.stage import Stage, live, stage
@@ -135,24 +137,39 @@ async def test_a_failure_behind_an_answer_that_closes_is_not_told() -> None:
 FEW = Limits(bodies_bytes=1000, body_bytes=1000, body_timeout_s=LONG_S)
 
 
-async def take_memory(here: Stage, client: Client, size: int = 800) -> None:
-    """Let a client take most of the memory there is."""
-    client.send(post(b"x" * size)[:-size])
-    await here.until(lambda: here.gate.memory.used == size)
+BODY = b'{"pad": "%b"}' % (b"x" * 789)
+SIZE = len(BODY)
+
+
+async def take_memory(here: Stage, client: Client, body: bytes = BODY) -> None:
+    """Let a client take most of the memory there is: it lacks the last byte of its body."""
+    client.send(post(body)[:-1])
+    await here.until(lambda: here.gate.memory.used == len(body))
+
+
+async def until_one_waits(here: Stage) -> None:
+    await here.until(lambda: here.gate.memory.is_short)
 
 
 @live
 async def test_a_body_without_memory_waits_until_some_comes_back() -> None:
-    body = b'{"pad": "%b"}' % (b"x" * 789)
     async with stage(STREAM, limits=FEW) as here, here.client() as first, here.client() as second:
-        await take_memory(here, first, len(body))
-        second.send(post(body, "Expect: 100-continue\r\n")[: -len(body)])
-        await here.until(lambda: len(here.gate.memory._waiters) == 1)
-        assert here.gate.memory.used == len(body)
-        assert (await first.ask(body)).status == 200
-        # Only now is the second told to go on.
-        reply = await second.ask(body)
-        assert (reply.status, reply.interim) == (200, [100])
+        await take_memory(here, first)
+        second.send(post(BODY)[:-1])
+        await until_one_waits(here)
+        assert here.gate.memory.used == SIZE
+        assert (await first.ask(BODY[-1:])).status == 200
+        assert (await second.ask(BODY[-1:])).status == 200
+
+
+@live
+async def test_who_only_declares_a_body_takes_nothing() -> None:
+    async with stage(STREAM, limits=FEW) as here, here.client() as first, here.client() as second:
+        first.send(DECLARED)
+        await here.until(lambda: here.gate.clients and not next(iter(here.gate.clients)).is_idle())
+        assert here.gate.memory.used == 0
+        await take_memory(here, second)
+        assert (await second.ask(BODY[-1:])).status == 200
 
 
 @live
@@ -160,9 +177,31 @@ async def test_a_body_that_waits_too_long_for_memory_gets_503() -> None:
     limits = Limits(bodies_bytes=1000, body_bytes=1000, head_timeout_s=LONG_S, body_timeout_s=SHORT_S)
     async with stage(STREAM, limits=limits) as here, here.client() as first, here.client() as second:
         await take_memory(here, first)
-        reply = await second.ask(DECLARED)
+        reply = await second.ask(post(BODY)[:-1])
         assert (reply.status, reply.error["code"], reply.get("retry-after")) == (503, "no_memory", "1")
         assert await second.rest() == b""
+
+
+@live
+async def test_a_body_that_stands_still_is_given_up_once_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.wire.downstream.LIMITS", replace(LIMITS, body_stall_s=SHORT_S))
+    async with stage(STREAM, limits=FEW) as here, here.client() as first, here.client() as second:
+        await take_memory(here, first)
+        await asyncio.sleep(3 * SHORT_S)
+        assert here.gate.memory.used == SIZE
+        second.send(post(BODY)[:-1])
+        assert (await refused(first, 408))["code"] == "body_timeout"
+        assert (await second.ask(BODY[-1:])).status == 200
+
+
+@live
+async def test_a_body_that_stands_still_for_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.wire.downstream.LIMITS", replace(LIMITS, body_idle_s=SHORT_S))
+    limits = replace(SLOW_BODY, body_timeout_s=2 * SHORT_S)
+    async with stage(STREAM, limits=limits) as here, here.client() as client:
+        # By its size alone it would have 16 s.
+        client.send(post(b"x" * (1 << 20))[:-1])
+        assert (await refused(client, 408))["code"] == "body_timeout"
 
 
 @live
@@ -172,7 +211,7 @@ async def test_a_body_that_is_there_already_needs_no_memory() -> None:
         for data in (chat(pad="x" * 300), CHUNKED + chunk(b"{") + chunk(b"}" + b" " * 500) + LAST_CHUNK):
             for _ in range(2):
                 assert (await second.ask(data)).status == 200
-        assert here.gate.memory.used == 800
+        assert here.gate.memory.used == SIZE
 
 
 @live
@@ -180,7 +219,7 @@ async def test_a_chunked_body_waits_for_what_it_lacks_and_no_more() -> None:
     async with stage(STREAM, limits=FEW) as here, here.client() as first, here.client() as second:
         await take_memory(here, first)
         second.send(CHUNKED + chunk(b"{") + chunk(b" " * 300) + chunk(b" " * 300))
-        await here.until(lambda: len(here.gate.memory._waiters) == 1)
+        await until_one_waits(here)
         first.abort()
         await here.until(lambda: here.gate.memory.used == 601)
         assert (await second.ask(chunk(b"}") + LAST_CHUNK)).status == 200
@@ -190,12 +229,37 @@ async def test_a_chunked_body_waits_for_what_it_lacks_and_no_more() -> None:
 async def test_a_client_that_leaves_gives_its_memory_back_and_waits_no_more() -> None:
     async with stage(STREAM, limits=FEW) as here, here.client() as first, here.client() as second:
         await take_memory(here, first)
-        second.send(DECLARED + b"x")
-        await here.until(lambda: len(here.gate.memory._waiters) == 1)
+        second.send(post(BODY)[:-1])
+        await until_one_waits(here)
         second.abort()
         first.abort()
         await here.until(lambda: not here.gate.clients)
-        assert (here.gate.memory.used, len(here.gate.memory._waiters)) == (0, 0)
+        assert (here.gate.memory.used, here.gate.memory.is_short) == (0, False)
+
+
+@live
+async def test_a_client_that_leaves_while_it_waits_for_memory_is_seen() -> None:
+    async with stage(STREAM, limits=FEW) as here, here.client() as first, here.client() as second:
+        await take_memory(here, first)
+        second.send(post(BODY)[:-1])
+        await until_one_waits(here)
+        second.abort()
+        await here.until(lambda: len(here.gate.clients) == 1)
+        assert not here.gate.memory.is_short
+
+
+@live
+async def test_a_reset_behind_more_pipelined_bytes_than_are_read_is_seen() -> None:
+    async def never(request: Received) -> None:
+        await asyncio.sleep(LONG_S)
+
+    async with stage(never) as here, here.client() as client:
+        client.send(chat(stream=False) * 5000)
+        await here.until(lambda: here.received == 1)
+        assert here.gate.board.in_flight == 1
+        client.reset()
+        await here.until(lambda: not here.gate.clients)
+        assert here.gate.board.in_flight == 0
 
 
 @live

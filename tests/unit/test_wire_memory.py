@@ -6,7 +6,7 @@ from proxy.wire.memory import BodyMemory
 
 
 def test_it_gives_what_it_has_and_no_more() -> None:
-    memory = BodyMemory(100)
+    memory = BodyMemory(100, 100)
     assert memory.take(60)
     assert not memory.take(41)
     assert memory.used == 60
@@ -16,7 +16,7 @@ def test_it_gives_what_it_has_and_no_more() -> None:
 
 
 def test_who_waits_is_called_once_and_in_order() -> None:
-    memory = BodyMemory(100)
+    memory = BodyMemory(100, 100)
     called: list[str] = []
     first, second, gone = (lambda: called.append("first")), (lambda: called.append("second")), lambda: None
     assert memory.take(100)
@@ -31,7 +31,7 @@ def test_who_waits_is_called_once_and_in_order() -> None:
 
 
 def test_who_still_lacks_memory_waits_again_in_the_same_order() -> None:
-    memory = BodyMemory(100)
+    memory = BodyMemory(100, 100)
     served: list[int] = []
 
     def wait_for(size: int) -> None:

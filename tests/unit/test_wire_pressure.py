@@ -111,8 +111,12 @@ async def test_memory_is_taken_in_the_order_it_was_asked_for() -> None:
     ):
         clients = (first, second, third)
         for client in clients:
-            client.send(b"POST /v1/embeddings HTTP/1.1\r\nHost: a\r\nContent-Length: 700\r\n\r\n{")
+            client.send(b"POST /v1/embeddings HTTP/1.1\r\nHost: a\r\nContent-Length: 900\r\n\r\n{")
+            client.send(b" " * 400)
+            await asyncio.sleep(0.1)
+            client.send(b" " * 300)
             await asyncio.sleep(0.1)
         for client in clients:
-            assert here.gate.memory.used == 700
-            assert (await client.ask(b" " * 698 + b"}")).status == 200
+            await asyncio.sleep(0.1)
+            assert here.gate.memory.used == 900
+            assert (await client.ask(b" " * 198 + b"}")).status == 200

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import cast
@@ -77,6 +79,12 @@ class Client:
     def abort(self) -> None:
         """Leave at once."""
         self.writer.transport.abort()
+
+    def reset(self) -> None:
+        """Leave at once by a reset, which overtakes what was sent."""
+        sock = self.writer.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.abort()
 
     @property
     def _transport(self) -> asyncio.Transport:

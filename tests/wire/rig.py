@@ -41,6 +41,12 @@ class Wire:
 
     abort = close
 
+    def can_write_eof(self) -> bool:
+        return False
+
+    def get_extra_info(self, name: str) -> Any:
+        """There is no socket, and no peer."""
+
     def pause_reading(self) -> None:
         self.reading = False
 

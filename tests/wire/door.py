@@ -1,0 +1,95 @@
+"""A client's connection without a loop or sockets: reads in, turns of the loop one by one, work counted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import cast
+
+from proxy.failure import Failure
+from proxy.settings import Limits
+from proxy.wire.downstream import ClientConnection
+from proxy.wire.heads import REQUEST_FIELDS, own_response
+from proxy.wire.memory import BodyMemory
+from proxy.wire.request import Request
+from tests.cost.bench import counted
+from tests.wire.rig import Wire
+
+
+class Door:
+    """The `Host` of one connection, which answers each request at once, or (`holds`) never. `turns` has the
+    bytecodes of each turn, `answered` how many requests were begun in it.
+    """
+
+    def __init__(self, limits: Limits | None = None, *, holds: bool = False) -> None:
+        self.limits = limits or Limits()
+        self.fields_read: frozenset[bytes] = REQUEST_FIELDS
+        self.memory = BodyMemory(self.limits.bodies_bytes, self.limits.body_bytes)
+        self.clients: dict[ClientConnection, None] = {}
+        self.requests: list[Request] = []
+        self.failures: list[Failure] = []
+        self.turns: list[int] = []
+        self.answered: list[int] = []
+        self.time = 0.0
+        self._holds = holds
+        self._soon: deque[Callable[[], None]] = deque()
+        self.wire = Wire()
+        self.client = ClientConnection(self)
+        self.client.connection_made(cast(asyncio.Transport, self.wire))
+
+    def now(self) -> float:
+        return self.time
+
+    def soon(self, callback: Callable[[], None], /) -> object:
+        self._soon.append(callback)
+        return None
+
+    def exchange(self, client: ClientConnection, request: Request) -> Answered:
+        self.requests.append(request)
+        return Answered(client, request, holds=self._holds)
+
+    def refused(self, client: ClientConnection, failure: Failure) -> None:
+        self.failures.append(failure)
+
+    def feed(self, reads: Iterable[bytes]) -> None:
+        """Hand over reads while the connection takes them, and let turns pass until nothing is left to do."""
+        for data in reads:
+            if self.wire.closed or not self.wire.reading:
+                return
+            self._turn(partial(self.client.data_received, data))
+            self.rest()
+
+    def rest(self) -> None:
+        """Let turns pass until nothing is left to do."""
+        while self._soon:
+            self._turn(self._soon.popleft())
+
+    def _turn(self, act: Callable[[], None]) -> None:
+        before = len(self.requests)
+        with counted() as counts:
+            act()
+        self.turns.append(counts.total())
+        self.answered.append(len(self.requests) - before)
+
+
+class Answered:
+    """An exchange that ends as it starts, or never."""
+
+    def __init__(self, client: ClientConnection, request: Request, *, holds: bool) -> None:
+        self._client, self._request, self._holds = client, request, holds
+
+    def start(self) -> None:
+        if not self._holds:
+            self._client.send(own_response(200, b"{}", close=False))
+            self._client.finish(self._request, keep_alive=True)
+
+    def client_left(self) -> None:
+        """It is over."""
+
+    def client_paused(self, paused: bool) -> None:
+        """It has nothing to pause."""
+
+    def tick(self, now: float) -> None:
+        """It has no clock."""
