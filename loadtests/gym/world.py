@@ -226,9 +226,12 @@ class World:
             if isinstance(owner, Call):
                 queued.add(owner.request.model)
         for unit, engine in enumerate(self.engines):
-            models = self.fleet.places[unit].unit.models
+            place = self.fleet.places[unit]
+            models = place.unit.models
             is_idle = queued and self.up[unit] and not engine.count
             is_idle = is_idle and (not models or not queued.isdisjoint(models))
+            # To wait near is what an operator has asked for who says that a cell is far.
+            is_idle = is_idle and not self.fleet.cell(place).spill_s
             self._idle_s[unit] = self._idle_s[unit] + LOOK_S if is_idle else 0.0
             self._idle_most_s = max(self._idle_most_s, self._idle_s[unit])
         self.at(now + LOOK_S, self._look)
