@@ -9,6 +9,7 @@ import pytest
 
 from loadtests.gym.__main__ import main
 from loadtests.gym.cells import AGAIN, GATE, Cell, Outcome, play, run
+from loadtests.gym.counting import Counting
 from loadtests.gym.figures import row
 from loadtests.gym.fleets import FLEETS, UNEQUAL
 from loadtests.gym.gate import ask_of, make_gates
@@ -17,7 +18,6 @@ from loadtests.gym.loads_traces import Mooncake
 from loadtests.gym.nouns import Call, Request
 from loadtests.gym.plan import UNEVEN, cells
 from loadtests.gym.prompts import Text
-from loadtests.gym.rivals import Counting
 from loadtests.gym.world import World
 from proxy.prompt import block_hashes, read_prompt
 from router.books import BLOCK_BYTES
