@@ -15,6 +15,7 @@ from typing import NamedTuple
 from loadtests.gym.fleets import FLEETS
 from loadtests.gym.gate import make_gates
 from loadtests.gym.loads import LOADS
+from loadtests.gym.loads_sessions import Sessions
 from loadtests.gym.nouns import Fleet, Request, Rival, Run
 from loadtests.gym.rivals import RIVALS
 from loadtests.gym.world import World
@@ -54,7 +55,7 @@ def play(cell: Cell, seeds: int, rivals: Sequence[str] = RIVAL_NAMES, requests: 
     fleet = FLEETS[cell.fleet]
     rate = rate_of(cell)
     runs: dict[str, list[Run]] = {name: [] for name in rivals}
-    count = requests or requests_for(fleet, cell.utilisation)
+    count = requests or requests_for(cell, fleet)
     for seed in range(1, seeds + 1):
         made = LOADS[cell.load].make(random.Random(f"{cell.load} {seed}"), rate, count)
         for name in rivals:
@@ -79,10 +80,12 @@ def run(fleet: Fleet, requests: Sequence[Request], rival: str, seed: int, *, hur
     return world.run(requests, rivals)
 
 
-def requests_for(fleet: Fleet, utilisation: float) -> int:
+def requests_for(cell: Cell, fleet: Fleet) -> int:
     """Enough for a steady state: some for each seat, fewer where most seats stay empty."""
-    seats = sum(place.model.seats for place in fleet.places)
-    return int(min(3000, max(400, 1200 * min(1.0, 0.3 + utilisation), 4 * seats * abs(utilisation))))
+    seats, much = sum(place.model.seats for place in fleet.places), abs(cell.utilisation)
+    load = LOADS[cell.load]
+    times = load.more if isinstance(load, Sessions) else 1.0
+    return int(min(3000, times * max(400, 1200 * min(1.0, 0.3 + much), 4 * seats * much)))
 
 
 @cache
@@ -94,7 +97,8 @@ def saturation(load: str, fleet_name: str) -> float:
         times = len(places) / _ENOUGH_UNITS
         fleet = replace(fleet, places=places[:_ENOUGH_UNITS], changes=(), joining=frozenset(), gates=1)
     fleet = replace(fleet, changes=(), joining=frozenset())
-    made = LOADS[load].make(random.Random(f"{load} saturation"), 1000.0, requests_for(fleet, 1.0))
+    count = requests_for(Cell(load, fleet_name, 1.0), fleet)
+    made = LOADS[load].make(random.Random(f"{load} saturation"), 1000.0, count)
     ends = sorted(call.ended_at for call in run(fleet, made, "leastconn", 0, hurry=True).calls)
     first, last = len(ends) // 10, 9 * len(ends) // 10
     return times * (last - first) / (ends[last] - ends[first])

@@ -22,17 +22,17 @@ LOADS: dict[str, Load] = {
     "chat": Sessions(),
     "agents": Sessions(
         system_tokens=(2500, 2500), turns=(5, 20), first=(200, 2000), added=(200, 3000), answer_tokens=80,
-        pause_s=(1.0, 8.0),
+        pause_s=(0.5, 4.0),
     ),
     "agents_forget": Sessions(
         systems=4, system_tokens=(1500, 6000), turns=(5, 25), first=(500, 4000), added=(100, 2500),
-        answer_tokens=120, pause_s=(0.2, 4.0), keeps=0.85,
+        answer_tokens=120, pause_s=(0.2, 3.0), keeps=0.85,
     ),
     "rag": Single(system_tokens=(300, 300), own_tokens=9000, own_median=8000, own_most=24_000,
                   answer_tokens=150),
     "completion": Sessions(
-        systems=1, system_tokens=(120, 120), turns=(3, 30), first=(600, 2500), added=(5, 60),
-        answer_tokens=20, answer_most=100, pause_s=(0.3, 3.0), keeps=0.7,
+        systems=1, system_tokens=(120, 120), turns=(3, 12), first=(600, 2500), added=(5, 60),
+        answer_tokens=20, answer_most=100, pause_s=(0.2, 1.5), keeps=0.7,
     ),
     "decode_heavy": Single(own_tokens=100, answer_tokens=1500),
     "embeddings": Single(own_tokens=350, own_median=250, own_most=4000, answer_tokens=1, answer_most=1,

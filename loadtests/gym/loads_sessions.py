@@ -22,14 +22,16 @@ class Sessions:
 
     systems: int = 1
     system_tokens: tuple[int, int] = (1000, 1000)
-    turns: tuple[int, int] = (2, 10)
+    turns: tuple[int, int] = (2, 8)
     first: tuple[int, int] = (50, 400)
     added: tuple[int, int] = (30, 200)
     answer_tokens: float = 250.0
     answer_most: float = 2000.0
-    pause_s: tuple[float, float] = (3.0, 20.0)
+    pause_s: tuple[float, float] = (1.0, 6.0)
     keeps: float = 1.0
     most_tokens: int = 60_000
+    more: float = 2.5
+    """So many times as many requests are needed until as many sessions end as begin."""
 
     def make(self, rng: random.Random, rate: float, requests: int) -> list[Request]:
         nothing, made, number = Text(), [], 0

@@ -39,7 +39,7 @@ def main() -> int:
     world = World(fleet)
     gates = make_gates(world, options.seed)
     rng = random.Random(f"{cell.load} {options.seed}")
-    requests = LOADS[cell.load].make(rng, rate_of(cell), requests_for(fleet, cell.utilisation))
+    requests = LOADS[cell.load].make(rng, rate_of(cell), requests_for(cell, fleet))
     print(f"{cell}, {rate_of(cell):.3g}/s\n{HEAD}")
     world.at(world.begins_at + options.every, partial(_show, world, gates[0], options.every, options.until))
     _end(world.run(requests, [*gates]), gates[0])
