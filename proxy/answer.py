@@ -103,7 +103,11 @@ class Answer:
         row = failure.kind.row
         if row.retry_after_s is not None:
             line += b"retry-after: %d\r\n" % (failure.retry_after_s or row.retry_after_s)
+        if row.retry_after_s is not None or row.is_final:
             line += b"x-cellgate-reason: %b\r\n" % (reason or failure.kind.value).encode()
+        if row.is_final:
+            # What OpenAI's clients go by: else they ask twice more after any 5xx.
+            line += b"x-should-retry: false\r\n"
         self.closes = self.closes or row.closes
         self._write(row.status, error_body(failure), line)
         self.end(row.outcome, failure.kind.value)

@@ -6,6 +6,7 @@ from math import inf
 from typing import Any
 
 import orjson
+from xxhash import xxh3_64_intdigest
 
 from proxy.failure import Failure, Kind
 from proxy.limits import LIMITS, reached
@@ -14,6 +15,7 @@ from proxy.stream.eligible import why_not
 from router.nouns import Ask
 
 _BYTES_PER_TOKEN = 4
+_LOOKED_AT_BYTES = 1 << 20
 _MARKS = b",[{"
 """One stands before each value that is not the only one: reading takes time and memory by their number."""
 _NO_MARKS = bytes(set(range(256)) - set(_MARKS + b'"'))
@@ -95,6 +97,11 @@ def _unreadable(error: orjson.JSONDecodeError) -> Failure:
         reached("json_depth")
         what = f"more than {LIMITS.json_depth} objects and arrays within each other"
     return Failure(Kind.BAD_JSON, f"the body is not valid JSON: {what} at {where}")
+
+
+def plain_ask(target: bytes, body: bytes) -> Ask:
+    """The ask of a request that has no JSON to be read; of its body no more than the beginning counts."""
+    return Ask(fingerprint=xxh3_64_intdigest(target + b"\0" + body[:_LOOKED_AT_BYTES], len(body)))
 
 
 def _kind_of(value: object) -> str:

@@ -111,6 +111,7 @@ def _settings(file: FileKeys, secrets: Mapping[str, str]) -> Settings:
         limits=file.limits,
         timeouts=file.timeouts,
         tls=file.tls,
+        poison=file.poison,
         access_log=file.access_log,
         tracing=file.tracing,
         pool_metrics=file.pool_metrics,

@@ -27,6 +27,7 @@ from proxy.settings import (
     Headers,
     Limits,
     LogFormat,
+    Poison,
     Settings,
     Timeouts,
     Tls,
@@ -44,7 +45,7 @@ _TRACING = TracingSettings(endpoint="")
 
 # Sections: one mapping for each settings dataclass, with its fields as keys.
 
-_MAY_BE_ZERO = {"drain_delay_s", "drain_s", "limit", "panic_max_s", "retry_min", "slow_start_s"}
+_MAY_BE_ZERO = {"ban_s", "drain_delay_s", "drain_s", "limit", "panic_max_s", "retry_min", "slow_start_s"}
 
 
 def _check_of(name: str, kind: object) -> Any:
@@ -117,6 +118,7 @@ TimeoutsKeys = _keys_of(Timeouts)
 TlsKeys = _keys_of(Tls)
 QueueKeys = _keys_of(FairRules)
 HeadersKeys = _keys_of(Headers)
+PoisonKeys = _keys_of(Poison)
 
 
 class TracingKeys(Keys):
@@ -194,6 +196,7 @@ class FileKeys(Keys):
     tls: Annotated[Tls, _section(Tls, TlsKeys, _pairs_load)] = _GIVEN.tls
     queue: Annotated[FairRules, _section(FairRules, QueueKeys)] = _GIVEN.queue
     headers: Annotated[Headers, _section(Headers, HeadersKeys)] = _GIVEN.headers
+    poison: Annotated[Poison, _section(Poison, PoisonKeys)] = _GIVEN.poison
     pass_unlisted: Annotated[bool, PlainValidator(values.flag)] = _GIVEN.pass_unlisted
     no_continuation: Annotated[tuple[str, ...], PlainValidator(values.models)] = _GIVEN.no_continuation
 
@@ -213,6 +216,7 @@ SCHEMA: dict[str, type[Keys]] = {
     "tls": TlsKeys,
     "queue": QueueKeys,
     "headers": HeadersKeys,
+    "poison": PoisonKeys,
     "tracing": TracingKeys,
 }
 """Every mapping of the file by its place: where the known keys and their defaults are looked up."""

@@ -151,7 +151,8 @@ class Continuation:
     def no_unit(self, failure: Failure) -> None:
         """The end: no other unit could take it."""
         self.settle(Result.NO_UNIT)
-        self.give_up(failure, Result.NO_UNIT, "no other unit could take it")
+        is_final = failure.kind.row.is_final
+        self.give_up(failure, Result.NO_UNIT, "" if is_final else "no other unit could take it")
 
     def _find_way(self, relay: Relay) -> Resumption | str:
         """How the stream would go on, or why it cannot."""

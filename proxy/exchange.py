@@ -15,7 +15,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from proxy.answer import Answer
-from proxy.ask import is_large, read_ask
+from proxy.ask import is_large, plain_ask, read_ask
 from proxy.continuation import Continuation
 from proxy.failure import Failure, Kind, as_told
 from proxy.reply import failure_of, lacks_path, outcome_of
@@ -61,6 +61,7 @@ class Exchange:
         "_route",
         "_search",
         "_stop_reading",
+        "_was_stale",
     )
 
     def __init__(self, gate: Gate, client: ClientConnection, request: Request) -> None:
@@ -76,6 +77,7 @@ class Exchange:
         self._relay: Relay | None = None
         self._paused = False
         self._stop_reading: Callable[[], None] | None = None
+        self._was_stale = False
 
     # -- the client's side ---------------------------------------------------------------------------------
 
@@ -92,7 +94,7 @@ class Exchange:
         elif route.kind is STICKY:
             self._asked(gate.own_answers.sticky_ask(request.path))
         elif not route.json:
-            self._asked(Ask())
+            self._asked(plain_ask(request.target, request.body))
         elif is_large(request.body):
             self._stop_reading = gate.read_large(request, self._asked)
         else:
@@ -208,6 +210,7 @@ class Exchange:
         if lease is None or lease.committed:
             return
         self._let_go(lease, Outcome.EVICTED)
+        self._gate.containment.broke(lease, Kind.EVICTED, self._answer.events, 0)
         failure = Failure(Kind.EVICTED, f"unit {lease.unit} went down before it answered, and no other could")
         if self._route.kind is UNLISTED:
             self._refuse(failure)
@@ -233,6 +236,7 @@ class Exchange:
         if failure is not None:
             lease.on_evict = None
             self._blame(lease, failure)
+            self._gate.containment.broke(lease, failure.kind, answer.events, 0)
             return not self._goes_elsewhere(lease, failure)
         if answer.shown is not None and head.status >= 400:
             self.refused(f"unit {lease.unit} answered {head.status} when asked to go on")
@@ -291,12 +295,16 @@ class Exchange:
         """The attempt is over without a whole reply."""
         lease, relay = self._in_flight()
         if failure.kind is Kind.STALE_CONNECTION and not lease.committed:
-            self._again(lease)
-            return
+            if not self._was_stale:
+                self._was_stale = True
+                self._again(lease)
+                return
+            failure = Failure(Kind.CLOSED_EARLY, failure.message)
         if lease.committed and failure.kind not in _IN_THE_MIDDLE:
             failure = Failure(Kind.TRUNCATED, failure.message)
         self._let_go(lease, failure.kind.row.outcome)
         self._blame(lease, failure)
+        self._gate.containment.broke(lease, failure.kind, self._answer.events, relay.events)
         search, told = self._search, as_told(failure, lease.unit, committed=lease.committed)
         if lease.committed:
             if self._continuation.broke(lease.unit, relay, told):

@@ -26,7 +26,10 @@ class Fault(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row. `strength` None means neutral; `retryable` means before anything was shown to the client."""
+    """One row. `strength` None means neutral; `retryable` means before anything was shown to the client.
+
+    `is_final`: whoever asks again gets the same, and is told not to.
+    """
 
     fault: Fault
     status: int
@@ -37,6 +40,7 @@ class Row:
     by_response: bool = False
     closes: bool = False
     retry_after_s: int | None = None
+    is_final: bool = False
 
 
 _BAD = "invalid_request_error"
@@ -84,6 +88,7 @@ class Kind(Enum):
     NO_BRAIN = "no_brain"
     EVICTED = "evicted"
     INTERNAL = "internal"
+    POISON_SUSPECTED = "poison_suspected"
     # The unit's, before anything was shown.
     REFUSED = "refused"
     UNREACHABLE = "unreachable"
@@ -135,6 +140,7 @@ TABLE: dict[Kind, Row] = {
     Kind.NO_BRAIN: _gate(503),
     Kind.EVICTED: Row(Fault.GATE, 503, _DOWN, Outcome.EVICTED, retryable=True, retry_after_s=1),
     Kind.INTERNAL: Row(Fault.GATE, 500, "internal_server_error", Outcome.GATE_ERROR, closes=True),
+    Kind.POISON_SUSPECTED: Row(Fault.GATE, 502, _DOWN, Outcome.GATE_ERROR, is_final=True),
     # The unit's, before anything was shown.
     Kind.REFUSED: _unit(503, Outcome.UNIT_ERROR, Strength.FATAL),
     Kind.UNREACHABLE: _unit(503, Outcome.UNIT_ERROR, Strength.STRONG),

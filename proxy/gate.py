@@ -18,6 +18,7 @@ from policies import POLICIES
 from probes.base import Net
 from probes.canary import Canary
 from probes.engine_metrics import EngineMetrics
+from proxy.containment import Containment
 from proxy.descriptors import Descriptors, allowed
 from proxy.exchange import Exchange
 from proxy.explained import ExplainedExchange
@@ -121,6 +122,15 @@ class Gate:
         self.take_over: Callable[[Settings], str] = lambda anew: self.configure(anew.fleet)
         self.remember: Callable[[Fleet], None] = lambda _fleet: None
         """Told of units that were known before this process, until their sources tell of them."""
+        self.containment = Containment(
+            self.board,
+            lambda *ask, **how: self.router.pick(*ask, **how),
+            events,
+            loop.time,
+            loop.call_soon,
+            answered=lambda unit: self.metrics.tally(unit).outcomes[Outcome.OK],
+            ban_s=settings.poison.ban_s,
+        )
         self.own_answers = OwnAnswers(self.board)
         self.wishes = Wishes(settings.headers)
         self.fields_read = REQUEST_FIELDS | self.wishes.names
@@ -328,6 +338,8 @@ class Gate:
         if outcome is _BUSY:
             lease.desk.narrow(now)
         self.metrics.attempt(lease.unit, outcome)
+        if self.containment.watchful:
+            self.containment.closed(lease, outcome)
         self.room()
 
     def worked(self, lease: Lease, events: int, usage: Usage | None, at: float | None = None) -> None:
@@ -416,6 +428,7 @@ class Gate:
         self.events.add(flip, consequence.evicted)
         self.on_flip(flip)
         desk = self.board.desks[flip.unit]
+        self.containment.flipped(flip)
         if flip.after in (Verdict.DOWN, Verdict.STARTING):
             self._reach.distrust(desk)
         if consequence.evicted:
@@ -453,6 +466,7 @@ class Gate:
         for client in list(self.clients):
             client.tick(now)
         self._reach.tick(now)
+        self.containment.tick(now)
         self.continuations.tick(now)
         for listener in self.on_tick:
             listener(now)

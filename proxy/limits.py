@@ -69,6 +69,13 @@ class Limits:
     log_lines: int = 1024
     """Lines of the gate's own log that wait for an output that takes none. The oldest are lost."""
 
+    poison_records: int = 4096
+    """Prompts of which it is known that a unit died while it had them. The one longest ago is forgotten."""
+    poison_bans: int = 1024
+    """Prompts that are refused, this gate's own and other gates'. The one that ends first is let go."""
+    poison_held: int = 1024
+    """Requests that wait until one suspected of ending units has shown what it is. A client gets 503."""
+
 
 LIMITS = Limits()
 

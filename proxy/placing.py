@@ -27,6 +27,7 @@ TOKEN_FIELD = b"x-cellgate-token"
 REASON_FIELD = b"x-cellgate-reason"
 """In a 503 of a gate: why the unit is not to be had there, in a word."""
 
+_FINAL = Kind.POISON_SUSPECTED
 _BUSY = frozenset(kind.value.encode() for kind in (Kind.BUSY, Kind.FULL, Kind.LATE))
 
 
@@ -65,6 +66,11 @@ def why_not(board: Board, unit: str | None) -> str:
     if (desk := board.desks.get(unit)) is None:
         return "unknown"
     return "drained" if desk.drained else desk.case.verdict.value
+
+
+def is_final(status: int, fields: Fields) -> bool:
+    """Whether a refusal of the gate before a unit is for the client: no other unit is to get its request."""
+    return status == _FINAL.row.status and (REASON_FIELD, _FINAL.value.encode()) in fields
 
 
 def told(status: int, fields: Fields) -> Kind | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from proxy.failure import Failure, Kind
-from proxy.placing import told
+from proxy.placing import is_final, told
 from proxy.wire.upstream import ReplyHead
 from router.board import Board
 from router.nouns import Outcome
@@ -22,7 +22,7 @@ def lacks_path(head: ReplyHead) -> bool:
 def failure_of(head: ReplyHead, unit: str, board: Board, now: float) -> Failure | None:
     """The failure that a busy or broken unit's reply is; None: it is for the client."""
     status = head.status
-    if status < 500 and status != 429:
+    if (status < 500 and status != 429) or is_final(status, head.fields):
         return None
     kind = told(status, head.fields)
     if kind is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from proxy.containment import Held
 from proxy.failure import Failure
 from router.lease import Lease
 from router.nouns import Ask, Refusal, Verdict
@@ -45,7 +46,7 @@ class Search:
         self._size = size
         self._once = once
         self._moved = False
-        self._ticket: Ticket | None = None
+        self._ticket: Ticket | Held | None = None
         self._turned_away = 0
         self.ask = _NO_ASK
         self.failure: Failure | None = None
@@ -75,6 +76,8 @@ class Search:
         gate, ticket, self._ticket = self._gate, self._ticket, None
         if ticket is not None:
             gate.routing.waited(gate.now() - ticket.entered_at)
+        if gate.containment.watchful and (answer is Refusal.POISON or self._is_barred(answer, ticket)):
+            return gate.containment.failure(self.ask, self.history.tried)
         if isinstance(answer, Lease):
             return answer
         if ticket is None:
@@ -94,14 +97,33 @@ class Search:
     def leave(self) -> None:
         """Nobody waits for a unit any more."""
         if self._ticket is not None:
-            self._gate.router.waiting.remove(self._ticket)
+            if isinstance(self._ticket, Held):
+                self._gate.containment.leave(self._ticket)
+            else:
+                self._gate.router.waiting.remove(self._ticket)
             self._ticket = None
 
     def _pick(self, tried: tuple[str, ...], *, evicted: bool, draws: bool) -> Lease | Refusal:
-        return self._gate.router.pick(self.ask, self._gate.now(), tried, evicted=evicted, retry=draws)
+        gate = self._gate
+        if gate.containment.watchful:
+            return gate.containment.pick(self.ask, tried, evicted=evicted, retry=draws)
+        return gate.router.pick(self.ask, gate.now(), tried, evicted=evicted, retry=draws)
+
+    def _is_barred(self, answer: Lease | Refusal, ticket: Ticket | Held | None) -> bool:
+        """Whether it may have none of the units any more; one that it got while it waited is given back."""
+        gate = self._gate
+        if ticket is None or not gate.containment.bars(self.ask, self.history.tried):
+            return False
+        if isinstance(answer, Lease):
+            gate.board.close(answer, gate.now())
+            gate.room()
+        return True
 
     def _wait(self, answer: Refusal, tell: Tell) -> Refusal:
         """Queue the ask, where waiting may help; why not, if it does not."""
+        if answer is Refusal.HELD:
+            self._ticket = self._gate.containment.hold(self.ask, self.history.tried, tell)
+            return Refusal.NO_UNIT
         gate, tried = self._gate, frozenset(self.history.tried)
         # It has lost its unit through no fault of its own, or the one there is answers in a moment.
         moved = self._moved or answer is Refusal.UNSURE

@@ -119,6 +119,16 @@ class TracingSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class Poison:
+    """What is done about requests that end units.
+
+    ban_s (600): how long a prompt is refused that has ended two or three; 0: not at all.
+    """
+
+    ban_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """Everything the gate is told at start; `fleet` and `remedies` may be replaced while it runs (SIGHUP).
 
@@ -149,6 +159,7 @@ class Settings:
     limits: Limits = Limits()
     timeouts: Timeouts = Timeouts()
     tls: Tls = Tls()
+    poison: Poison = Poison()
     access_log: LogFormat = "json"
     tracing: TracingSettings | None = None
     pool_metrics: bool = False

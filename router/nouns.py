@@ -265,6 +265,10 @@ class Refusal(Enum):
     UNKNOWN_MODEL = "unknown_model"
     UNSURE = "unsure"
     """A unit that could take the request may have started anew: it is being asked."""
+    POISON = "poison"
+    """Units have died of what it asks."""
+    HELD = "held"
+    """Units may have died of what it asks: another one has to show first that they have not."""
 
 
 class Outcome(Enum):

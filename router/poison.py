@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 MEMORY_S = 600.0
 """A death is forgotten after so long."""
-MARKS_MAX, REPORTED_MAX = 16, 64
-"""So many deaths are kept of a fingerprint, and so many reported errors of a unit: the last ones."""
+MARKS_MAX = 16
+"""So many deaths are kept of a fingerprint: the last ones."""
 JOINED_S = 2.0
 """Requests that were on a unit together and break so soon one after the other have met one death."""
 SETTLED_S = 0.25
@@ -60,9 +60,10 @@ class Fate(Enum):
 class Death:
     """One death of a unit. `there` are the fingerprints of all it had, `died` of those that broke with it.
 
-    `works`: it had answered others in that life, or was just doing so. `is_loss`: more than an error that its
-    engine reported. `is_many`: others died at once, so that no request was it. `placed`: to how many of them
-    each unit was given afterwards.
+    `works`: it had answered others in that life, or was just doing so. `counts`: it is more than errors
+    before any token, which need not be an engine's last words; `is_loss`: it is more than errors at all.
+    `is_many`: others died at once, so that no request was it. `placed`: to how many of them each unit was
+    given afterwards.
     """
 
     unit: str
@@ -72,6 +73,7 @@ class Death:
     died: set[int] = field(default_factory=set)
     placed: Counter[str] = field(default_factory=Counter)
     last_at: float = 0.0
+    counts: bool = False
     is_loss: bool = False
     is_many: bool = False
 
@@ -86,10 +88,12 @@ class Loss:
 
     unit: str
     fingerprint: int
+    model: str
     opened_at: float
     at: float
     tokens: int = 0
     shown: int = 0
+    counts: bool = True
     is_loss: bool = True
 
 
@@ -112,6 +116,7 @@ class Record:
     """
 
     since: float
+    model: str = ""
     marks: tuple[Mark, ...] = ()
     trial: Lease | None = None
     ended: bool = False
@@ -120,12 +125,18 @@ class Record:
     @property
     def standing(self) -> tuple[Mark, ...]:
         """The deaths that it has not come past."""
-        return tuple(mark for mark in self.marks if not (mark.passed or mark.death.is_many))
+        return tuple(
+            mark for mark in self.marks if mark.death.counts and not (mark.passed or mark.death.is_many)
+        )
 
     @property
     def is_suspect(self) -> bool:
         """Whether it may share a unit with no other suspect."""
         return len(self.standing) > 1
+
+    def units(self) -> tuple[str, ...]:
+        """The units that died under it."""
+        return tuple(dict.fromkeys(mark.death.unit for mark in self.marks))
 
     def on_trial(self) -> Lease | None:
         """Its attempt, as long as that is open."""
@@ -146,16 +157,14 @@ class Ledger:
         """When the last death was."""
         self._deaths: dict[str, Death] = {}
         """The last one of each unit."""
-        self._reported: dict[str, list[Loss]] = {}
-        """Errors that engines have reported of late: of what, will be known when they are lost."""
 
     # -- what happens --------------------------------------------------------------------------------------
 
     def lost(self, loss: Loss, there: Callable[[], Iterable[int]], *, works: bool) -> Fate:
         """A unit has died under a request. `there`: the fingerprints of all that it has now."""
         death = self._death(loss, there, works=works)
-        death.is_loss = death.is_loss or loss.is_loss
-        record = self.records.pop(loss.fingerprint, None) or Record(loss.opened_at)
+        death.counts, death.is_loss = death.counts or loss.counts, death.is_loss or loss.is_loss
+        record = self.records.pop(loss.fingerprint, None) or Record(loss.opened_at, loss.model)
         self.records[loss.fingerprint] = record
         record.at = loss.at
         death.died.add(loss.fingerprint)
@@ -166,21 +175,16 @@ class Ledger:
         if len(self.records) > self._limit:
             self._reached()
             del self.records[next(iter(self.records))]
-        fate = self._fate(record, loss)
-        record.ended = record.ended or fate is Fate.ENDS
-        return fate
+        return self._fate(loss.fingerprint, record, loss.at)
 
-    def reported(self, loss: Loss) -> None:
-        """A unit's engine has answered a request with an error: what that means is yet to be seen."""
-        kept = [one for one in self._reported.get(loss.unit, ()) if loss.at - one.at < FALL_S]
-        self._reported[loss.unit] = [*kept[-REPORTED_MAX:], loss]
-
-    def fell(self, unit: str, now: float) -> list[Loss]:
-        """A unit is lost. What its engine had reported before was its death: whom that befell."""
+    def fell(self, unit: str, now: float) -> list[int]:
+        """A unit is lost: errors that its engine has just reported were its death. Whom that ends."""
         death = self._deaths.get(unit)
-        if death is not None and now - death.last_at < FALL_S:
-            death.is_loss = True
-        return [loss for loss in self._reported.pop(unit, ()) if now - loss.at < FALL_S]
+        if death is None or now - death.last_at >= FALL_S:
+            return []
+        death.counts = death.is_loss = True
+        met = [(each, self.records[each]) for each in sorted(death.died) if each in self.records]
+        return [each for each, record in met if self._fate(each, record, now) is Fate.ENDS]
 
     def answered(self, fingerprint: int) -> None:
         """A request was answered whole: it is innocent."""
@@ -225,7 +229,9 @@ class Ledger:
 
     def _death(self, loss: Loss, there: Callable[[], Iterable[int]], *, works: bool) -> Death:
         death = self._deaths.get(loss.unit)
-        if death is None or loss.opened_at > death.at or loss.at - death.last_at > JOINED_S:
+        # What comes while an engine reports errors, and breaks as it exits, has met the same death.
+        is_new = death is None or (death.is_loss and loss.opened_at > death.at)
+        if death is None or is_new or loss.at - death.last_at > JOINED_S:
             death = Death(loss.unit, loss.at, frozenset((*there(), loss.fingerprint)), works)
             self._deaths[loss.unit] = death
         death.last_at = self.last_at = loss.at
@@ -239,24 +245,24 @@ class Ledger:
             for one in near:
                 one.is_many = is_many
 
-    def _fate(self, record: Record, loss: Loss) -> Fate:
+    def _fate(self, fingerprint: int, record: Record, now: float) -> Fate:
         standing, strides = record.standing, _of_one_stride(record.marks)
-        if len(standing) > 1:
-            return Fate.ENDS if self._is_alone(standing, loss) else Fate.SUSPECT
-        if len(strides) > 2 and self._is_alone(strides, loss):
-            return Fate.ENDS
-        return Fate.MOVES
+        if len(standing) > 1 or len(strides) > 2:
+            suspected = standing if len(standing) > 1 else strides
+            if self._is_alone(fingerprint, suspected, now):
+                record.ended = True
+                return Fate.ENDS
+        return Fate.SUSPECT if len(standing) > 1 else Fate.MOVES
 
-    def _is_alone(self, marks: tuple[Mark, ...], loss: Loss) -> bool:
+    def _is_alone(self, fingerprint: int, marks: tuple[Mark, ...], now: float) -> bool:
         """Whether nobody else has met all of these deaths."""
         *before, last = (mark.death for mark in marks)
-        others = (other for other in last.who(loss.at) if other != loss.fingerprint)
-        return not any(self._has_met(other, before) for other in others)
+        return not any(self._has_met(other, before) for other in last.who(now) if other != fingerprint)
 
     def _has_met(self, fingerprint: int, deaths: Collection[Death]) -> bool:
         record = self.records.get(fingerprint)
         return record is not None and all(
-            any(mark.death is death for mark in record.standing) for death in deaths
+            any(mark.death is death and not mark.passed for mark in record.marks) for death in deaths
         )
 
 

@@ -31,6 +31,8 @@ _REFUSED: dict[Refusal, str] = {
     Refusal.UNKNOWN_MODEL: "404: no unit here serves this model",
     Refusal.LATE: "429: it could not be answered before its deadline",
     Refusal.FULL: "429: it would have to wait, and the queue takes no more",
+    Refusal.POISON: "502: units have died of what it asks",
+    Refusal.HELD: "it waits until it is known whether units have died of what it asks",
     Refusal.UNSURE: "it waits for a canary: the only units for it may have started anew",
 }
 _WHY_NOT = {

@@ -44,6 +44,8 @@ ActionKind = Literal[
     "recovery_unrecorded",
     "handover",
     "handover_failed",
+    "poison",
+    "poison_lifted",
 ]
 _LEVELS: dict[Verdict | ActionKind, Level] = {
     Verdict.SUSPECT: "warning",
@@ -61,6 +63,7 @@ _LEVELS: dict[Verdict | ActionKind, Level] = {
     "recovery_gave_up": "error",
     "recovery_unrecorded": "error",
     "handover_failed": "error",
+    "poison": "error",
 }
 
 
@@ -243,6 +246,8 @@ def _action_event(action: Action) -> Event:
         "source_lost": "a source of units is lost",
         "source_back": "a source of units is back",
         "clash": "two units have one name",
+        "poison": "a request ends units",
+        "poison_lifted": f"a prompt is no longer refused, by {action.by}",
     }[action.kind]
     line += f": {action.detail}" if action.detail else ""
     event = {"kind": action.kind, "unit": action.unit, "by": action.by, "line": line}

@@ -20,6 +20,7 @@ import httptools
 from proxy.failure import Failure, Kind
 from proxy.limits import LIMITS, reached
 from proxy.wire.heads import REPLY_FIELDS, Fields, head_size
+from proxy.wire.taken import took_all
 
 if TYPE_CHECKING:
     from proxy.wire.pool import Pool
@@ -258,6 +259,9 @@ class UnitConnection(asyncio.Protocol):
             self._rest()
 
     def eof_received(self) -> bool:
+        if self.reused and not self._begun and self.sink is not None and self.transport is not None:
+            # A stale connection is told from a unit that died of what it read.
+            self._begun = took_all(self.transport)
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:

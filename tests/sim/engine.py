@@ -22,6 +22,7 @@ from tests.sim.speech import detokenize, render, tokenize
 from tests.sim.timing import USUAL, Timing
 
 if TYPE_CHECKING:
+    from tests.sim.poison import Poison
     from tests.sim.world import World
 
 PORT = 8000
@@ -57,6 +58,7 @@ class Engine:
         self.is_blind = is_blind
         self.max_waiting = sys.maxsize
         self.behaviour = Behaviour()
+        self.poison: Poison | None = None
         self.served: dict[str, list[Served]] = {}
         self.canaries: list[Served] = []
         self.counted: list[dict[str, Any]] = []
@@ -199,6 +201,8 @@ class Engine:
                 )
         self.waiting[sequence] = None
         self._schedule_step()
+        if self.poison is not None:
+            self.poison.accepted(self, sequence)
 
     def _comment(self, sequence: Sequence, every_s: float) -> None:
         if not sequence.served.outcome:
@@ -248,10 +252,14 @@ class Engine:
         if behaviour.breaks is not None and is_due:
             self._break_stream(sequence, behaviour.breaks)
             return
+        if self.poison is not None and self.poison.holds(sequence):
+            return
         self.tokens += 1
         if sequence.advance():
             self._is_proven = self._is_proven or sequence.served.request_id.startswith(CANARY)
             self._forget(sequence, "finished")
+        elif self.poison is not None:
+            self.poison.advanced(self, sequence)
 
     def _break_stream(self, sequence: Sequence, breaks: Break) -> None:
         if breaks is Break.STALL:
@@ -264,6 +272,15 @@ class Engine:
             sequence.fail("simulated failure in the stream")
         else:
             sequence.exchange.cut()
+
+    def cut(self, sequence: Sequence) -> None:
+        """Close the connection of one request."""
+        self._forget(sequence, "cut")
+        sequence.exchange.cut()
+
+    def break_down(self) -> None:
+        """What real leaders do when their engine has died of something: see `_break_down`."""
+        self._break_down()
 
     def _break_down(self) -> None:
         """What real leaders do when a follower has died: fail everything, then exit."""

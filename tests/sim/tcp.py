@@ -11,6 +11,8 @@ from __future__ import annotations
 import errno
 import math
 import os
+import socket
+import struct
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -108,6 +110,7 @@ class Socket:
         self.on_ready: Callable[[], None] = _nobody
         self.error = 0
         self.is_closed = False
+        self.sent = self.acked = 0
         self._inbox = bytearray()
         self._fin_sent = False
         self._fin_received = False
@@ -122,6 +125,17 @@ class Socket:
     def remote(self) -> Address:
         return self.lane.target
 
+    def getsockopt(self, level: int, option: int, size: int) -> bytes:
+        """TCP_INFO, as far as it says how many bytes were sent, and acknowledged (with one for the SYN)."""
+        assert (level, option) == (socket.IPPROTO_TCP, socket.TCP_INFO)
+        info = bytearray(size)
+        struct.pack_into("Q", info, 120, self.acked + 1)
+        struct.pack_into("QQ", info, 200, self.sent, 0)
+        return bytes(info)
+
+    def setsockopt(self, level: int, option: int, value: int) -> None:
+        """Nothing here depends on what programs set."""
+
     @property
     def is_readable(self) -> bool:
         return bool(self._inbox or self._fin_received or self.error)
@@ -135,6 +149,7 @@ class Socket:
         taken = data[: WINDOW - self._in_flight]
         if taken:
             self._in_flight += len(taken)
+            self.sent += len(taken)
             self.lane.carry_data(taken, self.peer._receive)
         return len(taken)
 
@@ -180,6 +195,7 @@ class Socket:
         if self.is_closed:
             self._reset_peer()
             return
+        self.peer.acked += len(data)
         self._inbox += data
         self.on_ready()
 

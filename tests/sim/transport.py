@@ -35,7 +35,7 @@ class SimTransport(asyncio.Transport):
         on_closed: Callable[[SimTransport], None],
         waiter: asyncio.Future[None] | None = None,
     ) -> None:
-        super().__init__({"peername": sock.remote, "sockname": sock.local})
+        super().__init__({"peername": sock.remote, "sockname": sock.local, "socket": sock})
         self.sock = sock
         self._loop = loop
         self._protocol: Any = protocol
