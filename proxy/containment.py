@@ -30,9 +30,8 @@ BANS_A_MINUTE = 5
 LOOKS = 64
 """So many of those that are held are looked at in one turn."""
 _LOST = frozenset({Kind.CLOSED_EARLY, Kind.TRUNCATED, Kind.EVICTED, Kind.CUT})
-_DEATHS = _LOST | {Kind.STREAM_ERROR, Kind.UNIT_ERROR, Kind.FIRST_EVENT_ERROR}
-_REPORTED = frozenset({Kind.UNIT_ERROR, Kind.FIRST_EVENT_ERROR})
-"""Errors that say of a unit that it may be about to be lost; how often they are tried again is bounded."""
+_REPORTED = frozenset({Kind.UNIT_ERROR, Kind.FIRST_EVENT_ERROR, Kind.STREAM_ERROR})
+"""Errors that may be the last words of an engine: they are of a death if the unit is lost soon."""
 
 Settle = Callable[[Lease | Refusal], None]
 
@@ -101,14 +100,21 @@ class Containment:
         # forgotten is no death.
         if desk.drained or desk.retired or not ask.fingerprint or (kind is Kind.CUT and not lease.evicted):
             return
-        if kind not in _DEATHS:
+        is_loss = kind in _LOST
+        if not is_loss and kind not in _REPORTED:
             return
-        is_loss, counts = kind in _LOST, kind not in _REPORTED
-        name, model = desk.unit.name, ask.model or ""
         loss = Loss(
-            name, ask.fingerprint, model, lease.opened_at, now, tokens, shown, counts=counts, is_loss=is_loss
+            desk.unit.name,
+            ask.fingerprint,
+            ask.model or "",
+            lease.opened_at,
+            now,
+            tokens,
+            shown,
+            is_loss=is_loss,
+            is_reply=kind is Kind.UNIT_ERROR and desk.case.verdict is Verdict.UP,
         )
-        self.counts["deaths"] += counts
+        self.counts["deaths"] += is_loss
         self.watchful = True
         if self.ledger.lost(loss, lambda: _there(desk), works=self._works(desk)) is Fate.ENDS:
             self._end(ask.fingerprint)
@@ -150,6 +156,8 @@ class Containment:
         pick = partial(self._pick, ask, now, evicted=evicted, retry=retry)
         if record is None or record.marks[-1].passed:
             return pick(tried)
+        if record.is_to_wait(now):
+            return Refusal.HELD
         trial = record.on_trial() if record.standing else None
         if trial is not None and (record.is_suspect or now - trial.opened_at < SIBLING_S):
             return Refusal.HELD

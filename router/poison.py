@@ -60,8 +60,9 @@ class Fate(Enum):
 class Death:
     """One death of a unit. `there` are the fingerprints of all it had, `died` of those that broke with it.
 
-    `works`: it had answered others in that life, or was just doing so. `counts`: it is more than errors
-    before any token, which need not be an engine's last words; `is_loss`: it is more than errors at all.
+    `works`: it had answered others in that life, or was just doing so. `lost_at`: when it came to be more
+    than errors that its engine reported (None: these need not be its last words, and do not count); what came
+    to the unit until then, and breaks with it, has met the same death.
     `is_many`: others died at once, so that no request was it. `placed`: to how many of them each unit was
     given afterwards.
     """
@@ -73,8 +74,7 @@ class Death:
     died: set[int] = field(default_factory=set)
     placed: Counter[str] = field(default_factory=Counter)
     last_at: float = 0.0
-    counts: bool = False
-    is_loss: bool = False
+    lost_at: float | None = None
     is_many: bool = False
 
     def who(self, now: float) -> Collection[int]:
@@ -84,7 +84,11 @@ class Death:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A request has lost its unit. `tokens`: shown to its client in all; `shown`: of these by this unit."""
+    """A request has lost its unit. `tokens`: shown to its client in all; `shown`: of these by this unit.
+
+    `is_loss`: it was more than an error that its engine reported; `is_reply`: it was no more than a reply of
+    a unit that seems well, to which there is a bound of its own.
+    """
 
     unit: str
     fingerprint: int
@@ -93,8 +97,8 @@ class Loss:
     at: float
     tokens: int = 0
     shown: int = 0
-    counts: bool = True
     is_loss: bool = True
+    is_reply: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +109,7 @@ class Mark:
     tokens: int
     shown: int
     lived_s: float
+    is_reply: bool = False
     passed: bool = False
 
 
@@ -126,8 +131,15 @@ class Record:
     def standing(self) -> tuple[Mark, ...]:
         """The deaths that it has not come past."""
         return tuple(
-            mark for mark in self.marks if mark.death.counts and not (mark.passed or mark.death.is_many)
+            mark
+            for mark in self.marks
+            if mark.death.lost_at is not None and not (mark.passed or mark.death.is_many)
         )
+
+    def is_to_wait(self, now: float) -> bool:
+        """Whether it goes nowhere yet: two units have just failed it, and if that was their end, it shows."""
+        failed = sum(not (mark.passed or mark.is_reply) for mark in self.marks)
+        return failed > 1 and now - self.at < SPACE_S
 
     @property
     def is_suspect(self) -> bool:
@@ -163,14 +175,17 @@ class Ledger:
     def lost(self, loss: Loss, there: Callable[[], Iterable[int]], *, works: bool) -> Fate:
         """A unit has died under a request. `there`: the fingerprints of all that it has now."""
         death = self._death(loss, there, works=works)
-        death.counts, death.is_loss = death.counts or loss.counts, death.is_loss or loss.is_loss
+        if loss.is_loss and death.lost_at is None:
+            death.lost_at = loss.at
         record = self.records.pop(loss.fingerprint, None) or Record(loss.opened_at, loss.model)
         self.records[loss.fingerprint] = record
         record.at = loss.at
         death.died.add(loss.fingerprint)
         if not any(mark.death is death for mark in record.marks):
             lived_s = loss.at - loss.opened_at
-            record.marks = _weighed((*record.marks, Mark(death, loss.tokens, loss.shown, lived_s)))
+            record.marks = _weighed(
+                (*record.marks, Mark(death, loss.tokens, loss.shown, lived_s, loss.is_reply))
+            )
         self._note_many(death)
         if len(self.records) > self._limit:
             self._reached()
@@ -182,7 +197,7 @@ class Ledger:
         death = self._deaths.get(unit)
         if death is None or now - death.last_at >= FALL_S:
             return []
-        death.counts = death.is_loss = True
+        death.lost_at = now if death.lost_at is None else death.lost_at
         met = [(each, self.records[each]) for each in sorted(death.died) if each in self.records]
         return [each for each, record in met if self._fate(each, record, now) is Fate.ENDS]
 
@@ -220,17 +235,13 @@ class Ledger:
     def is_proven(self, fingerprint: int) -> bool:
         """Whether its deaths are its own: it was alone there, or others came through what it died of."""
         standing = self.records[fingerprint].standing
-        return all(
-            mark.death.is_loss and (mark.death.works or mark.death.there <= {fingerprint})
-            for mark in standing
-        )
+        return all(mark.death.works or mark.death.there <= {fingerprint} for mark in standing)
 
     # -- inside --------------------------------------------------------------------------------------------
 
     def _death(self, loss: Loss, there: Callable[[], Iterable[int]], *, works: bool) -> Death:
         death = self._deaths.get(loss.unit)
-        # What comes while an engine reports errors, and breaks as it exits, has met the same death.
-        is_new = death is None or (death.is_loss and loss.opened_at > death.at)
+        is_new = death is None or (death.lost_at is not None and loss.opened_at > death.lost_at)
         if death is None or is_new or loss.at - death.last_at > JOINED_S:
             death = Death(loss.unit, loss.at, frozenset((*there(), loss.fingerprint)), works)
             self._deaths[loss.unit] = death
@@ -278,7 +289,10 @@ def _weighed(marks: tuple[Mark, ...]) -> tuple[Mark, ...]:
 def _of_one_stride(marks: tuple[Mark, ...]) -> tuple[Mark, ...]:
     """Those that came after as many tokens of an attempt as the last one."""
     shown = marks[-1].shown
-    return tuple(mark for mark in marks if abs(mark.shown - shown) <= 2 + STRIDE * shown) if shown else ()
+    if not shown:
+        return ()
+    near = 2 + STRIDE * shown
+    return tuple(mark for mark in marks if abs(mark.shown - shown) <= near and mark.death.lost_at is not None)
 
 
 def _is_past(record: Record, lease: Lease, now: float) -> bool:

@@ -46,7 +46,6 @@ class Scene:
         shown: int | None = None,
         lived_s: float = 0.1,
         is_loss: bool = True,
-        counts: bool = True,
         works: bool = True,
     ) -> list[Fate]:
         """A unit breaks these requests, and not those that `survive`; what becomes of each."""
@@ -54,7 +53,7 @@ class Scene:
         there = [*died, *survive]
         return [
             self.ledger.lost(
-                Loss(unit, each, "m", self.now - lived_s, self.now, tokens, shown or 0, counts, is_loss),
+                Loss(unit, each, "m", self.now - lived_s, self.now, tokens, shown or 0, is_loss),
                 lambda: there,
                 works=works,
             )
@@ -232,7 +231,6 @@ def test_what_comes_to_a_unit_after_a_death_and_breaks_has_met_another_one() -> 
         ({}, True),
         ({"works": False}, True),
         ({"works": False, "others": True}, False),
-        ({"is_loss": False}, False),
     ],
 )
 def test_a_prompt_is_proven_where_others_came_through_or_it_was_alone(
@@ -250,7 +248,7 @@ def test_a_prompt_is_proven_where_others_came_through_or_it_was_alone(
 def test_an_error_that_an_engine_reports_is_a_death_once_it_is_lost() -> None:
     scene = Scene()
     for unit in "ab":
-        assert scene.dies(unit, POISON, counts=False, is_loss=False) == [Fate.MOVES]
+        assert scene.dies(unit, POISON, is_loss=False) == [Fate.MOVES]
     assert scene.ledger.fell("a", scene.now - 5.0 + 0.5) == []
     assert scene.ledger.fell("b", scene.now + FALL_S) == []
     assert not scene.ledger.records[POISON].ended
@@ -258,27 +256,26 @@ def test_an_error_that_an_engine_reports_is_a_death_once_it_is_lost() -> None:
 
 def test_who_got_an_error_of_engines_that_were_lost_ends_once_the_second_is() -> None:
     scene = Scene()
-    scene.dies("a", POISON, counts=False, is_loss=False)
+    scene.dies("a", POISON, is_loss=False)
     scene.ledger.fell("a", scene.now + 0.5)
-    scene.dies("b", POISON, counts=False, is_loss=False)
+    scene.dies("b", POISON, is_loss=False)
     assert scene.ledger.fell("b", scene.now + 0.5) == [POISON]
     assert scene.ledger.is_proven(POISON)
 
 
-def test_who_got_an_error_before_any_token_is_company_to_those_whose_streams_broke() -> None:
-    """The one that an engine dies of may be the only one that is told so, before the engine is lost."""
+def test_who_got_an_error_is_company_to_those_whose_connections_broke_as_the_engine_exited() -> None:
     scene = Scene()
     for unit in "ab":
-        scene.dies(unit, POISON, counts=False, is_loss=False, survive=(X,))
+        scene.dies(unit, POISON, is_loss=False, survive=(X,))
         scene.now -= 5.0
-        fates = scene.dies(unit, X, is_loss=False)
+        fates = scene.dies(unit, X)
     assert fates == [Fate.SUSPECT]
 
 
 def test_who_comes_to_an_engine_that_reports_errors_and_breaks_as_it_exits_has_met_that_death() -> None:
     scene = Scene()
     scene.dies("a", X, POISON)
-    scene.dies("b", POISON, counts=False, is_loss=False)
+    scene.dies("b", POISON, is_loss=False)
     scene.now -= 4.5
     assert scene.dies("b", X, lived_s=0.3) == [Fate.SUSPECT]
 
