@@ -17,7 +17,7 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 # Two commands in two terminals must not set up at the same time.
 READY := @flock Makefile $(MAKE) -s --no-print-directory
 
-.PHONY: help run up test check format vllm-units bench failover soak detection never-shot handover restart cut-off \
+.PHONY: help run up test check format vllm-units bench failover soak detection never-shot handover restart cut-off poison \
 	rolling-update redis-faults fleet probe-cost vllm-detection abuse replay gym peers drill drill-vllm drill-peers \
 	site lock clean apt
 
@@ -84,6 +84,10 @@ handover:       ## a gate is replaced five times under the load of 5,000 request
 restart:        ## a leader starts anew faster than any probe looks: a canary must come before requests
 	$(READY) .venv/run.ready
 	@$(BIN)/python -m loadtests.restart
+
+poison:         ## a prompt that ends the units it comes to, in every way there is; then units killed under load
+	$(READY) .venv/run.ready
+	@$(BIN)/python -m loadtests.poison
 
 cut-off:        ## a sidecar's only unit is wedged; a gate loses its network (as root)
 	$(READY) .venv/run.ready

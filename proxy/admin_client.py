@@ -76,6 +76,23 @@ def explain(admin: Address, asked: Mapping[str, str]) -> dict[str, Any]:
     return found
 
 
+def poison(admin: Address) -> dict[str, Any]:
+    """The prompts that are refused, as `GET /poison` shows them. Raises AdminError."""
+    found = _call(admin, "GET", "/poison")
+    if not isinstance(found, dict) or not isinstance(found.get("bans"), list):
+        raise _stranger(admin)
+    return found
+
+
+def clear_poison(admin: Address, fingerprint: str | None) -> list[str]:
+    """Lets a prompt be asked again, or all of them; those are returned. Raises AdminError."""
+    path = f"/poison/{quote(fingerprint, safe='')}/clear" if fingerprint else "/poison/clear"
+    found = _call(admin, "POST", path)
+    if not isinstance(found, dict) or not isinstance(found.get("cleared"), list):
+        raise _stranger(admin)
+    return [str(name) for name in found["cleared"]]
+
+
 def _path(unit: str) -> str:
     return f"/units/{quote(unit, safe='')}"
 

@@ -256,6 +256,7 @@ def _view(gate: Gate, settings: Settings) -> AdminView:
         peers=gate.peers,
         due_s=lambda unit, probe: gate.watch.due_s(unit, probe, gate.now()),
         waiting=lambda: len(gate.router.waiting),
+        poison=gate.containment,
         explain=choice.explain,
     )
 

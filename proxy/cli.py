@@ -18,7 +18,7 @@ from typing import get_args
 from policies import POLICIES
 from probes import agent
 from proxy import VERSION, admin_client, cli_plan
-from proxy.cli_tables import choice_text, fleet_table, shown, units_table
+from proxy.cli_tables import choice_text, fleet_table, poison_table, shown, units_table
 from proxy.config_process import ConfigError, Overrides, Reading, read
 from proxy.config_values import MisfitError, address
 from proxy.settings import Address, LogFormat, RedisAccess, Settings
@@ -143,6 +143,17 @@ def _explain(args: argparse.Namespace) -> int:
     return 0
 
 
+def _poison(args: argparse.Namespace) -> int:
+    if args.action == "clear":
+        cleared = admin_client.clear_poison(args.admin, args.fingerprint)
+        lines = [f"{name}: may be asked again" for name in cleared] or ["no prompt was refused"]
+        print(*lines, sep="\n")
+        return 0
+    found = admin_client.poison(args.admin)
+    print(json.dumps(found, indent=2) if args.json else poison_table(found))
+    return 0
+
+
 def _flags(args: argparse.Namespace) -> Overrides:
     return Overrides(
         args.listen,
@@ -192,8 +203,12 @@ def _parser() -> argparse.ArgumentParser:
     for name, (metavar, tells) in EXPLAINED.items():
         explain.add_argument(f"--{name.replace('_', '-')}", metavar=metavar, help=tells)
     explain.add_argument("--json", action="store_true", help="all that is known, as JSON")
+    poison = command("poison", _poison, "show the prompts that are refused because units have died of them")
+    poison.add_argument("action", choices=["clear"], nargs="?", help="let them be asked again")
+    poison.add_argument("fingerprint", metavar="FINGERPRINT", nargs="?", help="only this one")
+    poison.add_argument("--json", action="store_true", help="all that is known, as JSON")
     admin = str(Settings(fleet=Fleet()).admin)
-    for added in (units, top, why, drain, undrain, explain):
+    for added in (units, top, why, drain, undrain, explain, poison):
         added.add_argument(
             "--admin", metavar="HOST:PORT", type=_address, default=admin, help="default: %(default)s"
         )

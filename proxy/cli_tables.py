@@ -100,6 +100,25 @@ def duration(seconds: float) -> str:
     return " ".join(parts[:2]) or "0s"
 
 
+def poison_table(found: Mapping[str, Any]) -> str:
+    """The prompts that are refused, one a line."""
+    if not found["bans"]:
+        return "no prompt is refused"
+    head = ("FINGERPRINT", "MODEL", "ENDED", "AGE", "LEFT", "TOLD BY")
+    rows = (
+        (
+            str(ban["fingerprint"]),
+            str(ban["model"]),
+            ", ".join(ban["units"]),
+            duration(ban["age_s"]),
+            duration(ban["left_s"]),
+            str(ban["gate"] or "this gate"),
+        )
+        for ban in found["bans"]
+    )
+    return table((head, *rows))
+
+
 def shown(text: str) -> str:
     """The text on one line; what could move a terminal's cursor is shown as '?'."""
     return "".join(c if c.isprintable() else "?" for c in text)

@@ -182,7 +182,9 @@ class Containment:
         return Failure(Kind.POISON_SUSPECTED, reason)
 
     def hold(self, ask: Ask, tried: tuple[str, ...], settle: Settle) -> Held | None:
-        """Wait; `settle` is called once, later. None: too many do already."""
+        """Wait; `settle` is called once, later. None: too many do already, or there is nothing to wait for."""
+        if not self._board.could_serve(ask, tried):
+            return None
         if len(self._held) >= LIMITS.poison_held:
             reached("poison_held")
             return None
@@ -290,7 +292,8 @@ class Containment:
                 continue
             answer = self.pick(held.ask, held.tried, evicted=bool(held.tried), retry=False)
             settled = isinstance(answer, Lease) or answer in (Refusal.POISON, Refusal.UNKNOWN_MODEL)
-            if settled or now - held.entered_at >= MOVED_S:
+            hopeless = now - held.entered_at >= MOVED_S or not self._board.could_serve(held.ask, held.tried)
+            if settled or hopeless:
                 del self._held[held]
                 held.settle(Refusal.NO_UNIT if answer is Refusal.HELD else answer)
 

@@ -35,6 +35,7 @@ from proxy.report.haproxy_agent import GATE
 from proxy.report.metrics import Metrics
 from proxy.report.orca import Orca
 from proxy.report.peers import Peers
+from proxy.report.poison import PoisonMetrics
 from proxy.report.ready import as_json, readiness
 from proxy.report.record import Finished
 from proxy.report.routing import Routing
@@ -145,6 +146,7 @@ class Gate:
         self._rng = rng
         self._access_log = access_log
         self.metrics.include(NodeAgentMetrics(self.watch.agents))
+        self.metrics.include(PoisonMetrics(self.containment))
         self.routing = Routing(self.board, self.router.waiting, lambda: self.wishes.ignored)
         self.metrics.include(self.routing)
         self.metrics.include(AccessLogMetrics(lambda: access_log.dropped))

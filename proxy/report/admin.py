@@ -18,6 +18,7 @@ import orjson
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from probes.canary import Canary
+from proxy.containment import Containment, name_of
 from proxy.failure import Failure
 from proxy.report.admin_http import AdminServer, Answer, Asked, Handler, Stream
 from proxy.report.envoy_health import Headers, readyz_headers, unit_headers
@@ -26,6 +27,7 @@ from proxy.report.log import log_line
 from proxy.report.metrics import Metrics
 from proxy.report.page import load_page
 from proxy.report.peers import Peers
+from proxy.report.poison import listing
 from proxy.report.ready import as_json, readiness, unit_health
 from proxy.report.status import status
 from proxy.report.trust import refusal
@@ -64,6 +66,7 @@ class AdminView:
     explain: Explain
     due_s: Callable[[str, str], float | None] = _nobody_looks
     waiting: Callable[[], int] = int
+    poison: Containment | None = None
 
 
 def admin_server(view: AdminView) -> AdminServer:
@@ -97,6 +100,11 @@ class _Admin:
             "/events": {"GET": self.events},
             "/healthz/unit/{name}": {"GET": self.unit_health},
         }
+        if view.poison is not None:
+            self._poison = view.poison
+            self._routes["/poison"] = {"GET": self.poison}
+            self._routes["/poison/clear"] = {"POST": self.clear_poison}
+            self._routes["/poison/{name}/clear"] = {"POST": self.clear_poison}
 
     async def answer(self, asked: Asked) -> Answer | Stream:
         """Keep strangers out, and turn everything that goes wrong into one line of JSON."""
@@ -202,6 +210,20 @@ class _Admin:
             parts = _followed(self._view.events)
             return Stream(parts, "text/event-stream", (("Cache-Control", "no-store"),))
         return _json(self._view.events.last())
+
+    async def poison(self, _: Asked) -> Answer:
+        """The prompts that are refused because units have died of them."""
+        return _json(listing(self._poison, self._view.now()))
+
+    async def clear_poison(self, asked: Asked) -> Answer:
+        """Refuse this prompt no more, or none of them."""
+        known = {name_of(ban.fingerprint): ban.fingerprint for ban in self._poison.bans.all()}
+        if asked.name and asked.name not in known:
+            raise _unknown("refused prompt", asked.name, known)
+        cleared = [asked.name] if asked.name else list(known)
+        for name in cleared:
+            self._poison.lift(known[name], asked.peer or "?")
+        return _json({"cleared": cleared})
 
     def _drain_unit(self, asked: Asked, *, drained: bool) -> Answer:
         desk = self._desk(asked)

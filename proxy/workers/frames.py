@@ -53,6 +53,8 @@ class Say:
     """Response, unit: who has it."""
     TICK = 12
     """A `Report`."""
+    BROKE = 13
+    """Id, kind of failure, tokens shown to the client in all, and by this unit: that attempt has failed."""
 
 
 class Tell:

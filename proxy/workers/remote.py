@@ -99,7 +99,10 @@ class RemoteSearch(Search):
             self._ask(wanted, tell)
             return None
         self._asked_at = None
-        return answer if isinstance(answer, Lease) else self.failure or self._said
+        if isinstance(answer, Lease):
+            return answer
+        said = self._said
+        return said if said is not None and said.kind.row.is_final else self.failure or said
 
     def pick_besides(self, unit: str, step: Step) -> Lease | Refusal:
         """Another one than `unit`, if there seems to be one with room."""

@@ -61,6 +61,7 @@ class Seat:
             Say.CLOSE: self._close,
             Say.WORKED: self._worked,
             Say.BLAME: self._blame,
+            Say.BROKE: self._broke,
             Say.FINISHED: self._finished,
             Say.RARE: self._rare,
             Say.DOUBT: self._doubt,
@@ -189,6 +190,10 @@ class Seat:
     def _blame(self, number: int, failure: Message) -> None:
         if (lease := self._lease(number)) is not None:
             self._brain.blame(lease, failure_in(failure))
+
+    def _broke(self, number: int, kind: str, tokens: int, shown: int) -> None:
+        if (lease := self._lease(number)) is not None:
+            self._brain.containment.broke(lease, Kind(kind), tokens, shown)
 
     def _lease(self, number: int) -> Lease | None:
         """One that is open, or was closed with the last word about leases."""

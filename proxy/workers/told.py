@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from proxy.containment import Containment
+from proxy.failure import Kind
 from proxy.own import OwnAnswers, response_of
 from proxy.report.balancers import Balancers
 from proxy.report.continuations import Continuations, Result
@@ -12,6 +14,7 @@ from proxy.report.orca import Orca
 from proxy.report.routing import Routing
 from proxy.vigil import Vigil
 from proxy.workers.frames import Say
+from proxy.workers.remote import RemoteLease
 from router.lease import Lease
 from router.nouns import Ask
 
@@ -28,6 +31,7 @@ class FarParts(NamedTuple):
     routing: FarRouting
     balancers: FarBalancers
     vigil: FarVigil
+    containment: FarContainment
     orca: ToldOrca
     metrics: FarMetrics
 
@@ -86,6 +90,27 @@ class FarBalancers(Balancers):
         self._gate.line.rare("balancer", about, state, now)
 
 
+class FarContainment(Containment):
+    """Contains nothing: the brain is told of what fails, and refuses."""
+
+    def __init__(self, gate: WorkerGate) -> None:
+        super().__init__(
+            gate.board,
+            gate.router.pick,
+            gate.events,
+            gate.now,
+            lambda _: None,
+            answered=lambda _: 0,
+            ban_s=0.0,
+        )
+        self._gate = gate
+
+    def broke(self, lease: Lease, kind: Kind, tokens: int, shown: int) -> None:
+        """An attempt has failed."""
+        assert isinstance(lease, RemoteLease)
+        self._gate.line.say((Say.BROKE, lease.id, kind.value, tokens, shown))
+
+
 class FarVigil(Vigil):
     """Judges nothing."""
 
@@ -129,6 +154,7 @@ def far_parts(gate: WorkerGate) -> FarParts:
         FarRouting(gate),
         FarBalancers(gate),
         FarVigil(gate),
+        FarContainment(gate),
         ToldOrca(gate),
         FarMetrics(gate),
     )

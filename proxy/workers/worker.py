@@ -105,6 +105,7 @@ class WorkerGate(Gate):
         self.own_answers, self.continuations, self.routing = far.own_answers, far.continuations, far.routing
         self.balancers, self._vigil, self.metrics = far.balancers, far.vigil, far.metrics
         self.orca = self._orca_told = far.orca
+        self.containment = far.containment
 
     # -- the brain -----------------------------------------------------------------------------------------
 

@@ -16,10 +16,13 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from probes.agent_link import Standing
+from proxy.containment import Containment
 from proxy.discovery.follow import Discovery
 from proxy.discovery.start import DiscoveryMetrics
 from proxy.report.collectors import NodeAgentMetrics
+from proxy.report.events import EventLog
 from proxy.report.metrics import Metrics
+from proxy.report.poison import PoisonMetrics
 from proxy.report.redis_link import RedisLink
 from proxy.report.redis_metrics import RedisMetrics
 from proxy.report.routing import Routing
@@ -47,6 +50,11 @@ def exposed() -> dict[str, set[str]]:
     metrics = Metrics(board, lambda: 1.0, waiting=lambda: 0, connections=lambda: {"client": 0, "unit": 0})
     metrics.responses["generate", 200] += 1
     metrics.recoveries["a", "gave_up"] = 0
+    events = EventLog(float, 2, log=lambda _level, _line: None)
+    contained = Containment(
+        board, cast("Any", None), events, float, cast("Any", None), answered=len, ban_s=1.0
+    )
+    metrics.include(PoisonMetrics(contained))
     metrics.include(Routing(board, Waiting(FairRules())))
     link = SimpleNamespace(state="", peers=lambda: 0, counts=Counter[str]())
     metrics.include(RedisMetrics(cast("RedisLink", link), board))
