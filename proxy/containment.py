@@ -182,7 +182,7 @@ class Containment:
         return Failure(Kind.POISON_SUSPECTED, reason)
 
     def hold(self, ask: Ask, tried: tuple[str, ...], settle: Settle) -> Held | None:
-        """Wait; `settle` is called once, later. None: too many do already, or there is nothing to wait for."""
+        """Wait; `settle` is called once, later. None: too many do, or there is nothing to wait for."""
         if not self._board.could_serve(ask, tried):
             return None
         if len(self._held) >= LIMITS.poison_held:

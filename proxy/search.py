@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from proxy.containment import Held
 from proxy.failure import Failure
 from router.lease import Lease
-from router.nouns import Ask, Refusal, Verdict
+from router.nouns import Ask, Outcome, Refusal, Verdict
 from router.retry import Attempts, Step, next_step
 
 if TYPE_CHECKING:
@@ -115,8 +115,7 @@ class Search:
         if ticket is None or not gate.containment.bars(self.ask, self.history.tried):
             return False
         if isinstance(answer, Lease):
-            gate.board.close(answer, gate.now())
-            gate.room()
+            gate.close(answer, Outcome.GATE_ERROR)
         return True
 
     def _wait(self, answer: Refusal, tell: Tell) -> Refusal:
