@@ -117,6 +117,7 @@ BODIES = [
         "1 MiB of digits",
         sends(OPEN + b'"a":' + b"9" * MIB + b"}", OPEN + b'"seed":1' + b"0" * 5000 + b"}"),
     ),
+    Abuse("long-key", "a key of 1 MiB", sends(OPEN + b'"' + b"a" * _JUST_LOOP + b'":1}')),
     Abuse(
         "escapes",
         "1 MiB of escaped letters",

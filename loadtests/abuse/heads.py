@@ -47,8 +47,8 @@ async def short_lines(place: Place) -> Got:
 
 async def long_line(place: Place) -> Got:
     """One line as long as fits, in those that are read: names, credentials, deadlines."""
-    names = ("x-request-id", "authorization", "x-session-id", "x-priority", "x-slo-ttft-ms", "traceparent")
-    names += ("x-forwarded-for", "cookie", "content-type", "accept-encoding", "keep-alive", "te")
+    names = ["x-request-id", "authorization", "x-session-id", "x-priority", "x-slo-ttft-ms", "traceparent"]
+    names += ["x-forwarded-for", "cookie", "content-type", "accept-encoding", "keep-alive", "te"]
     each = [post(SMALL, lines=f"{name}: {'9' * HEAD_BYTES}\r\n") for name in names]
     return await ask_all(place.gate.port, each, at_once=2)
 

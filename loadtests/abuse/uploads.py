@@ -101,6 +101,15 @@ async def several_large(place: Place) -> Got:
     return await ask_all(place.gate.port, [body] * 16, at_once=16)
 
 
+async def multipart(place: Place) -> Got:
+    """A recording of 20 MB with a thousand parts, on a path whose bodies are not read."""
+    part = b'--a\r\ncontent-disposition: form-data; name="file"\r\n\r\n' + b"a" * 20_000 + b"\r\n"
+    body = post(part * 1000 + b"--a--\r\n", path="/v1/audio/transcriptions")
+    return await one(
+        ask(place.gate.port, body.replace(b"application/json", b"multipart/form-data; boundary=a"))
+    )
+
+
 async def reset_at_every_phase(place: Place) -> Got:
     """500 clients that reset: at once, in the head, after it, in the body, after it, in the stream."""
     rng = random.Random(3)
@@ -128,6 +137,7 @@ UPLOADS = [
         surroundings=Surroundings(bodies_bytes=256 * MIB),
     ),
     Abuse("continue-no-body", "200 clients that expect 100-continue and send no body", continue_without_body),
+    Abuse("multipart", "a recording of 20 MB in a thousand parts", multipart, megabytes=20),
     Abuse("several-large", "16 bodies of 1.2 MB at once", several_large, megabytes=20),
     Abuse(
         "resets",
