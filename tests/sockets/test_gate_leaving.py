@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Callable
 from typing import cast
 
@@ -124,6 +126,33 @@ async def test_a_client_may_leave_while_its_body_waits_to_be_parsed() -> None:
         client.abort()
         await here.until(lambda: not here.gate._tasks and not here.gate.clients)
         assert here.gate.memory.used == 0
+
+
+@live
+async def test_a_body_whose_client_left_is_freed_at_once_and_not_when_garbage_is_collected() -> None:
+    class Body(bytearray):
+        """Can be waited for, unlike bytes."""
+
+    asked, bodies = asyncio.Event(), list[weakref.ref[Body]]()
+
+    async def read_large(body: bytes) -> Ask | Failure:
+        held = Body(body)
+        bodies.append(weakref.ref(held))
+        asked.set()
+        await asyncio.Event().wait()
+        return Ask(str(len(held)))
+
+    gc.disable()
+    try:
+        async with stage(STREAM) as here, here.client() as client:
+            here.gate._read_large = read_large
+            client.send(post(b'{"prompt": "' + b"x" * (1 << 20) + b'"}'))
+            await asked.wait()
+            client.abort()
+            await here.until(lambda: not here.gate._tasks and not here.gate.clients)
+            assert [each() for each in bodies] == [None]
+    finally:
+        gc.enable()
 
 
 @simulated
