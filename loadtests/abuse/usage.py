@@ -33,6 +33,11 @@ def resident_mb(pid: int) -> float:
     return 0.0
 
 
+def queued_s(pid: int) -> float:
+    """How long the main thread of a process could have run, and had no processor (proc(5), schedstat)."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+
+
 def _ended_children_s(pid: int) -> float:
     """`cutime` + `cstime` of /proc/PID/stat (proc(5), fields 16 and 17)."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -26,7 +26,7 @@ MEMORY_LIMIT_MB = 20.0
 @dataclass(frozen=True, slots=True)
 class Try:
     """One try of one abuse. Waits are the neighbour's worst in seconds: `late_s` is how late the machine let
-    the neighbour itself run meanwhile. Memory is resident, of all processes of the gate, in MB.
+    the neighbour itself run meanwhile, `queued_s` how long in all it let the gate wait for a processor. Memory is resident, of all processes of the gate, in MB.
     """
 
     abuse: Abuse
@@ -35,6 +35,7 @@ class Try:
     wait_s: float
     control_s: float
     late_s: float
+    queued_s: float
     lost: int
     before_mb: float
     peak_mb: float
@@ -71,8 +72,9 @@ class Try:
     def line(self) -> str:
         """All of it for people."""
         got = ", ".join(f"{count} x {what}" for what, count in self.got.most_common(4))
-        wait_ms, control_ms, late_ms = (1000 * each for each in (self.wait_s, self.control_s, self.late_s))
-        wait = f"{wait_ms:.0f} ms (control {control_ms:.0f}, late {late_ms:.0f})"
+        times = (self.wait_s, self.control_s, self.late_s, self.queued_s)
+        wait_ms, control_ms, late_ms, queued_ms = (1000 * each for each in times)
+        wait = f"{wait_ms:.0f} ms (control {control_ms:.0f}, late {late_ms:.0f}, gate queued {queued_ms:.0f})"
         memory = f"{self.before_mb:.0f}/{self.peak_mb:.0f}/{self.after_mb:.0f} MB"
         return f"CPU {self.cpu_s:.2f} s, wait {wait}, memory {memory}, took {self.took_s:.1f} s; got {got}"
 

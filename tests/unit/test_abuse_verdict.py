@@ -24,6 +24,7 @@ GOOD = Try(
     wait_s=0.02,
     control_s=0.01,
     late_s=0.0,
+    queued_s=0.0,
     lost=0,
     before_mb=90.0,
     peak_mb=200.0,
