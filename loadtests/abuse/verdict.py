@@ -26,7 +26,8 @@ MEMORY_LIMIT_MB = 20.0
 @dataclass(frozen=True, slots=True)
 class Try:
     """One try of one abuse. Waits are the neighbour's worst in seconds: `late_s` is how late the machine let
-    the neighbour itself run meanwhile, `queued_s` how long in all it let the gate wait for a processor. Memory is resident, of all processes of the gate, in MB.
+    the neighbour itself run meanwhile, `queued_s` how long in all it let the gate wait for a processor.
+    Memory is resident, of all processes of the gate, in MB.
     """
 
     abuse: Abuse
