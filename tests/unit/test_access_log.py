@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import sys
 import threading
 import time
+import tracemalloc
 from pathlib import Path
 
 import orjson
@@ -216,3 +218,13 @@ def wait_until_lost(log: AccessLog, lost: int) -> None:
     while log.dropped < lost:
         assert time.monotonic() < deadline
         time.sleep(0.001)
+
+
+def test_a_line_that_waits_takes_no_more_memory_than_its_bytes() -> None:
+    tracemalloc.start()
+    try:
+        lines = [json_line(clock(), DONE) for _ in range(1000)]
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < sum(map(sys.getsizeof, lines)) + 100 * len(lines)
