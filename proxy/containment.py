@@ -133,7 +133,7 @@ class Containment:
         fingerprint = lease.ask.fingerprint
         if outcome is Outcome.OK and fingerprint in self.ledger.records:
             self.ledger.answered(fingerprint)
-            if (ban := self.bans.find(fingerprint, self._now())) is not None and not ban.gate:
+            if self.bans.find(fingerprint, self._now()) is not None:
                 self.lift(fingerprint, "the gate: it was answered whole")
         self._serve_soon()
 
@@ -208,14 +208,15 @@ class Containment:
         if self.ban_s and self.bans.add(ban):
             self.watchful = True
 
-    def lift(self, fingerprint: int, by: str) -> bool:
-        """End a ban, and forget what stands against the prompt; False when there is none."""
+    def lift(self, fingerprint: int, by: str, *, tell: bool = True) -> bool:
+        """End a ban, and forget what stands against the prompt; False when there is none. `tell` the others."""
         ban = self.bans.lift(fingerprint)
         self.ledger.answered(fingerprint)
         if ban is None:
             return False
         self._events.add(Action("poison_lifted", by, detail=name_of(fingerprint)))
-        self.on_ban(ban, True)
+        if tell:
+            self.on_ban(ban, True)
         self._serve_soon()
         return True
 

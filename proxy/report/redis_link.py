@@ -17,6 +17,8 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
+from proxy.report.redis_bans import Row, SharedBans, is_ban
+from proxy.report.redis_bans import read as read_ban
 from proxy.report.redis_connect import EXCHANGE_S, Connect, in_words, is_refusal, why_refused
 from proxy.report.redis_roster import Key, Roster
 from proxy.report.redis_schema import (
@@ -33,6 +35,8 @@ from proxy.report.redis_talk import Member, Talk
 REFUSED_PAUSE_S = 5.0
 """Between two tries with credentials that were refused: some servers lock out who asks too often."""
 FLIPS_KEPT = 1024
+BAN_BEATS = 8
+"""The index of refused prompts is read once in so many beats (2 s); each is told of at once as well."""
 ABSENT_MAX = 240
 """An entry of an index whose document was missing in so many beats (a minute) is taken off the index."""
 
@@ -46,6 +50,9 @@ _COUNTS = (
     "documents_refused",
     "flips_sent",
     "flips_heard",
+    "bans_sent",
+    "bans_heard",
+    "bans_refused",
 )
 _CANCEL_S = 0.05
 _WHAT_NOW = "requests are routed by what this gate sees itself, and it goes on trying"
@@ -88,7 +95,10 @@ class RedisLink:
         names: Names,
         heartbeat_s: float = HEARTBEAT_S,
         all_cells: bool = False,
+        bans: SharedBans | None = None,
     ) -> None:
+        self._bans = bans
+        self._ban_news: list[Row] = []
         self._connect = connect
         self._gate = gate
         self._views = views
@@ -133,6 +143,12 @@ class RedisLink:
         """A verdict of ours has changed: tell it now. Never waits."""
         if len(self._flips) < FLIPS_KEPT:
             self._flips.append(view)
+        self._wake.set()
+
+    def banned(self, row: Row) -> None:
+        """A prompt is refused from now on, or no more: tell it now. Never waits."""
+        if len(self._ban_news) < FLIPS_KEPT:
+            self._ban_news.append(row)
         self._wake.set()
 
     def peers(self) -> int:
@@ -212,6 +228,25 @@ class RedisLink:
         for key in self._roster.answered(seen, self._now()):
             self._look_for_flip(key, seen[key])
         await self._forget_departed(talk, index)
+        if self._bans is not None and self.counts["beats"] % BAN_BEATS == 0:
+            await self._share_bans(talk, self._bans)
+
+    async def _share_bans(self, talk: Talk, bans: SharedBans) -> None:
+        """Read what prompts others refuse. What a Redis that came back empty has not is written again."""
+        index = await talk.bans()
+        await talk.tell_bans((row for row in bans.own() if row.mark not in index), publish=False)
+        unknown = [mark for mark in index if not bans.knows(mark)]
+        async for mark, document, pttl_ms in talk.get_bans(unknown):
+            if document is not None and (told := read_ban(document)) is not None and told.mark == mark:
+                self._take_ban(document, pttl_ms if isinstance(pttl_ms, int) else 0)
+            elif document is not None:
+                self.counts["bans_refused"] += 1
+
+    def _take_ban(self, document: Any, left_ms: int | None = None) -> None:
+        assert self._bans is not None
+        counts = left_ms is None or left_ms > 0
+        heard = counts and self._bans.heard(document, {member.gate for member in self._known}, left_ms)
+        self.counts["bans_heard" if heard else "bans_refused"] += 1
 
     def _seen(self, key: Key, document: Any, pttl_ms: Any) -> Seen | None:
         """What stands at a key; None when that is nothing, or not what should be there."""
@@ -243,9 +278,13 @@ class RedisLink:
         talk = Talk(client, self._names)
         # What has flipped while there was no connection is told by the beats.
         self._flips.clear()
+        self._ban_news.clear()
         while True:
             await self._wake.wait()
             self._wake.clear()
+            bans, self._ban_news = self._ban_news, []
+            await talk.tell_bans(bans)
+            self.counts["bans_sent"] += len(bans)
             flips, self._flips = self._flips, []
             await talk.tell(flips, self._expiry_ms)
             self.counts["flips_sent"] += len(flips)
@@ -261,6 +300,9 @@ class RedisLink:
                     self._heard(message["data"])
 
     def _heard(self, document: Any) -> None:
+        if self._bans is not None and isinstance(document, bytes) and is_ban(document):
+            self._take_ban(document)
+            return
         view = read(document) if isinstance(document, bytes) else None
         # Whoever is not on the index yet is read at the next beat: what strangers shout is not kept.
         if view is None or Member(view.cell, view.unit, view.gate) not in self._known:

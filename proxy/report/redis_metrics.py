@@ -21,6 +21,9 @@ _COUNTS = {
     "documents_refused": "What was there or was heard, and is no document that counts.",
     "flips_sent": "Changes of verdict that others were told of at once.",
     "flips_heard": "Changes of verdict that others told of.",
+    "bans_sent": "Refused prompts, or that one is refused no more, that others were told of at once.",
+    "bans_heard": "The same, told by others.",
+    "bans_refused": "What was told as such, and does not count.",
 }
 
 

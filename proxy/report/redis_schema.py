@@ -46,6 +46,13 @@ class Names:
         self.flips = f"{prefix}flips"
         """The channel on which a document is published whenever its verdict has changed."""
 
+        self.poison = f"{prefix}poison"
+        """The set of prompts that are refused, by fingerprint."""
+
+    def ban(self, mark: str) -> str:
+        """The key of the document of such a prompt."""
+        return f"{self.prefix}poison:{mark}"
+
     def units_of(self, cell: str) -> str:
         """The set of `UNIT:GATE` that have been published of a cell."""
         return f"{self.prefix}cell:{cell}"

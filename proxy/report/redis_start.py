@@ -15,6 +15,7 @@ from proxy.discovery.redis_router import FleetRouter
 from proxy.gate import Gate
 from proxy.report.log import log_line
 from proxy.report.redis_address import own_url
+from proxy.report.redis_bans import SharedBans
 from proxy.report.redis_connect import Connect, connector
 from proxy.report.redis_link import RedisLink
 from proxy.report.redis_metrics import RedisMetrics
@@ -55,7 +56,8 @@ def _link(
     *,
     all_cells: bool = False,
 ) -> RedisLink:
-    return RedisLink(
+    bans = SharedBans(gate.containment, roster.own, gate.now)
+    link = RedisLink(
         connect,
         roster.own,
         views,
@@ -66,7 +68,10 @@ def _link(
         tell=lambda line: log_line("warning", line),
         names=names,
         all_cells=all_cells,
+        bans=bans,
     )
+    gate.containment.on_ban = lambda ban, lifted: link.banned(bans.row(ban, lifted=lifted))
+    return link
 
 
 def _share(gate: Gate, link_by: Callable[..., RedisLink]) -> RedisLink:

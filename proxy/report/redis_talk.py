@@ -16,6 +16,8 @@ from typing import Any, NamedTuple, TypeVar
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
+from proxy.report.redis_bans import MEMBERS_MAX as BANS_MAX
+from proxy.report.redis_bans import Row
 from proxy.report.redis_connect import EXCHANGE_S
 from proxy.report.redis_schema import Names, View, written
 
@@ -99,6 +101,32 @@ class Talk:
         for part in _slices(members):
             keys = [self._names.unit(member.unit, member.gate) for member in part]
             answers = await self._exchange([(word, key) for key in keys for word in ("GET", "PTTL")])
+            for row in zip(part, answers[::2], answers[1::2], strict=True):
+                yield row
+
+    async def tell_bans(self, rows: Iterable[Row], *, publish: bool = True) -> None:
+        """Write these bans, or that they are lifted, and tell of them on the channel of flips."""
+        for part in _slices(rows):
+            commands: list[Command] = []
+            for row in part:
+                if publish:
+                    commands.append(("PUBLISH", self._names.flips, row.document))
+                commands.append(("SET", self._names.ban(row.mark), row.document, "PX", row.expiry_ms))
+                commands.append(("SREM" if row.is_lifted else "SADD", self._names.poison, row.mark))
+            await self._exchange(commands)
+
+    async def bans(self) -> set[str]:
+        """The prompts that anybody refuses."""
+        (found,) = await self._exchange([("SMEMBERS", self._names.poison)])
+        return set(islice(_texts(found), BANS_MAX))
+
+    async def get_bans(self, marks: Iterable[str]) -> AsyncIterator[tuple[str, Any, Any]]:
+        """What stands at the key of each, and the milliseconds that it has left; what is gone is delisted."""
+        for part in _slices(marks):
+            keys = [self._names.ban(mark) for mark in part]
+            answers = await self._exchange([(word, key) for key in keys for word in ("GET", "PTTL")])
+            if gone := [mark for mark, found in zip(part, answers[::2], strict=True) if found is None]:
+                await self._exchange([("SREM", self._names.poison, mark) for mark in gone])
             for row in zip(part, answers[::2], answers[1::2], strict=True):
                 yield row
 

@@ -12,6 +12,7 @@ from random import Random
 from typing import Any
 
 from proxy.report.ready import readiness
+from proxy.report.redis_bans import SharedBans
 from proxy.report.redis_link import RedisLink
 from proxy.report.redis_roster import Roster
 from proxy.report.redis_schema import HEARTBEAT_S, Names
@@ -56,6 +57,10 @@ class GatesStage(Stage):
         await self._close(gate)
         self.gates.append(await self._open(host))
         await self.until(lambda: self.is_ready(host), BACK_S)
+
+    def alive_client(self, number: int) -> Client:
+        """Clients of one gate alone."""
+        return Client(self.world, f"{list(self.alive)[number]}:{GATE_PORT}")
 
     def is_ready(self, host: str) -> bool:
         """What a gate says of itself."""
@@ -112,6 +117,7 @@ class GatesStage(Stage):
             gate.metrics.recent_ttft_s,
             is_stopping=gate.is_stopping,
         )
+        bans = SharedBans(gate.containment, name, gate.now)
         link = RedisLink(
             self.redis.client,
             name,
@@ -123,6 +129,7 @@ class GatesStage(Stage):
             tell=lambda _line: None,
             names=Names(),
             heartbeat_s=self.heartbeat_s,
+            bans=bans,
         )
 
         def flipped(flip: Flip) -> None:
@@ -132,6 +139,7 @@ class GatesStage(Stage):
         def tick(now: float) -> None:
             gate.board.others = sharing.tick(now)
 
+        gate.containment.on_ban = lambda ban, lifted: link.banned(bans.row(ban, lifted=lifted))
         gate.on_flip = flipped
         gate.on_tick.append(tick)
         link.start()

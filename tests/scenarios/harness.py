@@ -26,7 +26,7 @@ from proxy.ask import read_ask
 from proxy.failure import Failure
 from proxy.report.access_log import AccessLog
 from proxy.report.events import EventLog
-from proxy.settings import Address, Limits, Settings, Timeouts
+from proxy.settings import Address, Limits, Poison, Settings, Timeouts
 from router.fair import FairRules
 from router.nouns import Ask, Cell, Fleet, Node, Role, Rules, Unit, Verdict
 from tests.scenarios.observed import ObservedGate, wrong_records
@@ -91,6 +91,7 @@ class Stage:
         timeouts: Timeouts | None = None,
         pass_unlisted: bool = False,
         no_continuation: tuple[str, ...] = (),
+        poison: Poison | None = None,
         limit_s: float = 7200.0,
     ) -> None:
         self.world = World(seed, limit_s)
@@ -116,6 +117,7 @@ class Stage:
             access_log="off",
             pass_unlisted=pass_unlisted,
             no_continuation=no_continuation,
+            poison=poison or Poison(),
         )
         self.gate = self._make_gate(settings, seed + 3)
         self.gates = [self.gate]

@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
+from proxy.settings import Poison as PoisonSettings
+from tests.scenarios.gates import GatesStage
 from tests.scenarios.harness import Stage
 from tests.scenarios.users import Users
 from tests.scenarios.visit import Visit, chat, encode
+from tests.sim.client import Client
 from tests.sim.poison import MARKER, Mode, Poison
 
 DEATHS_MAX = 3
@@ -25,12 +28,12 @@ def poisoned(stage: Stage, mode: Mode) -> Poison:
     return poison
 
 
-async def drink(stage: Stage, **fields: Any) -> Visit:
+async def drink(stage: Stage, via: Client | None = None, **fields: Any) -> Visit:
     """One client asks for it."""
     body = chat(f"{MARKER} for you", **fields)
     visit = stage._visit("/v1/chat/completions", body)
     headers = {"x-request-id": visit.request_id}
-    visit.reply = await stage.client.request("POST", visit.path, encode(body), headers)
+    visit.reply = await (via or stage.client).request("POST", visit.path, encode(body), headers)
     return visit
 
 
@@ -62,3 +65,46 @@ def test_poison_costs_three_units_at_most_and_its_neighbours_nothing(mode: Mode,
 
     stage.play(scenario())
     assert 1 < len(poison.kills) <= DEATHS_MAX, poison.kills
+
+
+def test_what_one_gate_has_found_out_no_other_one_sends_and_who_clears_it_clears_it_for_all() -> None:
+    stage = GatesStage(1, 4)
+    poison = poisoned(stage, Mode.CRASH)
+
+    async def scenario() -> None:
+        await stage.until(stage.all_up, 10.0)
+        await asyncio.sleep(2.0)
+        first, second = stage.alive.values()
+        visit = await drink(stage, via=stage.alive_client(0))
+        assert visit.code == "poison_suspected"
+        killed = len(poison.kills)
+        await asyncio.sleep(0.2)
+        assert (await drink(stage, via=stage.alive_client(1))).code == "poison_suspected"
+        assert len(poison.kills) == killed
+        assert second.containment.bans.all()[0].gate
+        stage.redis.forget()
+        await asyncio.sleep(5.0)
+        (ban,) = second.containment.bans.all()
+        assert second.containment.lift(ban.fingerprint, "an operator")
+        await asyncio.sleep(0.2)
+        assert not first.containment.bans.all()
+        poison.marker = "nothing any more"
+        assert (await drink(stage, via=stage.alive_client(0))).is_answered
+
+    stage.play(scenario())
+
+
+@pytest.mark.parametrize("ban_s", [0.0, 5.0])
+def test_a_ban_lasts_as_long_as_is_configured(ban_s: float) -> None:
+    stage = Stage(units=4, poison=PoisonSettings(ban_s))
+    poison = poisoned(stage, Mode.CRASH)
+
+    async def scenario() -> None:
+        assert (await drink(stage)).code == "poison_suspected"
+        await asyncio.sleep(ban_s + 1.0)
+        await stage.until(stage.all_up, 60.0)
+        killed = len(poison.kills)
+        await drink(stage)
+        assert len(poison.kills) > killed
+
+    stage.play(scenario())
