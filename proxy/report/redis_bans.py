@@ -1,4 +1,4 @@
-"""What gates tell each other of prompts that end units: a JSON document per prompt. docs/redis.md describes it.
+"""What gates tell each other of prompts that end units: a JSON document for each. docs/redis.md describes it.
 
 Advisory as all else in Redis: what makes no sense, is of a gate that nobody knows, or has no end, changes
 nothing but a count. How long a ban holds here is bounded by this gate's own `poison.ban_s`.
