@@ -209,7 +209,7 @@ class Containment:
             self.watchful = True
 
     def lift(self, fingerprint: int, by: str, *, tell: bool = True) -> bool:
-        """End a ban, and what stands against the prompt; False when there is none. `tell`: the others, too."""
+        """End a ban, and what stands against the prompt; False when there is none. `tell` others."""
         ban = self.bans.lift(fingerprint)
         self.ledger.answered(fingerprint)
         if ban is None:
