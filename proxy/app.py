@@ -25,6 +25,7 @@ from proxy.handover.successor import HandoverError, Listeners, hand_over
 from proxy.handover.view import View, drained, view_of
 from proxy.large import LargeBodies
 from proxy.life import Life
+from proxy.memory import return_large_blocks
 from proxy.recovery.start import attend
 from proxy.report.access_log import AccessLog, stdout_sink
 from proxy.report.admin import AdminView
@@ -58,6 +59,7 @@ def serve(settings: Settings, reload: Reload) -> int:
     """
     descriptors.check(settings.workers)
     configure("json" if settings.access_log == "json" else "console")
+    return_large_blocks()
     preload(settings)
     if settings.workers > 1:
         from proxy.workers.supervisor import supervise  # Late, for one process needs none of it.

@@ -86,7 +86,8 @@ _DENIED = re.compile(
     rb"|unload_lora_adapter|v2/repository)(?:/|$)"
 )
 
-_DEVIOUS = re.compile(rb"//|/\.\.?(?:[/;]|$)")
+# URLs as browsers read them have a backslash for a slash (https://url.spec.whatwg.org/#path-state).
+_DEVIOUS = re.compile(rb"//|/\.\.?(?:[/;]|$)|\\")
 
 _TRITON_MODEL = rb"/v2/models/[^/]+(?:/versions/\d+)?"
 
@@ -133,7 +134,7 @@ def why_refused(route: Route, method: bytes, *, pass_unlisted: bool) -> Failure 
     if route.kind is DENIED:
         return Failure(Kind.DENIED, "engine administration does not pass the gate; ask the engine itself")
     if route.kind is DEVIOUS:
-        reason = "the path has an empty segment or one of dots; send the path that is meant"
+        reason = "the path has an empty segment, one of dots, or a backslash; send the path that is meant"
         return Failure(Kind.BAD_REQUEST, reason)
     if route.kind is UNLISTED and not pass_unlisted:
         reason = "the gate does not pass this path on; see pass_unlisted in its configuration"
