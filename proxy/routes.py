@@ -2,8 +2,8 @@
 
 GENERATE asks a unit for work: retry, load, affinity, evidence. READ asks any usable unit for a fact.
 STICKY asks the unit that made the thing. OWN is answered by the gate. DENIED is engine administration:
-whoever may pause or reload an engine does so at the engine. DEVIOUS paths have empty or dot segments
-(/v1/models/../../pause): what they name depends on who reads them, so nobody after us gets to.
+whoever may pause or reload an engine does so at the engine. DEVIOUS paths have empty or dot segments, or a
+backslash (/v1/models/../../pause): what they name depends on who reads them, so nobody after us gets to.
 """
 
 from __future__ import annotations
