@@ -259,6 +259,7 @@ def _view(gate: Gate, settings: Settings) -> AdminView:
         due_s=lambda unit, probe: gate.watch.due_s(unit, probe, gate.now()),
         waiting=lambda: len(gate.router.waiting),
         poison=gate.containment,
+        full=gate.is_full,
         explain=choice.explain,
     )
 

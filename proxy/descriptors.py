@@ -1,6 +1,7 @@
 """Descriptors: how many this process may have, whether they are enough, who comes in while they run short.
 
-A client that waits to be accepted is better off than one that is accepted and cannot be served, or is dropped
+While they run short, connections without a request are closed for those who come. When there are none, a
+client that waits to be accepted is better off than one that is accepted and cannot be served, or is dropped
 as the system does when none is left. So accepting pauses while there is still room for what is under way:
 streams go on, probes are made, the admin port answers.
 """
@@ -74,18 +75,24 @@ def how() -> str:
 
 
 class Descriptors:
-    """Says who may come in. `tell` is told when nobody may.
+    """Says who may come in. `tell` is told of a shortage. `make_room` closes idle connections, at most so
+    many, and says how many it has.
 
     To count those in use takes a while (0.1 ms for a thousand), so it is done anew only after half of those
     that were left may have been taken.
     """
 
     def __init__(
-        self, most: int | None, tell: Callable[[str], None], count: Callable[[], int] = in_use
+        self,
+        most: int | None,
+        tell: Callable[[str], None],
+        make_room: Callable[[int], int],
+        count: Callable[[], int] = in_use,
     ) -> None:
         self._most = most
         self._kept = max(KEPT_LEAST, most // KEPT_PART) if most is not None else 0
         self._tell = tell
+        self._make_room = make_room
         self._count = count
         self._credit = 0
         self._fresh = 0
@@ -108,9 +115,13 @@ class Descriptors:
         self._credit = left // (2 * FOR_A_REQUEST)
         if left >= 0:
             return True
+        # Those are free with the next turn of the loop; until then it is what is kept that they come from.
+        freed = self._make_room(max(FOR_A_REQUEST, self._kept // 2))
+        self._credit = freed // FOR_A_REQUEST
         if now - self._short_at >= EPISODE_S:
             self._tell(
-                f"{used} of {self._most} descriptors are in use, so nobody is accepted until some are free"
+                f"{used} of {self._most} descriptors are in use, so connections without a request are closed "
+                "for new ones, and nobody is accepted while there are none"
             )
         self._short_at = now
-        return False
+        return freed > 0

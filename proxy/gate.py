@@ -23,6 +23,7 @@ from proxy.descriptors import Descriptors, allowed
 from proxy.exchange import Exchange
 from proxy.explained import ExplainedExchange
 from proxy.failure import Failure, Kind
+from proxy.limits import LIMITS, reached
 from proxy.own import OwnAnswers
 from proxy.placed import PlacedExchange
 from proxy.report.access_log import AccessLog
@@ -44,6 +45,7 @@ from proxy.vigil import Vigil
 from proxy.watch import Watch
 from proxy.wire.downstream import ClientConnection
 from proxy.wire.heads import REQUEST_FIELDS
+from proxy.wire.idle import least_missed
 from proxy.wire.listeners import Entrance
 from proxy.wire.memory import BodyMemory
 from proxy.wire.pool import MakeTls, Pool
@@ -67,6 +69,8 @@ BACKLOG = 4096
 kernel's own limit is as high (net.core.somaxconn).
 """
 COOL_S = 1.0
+FULL_S = 1.0
+"""A gate that accepts nobody for so long is not ready."""
 LINGER_S = 0.5
 """How long a gate that stops keeps connections without a request: one may be on its way."""
 _BUSY = Outcome.BUSY
@@ -176,8 +180,8 @@ class Gate:
     ) -> None:
         """Accept clients: on `listeners`, where they are open already. Raises OSError."""
         if listeners:
-            trouble = self._vigil.own_trouble
-            self._entrance.has_room = Descriptors(allowed(), trouble).has_room
+            descriptors = Descriptors(allowed(), self._vigil.own_trouble, self._make_room)
+            self._entrance.has_room = descriptors.has_room
         await self._entrance.open(self.settings.listen, listeners, tls, BACKLOG)
 
     def begin(self) -> None:
@@ -280,6 +284,10 @@ class Gate:
     def is_stopping(self) -> bool:
         """True once the gate has begun to stop, and says so to whoever asks."""
         return self._stopping
+
+    def is_full(self) -> bool:
+        """True while nobody can be accepted, for longer than a moment: descriptors are short."""
+        return self.now() - self._entrance.shut_at > FULL_S
 
     def is_leaving(self) -> bool:
         """True once answers close their connections: it stops, or a successor accepts in its place."""
@@ -450,8 +458,22 @@ class Gate:
 
     def _tell(self) -> None:
         self._telling = False
-        ready, detail = readiness(self.board, self._stopping)
+        ready, detail = readiness(self.board, self._stopping, full=self.is_full())
         self._publish(ready, as_json(detail), lines(readyz_headers(self.board, stopping=self._stopping)))
+
+    def _shed(self) -> None:
+        """Close the idle connections that are too many."""
+        too_many = len(self.clients) - self.board.in_flight - LIMITS.idle_connections
+        if too_many > 0:
+            self._make_room(too_many)
+
+    def _make_room(self, most: int) -> int:
+        """Close at most so many connections that are least missed; how many it were."""
+        going = least_missed(self.clients, most, self.now())
+        for client in going:
+            client.make_way()
+            reached("idle_connections")
+        return len(going)
 
     def _serve_waiting(self) -> None:
         self._room_noted = False
@@ -470,6 +492,7 @@ class Gate:
         self.watch.sweep(now)
         for client in list(self.clients):
             client.tick(now)
+        self._shed()
         self._reach.tick(now)
         self.containment.tick(now)
         self.continuations.tick(now)

@@ -38,7 +38,10 @@ class Limits:
     body_idle_s: float = 30
     """How long a body that is not whole may not grow at all. Its client gets 408."""
     idle_connections: int = 16384
-    """Client connections without a request. The one that has been idle longest is closed for a new one."""
+    """Client connections without a request; with more, or when descriptors run short, those that never asked
+    anything are closed, then those that have been idle for longest."""
+    tls_handshake_s: float = 5
+    """How long a client may take for a TLS handshake; then it is cut. Never counted: the loop does it."""
     json_depth: int = 1024
     """Objects and arrays within each other in a body; the parser's own bound. A client gets 400."""
     json_bytes_on_loop: int = 1 << 20

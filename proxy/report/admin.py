@@ -52,7 +52,7 @@ def _nobody_looks(_unit: str, _probe: str) -> float | None:
 class AdminView:
     """What the admin port needs. `set_drain(unit, drained)` is False when there is no such unit;
     `due_s(unit, probe)` is in how many seconds a probe looks again, None when it does not; `waiting` is how
-    many requests wait for a unit; `explain` is Choice.explain (choice.py).
+    many requests wait for a unit; `full`: nobody can be accepted; `explain` is Choice.explain (choice.py).
     """
 
     board: Board
@@ -67,6 +67,7 @@ class AdminView:
     due_s: Callable[[str, str], float | None] = _nobody_looks
     waiting: Callable[[], int] = int
     poison: Containment | None = None
+    full: Callable[[], bool] = bool
 
 
 def admin_server(view: AdminView) -> AdminServer:
@@ -156,7 +157,7 @@ class _Admin:
 
     async def readyz(self, _: Asked) -> Answer:
         """200 when there is somebody to send requests to."""
-        ready, body = readiness(self._view.board, self._view.stopping())
+        ready, body = readiness(self._view.board, self._view.stopping(), full=self._view.full())
         status = HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE
         return _json(body, status, readyz_headers(self._view.board, stopping=self._view.stopping()))
 

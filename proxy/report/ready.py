@@ -11,10 +11,12 @@ from router.board import Board
 from router.desk import Desk
 
 
-def readiness(board: Board, stopping: bool) -> tuple[bool, dict[str, Any]]:
-    """Whether to send the gate requests (one unit is usable and it is not stopping), and why."""
+def readiness(board: Board, stopping: bool, *, full: bool = False) -> tuple[bool, dict[str, Any]]:
+    """Whether to send the gate requests (one unit is usable, it is not stopping, nor `full`: out of
+    descriptors), and why.
+    """
     usable = sum(desk.is_usable() for desk in board)
-    ready = usable > 0 and not stopping
+    ready = usable > 0 and not stopping and not full
     units = {
         desk.unit.name: {"usable": desk.is_usable(), "verdict": desk.case.verdict.value, "reason": why(desk)}
         for desk in board
@@ -22,6 +24,7 @@ def readiness(board: Board, stopping: bool) -> tuple[bool, dict[str, Any]]:
     return ready, {
         "ready": ready,
         "stopping": stopping,
+        "full": full,
         "panic": board.panic_at is not None,
         "usable_units": usable,
         "units": units,

@@ -280,6 +280,28 @@ class ClientConnection(asyncio.Protocol):
         reader = self._reader
         return self._exchange is None and reader.request is None and not self._queue and not reader.unread
 
+    @property
+    def idle_since(self) -> float:
+        """Since when a connection without a request has been idle; else when it has to be heard of next."""
+        return self.deadline - self._host.limits.idle_timeout_s
+
+    @property
+    def has_asked(self) -> bool:
+        """Whether anything has ever come on it."""
+        return self._begun_at > 0.0
+
+    def is_slow(self, now: float, after_s: float) -> bool:
+        """True while a head is being read that began so long ago, and nothing else is under way."""
+        is_reading = self._exchange is None and not self._queue and self._reader.in_head
+        return is_reading and now - self._begun_at > after_s
+
+    def make_way(self) -> None:
+        """End a connection on which nothing is under way: others need its place."""
+        if self._reader.in_head:
+            self._reject(Failure(Kind.HEAD_TIMEOUT, "the request's head did not arrive while others waited"))
+        else:
+            self.close()
+
     def tick(self, now: float) -> None:
         """Look at the clocks of this connection and of its exchange."""
         if not self._reading and self._has_left():

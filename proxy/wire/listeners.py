@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import math
 import socket
 import ssl
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from typing import Any
 
+from proxy.limits import LIMITS
 from proxy.settings import Address
 
 HANDSHAKE_S = 0.25
 """How long a handshake that has begun may take to end."""
-PAUSE_S = 0.25
+PAUSE_S = 0.1
 """How long nobody is accepted when there is no room for more."""
 _SO_ATTACH_FILTER = 26
 # Classic BPF over the TCP header: byte 13 has the flags; a SYN is dropped, all else is let through.
 _DROP_SYN = struct.pack("HBBI" * 4, 0x30, 0, 0, 13, 0x45, 0, 1, 0x02, 0x06, 0, 0, 0, 0x06, 0, 0, 0xFFFFFFFF)
+
+
+def tls_options(tls: ssl.SSLContext | None) -> dict[str, Any]:
+    """How the loop is to accept clients: by TLS, if there is any, and in bounded time."""
+    return {} if tls is None else {"ssl": tls, "ssl_handshake_timeout": LIMITS.tls_handshake_s}
 
 
 async def listen(address: Address, backlog: int) -> list[socket.socket]:
@@ -63,6 +71,8 @@ class Entrance:
         self._port = 0
         self._pause: asyncio.TimerHandle | None = None
         self._resuming: asyncio.Task[None] | None = None
+        self.shut_at = math.inf
+        """Since when nobody is accepted for want of room; infinity: not so."""
 
     async def open(
         self,
@@ -76,7 +86,8 @@ class Entrance:
         await self._accept()
         if not listeners:
             create = self._loop.create_server
-            server = await create(self._connection, address.host, address.port, ssl=tls, backlog=backlog)
+            options = tls_options(tls)
+            server = await create(self._connection, address.host, address.port, backlog=backlog, **options)
             self._servers.append(server)
         self._port = self._servers[0].sockets[0].getsockname()[1]
 
@@ -101,11 +112,13 @@ class Entrance:
         for listener in self._listeners:
             # A server that ends closes its socket; who waits is reset only when the last one is closed.
             sock = listener.dup()
-            self._servers.append(await create(self._enter, sock=sock, ssl=self._tls, backlog=self._backlog))
+            options = tls_options(self._tls)
+            self._servers.append(await create(self._enter, sock=sock, backlog=self._backlog, **options))
 
     def _enter(self) -> asyncio.Protocol:
         """One more client is accepted; whether others are after it is seen now."""
         if self._pause is None and not self.has_room(self._loop.time()):
+            self.shut_at = self._loop.time()
             self._pause = self._loop.call_later(PAUSE_S, self._look_for_room)
             # Not now: this is called while the server accepts.
             self._loop.call_soon(self._close_servers)
@@ -121,6 +134,7 @@ class Entrance:
         try:
             await self._accept()
             self._pause = None
+            self.shut_at = math.inf
         except OSError:
             self._close_servers()
             self._pause = self._loop.call_later(PAUSE_S, self._look_for_room)
@@ -139,7 +153,7 @@ class Entrance:
         for sock in _waiting(self._listeners):
             sock.setblocking(False)
             with suppress(OSError):
-                await self._loop.connect_accepted_socket(self._connection, sock, ssl=self._tls)
+                await self._loop.connect_accepted_socket(self._connection, sock, **tls_options(self._tls))
         self.close()
 
 

@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Any
 
 from proxy.settings import Address
-from proxy.wire.listeners import Entrance
+from proxy.wire.listeners import Entrance, tls_options
 
 YIELD_S = 0.002
 """For so long a worker whose turn it is not looks away from the listener."""
@@ -199,4 +199,4 @@ class SharedEntrance(Entrance):
     async def _connect(self, sock: socket.socket) -> None:
         # It may have left meanwhile, or TLS does not come about.
         with suppress(OSError):
-            await self._loop.connect_accepted_socket(self._connection, sock, ssl=self._tls)
+            await self._loop.connect_accepted_socket(self._connection, sock, **tls_options(self._tls))

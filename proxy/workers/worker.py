@@ -264,6 +264,7 @@ class WorkerGate(Gate):
         for desk in self.board:
             if desk.leases:
                 desk.pace.mark(now)
+        self._shed()
         self._reach.tick(now)
         self._shared.tick()
         if self.is_leaving() and not self.clients:

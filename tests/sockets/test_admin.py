@@ -160,7 +160,7 @@ def test_status_has_each_unit_in_a_word_and_each_node_as_it_was_last_said_to_be(
 
 def ready(is_ready: bool, *, panic: bool = False) -> dict[str, bool]:
     """The first lines of /readyz."""
-    return {"ready": is_ready, "stopping": False, "panic": panic}
+    return {"ready": is_ready, "stopping": False, "full": False, "panic": panic}
 
 
 def test_readyz_needs_one_usable_unit_and_says_why_others_are_not() -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from proxy.limits import LIMITS
 from proxy.settings import Tls
 from tests.wire.client import chat, get
 from tests.wire.stage import live, stage
@@ -133,3 +135,13 @@ async def test_plain_http_to_a_tls_port_is_nobodys_request() -> None:
         client.send(chat())
         assert b"HTTP" not in await client.rest()
         assert (here.received, here.records.kept) == (0, [])
+
+
+@live
+async def test_a_handshake_that_stalls_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.wire.listeners.LIMITS", replace(LIMITS, tls_handshake_s=0.05))
+    async with stage(STREAM, tls=TO_CLIENTS) as here, here.client() as plain:
+        plain.send(b"\x16\x03\x01")
+        assert await plain.rest() == b""
+        async with here.client(trusting()) as client:
+            assert (await client.ask(chat())).status == 200

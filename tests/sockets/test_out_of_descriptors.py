@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import resource
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -49,14 +50,65 @@ def test_out_of_descriptors_accepting_pauses_and_everyone_is_answered(
         clients = CLIENTS * workers
         with ThreadPoolExecutor(clients) as crowd:
             answers = [crowd.submit(lambda: Stream(gate, LONG).is_whole()) for _ in range(clients)]
-            assert eventually(lambda: "so nobody is accepted" in gate.log), gate.log
+            assert eventually(lambda: "descriptors are in use" in gate.log), gate.log
             assert eventually(lambda: all(answer.done() for answer in answers))
         assert all(answer.result() for answer in answers)
         assert "cellgate_own_troubles_total 0.0" not in metrics(gate)
         # Workers that run short at about the same time are told of once.
-        assert gate.log.count("nobody is accepted") == 1
+        assert gate.log.count("descriptors are in use") == 1
         assert "room for some" in gate.log
         assert "Traceback" not in gate.log
         assert Stream(gate, 2).is_whole()
+    finally:
+        gate.__exit__(None, None, None)
+
+
+SILENT = 150
+
+
+@contextmanager
+def crowd(port: int, count: int, said: bytes = b"") -> Iterator[None]:
+    """So many connections that say this, and no more."""
+    with ExitStack() as stack:
+        for _ in range(count):
+            sock = stack.enter_context(socket.create_connection(("127.0.0.1", port), 5.0))
+            sock.send(said)
+        yield
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_silent_connections_make_way_for_those_who_ask(workers: int, unit: SimUnit, tmp_path: Path) -> None:
+    gate = GateProcess(tmp_path, {"a": unit.url}, workers=workers)
+    with allowed(ALLOWED):
+        gate.__enter__()
+    try:
+        gate.until_up("a")
+        running = Stream(gate, LONG)
+        with crowd(gate.port, SILENT * workers):
+            for _ in range(5):
+                assert Stream(gate, 2).is_whole()
+            assert running.is_whole()
+            assert gate.admin("GET", "/readyz")[0] == 200
+        assert "connections without a request are closed" in gate.log
+        assert 'cellgate_limits_total{limit="idle_connections"} 0.0' not in metrics(gate)
+        assert "Traceback" not in gate.log
+    finally:
+        gate.__exit__(None, None, None)
+
+
+def test_a_gate_that_can_accept_nobody_is_not_ready_and_is_again_once_it_can(
+    unit: SimUnit, tmp_path: Path
+) -> None:
+    gate = GateProcess(tmp_path, {"a": unit.url})
+    with allowed(ALLOWED):
+        gate.__enter__()
+    try:
+        gate.until_up("a")
+        # Half of each request is there: nobody of these is idle.
+        begun = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{"
+        with crowd(gate.port, CLIENTS, begun):
+            assert eventually(lambda: gate.admin("GET", "/readyz")[0] == 503)
+            assert gate.admin("GET", "/readyz")[1]["full"] is True
+        assert eventually(lambda: gate.admin("GET", "/readyz")[0] == 200)
     finally:
         gate.__exit__(None, None, None)

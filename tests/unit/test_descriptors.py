@@ -23,7 +23,14 @@ class Process:
         self.used = used
         self.told: list[str] = []
         self.counted = 0
-        self.descriptors = Descriptors(100, self.told.append, self._count)
+        self.idle = 0
+        self.descriptors = Descriptors(100, self.told.append, self._make_room, self._count)
+
+    def _make_room(self, most: int) -> int:
+        freed = min(most, self.idle)
+        self.idle -= freed
+        self.used -= freed
+        return freed
 
     def _count(self) -> int:
         self.counted += 1
@@ -62,9 +69,21 @@ def test_who_left_makes_room() -> None:
 def test_the_operator_hears_once_of_one_shortage() -> None:
     process = Process(used=93)
     assert not any(process.descriptors.has_room(float(now)) for now in range(30))
-    assert process.told == ["93 of 100 descriptors are in use, so nobody is accepted until some are free"]
+    assert process.told == [
+        "93 of 100 descriptors are in use, so connections without a request are closed for new ones, and "
+        "nobody is accepted while there are none"
+    ]
     assert not process.descriptors.has_room(30.0 + EPISODE_S)
     assert len(process.told) == 2
+
+
+def test_idle_connections_make_way_for_those_who_come() -> None:
+    process = Process(used=92)
+    process.idle = 50
+    # Whoever comes may need one to a unit as well.
+    assert 20 <= process.accepted(now=10.0) < 50
+    assert process.used <= 96
+    assert process.idle == 0
 
 
 def test_to_count_is_rare_while_there_is_room() -> None:
@@ -75,13 +94,13 @@ def test_to_count_is_rare_while_there_is_room() -> None:
         counted += 1
         return 100
 
-    many = Descriptors(65536, lambda line: None, count)
+    many = Descriptors(65536, lambda line: None, lambda most: 0, count)
     assert all(many.has_room(number / 1000.0) for number in range(100_000))
     assert counted < 10
 
 
 def test_without_a_limit_all_may_come() -> None:
-    assert Descriptors(None, lambda line: None, lambda: 1_000_000).has_room(0.0)
+    assert Descriptors(None, lambda line: None, lambda most: 0, lambda: 1_000_000).has_room(0.0)
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,8 @@ KINDS = {
         "/v1/models/..\\..\\pause",
         "/v1/models/x%5c..%5Cpause",
         "/v1/models/./x",
+        "/v1/models/..\\..\\pause",
+        "/v1/models/x%5c..%5Cpause",
         "/v1/models//x",
         "/v1/models/%2f%2Fx",
         "//pause",

@@ -23,7 +23,7 @@ class Door:
     bytecodes of each turn, `answered` how many requests were begun in it.
     """
 
-    def __init__(self, limits: Limits | None = None, *, holds: bool = False) -> None:
+    def __init__(self, limits: Limits | None = None, *, holds: bool = False, at: float = 1.0) -> None:
         self.limits = limits or Limits()
         self.fields_read: frozenset[bytes] = REQUEST_FIELDS
         self.memory = BodyMemory(self.limits.bodies_bytes, self.limits.body_bytes)
@@ -32,7 +32,7 @@ class Door:
         self.failures: list[Failure] = []
         self.turns: list[int] = []
         self.answered: list[int] = []
-        self.time = 0.0
+        self.time = at
         self._holds = holds
         self._soon: deque[Callable[[], None]] = deque()
         self.wire = Wire()
