@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import ClassVar
@@ -14,20 +14,16 @@ TIE_S = 0.001
 """Nobody notices a millisecond: units that are so near to each other are picked by chance, not in a herd."""
 
 
-Seconds = Callable[[Candidate], float]
-
-_blind_s: Seconds = attrgetter("blind_s")
+_cost_s = attrgetter("cost_s")
 
 
-def soonest_first(
-    candidates: Sequence[Candidate], seconds: Seconds, rng: random.Random
-) -> Sequence[Candidate]:
-    """By seconds; which of those that are a tie comes first is left to chance."""
+def soonest_first(candidates: Sequence[Candidate], rng: random.Random) -> Sequence[Candidate]:
+    """By cost; which of those that are a tie comes first is left to chance."""
     if len(candidates) == 1:
         return candidates
-    ranked = sorted(candidates, key=seconds)
-    ties, until_s = 1, seconds(ranked[0]) + TIE_S
-    while ties < len(ranked) and seconds(ranked[ties]) <= until_s:
+    ranked = sorted(candidates, key=_cost_s)
+    ties, until_s = 1, _cost_s(ranked[0]) + TIE_S
+    while ties < len(ranked) and _cost_s(ranked[ties]) <= until_s:
         ties += 1
     if ties > 1:
         ranked.insert(0, ranked.pop(int(rng.random() * ties)))
@@ -36,10 +32,11 @@ def soonest_first(
 
 @dataclass(frozen=True, slots=True)
 class LeastLoad:
-    """Ranks by the predicted seconds of an ask of which nothing is cached, ties by chance."""
+    """Ranks by predicted seconds that take nothing to be cached, ties by chance."""
 
     by_seconds: ClassVar[bool] = True
+    by_cache: ClassVar[bool] = False
 
     def rank(self, ask: Ask, candidates: Sequence[Candidate], rng: random.Random) -> Sequence[Candidate]:
         """All candidates, least loaded first."""
-        return soonest_first(candidates, _blind_s, rng)
+        return soonest_first(candidates, rng)

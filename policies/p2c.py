@@ -16,6 +16,7 @@ class PowerOfTwo:
     """Draws an order by weight and puts the less loaded of the first two in front."""
 
     by_seconds: ClassVar[bool] = False
+    by_cache: ClassVar[bool] = False
 
     def rank(self, ask: Ask, candidates: Sequence[Candidate], rng: random.Random) -> Sequence[Candidate]:
         """All candidates; among the first two drawn the one with less load for its weight leads."""

@@ -8,13 +8,10 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import ClassVar
 
-from policies.least_load import Seconds, soonest_first
+from policies.least_load import soonest_first
 from router.nouns import Ask, Candidate
-
-_cost_s: Seconds = attrgetter("cost_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +19,8 @@ class PrefixAffinity:
     """Ranks by predicted seconds, ties by chance."""
 
     by_seconds: ClassVar[bool] = True
+    by_cache: ClassVar[bool] = True
 
     def rank(self, ask: Ask, candidates: Sequence[Candidate], rng: random.Random) -> Sequence[Candidate]:
         """All candidates, the one that costs least first."""
-        return soonest_first(candidates, _cost_s, rng)
+        return soonest_first(candidates, rng)

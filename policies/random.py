@@ -23,6 +23,7 @@ class Random:
     """Each unit leads with a probability proportional to its weight."""
 
     by_seconds: ClassVar[bool] = False
+    by_cache: ClassVar[bool] = False
 
     def rank(self, ask: Ask, candidates: Sequence[Candidate], rng: random.Random) -> Sequence[Candidate]:
         """All candidates in a weighted random order."""

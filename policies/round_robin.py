@@ -19,6 +19,7 @@ class RoundRobin:
     """Takes turns; a unit of weight 2 gets two turns for every one of a unit of weight 1."""
 
     by_seconds: ClassVar[bool] = False
+    by_cache: ClassVar[bool] = False
     _turn: int = field(default=0, repr=False)
 
     def rank(self, ask: Ask, candidates: Sequence[Candidate], rng: random.Random) -> Sequence[Candidate]:

@@ -29,6 +29,7 @@ class Session:
     """
 
     by_seconds: ClassVar[bool] = False
+    by_cache: ClassVar[bool] = False
     bound: float = 1.25
 
     def rank(self, ask: Ask, candidates: Sequence[Candidate], rng: random.Random) -> Sequence[Candidate]:

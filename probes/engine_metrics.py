@@ -63,6 +63,8 @@ class EngineMetrics:
             reply = await fetch("GET", path, timeout_s=self.timeout_s, max_bytes=_LIMIT_BYTES)
         except FetchError:
             return
+        # What came while the engine was asked may be in its numbers, and is no work of others.
+        own_in_flight = max(own_in_flight, patient.in_flight)
         load = (
             scan(reply.body, patient.unit.name, patient.now(), own_in_flight) if reply.status == 200 else None
         )

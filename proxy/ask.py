@@ -14,6 +14,9 @@ from proxy.prompt import read_prompt
 from proxy.stream.eligible import why_not
 from router.nouns import Ask
 
+LARGE_BYTES = 1 << 20
+"""Bodies above this are parsed off the loop: a parse of a megabyte stalls every stream by a millisecond."""
+
 _BYTES_PER_TOKEN = 4
 _LOOKED_AT_BYTES = 1 << 20
 _MARKS = b",[{"
@@ -68,6 +71,7 @@ def read_ask(body: bytes) -> Ask | Failure:
     follows, user, priority = data.get("previous_response_id"), data.get("user"), data.get("priority")
     blocks, size, fingerprint = read_prompt(data, body)
     stream = data.get("stream") is True
+    limit = data.get("max_tokens") or data.get("max_completion_tokens") or data.get("max_output_tokens")
     ask = (
         model,
         stream,
@@ -83,6 +87,7 @@ def read_ask(body: bytes) -> Ask | Failure:
         inf,
         stream and not why_not(data, chat="messages" in data),
         fingerprint,
+        limit if type(limit) is int and limit > 0 else 0,
     )
     return _new(Ask, ask)
 

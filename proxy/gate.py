@@ -360,12 +360,14 @@ class Gate:
         desk, now = lease.desk, self.now() if at is None else at
         desk.life_at = max(desk.life_at, now)
         desk.books.errors.worked(now)
+        # Some engines put several tokens into an event.
+        tokens = usage.answer_tokens if usage is not None else events
         if not lease.ask.stream:
             desk.pace.answered(now - lease.opened_at)
         elif not lease.was_paused:
-            # Some engines put several tokens into an event.
-            tokens = usage.answer_tokens if usage is not None else events
-            desk.books.streamed(tokens - 1, now - lease.first_at)
+            desk.books.streamed(tokens - 1, now - lease.first_at, lease.batch)
+        if usage is not None or lease.ask.stream:
+            self.board.answers.learn(lease.ask.model, tokens)
         if usage is not None:
             desk.books.used(lease.ask, lease.bet, usage)
         self.routing.worked(lease, usage)
@@ -395,7 +397,7 @@ class Gate:
     def explain(self, refusal: Refusal, ask: Ask) -> Failure:
         """Why no unit could be given to `ask`, for the one who asked."""
         self.metrics.refusal(refusal)
-        return self.own_answers.explain(refusal, ask, self.router.drain_s())
+        return self.own_answers.explain(refusal, ask, self.router.drain_s(ask.model))
 
     def finished(self, record: Finished) -> None:
         """A request is over."""

@@ -42,9 +42,9 @@ class PlacedSearch(Search):
                 break
         return answer
 
-    def _wait(self, answer: Refusal, tell: Tell) -> Refusal:
+    def _wait(self, answer: Refusal, tell: Tell, *, must_wait: bool = False) -> Lease | Refusal:
         # Whoever chose the unit may find another one with room: it need not wait for this one.
-        return answer if answer is Refusal.FULL else super()._wait(answer, tell)
+        return answer if answer is Refusal.FULL else super()._wait(answer, tell, must_wait=must_wait)
 
 
 class PlacedExchange(Exchange):

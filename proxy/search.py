@@ -30,6 +30,7 @@ class Search:
     `history` has the units that failed, `failure` what the last of them did."""
 
     __slots__ = (
+        "_draws",
         "_gate",
         "_moved",
         "_once",
@@ -45,7 +46,7 @@ class Search:
         self._gate = gate
         self._size = size
         self._once = once
-        self._moved = False
+        self._moved = self._draws = False
         self._ticket: Ticket | Held | None = None
         self._turned_away = 0
         self.ask = _NO_ASK
@@ -61,11 +62,12 @@ class Search:
 
     def pick(self, *, draws: bool = False, moved: bool = False) -> Lease | Refusal:
         """The next unit. `draws`: on the retry budget; `moved`: it lost one through no fault of its own."""
-        self._moved = self._moved or moved
+        self._moved, self._draws = self._moved or moved, draws
         return self._pick(self.history.tried, evicted=self._moved, draws=draws)
 
     def pick_besides(self, unit: str, step: Step) -> Lease | Refusal:
         """Another one than `unit`, at once."""
+        self._draws = step.draws
         return self._pick((*self.history.tried, unit), evicted=not step.draws, draws=step.draws)
 
     def heed(self, answer: Lease | Refusal, tell: Tell) -> Lease | Failure | None:
@@ -81,14 +83,17 @@ class Search:
         if isinstance(answer, Lease):
             return answer
         if ticket is None:
-            answer = self._wait(answer, tell)
+            waits = self._wait(answer, tell)
+            if isinstance(waits, Lease):
+                return waits
+            answer = waits
         return None if self._ticket is not None else self.failure or gate.explain(answer, self.ask)
 
     def waits_again(self, tell: Tell) -> bool:
         """Whether an ask that its unit has no room for goes back to the queue until it may have."""
         if self._turned_away >= self._gate.board.rules.attempts - 1:
             return False
-        self._wait(Refusal.FULL, tell)
+        self._wait(Refusal.FULL, tell, must_wait=True)
         if self._ticket is None:
             return False
         self._turned_away += 1
@@ -118,8 +123,11 @@ class Search:
             gate.close(answer, Outcome.GATE_ERROR)
         return True
 
-    def _wait(self, answer: Refusal, tell: Tell) -> Refusal:
-        """Queue the ask, where waiting may help; why not, if it does not."""
+    def _wait(self, answer: Refusal, tell: Tell, *, must_wait: bool = False) -> Lease | Refusal:
+        """Queue the ask, where waiting may help; why not, if it does not; or a unit, if one has room.
+
+        `must_wait`: not even then, for it was turned away just now.
+        """
         if answer is Refusal.HELD:
             self._ticket = self._gate.containment.hold(self.ask, self.history.tried, tell)
             return Refusal.NO_UNIT
@@ -129,8 +137,18 @@ class Search:
         may_wait = answer is Refusal.FULL or (moved and gate.board.could_serve(self.ask, tried))
         if not may_wait:
             return answer
-        place = gate.router.wait(self.ask, gate.now(), tried, tell, size=self._size, moved=moved)
-        if isinstance(place, Refusal):
+        place = gate.router.wait(
+            self.ask,
+            gate.now(),
+            tried,
+            tell,
+            size=self._size,
+            moved=moved,
+            retry=self._draws,
+            # Who may be given what is then for containment to say.
+            must_wait=must_wait or gate.containment.watchful,
+        )
+        if isinstance(place, Lease | Refusal):
             return place
         self._ticket = place
         gate.room()
@@ -146,7 +164,7 @@ class Search:
             retryable=row.retryable and not self._once,
             by_response=row.by_response and lease.desk.case.verdict is Verdict.UP,
             live=board.in_flight,
-            paid_live=board.retries_in_flight,
+            paid_live=board.retries_in_flight + self._gate.router.waiting.retries,
             rules=board.rules,
         )
 

@@ -13,8 +13,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from router import panic, silence
+from router.answers import AnswerLengths
 from router.books import ALL_BLOCKS, Elsewhere
-from router.cost import COSTS, forecast
+from router.cost import COSTS, Expected, forecast
 from router.desk import BUSY_S, Desk
 from router.judge import judge, open_case
 from router.lease import Lease
@@ -32,7 +33,9 @@ from router.nouns import (
     Unit,
     Verdict,
 )
+from router.pools import Pools
 from router.rates import learn_of_peers
+from router.shared_prefixes import SharedPrefixes
 from router.slowness import Slowness, Speed, compare
 
 ERRORS_S = 1.0
@@ -63,6 +66,7 @@ class Changes(NamedTuple):
 
 
 _NOTHING = Consequence()
+_NOTHING_EXPECTED = Expected()
 
 
 class Board:
@@ -75,6 +79,9 @@ class Board:
         """Desks of units no longer configured (or replaced) that still have open leases."""
         self.others: dict[str, Elsewhere] = {}
         """Requests of other gates, by unit, as far as they told."""
+        self.answers = AnswerLengths()
+        self.shared = SharedPrefixes()
+        self.pools = Pools()
         self.retries_in_flight = 0
         self.in_flight = 0
         self.panic_at: float | None = None
@@ -110,6 +117,7 @@ class Board:
                 known.models = frozenset(unit.models) or known.models
         # The order of the configuration is the order people see.
         self.desks = {name: self.desks[name] for name in wanted}
+        self._pool()
         self.forecast(now)
         return Changes(added, tuple(desk.unit for desk in gone), tuple(probed_anew))
 
@@ -162,6 +170,7 @@ class Board:
                 desk.life_at = load.at
         desk.load = load
         desk.foreign = load.foreign
+        desk.books.seats.learn(load)
 
     def doubt(self, name: str, now: float) -> bool:
         """Note a sign that the unit has started anew. True when it was not in doubt: it should be asked."""
@@ -195,7 +204,8 @@ class Board:
         """Work out anew what changes slowly in the cost of each unit, and what units learn of each other."""
         desks = self.desks.values()
         if now - self._peers_at >= PEERS_S:
-            learn_of_peers([(desk.models, desk.books.rates) for desk in desks], now - self._peers_at)
+            kinds = [((d.models, d.unit.prefill_tokens_s), d.books.rates) for d in desks]
+            learn_of_peers(kinds, now - self._peers_at)
             self._peers_at = now
         share = ALL_BLOCKS // max(len(desks), 1)
         for desk in desks:
@@ -227,8 +237,9 @@ class Board:
     def serve(self, models: Models) -> None:
         """Take over the list of models of a unit that has none configured."""
         desk = self.desks.get(models.unit)
-        if desk is not None and not desk.unit.models:
-            desk.models = frozenset(models.names)
+        if desk is not None and not desk.unit.models and desk.models != (names := frozenset(models.names)):
+            desk.models = names
+            self._pool()
 
     def runs(self, served: Served) -> None:
         """Take over which engine a unit turned out to run."""
@@ -279,15 +290,28 @@ class Board:
         is_idle = load is not None and load.at > desk.busy_at and load.running + load.waiting == 0
         return is_idle and len(desk.leases) <= 1
 
-    def tokens_s(self) -> float:
-        """How many uncached tokens a second all usable units compute together."""
-        rates = (desk.books.rates.prefill_tokens_s.value * desk.weight for desk in self if desk.is_usable())
-        return sum(rates)
+    def tokens_s(self, pool: str | None = None) -> float:
+        """How many uncached tokens a second all usable units compute together, or those of one pool."""
+        return sum(
+            desk.books.rates.prefill_tokens_s.value * desk.weight
+            for name, desk in self.desks.items()
+            if desk.is_usable() and (pool is None or self.pools.has(pool, name))
+        )
 
-    def open(self, name: str, ask: Ask, now: float, *, retry: bool) -> Lease:
+    def is_sure_of(self, pool: str) -> bool:
+        """Whether the rates of all usable units of a pool have been learnt, and are no guess."""
+        return all(
+            desk.books.is_sure()
+            for name, desk in self.desks.items()
+            if desk.is_usable() and self.pools.has(pool, name)
+        )
+
+    def open(
+        self, name: str, ask: Ask, now: float, *, retry: bool, expected: Expected = _NOTHING_EXPECTED
+    ) -> Lease:
         """Open a lease on a unit."""
         desk = self.desks[name]
-        lease = Lease(desk, ask, now, retry=retry)
+        lease = Lease(desk, ask, expected, now, retry=retry)
         if not desk.leases:
             desk.work_at = now
         desk.asked_at = now
@@ -313,7 +337,7 @@ class Board:
         lease.on_evict = None
         desk = lease.desk
         del desk.leases[lease]
-        desk.books.strike(lease, lease.ask, lease.bet, now, in_vain=not lease.committed)
+        lease.batch = desk.books.strike(lease, lease.ask, lease.bet, now, in_vain=not lease.committed)
         self.in_flight -= 1
         self.retries_in_flight -= lease.retry
         if desk.retired and not desk.leases and desk in self.leaving:
@@ -326,6 +350,9 @@ class Board:
             return False
         desk.drained = drained
         return True
+
+    def _pool(self) -> None:
+        self.pools = Pools((name, desk.models) for name, desk in self.desks.items())
 
     def _panics(self, desk: Desk, now: float) -> bool:
         """Whether this unit is kept in rotation although it is about to go DOWN."""

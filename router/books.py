@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from router.cost import COSTS, Cost, Facts, Forecast, Price, Report, Terms, forecast, price, terms
+from router.cost import COSTS, Cost, Expected, Facts, Forecast, Price, Report, Terms, forecast, price, terms
 from router.nouns import Ask, Load, Unit
 from router.prefix import DEFAULT_KV_TOKENS, PrefixCache, blocks_for
 from router.rates import Errors, Rates
+from router.seats import Seats
 from router.work import Job, Prefilled, Work
 
 BLOCK_BYTES = 512
@@ -46,7 +47,7 @@ class Bet(NamedTuple):
     """What was expected of an attempt when it was sent.
 
     `held_blocks` of its prompt were held before, `record` is what the prefix cache calls it, `ttft_s` is when
-    the first token was due.
+    the first token was due, `expected` is what was expected wherever it went.
     """
 
     prompt_tokens: int
@@ -54,6 +55,7 @@ class Bet(NamedTuple):
     held_blocks: int
     record: int
     ttft_s: float
+    expected: Expected = Expected()
 
 
 class Usage(NamedTuple):
@@ -70,24 +72,24 @@ class Quote(NamedTuple):
     terms: Terms
     prompt_tokens: float
     cached_tokens: float
-    held_blocks: int
 
 
 class Books:
     """What is known of one unit that bears on how soon it answers."""
 
-    __slots__ = ("_price", "errors", "forecast", "kv_tokens", "prefixes", "rates", "work")
+    __slots__ = ("_price", "errors", "forecast", "kv_tokens", "prefixes", "rates", "seats", "work")
 
     def __init__(self, rates: Rates, unit: Unit) -> None:
         self.rates = rates
         self.work = Work()
         self.prefixes = PrefixCache(1)
         self.errors = Errors()
+        self.seats = Seats()
         self.kv_tokens = 0
         self.foresee(forecast([Facts(rates)], COSTS)[0])
         self.size(unit, None, ALL_BLOCKS)
         if unit.prefill_tokens_s:
-            rates.prefill_tokens_s.guess(unit.prefill_tokens_s)
+            rates.prefill_tokens_s.guess(unit.prefill_tokens_s, is_given=True)
 
     def size(self, unit: Unit, load: Load | None, share: int) -> None:
         """Take over the size of the KV cache, configured or told; at most `share` blocks of it are kept."""
@@ -101,52 +103,68 @@ class Books:
     def foresee(self, one: Forecast) -> None:
         """Take over a forecast."""
         self.forecast: Forecast = one
-        rates = self.rates
-        self._price: Price = price(one, rates, is_sure=rates.followed >= SURE)
+        self._price: Price = price(one, self.rates, is_sure=self.is_sure())
 
-    def offer(self, ask: Ask, now: float) -> tuple[float, float, float]:
-        """The total of `quote`, what it would be with nothing cached, and `backlog_s`.
+    def offer(self, ask: Ask, held: int, expected: Expected, now: float) -> tuple[float, float]:
+        """The total of `quote`, and `backlog_s`.
 
-        This is made for each unit and ask, and so without the terms, and from a price a tick old.
+        This is made for each unit and ask, and so without the terms, and from a price a tick old. `held`
+        blocks of its prompt are believed to be there.
         """
-        tokens_s, token_s, fixed_s, sequence_s, uncached_s, kv_room, _, byte_tokens, sure_tokens_s, hidden = (
-            self._price
-        )
-        work, blocks, cached = self.work, ask.blocks, 0.0
+        (
+            tokens_s, token_s, total_s, step_s, sequence_s, uncached_s, beside_s, kv_room, seat_room,
+            byte_tokens, sure_tokens_s, hidden, _, _,
+        ) = self._price  # fmt: skip
+        answer_tokens, shared, charged = expected
+        work, tokens = self.work, ask.prompt_bytes * byte_tokens
+        batch = work.batch
         # As Work.backlog_tokens, without the call.
         queued = work.queued_tokens - hidden
         if (front := work.front_tokens) and (front_s := now - work.front_since) > 0.0:
             queued += abs(front - front_s * tokens_s) - front
         if queued < 0.0:
             queued = 0.0
-        tokens = ask.prompt_bytes * byte_tokens
-        if work.kv_tokens + tokens > kv_room:
-            (total_s, *_), _, cached, _ = self.quote(ask, now)
-        else:
-            total_s = fixed_s + queued * token_s + work.batch * sequence_s
-            if blocks and (held := self.prefixes.match(blocks)):
-                cached = held * BLOCK_BYTES * byte_tokens * self.prefixes.trust
-                tokens -= cached
-            total_s += (tokens if tokens > 1.0 else 1.0) * uncached_s
-        return total_s, total_s + cached * uncached_s, queued / sure_tokens_s
+        if work.kv_tokens + tokens + answer_tokens > kv_room or batch >= seat_room:
+            return self.quote(ask, held, expected, now).terms[0], queued / sure_tokens_s
+        total_s += queued * token_s + answer_tokens * (step_s + sequence_s * batch)
+        charged_tokens = tokens
+        if held:
+            charged_tokens -= held * BLOCK_BYTES * byte_tokens * self.prefixes.trust
+        if charged_tokens < 1.0:
+            charged_tokens = 1.0
+        if shared > held:
+            charged_tokens -= (shared - held) * BLOCK_BYTES * byte_tokens * (1.0 - charged)
+            if charged_tokens < 0.0:
+                charged_tokens = 0.0
+        return total_s + charged_tokens * (uncached_s + beside_s * batch), queued / sure_tokens_s
 
-    def quote(self, ask: Ask, now: float) -> Quote:
-        """What `ask` would cost on this unit now."""
+    def quote(self, ask: Ask, held: int, expected: Expected, now: float) -> Quote:
+        """What `ask` would cost on this unit now; `held` as for `offer`."""
         bytes_per_token = self.rates.bytes_per_token.value
         tokens = ask.prompt_bytes / bytes_per_token
-        held = self.prefixes.match(ask.blocks) if ask.blocks else 0
-        cached = held * BLOCK_BYTES / bytes_per_token * self.prefixes.trust
-        reckoned = terms(self.forecast, self.work, tokens, cached, now)
-        return _new(Quote, (reckoned, tokens, cached, held))
+        block_tokens = BLOCK_BYTES / bytes_per_token
+        cached = held * block_tokens * self.prefixes.trust
+        spared = self.spared_tokens(held, expected)
+        reckoned = terms(self.forecast, self.work, tokens, cached, spared, expected.answer_tokens, now)
+        return _new(Quote, (reckoned, tokens, cached))
+
+    def spared_tokens(self, held: int, expected: Expected) -> float:
+        """What is not charged of a prompt of which the unit holds so many blocks (see Expected)."""
+        lacks = max(expected.shared_blocks - held, 0)
+        return lacks * BLOCK_BYTES / self.rates.bytes_per_token.value * (1.0 - expected.charged)
+
+    def is_sure(self) -> bool:
+        """Whether its prefill rate is no guess any more."""
+        return self.rates.followed >= SURE
 
     def backlog_s(self, now: float) -> float:
         """Seconds of this gate's prompts that the unit has yet to compute; 0 while that would be a guess."""
-        if self.rates.followed < SURE:
+        if not self.is_sure():
             return 0.0
         tokens_s = self.forecast.tokens_s
         return self.work.backlog_tokens(now, tokens_s, self.forecast.latency_s) / tokens_s
 
-    def enter(self, key: object, ask: Ask, now: float) -> Bet:
+    def enter(self, key: object, ask: Ask, expected: Expected, now: float) -> Bet:
         """An attempt goes to the unit."""
         price, work, prefixes, blocks = self._price, self.work, self.prefixes, ask.blocks
         bytes_per_token = self.rates.bytes_per_token.value
@@ -154,38 +172,48 @@ class Books:
         held = prefixes.match(blocks) if blocks else 0
         cached = held * BLOCK_BYTES / bytes_per_token * prefixes.trust if held else 0.0
         left = max(tokens - cached, 1.0)
-        if work.kv_tokens + tokens > price.kv_room:
-            ttft_s = Cost(*terms(self.forecast, work, tokens, cached, now)).ttft_s
+        answer_tokens = expected.answer_tokens
+        if work.kv_tokens + tokens + answer_tokens > price.kv_room or work.batch >= price.seat_room:
+            ttft_s = Cost(*terms(self.forecast, work, tokens, cached, 0.0, answer_tokens, now)).ttft_s
         else:
             ahead = work.backlog_tokens(now, price.tokens_s, self.forecast.latency_s)
             ttft_s = price.ahead_s + (ahead + left) * price.token_s
         record = prefixes.record(blocks) if blocks else 0
         uncached = int(left)
-        kv_tokens, begins_at = uncached + int(self.forecast.answer_tokens), now + self.rates.latency.value
-        work.open(key, _new(Job, (uncached, kv_tokens, now, begins_at)), now)
-        return _new(Bet, (int(tokens), int(cached), held, record, ttft_s))
+        kv_tokens, begins_at = uncached + int(answer_tokens), now + self.rates.latency.value
+        # As Work.has_seat, without the call.
+        had_seat = not work.batch or (
+            work.batch + price.foreign_batch < work.peak_batch
+            and work.kv_tokens + kv_tokens <= work.peak_kv_tokens
+        )
+        work.open(key, _new(Job, (uncached, kv_tokens, now, begins_at, had_seat)), now)
+        return _new(Bet, (int(tokens), int(cached), held, record, ttft_s, expected))
 
     def show(self, key: object, now: float) -> Prefilled | None:
         """The first token of an attempt has come."""
-        return self.work.show(key, now)
+        return self.work.show(key, now, self._price.foreign_batch)
 
-    def strike(self, key: object, ask: Ask, bet: Bet, now: float, *, in_vain: bool) -> None:
-        """An attempt is over; `in_vain`: it has shown nothing, so its prompt may not have been computed."""
-        self.work.close(key, now)
+    def strike(self, key: object, ask: Ask, bet: Bet, now: float, *, in_vain: bool) -> float:
+        """An attempt is over; `in_vain`: it has shown nothing, so its prompt may not have been computed.
+
+        Returns how many sequences there were on average while it was decoded.
+        """
+        batch = self.work.close(key, now)
         if in_vain and bet.record:
             self.prefixes.forget(ask.blocks, bet.held_blocks, bet.record)
+        return batch + self._price.foreign_batch
 
-    def streamed(self, tokens: int, stream_s: float) -> None:
-        """A stream has sent so many tokens behind its first one in so many seconds."""
+    def streamed(self, tokens: int, stream_s: float, batch: float) -> None:
+        """A stream has sent so many tokens behind its first one in so many seconds, beside others."""
         if tokens >= STEPS_LEAST:
-            self.rates.steps.learn(stream_s / tokens, float(self.work.batch))
+            self.rates.steps.learn(stream_s / tokens, batch)
 
     def used(self, ask: Ask, bet: Bet, usage: Usage) -> None:
         """An answer has told what it used."""
         if usage.cached_tokens is not None and bet.record:
             expected = bet.held_blocks * BLOCK_BYTES / self.rates.bytes_per_token.value
             self.prefixes.correct(expected, float(usage.cached_tokens))
-        self.rates.used(ask.prompt_bytes, usage.prompt_tokens, usage.answer_tokens)
+        self.rates.used(ask.prompt_bytes, usage.prompt_tokens)
 
     def rise(self) -> None:
         """The unit has come back: what it was like while it was failing says nothing."""
@@ -197,12 +225,14 @@ class Books:
 
         Never while that is a guess.
         """
-        return self.rates.followed >= SURE and ttft_s > MISS * (ask.deadline_at - now)
+        return self.is_sure() and ttft_s > MISS * (ask.deadline_at - now)
 
     def forget(self) -> None:
         """The unit has started anew."""
         self.prefixes.purge()
         self.rates.reset()
+        self.seats.reset()
+        self.work.forget_peak()
         self.kv_tokens = 0
 
     def facts(
@@ -217,6 +247,7 @@ class Books:
             far_s,
             self.kv_tokens,
             self.work.written_tokens(now),
+            self.seats.limit,
         )
 
 

@@ -1,10 +1,13 @@
-"""What an ask costs on a unit, in predicted seconds: the one number by which units are compared. Pure.
+"""What an ask costs on a unit: the seconds that it and those beside it will wait because it goes there. Pure.
 
-    (prefill tokens ahead + own uncached tokens) / prefill rate + first steps of decoding + wait for KV cache
-    + what is pushed out of the prefix cache, all over the unit's share (weight, slow start, degraded),
-    + latency, + penalties for errors, doubt and distance
+    its own first token   prompts ahead and its own uncached tokens, over the prefill rate; a seat, KV cache
+    its own answer        expected tokens, times a decoding step with all that are there
+    those beside it       their steps grow by one more sequence, and stand still while its prompt is computed
+    those who come later  what is pushed out of the prefix cache; less, for what they will find there
 
-`forecast` takes together what changes slowly, a few times a second and at each report; `cost` adds what this
+All that is over the unit's share (weight, slow start, degraded); then come latency, errors, doubt, distance.
+
+`forecast` takes together what changes slowly, a few times a second and at each report; `terms` adds what this
 gate has there at this moment. Rules: a cost is positive and finite; more work never makes it less; a unit of
 which nothing is heard is neither idle nor lost: it counts as its peers do, and a little more.
 """
@@ -17,6 +20,7 @@ from math import inf
 from statistics import median
 from typing import NamedTuple
 
+from router.answers import FIRST_ANSWER_TOKENS
 from router.rates import Rates
 from router.work import Work
 
@@ -31,6 +35,8 @@ _TOKENS_MAX = 1e9
 class CostRules:
     """What a cost goes by.
 
+    prefill_beside (0.3): what a second of prefill costs each sequence that is decoded meanwhile. Less than
+    a second, for who waits for a first token sees nothing at all, and who reads an answer sees it pause.
     evict_share (0.5): tokens new to a prefix cache push out as many, some of which will have to be computed
     again: so large a share where as much was written of late as on the unit's peers, less where it was less.
     Without it, whoever holds a common beginning draws all conversations, and the other caches lie idle.
@@ -39,12 +45,11 @@ class CostRules:
     is, for idle units are looked at every 3 s.
     error_s (5), error_max_s (60): error_s * p / (1 - p) is added for a share p of failures.
     foreign_tokens (1000): the uncached prompt of somebody else's request, where the engine does not tell.
-    sequence_share (0.005): a sequence more makes a step longer by at least so large a share. Where nothing
-    is known of it, or batching costs nothing, idle units come first all the same.
-    decode_tokens (16): so many tokens of the answer count as waiting. With all of them, long answers would be
-    sent away from where their prompts are cached, and everybody would wait longer for the first token.
+    sequence_share (0.002): a sequence more makes a step longer by at least so large a share. Where batching
+    costs nothing, idle units come first all the same.
     """
 
+    prefill_beside: float = 0.3
     evict_share: float = 0.5
     report_half_life_s: float = 2.0
     doubt_s: float = 0.02
@@ -52,8 +57,7 @@ class CostRules:
     error_s: float = 5.0
     error_max_s: float = 60.0
     foreign_tokens: float = 1000.0
-    sequence_share: float = 0.005
-    decode_tokens: float = 16.0
+    sequence_share: float = 0.002
 
 
 COSTS = CostRules()
@@ -86,19 +90,34 @@ class Facts(NamedTuple):
     far_s: float = 0.0
     kv_tokens: int = 0
     written_tokens: float = 0.0
+    seats: float = inf
+
+
+class Expected(NamedTuple):
+    """What is expected of an ask wherever it goes.
+
+    `answer_tokens` is how long its answer will be. Of the first `shared_blocks` of its prompt, which some
+    unit holds, those that a unit lacks are charged at `charged` (0 to 1) of their price: others will find
+    them there.
+    """
+
+    answer_tokens: float = FIRST_ANSWER_TOKENS
+    shared_blocks: int = 0
+    charged: float = 1.0
 
 
 class Forecast(NamedTuple):
     """The side of a cost that changes slowly. `token_s`, `step_s` and `sequence_s` are seconds for each
-    uncached token, decoding step, and sequence in it, over the unit's share; `tokens_s` is its prefill rate.
+    uncached token, decoding step, and sequence in it, over the unit's share; `tokens_s` is its prefill rate;
+    `beside_s` is what an uncached token costs each sequence there.
     """
 
     tokens_s: float
     token_s: float
     step_s: float
     sequence_s: float
-    decode_tokens: float
-    answer_tokens: float
+    beside_s: float
+    seats: float
     foreign_tokens: float
     foreign_batch: float
     kv_tokens: int
@@ -111,39 +130,50 @@ class Forecast(NamedTuple):
 
 
 class Price(NamedTuple):
-    """What of a forecast a total needs.
+    """What of a forecast a total needs, with all that is of others added up.
 
     `fixed_s` is what depends on neither ask nor work, of which `ahead_s` comes before the first token;
-    `sequence_s` is for each sequence there, `uncached_s` for each uncached token of the ask; `kv_room` are
-    the tokens of KV cache that others leave for prompts (infinite where the size is not known); `byte_tokens`
-    are those of a byte of prompt, `sure_tokens_s` is `tokens_s`, or infinite while that is a guess,
-    `hidden_tokens` are computed while the latency of a prompt behind them lasts.
+    `step_s` is for each token of the answer, and `sequence_s` for each of them and sequence of ours there;
+    `uncached_s` is for each uncached token of the ask, and `beside_s` for each of them and sequence of ours
+    there; `kv_room` are the tokens of KV cache that others leave for prompts and answers, `seat_room` the
+    sequences of ours beyond which one
+    waits (both infinite where not known); `byte_tokens` are those of a byte of prompt, `sure_tokens_s` is
+    `tokens_s`, or infinite while that is a guess, `hidden_tokens` are computed while the latency of a prompt
+    behind them lasts.
     """
 
     tokens_s: float
     token_s: float
     fixed_s: float
+    step_s: float
     sequence_s: float
     uncached_s: float
+    beside_s: float
     kv_room: float
-    ahead_s: float
+    seat_room: float
     byte_tokens: float
     sure_tokens_s: float
     hidden_tokens: float
+    ahead_s: float
+    foreign_batch: float
 
 
 class Cost(NamedTuple):
     """Predicted seconds, term by term; `total_s` is their sum, and what policies compare.
 
-    The first five are already divided by the unit's share.
+    `shared_s` is what is not charged (see Expected), and so never above 0. Those up to `shared_s` are already
+    divided by the unit's share.
     """
 
     total_s: float
     queue_s: float
     prefill_s: float
     decode_s: float
+    beside_s: float
     kv_s: float
+    seat_s: float
     evict_s: float
+    shared_s: float
     error_s: float
     doubt_s: float
     far_s: float
@@ -152,10 +182,10 @@ class Cost(NamedTuple):
     @property
     def ttft_s(self) -> float:
         """When the first token is due, as far as work and latency go."""
-        return self.queue_s + self.prefill_s + self.kv_s + self.latency_s
+        return self.queue_s + self.prefill_s + self.kv_s + self.seat_s + self.latency_s
 
 
-Terms = tuple[float, float, float, float, float, float, float, float, float, float]
+Terms = tuple[float, float, float, float, float, float, float, float, float, float, float, float, float]
 
 _IDLE = Report(waiting=0.0, running=0.0, kv_use=0.0, age_s=0.0)
 
@@ -165,55 +195,69 @@ def forecast(units: Sequence[Facts], rules: CostRules) -> list[Forecast]:
     reports = [facts.report for facts in units if facts.report is not None]
     usual = _usual([r for r in reports if _trust(r.age_s, rules) >= 0.5] or reports or [_IDLE], rules)
     written = _written(units)
-    # How long an answer is lies in what is asked, and not in who is asked.
-    answer = median([facts.rates.answer_tokens.value for facts in units] or [1.0])
-    return [
-        _forecast(facts, usual, share, answer, rules) for facts, share in zip(units, written, strict=True)
-    ]
+    return [_forecast(facts, usual, share, rules) for facts, share in zip(units, written, strict=True)]
 
 
-def cost(unit: Forecast, work: Work, prompt_tokens: float, cached_tokens: float, now: float) -> Cost:
-    """What a prompt of so many tokens, of which so many are in the unit's prefix cache, costs there."""
-    return Cost(*terms(unit, work, prompt_tokens, cached_tokens, now))
-
-
-def terms(unit: Forecast, work: Work, prompt_tokens: float, cached_tokens: float, now: float) -> Terms:
-    """The fields of `cost` as a bare tuple, total first: this is made for each unit and ask."""
-    tokens_s, token_s, step_s, sequence_s, first, answer, foreign, batch, kv, in_use = unit[:10]
-    evict_share, error_s, doubt_s, far_s, latency_s = unit[10:]
-    uncached = prompt_tokens - cached_tokens
-    if uncached < 1.0:
-        # The last token is always computed: it gives the first one of the answer.
-        uncached = 1.0
-    queue_s = (work.backlog_tokens(now, tokens_s, latency_s) + foreign) * token_s
-    prefill_s = uncached * token_s
-    step_s += sequence_s * (work.batch + batch + 1.0)
-    decode_s = first * step_s
+def terms(
+    unit: Forecast,
+    work: Work,
+    prompt_tokens: float,
+    cached_tokens: float,
+    spared_tokens: float,
+    answer_tokens: float,
+    now: float,
+) -> Terms:
+    """The fields of a Cost as a bare tuple, total first, for a prompt of which `cached_tokens` are in the
+    unit's prefix cache and `spared_tokens` of the others are not charged, with an answer of so many tokens.
+    """
+    # The last token is always computed: it gives the first one of the answer.
+    uncached, there = max(prompt_tokens - cached_tokens, 1.0), work.batch + unit.foreign_batch
+    charged = max(uncached - spared_tokens, 0.0)
+    backlog = work.backlog_tokens(now, unit.tokens_s, unit.latency_s) + unit.foreign_tokens
+    prefill_s, step_s = uncached * unit.token_s, unit.step_s + unit.sequence_s * (there + 1.0)
+    beside_s = there * (answer_tokens * unit.sequence_s + charged * unit.beside_s)
     kv_s = 0.0
+    needed = prompt_tokens + answer_tokens
     # Mostly there is room even if what this gate has there is not in the engine's own count.
-    if kv and work.kv_tokens + in_use + prompt_tokens + answer > kv:
-        kv_s = _kv_s(unit, work, prompt_tokens + answer, answer * step_s)
-    evict_s = prefill_s * evict_share
-    total_s = queue_s + prefill_s + decode_s + kv_s + evict_s + error_s + doubt_s + far_s + latency_s
-    return total_s, queue_s, prefill_s, decode_s, kv_s, evict_s, error_s, doubt_s, far_s, latency_s
+    if unit.kv_tokens and work.kv_tokens + unit.kv_reported + needed > unit.kv_tokens:
+        kv_s = _kv_s(unit, work, needed, answer_tokens * step_s)
+    seat_s = _seat_s(unit, there, answer_tokens)
+    some = (
+        backlog * unit.token_s,
+        prefill_s,
+        answer_tokens * step_s,
+        beside_s,
+        kv_s,
+        seat_s,
+        charged * unit.token_s * unit.evict_share,
+        (charged - uncached) * unit.token_s,
+        unit.error_s,
+        unit.doubt_s,
+        unit.far_s,
+        unit.latency_s,
+    )
+    return sum(some), *some
 
 
 def price(unit: Forecast, rates: Rates, *, is_sure: bool) -> Price:
     """The side of totals that changes slowly. `is_sure`: the prefill rate is no guess."""
-    step_s = unit.step_s + unit.sequence_s * (unit.foreign_batch + 1.0)
-    ahead_s = unit.foreign_tokens * unit.token_s + unit.latency_s
-    fixed_s = ahead_s + unit.decode_tokens * step_s
+    ahead_s, foreign = unit.foreign_tokens * unit.token_s + unit.latency_s, unit.foreign_batch
     return Price(
         unit.tokens_s,
         unit.token_s,
-        fixed_s + unit.error_s + unit.doubt_s + unit.far_s,
-        unit.decode_tokens * unit.sequence_s,
-        unit.token_s * (1.0 + unit.evict_share),
-        unit.kv_tokens - unit.kv_reported - unit.answer_tokens if unit.kv_tokens else inf,
-        ahead_s,
+        ahead_s + unit.error_s + unit.doubt_s + unit.far_s,
+        # It is one more for itself, and for each of the others.
+        unit.step_s + unit.sequence_s * (2.0 * foreign + 1.0),
+        2.0 * unit.sequence_s,
+        unit.token_s * (1.0 + unit.evict_share) + unit.beside_s * foreign,
+        unit.beside_s,
+        unit.kv_tokens - unit.kv_reported if unit.kv_tokens else inf,
+        unit.seats - foreign,
         1.0 / rates.bytes_per_token.value,
         unit.tokens_s if is_sure else inf,
         unit.tokens_s * unit.latency_s,
+        ahead_s,
+        foreign,
     )
 
 
@@ -236,9 +280,7 @@ def _written(units: Sequence[Facts]) -> list[float]:
     return [tokens / mean if mean > 0.0 else 0.0 for tokens in written]
 
 
-def _forecast(
-    facts: Facts, usual: Report, written: float, answer_tokens: float, rules: CostRules
-) -> Forecast:
+def _forecast(facts: Facts, usual: Report, written: float, rules: CostRules) -> Forecast:
     rates, own, share = facts.rates, facts.report or usual, max(facts.share, _SHARE_MIN)
     trust = _trust(own.age_s, rules) if facts.report is not None else 0.0
     belief = _trust(own.age_s - rules.fresh_s, rules) if facts.report is not None else 0.0
@@ -250,8 +292,8 @@ def _forecast(
         token_s=1.0 / rates.prefill_tokens_s.value / share,
         step_s=base_s / share,
         sequence_s=max(sequence_s, rules.sequence_share * base_s) / share,
-        decode_tokens=min(rules.decode_tokens, answer_tokens),
-        answer_tokens=answer_tokens,
+        beside_s=rules.prefill_beside / rates.prefill_tokens_s.value / share,
+        seats=facts.seats,
         foreign_tokens=_blend(trust, tokens, others),
         foreign_batch=_blend(trust, own.waiting + own.running, usual.waiting + usual.running),
         kv_tokens=facts.kv_tokens,
@@ -271,6 +313,14 @@ def _kv_s(unit: Forecast, work: Work, needed: float, stay_s: float) -> float:
     used = max(work.kv_tokens, unit.kv_reported)
     missing = used + needed - unit.kv_tokens
     return min(missing * stay_s / used, KV_MAX_S) if missing > 0.0 else 0.0
+
+
+def _seat_s(unit: Forecast, there: float, answer_tokens: float) -> float:
+    """How long until a seat is free: while an answer is decoded, each of them becomes free once."""
+    over = there + 1.0 - unit.seats
+    if over <= 0.0:
+        return 0.0
+    return over * answer_tokens * (unit.step_s + unit.sequence_s * unit.seats) / unit.seats
 
 
 def _trust(age_s: float, rules: CostRules) -> float:

@@ -7,16 +7,16 @@ what is in flight, over how long it takes, is a rate that sinks with what is sen
 
 from __future__ import annotations
 
-from math import exp, inf
+from math import inf
 
 LATENCY_MAX_S = 60.0
-LEAN_S = 60.0
-"""Half of the way to what peers have is gone in so long."""
 
 _FADE = 0.95
 _LEAST_S = 0.05
 """Work that takes less is as good as none."""
-_CLIP, _CLIP_FIRST = 4.0, 3.0
+_CLIP = 4.0
+_CLIPS = (20.0, 20.0, 4.5)
+"""For the first ones: what is guessed may be far off."""
 
 
 class Latency:
@@ -44,26 +44,24 @@ class Latency:
         if not self.seen and 0.0 <= value < inf:
             self.value = min(value, LATENCY_MAX_S)
 
-    def lean(self, towards: float, elapsed_s: float) -> None:
-        """Go some of the way to what peers have; what was seen counts the less from then on."""
-        if self.seen and 0.0 <= towards < inf and elapsed_s > 0.0:
-            keep = 0.5 ** (elapsed_s / LEAN_S)
-            self.value = min(towards * (1.0 - keep) + self.value * keep, LATENCY_MAX_S)
-            self._weight *= keep
-            self._sum, self._tokens = self._weight * self.value, self._weight * self.tokens
-
     def learn(self, tokens: int, work_s: float, ttft_s: float) -> None:
         """A prompt that found the unit idle has shown its first token; to compute it should take `work_s`."""
         if not (tokens >= 0 and 0.0 <= work_s < inf and 0.0 <= ttft_s < inf):
             return
-        self.seen += 1
-        most_s = (self.value + work_s + _LEAST_S) * max(_CLIP, exp(_CLIP_FIRST / self.seen))
-        weight = (_LEAST_S + work_s) ** -2.0
-        self._sum = self._sum * _FADE + weight * min(ttft_s, most_s)
-        self._tokens = self._tokens * _FADE + weight * tokens
-        self._weight = self._weight * _FADE + weight
-        self.tokens = self._tokens / self._weight
-        self.value = min(self._sum / self._weight, LATENCY_MAX_S)
+        self.seen = seen = self.seen + 1
+        if work_s > LATENCY_MAX_S:
+            work_s = LATENCY_MAX_S
+        least_s = _LEAST_S + work_s
+        most_s = (self.value + least_s) * (_CLIPS[seen] if seen < len(_CLIPS) else _CLIP)
+        if ttft_s > most_s:
+            ttft_s = most_s
+        weight = least_s**-2.0
+        self._sum = total = self._sum * _FADE + weight * ttft_s
+        self._tokens = tokens_sum = self._tokens * _FADE + weight * tokens
+        self._weight = weight = self._weight * _FADE + weight
+        self.tokens = tokens_sum / weight
+        value = total / weight
+        self.value = value if value < LATENCY_MAX_S else LATENCY_MAX_S
 
     def reset(self) -> None:
         """The unit has started anew: the value stays as a guess."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from router.books import Bet
+from router.cost import Expected
 from router.nouns import Ask
 
 if TYPE_CHECKING:
@@ -17,11 +18,13 @@ class Lease:
 
     `evicted` is set when the unit went DOWN; `on_evict` is called once at that moment.
     `first_at` is when something was first shown to the client; `paused` while the client reads nothing; `bet`
-    is what was expected of it.
+    is what was expected of it; `batch` is how many sequences there were on average while it was decoded,
+    once it is closed.
     """
 
     __slots__ = (
         "ask",
+        "batch",
         "bet",
         "closed",
         "committed",
@@ -36,11 +39,12 @@ class Lease:
         "was_paused",
     )
 
-    def __init__(self, desk: Desk, ask: Ask, now: float, *, retry: bool) -> None:
+    def __init__(self, desk: Desk, ask: Ask, expected: Expected, now: float, *, retry: bool) -> None:
         self.desk = desk
         self.unit = desk.unit.name
         self.ask = ask
-        self.bet: Bet = desk.books.enter(self, ask, now)
+        self.bet: Bet = desk.books.enter(self, ask, expected, now)
+        self.batch = 0.0
         self.opened_at = now
         self.retry = retry
         self.committed = False

@@ -105,6 +105,8 @@ class Ask(NamedTuple):
     """Whether it asks for a stream of text alone, with which another unit can go on if its own breaks."""
     fingerprint: int = 0
     """Of what an engine is to compute: model, prompt, and fields that make it work otherwise; 0: none."""
+    max_tokens: int = 0
+    """The longest answer that it allows; 0: it does not say."""
 
 
 class Sign(Enum):
@@ -241,9 +243,9 @@ Finding = Evidence | Load | Models | Served
 class Candidate(NamedTuple):
     """The row a policy ranks; a named tuple because one is made per unit per pick.
 
-    `load` is in-flight requests here plus the engine's foreign ones, not yet divided by `weight`. `cost_s` is
-    what the ask costs there, in predicted seconds; `blind_s` is the same if nothing of its prompt were in the
-    unit's prefix cache. A unit without room may rank: when it ranks first, the ask waits for it.
+    `load` is in-flight requests here plus the engine's foreign ones, not yet divided by `weight`; both are
+    told to policies that do not rank by seconds. `cost_s` is what the ask costs there, in predicted
+    seconds. A unit without room may rank: when it ranks first, the ask waits for it.
     """
 
     unit: str
@@ -251,7 +253,6 @@ class Candidate(NamedTuple):
     load: float
     weight: float
     cost_s: float = 0.0
-    blind_s: float = 0.0
     has_room: bool = True
 
 
@@ -339,10 +340,12 @@ class Policy(Protocol):
     """Ranks candidates for an ask; never sees health, never drops one, holds no state beyond a cursor.
 
     `by_seconds`: it ranks by cost, so that an ask may wait for a unit that has no room yet; policies that do
-    not are shown units with room only, as long as there is one.
+    not are shown units with room only, as long as there is one. `by_cache`: what it ranks by counts what a
+    unit's prefix cache holds of the prompt.
     """
 
     by_seconds: ClassVar[bool]
+    by_cache: ClassVar[bool]
 
     def rank(self, ask: Ask, candidates: Sequence[Candidate], rng: random.Random) -> Sequence[Candidate]:
         """All of `candidates` (at least one), best first, so that the next best needs no new call."""

@@ -2,7 +2,7 @@
 
 It follows the steps of `Router.pick` and `Router.wait` without taking any: no lease, no turn of a policy, no
 place in the queue. Where chance has a say (ties, slow start) it is drawn from the caller's generator. It
-looks at all units, also where the router would draw a few of them, and knows no curiosity.
+looks at all units, also where the router would draw a few of them, and tries none for the sake of learning.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from math import inf
 from typing import NamedTuple
 
 from router.board import Board
-from router.cost import Cost, cost
+from router.cost import Cost, Expected, terms
 from router.desk import Desk
 from router.lease import Lease
 from router.nouns import Ask, Candidate, Refusal, Verdict
@@ -53,9 +53,13 @@ def preview(
 ) -> Preview:
     """What would become of a new ask with a body of `size` bytes, or of one that has failed on `tried`."""
     board, policy = router.board, deepcopy(router.policy)
-    bounds = Bounds(router.waiting.rules.backlog_s, chance=rng.random())
-    rows, refusal = offers(board, ask, now, tried, bounds)
-    looks = _looks(board, ask, now, tried, bounds, rows)
+    rules = router.waiting.rules
+    bounds = Bounds(
+        rules.backlog_s, by_seconds=policy.by_seconds, by_cache=policy.by_cache, chance=rng.random()
+    )
+    offered = offers(board, ask, now, tried, bounds)
+    rows, refusal = offered.rows, offered.refusal
+    looks = _looks(board, ask, now, tried, bounds, rows, offered.expected)
     if not rows:
         if ask.model is not None and refusal is Refusal.NO_UNIT and board.knows_model(ask.model) is False:
             refusal = Refusal.UNKNOWN_MODEL
@@ -64,34 +68,51 @@ def preview(
         rows = [row for row in rows if row.has_room] or rows
     ranked = [row.unit for row in policy.rank(ask, rows, rng)]
     order = [looks.pop(name) for name in ranked] + list(looks.values())
-    best = order[0]
-    if best.desk.books.is_too_slow(ask, best.cost.ttft_s, now):
+    timely = [look for look in order[: len(ranked)] if not _is_late(look, ask, now)]
+    if not timely:
         return Preview(ranked[0], Refusal.LATE, None, order)
-    if best.has_room and (tried or not len(router.waiting.fair)):
-        return Preview(ranked[0], None, None, order)
-    return Preview(ranked[0], *_waits(router, ask, now, best, size), order)
+    best = timely[0]
+    if best.has_room and (tried or not router.comes_after(ask)):
+        return Preview(best.desk.unit.name, None, None, order)
+    return Preview(best.desk.unit.name, *_waits(router, ask, now, best, size), order)
 
 
 def cost_of(lease: Lease) -> Cost:
     """What the attempt of a lease was taken to cost, to be asked for as soon as it has been opened."""
     books, bet, now = lease.desk.books, lease.bet, lease.opened_at
-    work, before = books.work, Work()
+    work, before, expected = books.work, Work(), bet.expected
     own = max(bet.prompt_tokens - bet.cached_tokens, 1)
     if work.queued > 1:
         before.front_tokens, before.front_since = work.front_tokens, work.front_since
     before.queued_tokens = work.queued_tokens - own
     before.batch = work.batch - 1
-    before.kv_tokens = work.kv_tokens - own - int(books.forecast.answer_tokens)
-    return cost(books.forecast, before, bet.prompt_tokens, bet.cached_tokens, now)
+    before.kv_tokens = work.kv_tokens - own - int(expected.answer_tokens)
+    spared = books.spared_tokens(bet.held_blocks, expected)
+    return Cost(
+        *terms(
+            books.forecast, before, bet.prompt_tokens, bet.cached_tokens, spared, expected.answer_tokens, now
+        )
+    )
+
+
+def _is_late(look: Look, ask: Ask, now: float) -> bool:
+    return ask.deadline_at < inf and look.desk.books.is_too_slow(ask, look.cost.ttft_s, now)
 
 
 def _looks(
-    board: Board, ask: Ask, now: float, tried: Collection[str], bounds: Bounds, rows: list[Candidate]
+    board: Board,
+    ask: Ask,
+    now: float,
+    tried: Collection[str],
+    bounds: Bounds,
+    rows: list[Candidate],
+    expected: Expected,
 ) -> dict[str, Look]:
     offered = {row.unit: row for row in rows}
     looks = {}
     for name, desk in board.desks.items():
-        quote, row = desk.books.quote(ask, now), offered.get(name)
+        held = desk.books.prefixes.match(ask.blocks) if bounds.by_cache else 0
+        quote, row = desk.books.quote(ask, held, expected, now), offered.get(name)
         has_room = desk.has_place(now, 0.0) and desk.books.backlog_s(now) <= bounds.backlog_s
         why_not = "" if row is not None else _why_not(desk, ask, now, tried)
         looks[name] = Look(
@@ -123,7 +144,8 @@ def _why_not(desk: Desk, ask: Ask, now: float, tried: Collection[str]) -> str:
 
 def _waits(router: Router, ask: Ask, now: float, best: Look, size: int) -> tuple[Refusal, float | None]:
     """Whether the queue would take it, and for how long."""
-    fair, rules, tokens_s = router.waiting.fair, router.waiting.rules, router.board.tokens_s()
+    pool = router.board.pools.of(ask.model)
+    fair, rules, tokens_s = router.waiting.pool(pool).fair, router.waiting.rules, router.board.tokens_s(pool)
     tokens = max(int(best.prompt_tokens - best.cached_tokens), 1)
     expires_at = min(now + rules.max_wait_s, ask.deadline_at)
     place: Place[None] = Place(
@@ -138,7 +160,7 @@ def _waits(router: Router, ask: Ask, now: float, best: Look, size: int) -> tuple
         (rules.due_at(tokens, now), 1 << 62),
     )
     wait_s = fair.wait_s(place, tokens_s)  # type: ignore[arg-type]
-    if now + wait_s > expires_at:
+    if now + wait_s > expires_at and router.board.is_sure_of(pool):
         return Refusal.LATE, None
     # With that many, it may still push out the last one of who holds more than its share.
     is_full = len(fair) >= rules.limit or fair.size + size > rules.limit_bytes

@@ -5,8 +5,8 @@ Rules:
 2. One sample moves it by little: samples are clipped at a factor, and count the less the more there were. A
    change that lasts is followed within some ten samples.
 3. A guess from elsewhere (configuration, the engine, the unit's peers) holds only until something was seen.
-4. What is not confirmed leans towards what peers have. A unit that looks slow, because others keep it busy or
-   because it once was, would else get no more work that could show how fast it is.
+4. The longer ago an estimate was confirmed, the more the next sample counts. Nothing else moves it: units
+   that differ stay different however little they get (explore.py sees to it that they get something).
 """
 
 from __future__ import annotations
@@ -15,18 +15,24 @@ from collections.abc import Hashable, Sequence
 from math import exp, inf, isfinite, log
 from statistics import median
 
-from router.latency import LEAN_S, Latency
+from router.latency import Latency
 
 FIRST_PREFILL_TOKENS_S = 4000.0
 FIRST_BYTES_PER_TOKEN = 4.0
-FIRST_ANSWER_TOKENS = 128.0
 FIRST_STEP_S = 0.02
+SEQUENCE_SHARE = 0.01
+"""A sequence more makes a step longer by so large a share, as long as nothing is known of it."""
 
 _GAIN = 0.1
 _CLIP = log(2.0)
 _CLIP_FIRST = log(20.0)
 _SETTLED = 10
 """From then on each sample counts as much as any other."""
+_GUESS = 0.5
+_FADE_S = 300.0
+"""What was confirmed so long ago counts half."""
+_FADED = 3.0
+"""But never less than so many samples: one is an accident."""
 _WINDOW_TOKENS = 2048
 """A prefill rate is taken over at least so many tokens: prompts that share a step end at the same time."""
 _WINDOW_S = 0.005
@@ -42,17 +48,24 @@ _MEASURED_TOKENS = 32
 class Estimate:
     """A positive number that follows its samples in the logarithm."""
 
-    __slots__ = ("_high", "_low", "seen", "value")
+    __slots__ = ("_guesses", "_high", "_is_given", "_low", "_weight", "seen", "value")
 
     def __init__(self, first: float, low: float, high: float) -> None:
         self._low, self._high = low, high
         self.seen = 0
+        self._weight = 0.0
+        self._guesses = 0.0
+        self._is_given = False
         self.value = min(max(first, low), high)
 
-    def guess(self, value: float) -> None:
-        """Take over an estimate from elsewhere, unless something was seen already or it makes no sense."""
-        if not self.seen and 0.0 < value < inf:
+    def guess(self, value: float, *, is_given: bool = False) -> None:
+        """Take over an estimate from elsewhere, unless something was seen already or it makes no sense.
+
+        It counts as half a sample. `is_given`: it is the operator's word, which no other guess replaces.
+        """
+        if not self.seen and 0.0 < value < inf and (is_given or not self._is_given):
             self.value = min(max(value, self._low), self._high)
+            self._guesses, self._is_given = _GUESS, is_given
 
     def learn(self, sample: float) -> None:
         """Take over one sample; what is no positive number is ignored."""
@@ -60,17 +73,21 @@ class Estimate:
             return
         self.seen += 1
         by = log(sample) - log(self.value)
-        if self.seen < _SETTLED:
+        if self._weight < _SETTLED:
+            self._weight += 1.0
             clip = max(_CLIP, _CLIP_FIRST / self.seen)
-            self._move(min(max(by, -clip), clip) / self.seen)
+            self._move(min(max(by, -clip), clip) / (self._weight + self._guesses))
         else:
             self._move((-_CLIP if by < -_CLIP else by if by < _CLIP else _CLIP) * _GAIN)
 
-    def lean(self, towards: float, elapsed_s: float) -> None:
-        """Go some of the way to what peers have: half of it in LEAN_S."""
-        if self.seen and 0.0 < towards < inf and elapsed_s > 0.0:
-            towards = min(max(towards, self._low), self._high)
-            self._move((log(towards) - log(self.value)) * (1.0 - 0.5 ** (elapsed_s / LEAN_S)))
+    def fade(self, keep: float) -> None:
+        """Time has passed: what was seen counts a little less than what will be."""
+        if self._weight > _FADED:
+            self._weight = max(self._weight * keep, _FADED)
+
+    def reset(self) -> None:
+        """What was seen is a guess from now on."""
+        self.seen, self._weight = 0, 0.0
 
     def _move(self, by: float) -> None:
         value = self.value * exp(by)
@@ -80,30 +97,38 @@ class Estimate:
 class Steps:
     """How long a decoding step takes: `base_s + per_sequence_s * batch`, by least squares that fade."""
 
-    __slots__ = ("_n", "_x", "_xx", "_xy", "_y", "base_s", "per_sequence_s", "seen")
+    __slots__ = ("_n", "_usual", "_x", "_xx", "_xy", "_y", "base_s", "per_sequence_s", "seen")
 
     MIN_S, MAX_S = 1e-5, 10.0
     _FADE = 0.95
     _FLAT = 4.0
-    """Added to the variance of the batch: a slope seen over few different batches is hardly one."""
+    """Added to the variance of the batch: a slope seen over few different batches is hardly one, and leans to
+    what is usual."""
     _CLIP = 4.0
 
     def __init__(self) -> None:
         self._n = self._x = self._y = self._xx = self._xy = 0.0
         self.seen = 0
-        self.base_s, self.per_sequence_s = FIRST_STEP_S, 0.0
+        self._usual = SEQUENCE_SHARE
+        self.base_s, self.per_sequence_s = FIRST_STEP_S, SEQUENCE_SHARE * FIRST_STEP_S
 
-    def guess(self, base_s: float, per_sequence_s: float = 0.0) -> None:
+    @property
+    def share(self) -> float:
+        """By how large a share of a step one sequence more makes it longer."""
+        return self.per_sequence_s / self.base_s
+
+    def guess(self, base_s: float, share: float = SEQUENCE_SHARE) -> None:
+        """As for an Estimate. How steps grow with the batch is taken over in part even where it was seen."""
+        if not (0.0 < base_s < inf and 0.0 <= share < inf):
+            return
+        self._usual = min(share, 1.0)
+        if not self.seen:
+            self.base_s = self._bounded(base_s)
+            self.per_sequence_s = self._usual * self.base_s
+
+    def fade(self, keep: float) -> None:
         """As for an Estimate."""
-        if not self.seen and 0.0 < base_s < inf and 0.0 <= per_sequence_s < inf:
-            self.base_s, self.per_sequence_s = self._bounded(base_s), min(per_sequence_s, self.MAX_S)
-
-    def lean(self, base_s: float, per_sequence_s: float, elapsed_s: float) -> None:
-        """As for an Estimate; what was seen counts the less from then on."""
-        if self.seen:
-            keep = 0.5 ** (elapsed_s / LEAN_S)
-            self.base_s = self._bounded(base_s + (self.base_s - base_s) * keep)
-            self.per_sequence_s = per_sequence_s + (self.per_sequence_s - per_sequence_s) * keep
+        if self._n > _FADED:
             self._n, self._x, self._y = self._n * keep, self._x * keep, self._y * keep
             self._xx, self._xy = self._xx * keep, self._xy * keep
 
@@ -128,7 +153,8 @@ class Steps:
         self._xy = self._xy * keep + batch * step_s
         mean_x, mean_y = self._x / self._n, self._y / self._n
         variance = max(self._xx / self._n - mean_x * mean_x, 0.0) + self._FLAT
-        slope = (self._xy / self._n - mean_x * mean_y) / variance
+        covariance = self._xy / self._n - mean_x * mean_y
+        slope = (covariance + self._FLAT * self._usual * self.base_s) / variance
         # A step with more sequences is never shorter, and one with none is not for nothing.
         self.per_sequence_s = min(max(slope, 0.0), 0.9 * mean_y / max(mean_x, 1.0))
         self.base_s = self._bounded(mean_y - self.per_sequence_s * mean_x)
@@ -145,7 +171,6 @@ class Rates:
         "_span_s",
         "_span_tokens",
         "_tokens",
-        "answer_tokens",
         "bytes_per_token",
         "followed",
         "latency",
@@ -156,7 +181,6 @@ class Rates:
     def __init__(self) -> None:
         self.prefill_tokens_s = Estimate(FIRST_PREFILL_TOKENS_S, 1.0, 1e8)
         self.bytes_per_token = Estimate(FIRST_BYTES_PER_TOKEN, 0.25, 64.0)
-        self.answer_tokens = Estimate(FIRST_ANSWER_TOKENS, 1.0, 1e6)
         self.steps = Steps()
         self.latency = Latency()
         self.followed = 0
@@ -164,13 +188,14 @@ class Rates:
         self._tokens, self._busy_s = 0, 0.0
         self._span_tokens, self._span_s = 0, 0.0
 
-    def prefilled(self, tokens: int, busy_s: float, *, follows: bool = True) -> None:
+    def prefilled(self, tokens: int, busy_s: float, *, follows: bool = True, had_seat: bool = True) -> None:
         """So many uncached tokens were computed in so many seconds with something to compute.
 
         `follows`: they were right behind others. Else they began when the latency was over, and the work that
-        is in the latency is not in `busy_s`.
+        is in the latency is not in `busy_s`. Without `had_seat` they may have waited for others to end, which
+        says nothing of how fast prompts are computed.
         """
-        if tokens < 0 or not (isfinite(busy_s) and busy_s >= 0.0):
+        if not had_seat or tokens < 0 or not (isfinite(busy_s) and busy_s >= 0.0):
             return
         self.followed += follows
         if not follows:
@@ -195,21 +220,21 @@ class Rates:
                 self.prefill_tokens_s.learn(tokens_s)
             self._span_tokens, self._span_s = 0, 0.0
 
-    def used(self, prompt_bytes: int, prompt_tokens: int, answer_tokens: int) -> None:
+    def used(self, prompt_bytes: int, prompt_tokens: int) -> None:
         """What the `usage` of an answer says."""
         if prompt_tokens >= _MEASURED_TOKENS:
             self.bytes_per_token.learn(prompt_bytes / prompt_tokens)
-        self.answer_tokens.learn(float(answer_tokens))
 
     def reset(self) -> None:
         """The unit has started anew: estimates stay as guesses, and give way to the first samples."""
         self._tokens, self._busy_s, self.followed = 0, 0.0, 0
         self._span_tokens, self._span_s = 0, 0.0
         self.latency.reset()
-        self.prefill_tokens_s.seen = self.answer_tokens.seen = self.bytes_per_token.seen = 0
-        base_s, per_sequence_s = self.steps.base_s, self.steps.per_sequence_s
+        self.prefill_tokens_s.reset()
+        self.bytes_per_token.reset()
+        base_s, share = self.steps.base_s, self.steps.share
         self.steps = Steps()
-        self.steps.guess(base_s, per_sequence_s)
+        self.steps.guess(base_s, share)
 
 
 class Errors:
@@ -240,34 +265,34 @@ class Errors:
 
 
 def learn_of_peers(units: Sequence[tuple[Hashable, Rates]], elapsed_s: float) -> None:
-    """Have units lean to the median of what units of their kind have seen, or guess it, or that of all."""
+    """Have units guess what units of their kind have seen, or all; and what they saw themselves fade a
+    little.
+    """
+    keep = 0.5 ** (elapsed_s / _FADE_S)
     kinds: dict[Hashable, list[Rates]] = {}
     for kind, rates in units:
         kinds.setdefault(kind, []).append(rates)
+        for estimate in (rates.prefill_tokens_s, rates.bytes_per_token, rates.steps):
+            estimate.fade(keep)
     everyone = [rates for _, rates in units]
     for peers in kinds.values():
-        for name in ("prefill_tokens_s", "bytes_per_token", "answer_tokens", "latency"):
-            own, others = ([getattr(rates, name) for rates in some] for some in (peers, everyone))
-            _lean(own, others, elapsed_s)
-        _lean_steps([rates.steps for rates in peers], [rates.steps for rates in everyone], elapsed_s)
+        for name in ("prefill_tokens_s", "bytes_per_token", "latency"):
+            _guess(*([getattr(rates, name) for rates in some] for some in (peers, everyone)))
+        _guess_steps([rates.steps for rates in peers], [rates.steps for rates in everyone])
 
 
-def _lean(
-    peers: Sequence[Estimate | Latency], everyone: Sequence[Estimate | Latency], elapsed_s: float
-) -> None:
+def _guess(peers: Sequence[Estimate | Latency], everyone: Sequence[Estimate | Latency]) -> None:
     seen = [estimate.value for estimate in peers if estimate.seen]
     seen = seen or [estimate.value for estimate in everyone if estimate.seen]
     if seen:
         usual = median(seen)
         for estimate in peers:
             estimate.guess(usual)
-            estimate.lean(usual, elapsed_s)
 
 
-def _lean_steps(peers: Sequence[Steps], everyone: Sequence[Steps], elapsed_s: float) -> None:
+def _guess_steps(peers: Sequence[Steps], everyone: Sequence[Steps]) -> None:
     seen = [steps for steps in peers if steps.seen] or [steps for steps in everyone if steps.seen]
     if seen:
-        base_s, slope_s = median(s.base_s for s in seen), median(s.per_sequence_s for s in seen)
+        base_s, share = median(s.base_s for s in seen), median(s.share for s in seen)
         for steps in peers:
-            steps.guess(base_s, slope_s)
-            steps.lean(base_s, slope_s, elapsed_s)
+            steps.guess(base_s, share)

@@ -3,7 +3,8 @@
 Synchronous and without I/O. Who waits is called back from `serve_waiting`, which the caller invokes when room
 may have appeared (a lease closed, a unit came UP, a drain ended), and from `tick`, as time passes. Rules:
 1. An ask waits here and not at a unit: which unit is best is decided when there is room (late binding).
-2. Nobody who comes overtakes those who wait, but by their turn.
+2. Nobody who comes overtakes those who wait for the same units, but by their turn.
+3. Nobody is refused whom a unit with room could serve in time.
 """
 
 from __future__ import annotations
@@ -11,33 +12,31 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable
 from math import inf
-from operator import itemgetter
-from typing import cast
+from typing import NamedTuple, cast
 
 from router.board import Board
-from router.cost import Cost
+from router.cost import Cost, Expected
+from router.explore import SHARE, Explorer
 from router.lease import Lease
 from router.nouns import Ask, Candidate, Policy, Refusal
-from router.offers import Bounds, offers
+from router.offers import Bounds, Offered, offers
+from router.shared_prefixes import Reuses
 from router.shortlist import Shortlist
-from router.waiting import MOVED_S, Kind, Ticket, Waiting
+from router.waiting import MOVED_S, Kind, PoolQueue, Ticket, Waiting
 
 LOOKS = 16
 """So many of those who wait are looked at each time there may be room."""
-CURIOUS_S = 2.0
-"""A unit that has had nothing for so long gets an ask now and then even if another is better: one that was
-slow once would else have nothing by which to tell how fast it is. One that is k times slower is asked every
-CURIOUS_S * (k - 1) seconds.
-"""
-CURIOUS_PERIOD_S = 0.5
-LOOK_S = 0.02
-"""So often it is looked whether there is such a unit."""
-CURIOUS_SHARE = 0.2
-"""Not at the price of what is cached: so large a part of an ask at most may be."""
-
-_first = itemgetter(0)
+_new = tuple.__new__
 
 Settle = Callable[[Lease | Refusal], None]
+
+
+class Best(NamedTuple):
+    """The unit that ranks first, and what was expected of the ask (see Offered)."""
+
+    row: Candidate
+    expected: Expected
+    shared: Reuses | None
 
 
 class Router:
@@ -46,11 +45,11 @@ class Router:
     def __init__(self, board: Board, policy: Policy, rng: random.Random, waiting: Waiting) -> None:
         self.board = board
         self.policy = policy
-        self._by_seconds = policy.by_seconds
+        self._by_seconds, self._by_cache = policy.by_seconds, policy.by_cache
         self.waiting = waiting
         self._rng = rng
         self._shortlist = Shortlist(board, rng)
-        self._curious_at = 0.0
+        self._explorer = Explorer(board)
 
     def pick(
         self, ask: Ask, now: float, tried: Iterable[str] = (), *, evicted: bool = False, retry: bool = False
@@ -65,7 +64,7 @@ class Router:
         if isinstance(best, Refusal):
             return best
         is_new = not (tried or evicted or retry)
-        if not best.has_room or (is_new and len(self.waiting.fair)):
+        if not best.row.has_room or (is_new and self.waiting.has_queue and self.comes_after(ask)):
             return Refusal.FULL
         return self._open(best, ask, now, retry=retry)
 
@@ -78,90 +77,134 @@ class Router:
         *,
         size: int = 0,
         moved: bool = False,
-    ) -> Ticket | Refusal:
+        retry: bool = False,
+        must_wait: bool = False,
+    ) -> Ticket | Lease | Refusal:
         """Queue an ask with a body of `size` bytes; `settle` is called once, later. Or why it may not wait.
 
-        `moved`: it has lost its unit, and comes before all who have had none.
+        `moved`: it has lost its unit, and comes before all who have had none. A lease: the queue does not
+        take it, and a unit has room; never with `must_wait`.
         """
+        pool = self.board.pools.of(ask.model)
         if moved:
-            ticket = Ticket(ask, tried, now, now + MOVED_S, settle)
+            ticket = Ticket(ask, pool, tried, now, now + MOVED_S, settle, retry)
             return ticket if self.waiting.add_moved(ticket) else Refusal.FULL
-        ticket = Ticket(ask, tried, now, min(now + self.waiting.rules.max_wait_s, ask.deadline_at), settle)
-        refusal = self.waiting.add(
-            ticket, now, tokens=self._uncached(ask), size=size, tokens_s=self.board.tokens_s()
-        )
-        return ticket if refusal is None else refusal
+        expires_at = min(now + self.waiting.rules.max_wait_s, ask.deadline_at)
+        ticket = Ticket(ask, pool, tried, now, expires_at, settle, retry)
+        tokens_s = self._sure_tokens_s(pool)
+        refusal = self.waiting.add(ticket, now, tokens=self._uncached(ask), size=size, tokens_s=tokens_s)
+        if refusal is None:
+            return ticket
+        best = refusal if must_wait else self._best(ask, now, tried)
+        if isinstance(best, Best) and best.row.has_room:
+            return self._open(best, ask, now, retry=retry)
+        return refusal
 
     def serve_waiting(self, now: float) -> None:
         """Give room to those who wait, in their order."""
         for ticket in self.waiting.moved():
             if ticket not in self.waiting:
+                # Settling one may take out another.
                 continue
-            answer = self.pick(ticket.ask, now, ticket.tried, evicted=True)
+            answer = self.pick(ticket.ask, now, ticket.tried, evicted=True, retry=ticket.retry)
             if isinstance(answer, Lease) or answer is Refusal.UNKNOWN_MODEL or now >= ticket.expires_at:
                 self.waiting.remove(ticket)
                 ticket.settle(answer)
-        if len(self.waiting.fair):
-            self._serve_fair(now)
+        for pool, queue in self.waiting.pools():
+            self._serve_pool(pool, queue, now)
 
     def tick(self, now: float) -> None:
         """Refuse those who have waited for too long, or for nothing."""
-        if len(self.waiting.fair):
-            for ticket in list(self.waiting.late(now, self.board.tokens_s())):
-                # Whoever was told may have had others leave.
-                if ticket in self.waiting:
-                    self.waiting.remove(ticket)
-                    ticket.settle(Refusal.LATE)
+        for pool, queue in self.waiting.pools():
+            for place in queue.fair.hopeless(now, self._sure_tokens_s(pool)):
+                if place.item in self.waiting:
+                    self.waiting.remove(place.item)
+                    place.item.settle(Refusal.LATE)
         self.serve_waiting(now)
 
-    def drain_s(self) -> float:
-        """How long until all who wait now have been served, as far as can be foreseen; 0 when nobody does."""
-        return self.waiting.fair.drain_s(self.board.tokens_s()) if len(self.waiting.fair) else 0.0
+    def drain_s(self, model: str | None = None) -> float:
+        """How long until all who wait now for the units of a model have been served, as far as can be
+        foreseen; 0 when nobody does.
+        """
+        pool = self.board.pools.of(model)
+        fair = self.waiting.pool(pool).fair
+        return fair.drain_s(self.board.tokens_s(pool)) if len(fair) else 0.0
+
+    def _sure_tokens_s(self, pool: str) -> float:
+        """How fast a pool computes, to refuse by: while that is a guess, nobody is."""
+        return self.board.tokens_s(pool) if self.board.is_sure_of(pool) else inf
+
+    def comes_after(self, ask: Ask) -> bool:
+        """Whether somebody waits for a unit that could serve `ask` as well."""
+        pools = self.waiting.pools() if ask.model is None else ()
+        kinds = [kind for _, queue in pools for kind in queue.kinds]
+        kinds += self.waiting.pool(self.board.pools.of(ask.model)).kinds
+        return any(self._overlaps(ask, kind) for kind in kinds)
+
+    def _overlaps(self, ask: Ask, kind: Kind) -> bool:
+        model, unit, tried = kind
+        if unit is None and ask.unit is None and not tried and model == ask.model:
+            return True
+        other = Ask(model, unit=unit)
+        return any(
+            name not in tried and desk.is_usable() and desk.serves(ask) and desk.serves(other)
+            for name, desk in self.board.desks.items()
+        )
 
     def _best(
         self, ask: Ask, now: float, tried: Iterable[str], *, overcommit: float = 0.0, wait_s: float = 0.0
-    ) -> Candidate | Refusal:
-        bounds = Bounds(self.waiting.rules.backlog_s, wait_s, overcommit, self._rng.random())
+    ) -> Best | Refusal:
+        rules = self.waiting.rules
+        bounds = _new(
+            Bounds,
+            (rules.backlog_s, wait_s, overcommit, self._by_seconds, self._by_cache, self._rng.random()),
+        )
         among = self._shortlist.of(ask, now) if self._by_seconds else None
-        rows, refusal = offers(self.board, ask, now, tried, bounds, among)
-        if not rows and among is not None:
-            rows, refusal = offers(self.board, ask, now, tried, bounds)
+        offered = offers(self.board, ask, now, tried, bounds, among)
+        best = self._first(ask, now, offered, overcommit)
+        if among is not None and (best is None or not best.has_room):
+            # Those drawn are not all there are: nobody waits or is refused for that.
+            offered = offers(self.board, ask, now, tried, bounds)
+            best = self._first(ask, now, offered, overcommit)
+        if best is not None:
+            return _new(Best, (best, offered.expected, offered.shared))
+        if offered.rows:
+            return Refusal.LATE
+        is_unknown = ask.model is not None and self.board.knows_model(ask.model) is False
+        return Refusal.UNKNOWN_MODEL if is_unknown and offered.refusal is Refusal.NO_UNIT else offered.refusal
+
+    def _first(self, ask: Ask, now: float, offered: Offered, overcommit: float) -> Candidate | None:
+        """The row that ranks first, of those that may be in time."""
+        rows = offered.rows
         if not rows:
-            is_unknown = ask.model is not None and self.board.knows_model(ask.model) is False
-            return Refusal.UNKNOWN_MODEL if is_unknown and refusal is Refusal.NO_UNIT else refusal
+            return None
         if not self._by_seconds or overcommit:
             rows = [row for row in rows if row.has_room] or rows
-        best = self.policy.rank(ask, rows, self._rng)[0]
-        if self._by_seconds and now >= self._curious_at:
-            best = self._curious(rows, best, now)
-        return Refusal.LATE if ask.deadline_at < inf and self._is_hopeless(best, ask, now) else best
+        ranked = self.policy.rank(ask, rows, self._rng)
+        best = ranked[0]
+        if ask.deadline_at < inf:
+            return next((row for row in ranked if not self._is_late(row, ask, offered.expected, now)), None)
+        explorer = self._explorer
+        explorer.purse_s += SHARE * best.cost_s
+        return explorer.choose(rows, best, now) if now >= explorer.look_at and self._by_seconds else best
 
-    def _curious(self, rows: list[Candidate], best: Candidate, now: float) -> Candidate:
-        """Instead of `best` a unit that has had nothing for long, if there is one that is nearly as good."""
-        if best.blind_s - best.cost_s > CURIOUS_SHARE * best.blind_s:
-            return best
-        self._curious_at = now + LOOK_S
-        idle = [(now - self.board.desks[r.unit].asked_at, r) for r in rows if r.has_room and not r.in_flight]
-        idle_s, row = max(idle, key=_first, default=(0.0, best))
-        if idle_s > CURIOUS_S and row.blind_s <= best.blind_s * (1.0 + idle_s / CURIOUS_S):
-            self._curious_at = now + CURIOUS_PERIOD_S
-            return row
-        return best
+    def _is_late(self, row: Candidate, ask: Ask, expected: Expected, now: float) -> bool:
+        """Whether a unit would answer too late, as far as it has shown how fast it is."""
+        books = self.board.desks[row.unit].books
+        held = books.prefixes.match(ask.blocks)
+        return books.is_too_slow(ask, Cost(*books.quote(ask, held, expected, now).terms).ttft_s, now)
 
-    def _is_hopeless(self, best: Candidate, ask: Ask, now: float) -> bool:
-        """Whether even the best unit would answer too late, as far as it has shown how fast it is."""
-        books = self.board.desks[best.unit].books
-        return books.is_too_slow(ask, Cost(*books.quote(ask, now).terms).ttft_s, now)
+    def _open(self, best: Best, ask: Ask, now: float, *, retry: bool = False) -> Lease:
+        self._shortlist.note(ask, best.row.unit)
+        if best.shared is not None:
+            best.shared.count += 1.0
+        return self.board.open(best.row.unit, ask, now, retry=retry, expected=best.expected)
 
-    def _open(self, best: Candidate, ask: Ask, now: float, *, retry: bool = False) -> Lease:
-        self._shortlist.note(ask, best.unit)
-        return self.board.open(best.unit, ask, now, retry=retry)
-
-    def _serve_fair(self, now: float) -> None:
+    def _serve_pool(self, pool: str, queue: PoolQueue, now: float) -> None:
         blocked = _Blocked()
-        tokens_s, ahead = self.board.tokens_s(), 0
+        tokens_s, ahead = self.board.tokens_s(pool), 0
         for _ in range(LOOKS):
-            place = self.waiting.fair.first(blocked)
+            place = queue.fair.first(blocked)
             if place is None:
                 return
             ticket = place.item
@@ -169,21 +212,21 @@ class Router:
             if isinstance(best, Refusal) and best is not Refusal.UNSURE:
                 self.waiting.remove(ticket)
                 ticket.settle(best)
-            elif isinstance(best, Candidate) and best.has_room:
+            elif isinstance(best, Best) and best.row.has_room:
                 self.waiting.take(ticket)
-                ticket.settle(self._open(best, ticket.ask, now))
+                ticket.settle(self._open(best, ticket.ask, now, retry=ticket.retry))
             else:
                 # It waits for a unit that is better than those with room, or there is none.
                 ahead += place.tokens
                 blocked.tickets.add(ticket)
                 if isinstance(best, Refusal) or not self._has_room(ticket, now):
                     blocked.kinds.add(ticket.kind)
-                    if blocked.kinds >= self.waiting.kinds.keys():
+                    if blocked.kinds >= queue.kinds.keys():
                         return
 
     def _has_room(self, ticket: Ticket, now: float) -> bool:
-        rows, _ = offers(self.board, ticket.ask, now, ticket.tried, Bounds(self.waiting.rules.backlog_s))
-        return any(row.has_room for row in rows)
+        bounds = Bounds(self.waiting.rules.backlog_s)
+        return any(row.has_room for row in offers(self.board, ticket.ask, now, ticket.tried, bounds).rows)
 
     def _uncached(self, ask: Ask) -> int:
         """What would have to be computed of it where most of it is cached."""

@@ -8,6 +8,9 @@ Rules:
    looks busier all the time, not idle.
 3. The latency of a prompt (latency.py) comes before its work, and beside the work of others: who waits for
    less than that for others to be computed waits no longer for it.
+4. A prompt surely had a seat if less was there than has been decoded at once before (`peak_batch`). Else it
+   may have waited for another one to end, and when it was shown tells nothing of how fast prompts are
+   computed.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import NamedTuple
 
+_new = tuple.__new__
 WRITTEN_HALF_LIFE_S = 120.0
 WRITTEN_STEP_S = 0.5
 """What fades in two minutes need not be faded more often."""
@@ -22,13 +26,15 @@ WRITTEN_STEP_S = 0.5
 
 class Job(NamedTuple):
     """One attempt: the tokens that have to be computed before it shows anything, and those it holds in the KV
-    cache that others do not. It was sent at `sent_at`, and can be computed from `begins_at` on.
+    cache that others do not. It was sent at `sent_at`, and can be computed from `begins_at` on; `had_seat`:
+    as far as seats go, at once.
     """
 
     uncached_tokens: int
     kv_tokens: int
     sent_at: float = 0.0
     begins_at: float = 0.0
+    had_seat: bool = True
 
 
 class Prefilled(NamedTuple):
@@ -36,7 +42,7 @@ class Prefilled(NamedTuple):
 
     It was shown `ttft_s` after it was sent, and `span_s` after the one before it or since the unit was idle.
     `found_idle`: nothing was to be computed when it was sent. `follows`: its turn came when others had been
-    computed, and not when its latency was over.
+    computed, and not when its latency was over. `had_seat`: it waited for no other to end.
     """
 
     tokens: int
@@ -45,13 +51,17 @@ class Prefilled(NamedTuple):
     span_s: float
     found_idle: bool
     follows: bool
+    had_seat: bool = True
 
 
 class Work:
     """The jobs of one unit, by the lease (or whatever else stands for the attempt)."""
 
     __slots__ = (
+        "_area",
+        "_area_at",
         "_decoding",
+        "_decoding_kv",
         "_first",
         "_queued",
         "_shown_at",
@@ -61,6 +71,8 @@ class Work:
         "front_since",
         "front_tokens",
         "kv_tokens",
+        "peak_batch",
+        "peak_kv_tokens",
         "queued_tokens",
     )
 
@@ -77,7 +89,15 @@ class Work:
         self._first: Hashable = None
         self._written = self._written_at = 0.0
         self._queued: dict[Hashable, Job] = {}
-        self._decoding: dict[Hashable, Job] = {}
+        self._decoding: dict[Hashable, tuple[Job, float, float]] = {}
+        """With when it was shown, and the area below the batch until then."""
+        self._decoding_kv = 0
+        self.peak_batch = 0.0
+        """The most that were decoded at once, others' included, and the tokens of ours in the KV cache
+        then.
+        """
+        self.peak_kv_tokens = 0
+        self._area = self._area_at = 0.0
 
     @property
     def queued(self) -> int:
@@ -86,6 +106,7 @@ class Work:
 
     def open(self, key: Hashable, job: Job, now: float) -> None:
         """An attempt was sent to the unit."""
+        self._advance(now)
         if not self._queued:
             self.front_tokens, self._shown_at, self._first = job.uncached_tokens, now, key
             self.front_since = job.begins_at if job.begins_at > now else now
@@ -97,38 +118,52 @@ class Work:
         self.queued_tokens += job.uncached_tokens
         self.kv_tokens += job.kv_tokens
 
-    def show(self, key: Hashable, now: float) -> Prefilled | None:
-        """The first token has come. None when it was taken out, or has shown one, before."""
+    def show(self, key: Hashable, now: float, foreign: float = 0.0) -> Prefilled | None:
+        """The first token has come, with so many requests of others there. None when it was taken out, or has
+        shown one, before.
+        """
         job = self._queued.pop(key, None)
         if job is None:
             return None
-        self._decoding[key] = job
+        self._decoding[key] = job, now, self._area + self.batch * (now - self._area_at)
+        self._decoding_kv += job.kv_tokens
+        if (batch := len(self._decoding) + foreign) > self.peak_batch:
+            self.peak_batch = batch
+        if self._decoding_kv > self.peak_kv_tokens:
+            self.peak_kv_tokens = self._decoding_kv
         self.queued_tokens -= job.uncached_tokens
         since, shown_at = self.front_since, self._shown_at
         self._begin_next(now)
-        return Prefilled(
-            job.uncached_tokens,
-            busy_s=now - since if now > since else 0.0,
-            ttft_s=now - job.sent_at,
-            span_s=now - shown_at,
-            found_idle=key == self._first,
-            follows=since > job.begins_at,
-        )
+        busy_s = now - since if now > since else 0.0
+        found_idle, follows = key == self._first, since > job.begins_at
+        tokens, _, sent_at, _, had_seat = job
+        return _new(Prefilled, (tokens, busy_s, now - sent_at, now - shown_at, found_idle, follows, had_seat))
 
-    def close(self, key: Hashable, now: float) -> None:
-        """The attempt is over, however it ended. Nothing happens the second time."""
+    def close(self, key: Hashable, now: float) -> float:
+        """The attempt is over, however it ended. Nothing happens the second time.
+
+        Returns how many jobs there were on average while it was decoded (0: it was not).
+        """
+        self._advance(now)
         was_in_front = bool(self._queued) and next(iter(self._queued)) == key
-        job = self._queued.pop(key, None)
+        job, batch = self._queued.pop(key, None), 0.0
         if job is not None:
             self.queued_tokens -= job.uncached_tokens
-        else:
-            job = self._decoding.pop(key, None)
+        elif (decoded := self._decoding.pop(key, None)) is not None:
+            job, shown_at, area = decoded
+            self._decoding_kv -= job.kv_tokens
+            batch = (self._area - area) / (now - shown_at) if now > shown_at else float(self.batch)
         if job is not None:
             self.kv_tokens -= job.kv_tokens
             self.batch -= 1
         if was_in_front:
             # What was computed of it counts for nothing.
             self._begin_next(now)
+        return batch
+
+    def forget_peak(self) -> None:
+        """The unit has started anew, maybe with fewer seats."""
+        self.peak_batch, self.peak_kv_tokens = 0.0, 0
 
     def backlog_tokens(self, now: float, tokens_s: float, latency_s: float = 0.0) -> float:
         """Uncached tokens that have yet to be computed, at a prefill rate of so many a second, when the
@@ -144,6 +179,11 @@ class Work:
     def written_tokens(self, now: float) -> float:
         """Uncached tokens sent here of late: new to the prefix cache, and pushing others out of it."""
         return self._written * float(0.5 ** ((now - self._written_at) / WRITTEN_HALF_LIFE_S))
+
+    def _advance(self, now: float) -> None:
+        if now > self._area_at:
+            self._area += self.batch * (now - self._area_at)
+            self._area_at = now
 
     def _begin_next(self, now: float) -> None:
         self.front_since, self.front_tokens, self._shown_at = now, 0, now

@@ -97,7 +97,7 @@ class Gate:
 
     def waiting(self) -> Collection[str]:
         """The models of those in the gate's queue."""
-        return {model for model, *_ in self.router.waiting.kinds if model}
+        return {place.item.ask.model for place in self.router.waiting.places() if place.item.ask.model}
 
     def tokens_came(self, unit: int, shown: Shown) -> None:
         """As Relay.on_token, for all streams and steps at once."""
@@ -119,17 +119,17 @@ class Gate:
         ticket, search.ticket = search.ticket, None
         if ticket is not None:
             call.waited_s += now - ticket.entered_at
+        if ticket is None and isinstance(answer, Refusal):
+            answer = self._wait(call, answer, now)
         if isinstance(answer, Lease):
             search.lease = answer
             answer.on_evict = partial(self._evicted, call)
             self.world.send(call, self._numbers[answer.unit])
             return
-        if ticket is None:
-            answer = self._wait(call, answer, now)
         if search.ticket is None:
             self.world.refuse(call, answer.value)
 
-    def _wait(self, call: Call, answer: Refusal, now: float) -> Refusal:
+    def _wait(self, call: Call, answer: Refusal, now: float) -> Lease | Refusal:
         search = _search(call)
         tried = frozenset(search.tried)
         is_moved = search.is_moved or answer is Refusal.UNSURE
@@ -143,7 +143,7 @@ class Gate:
             size=call.request.prompt.size + 200,
             moved=is_moved,
         )
-        if isinstance(place, Refusal):
+        if isinstance(place, Lease | Refusal):
             return place
         search.ticket = place
         self._room()
@@ -170,9 +170,11 @@ class Gate:
         desk.life_at = max(desk.life_at, now)
         desk.books.errors.worked(now)
         if lease.ask.stream:
-            desk.books.streamed(sequence.answer_tokens - 1, now - lease.first_at)
+            desk.books.streamed(sequence.answer_tokens - 1, now - lease.first_at, lease.batch)
         else:
             desk.pace.answered(now - lease.opened_at)
+        if request.usage or lease.ask.stream:
+            self.board.answers.learn(lease.ask.model, sequence.answer_tokens)
         if request.usage:
             usage = Usage(sequence.prompt_tokens, sequence.answer_tokens, max(sequence.cached_tokens, 0))
             desk.books.used(lease.ask, lease.bet, usage)

@@ -17,11 +17,11 @@ from loadtests.gym.gate import Gate, ask_of, make_gates
 from loadtests.gym.loads import LOADS
 from loadtests.gym.nouns import Run
 from loadtests.gym.world import World
-from router.cost import Cost
+from router.cost import Cost, Expected
 
 HEAD = (
     f"{'s':>6} unit {'leases':>6} {'running':>7} {'waiting':>7} {'kv':>4} {'sent':>5} | learnt (true): "
-    "tokens/s, step s, latency s, bytes/token, answer, followed, trust | cost"
+    "tokens/s, step s, latency s, bytes/token, followed, trust | cost"
 )
 
 
@@ -55,7 +55,10 @@ def _show(world: World, gate: Gate, every_s: float, until_s: float, now: float) 
         )
         call = next((call for call in reversed(world.calls)), None)
         if call is not None:
-            cost = Cost(*desk.books.quote(ask_of(call, now), now).terms)
+            ask = ask_of(call, now)
+            expected = Expected(gate.board.answers.expected(ask.model, ask.max_tokens))
+            held = desk.books.prefixes.match(ask.blocks)
+            cost = Cost(*desk.books.quote(ask, held, expected, now).terms)
             terms = (f"{name[:-2]} {value:.3f}" for name, value in cost._asdict().items() if value)
             print(" | " + " ".join(terms), end="")
         print()
@@ -79,7 +82,7 @@ def _learnt(world: World, gate: Gate, number: int) -> str:
     return (
         f"{rates.prefill_tokens_s.value:.0f} ({model.prefill_tokens_s:.0f}) "
         f"{rates.steps.at(books.work.batch):.4f} ({step_s:.4f}) {rates.latency.value:.3f} "
-        f"({model.front_end_s:g}) {rates.bytes_per_token.value:.2f} {rates.answer_tokens.value:.0f} "
+        f"({model.front_end_s:g}) {rates.bytes_per_token.value:.2f} "
         f"{rates.followed} {books.prefixes.trust:.2f}"
     )
 

@@ -15,11 +15,12 @@ from proxy.failure import Failure, Kind
 from proxy.own import OwnAnswers
 from proxy.settings import Headers
 from proxy.wishes import Wishes
+from router.explore import IDLE_S
 from router.lease import Lease
 from router.nouns import Ask, Refusal
 from router.preview import Look, Preview, cost_of, preview
 from router.rates import FIRST_BYTES_PER_TOKEN
-from router.router import CURIOUS_S, Router
+from router.router import Router
 from router.shortlist import LOOK_AT_ALL, SAMPLE
 
 TOKENS_MAX = 100_000_000
@@ -99,7 +100,7 @@ class Choice:
             **_outcome(found),
             "notes": self._notes(found),
             "ask": _asked(ask),
-            "queue": self._queue(),
+            "queue": self._queue(ask.model),
             "units": [self._unit(look) for look in found.looks],
         }
 
@@ -113,18 +114,18 @@ class Choice:
         size = int(int(text) * (median(learnt) if learnt else FIRST_BYTES_PER_TOKEN))
         return Ask(query.get("model"), stream=True, prompt_tokens=int(text), prompt_bytes=size)
 
-    def _queue(self) -> dict[str, Any]:
+    def _queue(self, model: str | None) -> dict[str, Any]:
         waiting, rules = self._router.waiting, self._router.waiting.rules
         return {
             "waiting": len(waiting),
             "waiting_max": rules.limit,
-            "moved": len(waiting) - len(waiting.fair),
-            "tokens": waiting.fair.tokens,
-            "bytes": waiting.fair.size,
+            "moved": waiting.moved_count,
+            "tokens": waiting.tokens,
+            "bytes": sum(place.size for place in waiting.places()),
             "bytes_max": rules.limit_bytes,
-            "tenants": len({place.tenant for place in waiting.fair}),
-            "drain_s": _seconds(self._router.drain_s()),
-            "tokens_s": round(self._router.board.tokens_s()),
+            "tenants": len({place.tenant for place in waiting.places()}),
+            "drain_s": _seconds(self._router.drain_s(model)),
+            "tokens_s": round(self._router.board.tokens_s(self._router.board.pools.of(model))),
         }
 
     def _unit(self, look: Look) -> dict[str, Any]:
@@ -157,12 +158,12 @@ class Choice:
         idle = [
             look.desk.unit.name
             for look in found.looks[1:]
-            if look.has_room and not look.why_not and now - look.desk.asked_at > CURIOUS_S
+            if look.has_room and not look.why_not and now - look.desk.asked_at > IDLE_S
         ]
         if idle:
             more = f" and {len(idle) - 5} more" if len(idle) > 5 else ""
             notes.append(
-                f"{', '.join(idle[:5])}{more} had nothing for {CURIOUS_S:.0f} s or longer: now and then "
+                f"{', '.join(idle[:5])}{more} had nothing for {IDLE_S:.0f} s or longer: now and then "
                 "such a unit gets a request to show how fast it is"
             )
         return notes

@@ -83,7 +83,7 @@ class Routing(Collector):
             "queue_tokens",
             "Uncached tokens of the prompts that wait for a unit.",
             (),
-            [((), self._waiting.fair.tokens)],
+            [((), self._waiting.tokens)],
         )
         yield counter(
             "ignored_headers",

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 from proxy.report.explain import explain
@@ -108,7 +109,7 @@ def _routing(books: Books, now: float) -> dict[str, Any]:
         "prefill_samples": rates.prefill_tokens_s.seen,
         "step_s": round(rates.steps.at(work.batch), 5),
         "bytes_per_token": round(rates.bytes_per_token.value, 3),
-        "answer_tokens": round(rates.answer_tokens.value, 1),
+        "seats": int(books.seats.limit) if books.seats.limit < inf else None,
         "kv_tokens": books.kv_tokens,
         "queued_tokens": work.queued_tokens,
         "backlog_s": round(books.backlog_s(now), 3),

@@ -146,7 +146,8 @@ class BrainGate(Gate):
     def has_enough_retries(self) -> bool:
         """Whether as many are under way as are allowed, at all workers together (see router/retry.py)."""
         board, rules = self.board, self.board.rules
-        return board.retries_in_flight >= max(float(rules.retry_min), rules.retry_budget * board.in_flight)
+        under_way = board.retries_in_flight + self.router.waiting.retries
+        return under_way >= max(float(rules.retry_min), rules.retry_budget * board.in_flight)
 
     def greeted(self) -> None:
         """A worker has told what it has open."""

@@ -32,11 +32,11 @@ loads = st.integers(0, 1000).map(float) | st.floats(0.0, 1e308)
 
 @st.composite
 def candidate_lists(draw: st.DrawFn, min_size: int = 1) -> list[Candidate]:
-    row = st.tuples(st.integers(0, 1000), loads, weights, costs, st.floats(0.0, 100.0), st.booleans())
+    row = st.tuples(st.integers(0, 1000), loads, weights, costs, st.booleans())
     rows = enumerate(draw(st.lists(row, min_size=min_size, max_size=12)))
     return [
-        Candidate(f"u{n}", in_flight, load, weight, cost_s, cost_s + saved_s, has_room)
-        for n, (in_flight, load, weight, cost_s, saved_s, has_room) in rows
+        Candidate(f"u{n}", in_flight, load, weight, cost_s, has_room)
+        for n, (in_flight, load, weight, cost_s, has_room) in rows
     ]
 
 
@@ -77,16 +77,10 @@ def test_the_generator_decides_and_the_input_stays_as_it_was(
 def test_of_twins_the_one_that_answers_sooner_is_never_ranked_behind(
     name: str, candidates: list[Candidate], twins: tuple[float, float], seed: int
 ) -> None:
-    soon, late = (Candidate(unit, 0, 0.0, 1.0, s, s) for unit, s in zip("sl", sorted(twins), strict=True))
+    soon, late = (Candidate(unit, 0, 0.0, 1.0, s) for unit, s in zip("sl", sorted(twins), strict=True))
     ranked = rank(name, [late, *candidates, soon], seed)
     if late.cost_s - soon.cost_s > TIE_S:
         assert ranked.index(soon) < ranked.index(late)
-
-
-def test_affinity_goes_by_what_is_cached_and_least_load_does_not() -> None:
-    holder, idle = Candidate("holder", 9, 9.0, 1.0, 0.5, 2.0), Candidate("idle", 0, 0.0, 1.0, 1.0, 1.0)
-    assert rank("prefix_affinity", [idle, holder])[0] == holder
-    assert rank("least_load", [holder, idle])[0] == idle
 
 
 @law

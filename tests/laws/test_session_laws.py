@@ -102,7 +102,7 @@ def test_the_sessions_of_a_lost_unit_are_spread_over_the_others() -> None:
 
 
 def test_an_ask_without_a_session_goes_to_the_less_loaded() -> None:
-    busy, lazy = Candidate("busy", 5, 5.0, 1.0, 2.0, 2.0), Candidate("lazy", 0, 0.0, 1.0, 1.0, 1.0)
+    busy, lazy = Candidate("busy", 5, 5.0, 1.0, 2.0), Candidate("lazy", 0, 0.0, 1.0, 1.0)
     assert Session().rank(Ask("m"), [busy, lazy], random.Random(1)) == [lazy, busy]
 
 

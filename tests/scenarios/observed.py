@@ -18,8 +18,8 @@ from proxy.wire.downstream import ClientConnection
 from proxy.wire.request import Request
 from router.desk import Desk
 from router.lease import Lease
-from router.nouns import Ask, Candidate, Outcome, Refusal, Verdict
-from router.router import Router
+from router.nouns import Ask, Outcome, Refusal, Verdict
+from router.router import Best, Router
 from tests.scenarios.visit import Visit
 
 
@@ -64,7 +64,7 @@ class ObservedRouter(Router):
         self._examine(answer, room, now, tried)
         return answer
 
-    def _open(self, best: Candidate, ask: Ask, now: float, *, retry: bool = False) -> Lease:
+    def _open(self, best: Best, ask: Ask, now: float, *, retry: bool = False) -> Lease:
         lease = super()._open(best, ask, now, retry=retry)
         self.picks.append(Pick(now, lease.unit, lease.desk.unit.url, *self._asked))
         self.leases.append(lease)

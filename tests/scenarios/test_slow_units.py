@@ -56,7 +56,8 @@ def test_a_unit_that_came_back_gets_its_share_little_by_little() -> None:
             await asyncio.sleep(RULES.slow_start_s / 2.0)
             picks = len(stage.picks("a", since))
             shares.append(picks / (picks + len(stage.picks("b", since))))
-        assert shares[0] < shares[1] <= shares[2] + 0.1
+        # Who has least gets most until they are even, but no more than the share it is considered for.
+        assert shares[0] < shares[1] < 0.75
         assert shares[0] < 0.42
         assert shares[2] > 0.4
         await users.leave()

@@ -96,9 +96,9 @@ def test_a_doubted_unit_gets_nothing_until_it_shows_life() -> None:
     made = board(PASSED)
     assert made.doubt("a", NOW + 1.0)
     assert not made.doubt("a", NOW + 1.1), "it has been asked already"
-    assert offers(made, Ask(), NOW + 1.2, (), Bounds(1.0)) == ([], Refusal.UNSURE)
+    assert offers(made, Ask(), NOW + 1.2, (), Bounds(1.0))[:2] == ([], Refusal.UNSURE)
     made.observe(replace(PASSED, at=NOW + 1.3))
-    rows, _ = offers(made, Ask(), NOW + 1.4, (), Bounds(1.0))
+    rows = offers(made, Ask(), NOW + 1.4, (), Bounds(1.0)).rows
     assert [row.unit for row in rows] == ["a"]
 
 

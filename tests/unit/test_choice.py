@@ -13,8 +13,9 @@ from proxy.failure import Failure
 from proxy.own import OwnAnswers
 from proxy.report.choice import Choice, header_line
 from proxy.settings import Headers
+from router.explore import IDLE_S
 from router.nouns import Ask
-from router.router import CURIOUS_S, Router
+from router.router import Router
 from router.shortlist import LOOK_AT_ALL
 from tests.unit.test_preview import NOW, PROMPT, fill, router_of
 
@@ -53,8 +54,11 @@ def test_candidates_come_with_each_term_in_seconds() -> None:
         "queue_s",
         "prefill_s",
         "decode_s",
+        "beside_s",
         "kv_s",
+        "seat_s",
         "evict_s",
+        "shared_s",
         "error_s",
         "doubt_s",
         "far_s",
@@ -124,7 +128,7 @@ def test_what_else_may_decide_is_noted() -> None:
     router = router_of(2)
     # It comes second: what it has to do is more than a tie.
     router.board.open("u0", PROMPT, NOW, retry=False)
-    router.board.desks["u0"].asked_at = NOW - CURIOUS_S - 1.0
+    router.board.desks["u0"].asked_at = NOW - IDLE_S - 1.0
     (idle,) = explain(router, model="m")["notes"]
     assert idle.startswith("u0 had nothing for 2 s or longer")
     (many,) = explain(router_of(LOOK_AT_ALL + 1), model="m")["notes"]
@@ -157,7 +161,7 @@ def test_the_header_of_an_answer_has_what_was_reckoned() -> None:
     router = router_of(1)
     lease = router.board.open("u0", PROMPT, NOW, retry=False)
     line = header_line(lease, 0.25).decode()
-    assert line.startswith("x-cellgate-explain: unit=u0 total_s=1.3")
+    assert line.startswith("x-cellgate-explain: unit=u0 total_s=3.6")
     assert " far_s=0.0000 latency_s=0.0000 " in line
     assert line.endswith(" prompt_tokens=1000 cached_tokens=0 waited_s=0.2500\r\n")
     assert " prefill_s=1.0000 " in line

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.cost import KV_MAX_S, Cost, CostRules, Facts, Forecast, Report, cost, forecast
+from router.cost import KV_MAX_S, Cost, CostRules, Facts, Forecast, Report, forecast, terms
 from router.prefix import PrefixCache
 from router.rates import Errors, Rates
 from router.work import Job, Work
@@ -18,12 +18,27 @@ RULES = CostRules()
 NOW = 100.0
 
 
-def rates(prefill_tokens_s: float = 1000.0, step_s: float = 0.01, answer_tokens: float = 100.0) -> Rates:
+ANSWER = 100.0
+
+
+def rates(prefill_tokens_s: float = 1000.0, step_s: float = 0.01, share: float = 0.0) -> Rates:
     learnt = Rates()
     learnt.prefill_tokens_s.guess(prefill_tokens_s)
-    learnt.steps.guess(step_s)
-    learnt.answer_tokens.guess(answer_tokens)
+    learnt.steps.guess(step_s, share)
     return learnt
+
+
+def cost(
+    unit: Forecast,
+    work: Work,
+    prompt: float,
+    cached: float,
+    now: float,
+    *,
+    answer: float = ANSWER,
+    spared: float = 0.0,
+) -> Cost:
+    return Cost(*terms(unit, work, prompt, cached, spared, answer, now))
 
 
 def alone(facts: Facts) -> Forecast:
@@ -57,28 +72,30 @@ reports = st.none() | st.builds(
 )
 facts = st.builds(
     Facts,
-    rates=st.builds(rates, st.floats(1e-3, 1e12), st.floats(1e-9, 1e3), st.floats(0, 1e9)),
+    rates=st.builds(rates, st.floats(1e-3, 1e12), st.floats(1e-9, 1e3), st.floats(0, 1)),
     report=reports,
     share=st.floats(0, 1e6),
     error_share=st.floats(0, 0.99),
     far_s=st.floats(0, 10),
     kv_tokens=st.sampled_from([0, 1, 1000, 2_000_000]),
     written_tokens=st.floats(0, 1e12),
+    seats=st.sampled_from([math.inf, 1.0, 64.0]),
 )
 works = st.lists(st.integers(0, 10**7), max_size=5).map(lambda prompts: busy(*prompts))
 sizes = st.integers(0, 10**7)
 
 
 @law
-@given(units=st.lists(facts, min_size=1, max_size=5), work=works, prompt=sizes, cached=sizes)
+@given(units=st.lists(facts, min_size=1, max_size=5), work=works, prompt=sizes, cached=sizes, spared=sizes)
 def test_a_cost_is_positive_finite_and_the_sum_of_its_terms(
-    units: list[Facts], work: Work, prompt: int, cached: int
+    units: list[Facts], work: Work, prompt: int, cached: int, spared: int
 ) -> None:
     for unit in forecast(units, RULES):
-        total, *terms = cost(unit, work, prompt, cached, NOW)
-        assert 0.0 < total < math.inf
-        assert all(0.0 <= term < math.inf for term in terms)
-        assert total == pytest.approx(sum(terms))
+        here = cost(unit, work, prompt, cached, NOW, spared=spared)
+        assert 0.0 < here.total_s < math.inf
+        assert all(0.0 <= term < math.inf for term in here._replace(shared_s=0.0))
+        assert -here.prefill_s * (1 + 1e-9) <= here.shared_s <= 0.0
+        assert here.total_s == pytest.approx(sum(here[1:]))
 
 
 @law
@@ -134,18 +151,42 @@ def test_a_prefix_that_the_unit_holds_lowers_the_own_part_alone() -> None:
     assert everything.prefill_s == pytest.approx(0.001)
 
 
-def test_the_first_tokens_are_decoded_at_the_batch_that_will_be_there() -> None:
-    learnt = rates(answer_tokens=100.0)
-    learnt.steps.guess(0.01, 0.001)
-    assert cost_of(Facts(learnt)).decode_s == pytest.approx(RULES.decode_tokens * 0.011)
-    assert cost_of(Facts(learnt), busy(1, 1, 1)).decode_s == pytest.approx(RULES.decode_tokens * 0.014)
-    short = rates(answer_tokens=2.0, step_s=0.01)
-    assert cost_of(Facts(short)).decode_s == pytest.approx(0.02, rel=0.01)
+def test_an_answer_is_decoded_at_the_batch_that_will_be_there() -> None:
+    learnt = rates(step_s=0.01, share=0.1)
+    assert cost_of(Facts(learnt)).decode_s == pytest.approx(ANSWER * 0.011)
+    assert cost_of(Facts(learnt), busy(1, 1, 1)).decode_s == pytest.approx(ANSWER * 0.014)
+    assert cost(alone(Facts(learnt)), Work(), 500, 0, NOW, answer=2.0).decode_s == pytest.approx(0.022)
+
+
+def test_what_those_beside_it_wait_is_part_of_its_price() -> None:
+    unit = Facts(rates(1000.0, step_s=0.01, share=0.1))
+    assert cost_of(unit).beside_s == 0.0
+    three = cost_of(unit, busy(1, 1, 1), prompt=500)
+    # Each of them has longer steps for as long as it is there, and a part of its prefill in between.
+    assert three.beside_s == pytest.approx(3 * (ANSWER * 0.001 + RULES.prefill_beside * 0.5))
+
+
+def test_a_beginning_that_others_will_find_there_is_not_charged_to_one_alone() -> None:
+    unit = alone(Facts(rates(1000.0)))
+    own = cost(unit, Work(), 500, 0, NOW)
+    shared = cost(unit, Work(), 500, 0, NOW, spared=400)
+    assert (shared.prefill_s, shared.ttft_s) == (own.prefill_s, own.ttft_s), "it is waited for all the same"
+    assert shared.total_s == pytest.approx(own.total_s - 0.4)
+
+
+def test_above_the_seats_of_an_engine_one_waits_for_another_to_end() -> None:
+    unit = Facts(rates(1000.0, step_s=0.01), seats=2.0)
+    assert cost_of(unit, busy(1)).seat_s == 0.0
+    # Of two answers of a second each one ends every half a second.
+    assert cost_of(unit, busy(1, 1)).seat_s == pytest.approx(0.5, rel=0.01)
+    assert cost_of(unit, busy(1, 1, 1)).seat_s == pytest.approx(1.0, rel=0.01)
 
 
 def test_idle_units_come_first_even_where_batching_costs_nothing() -> None:
     here = Facts(rates(step_s=0.01))
-    assert cost_of(here, busy(1, 1)).decode_s > cost_of(here, busy(1)).decode_s > cost_of(here).decode_s
+    some = [cost_of(here, busy(*[1] * count)).decode_s for count in (0, 1, 2)]
+    assert some == sorted(some)
+    assert len(set(some)) == 3
 
 
 def test_what_is_known_to_wait_there_of_others_is_waited_for_as_well() -> None:
@@ -156,7 +197,7 @@ def test_what_is_known_to_wait_there_of_others_is_waited_for_as_well() -> None:
 
 
 def test_an_ask_that_does_not_fit_into_the_kv_cache_waits_for_others_to_end() -> None:
-    unit = Facts(rates(1000.0, step_s=0.01, answer_tokens=100.0), kv_tokens=10_000)
+    unit = Facts(rates(1000.0, step_s=0.01), kv_tokens=10_000)
     work = busy(9000)
     assert cost_of(unit, work, prompt=800).kv_s == 0.0
     # 9000 tokens come free within the second that an answer takes; 900 of them are wanted.
@@ -183,8 +224,8 @@ def test_a_cache_into_which_little_was_written_is_the_better_place_for_something
 def test_weight_divides_the_work_and_not_the_penalties() -> None:
     whole = cost_of(Facts(rates(), share=1.0, error_share=0.5, far_s=2.0), busy(1000))
     half = cost_of(Facts(rates(), share=0.5, error_share=0.5, far_s=2.0), busy(1000))
-    assert half[1:6] == pytest.approx([2 * term for term in whole[1:6]])
-    assert half[6:] == whole[6:]
+    assert half[1:9] == pytest.approx([2 * term for term in whole[1:9]])
+    assert half[9:] == whole[9:]
     assert (whole.error_s, whole.far_s) == (5.0, 2.0)
 
 

@@ -196,7 +196,7 @@ def test_whatever_is_believed_a_person_is_told_in_short_lines(
     assert all("\n" not in line and "{" not in line and line.endswith(".") for line in lines)
     assert all(len(line) < 160 for line in lines)
     assert sum(line.startswith("Next: ") for line in lines) == 1
-    rows, _ = offers(made, Ask(), 210.0, (), Bounds(1.0))
+    rows = offers(made, Ask(), 210.0, (), Bounds(1.0)).rows
     stands = standing(desk, Moment(210.0, Rules()))
     assert any(row.has_room for row in rows) is (stands in (Standing.IN, Standing.SUSPECT) and not full)
 

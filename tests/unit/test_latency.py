@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.latency import LATENCY_MAX_S, LEAN_S, Latency
+from router.latency import LATENCY_MAX_S, Latency
 from router.pace import Pace
 from router.work import Job, Work
 
@@ -23,7 +23,6 @@ def test_nothing_upsets_it(samples: list[tuple[int, float, float]]) -> None:
     for tokens, work_s, ttft_s in samples:
         latency.guess(ttft_s)
         latency.learn(tokens, work_s, ttft_s)
-        latency.lean(work_s, ttft_s)
         assert 0.0 <= latency.value <= LATENCY_MAX_S
         assert 0.0 <= latency.without_work_s(1000.0) <= latency.value
 
@@ -43,16 +42,6 @@ def test_one_that_hangs_moves_it_by_little() -> None:
         latency.learn(100, 0.01, 0.1)
     latency.learn(100, 0.01, 300.0)
     assert latency.value < 0.15
-
-
-def test_it_leans_towards_what_peers_have_until_something_is_seen() -> None:
-    latency = Latency()
-    latency.learn(100, 0.01, 0.8)
-    latency.lean(0.4, LEAN_S)
-    assert latency.value == pytest.approx(0.6)
-    for _ in range(60):
-        latency.learn(100, 0.01, 0.8)
-    assert latency.value == pytest.approx(0.8, rel=0.02)
 
 
 class Unit:

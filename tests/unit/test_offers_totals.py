@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.cost import Cost
+from router.cost import Cost, Expected
 from router.nouns import Load
 from tests.unit.test_preview import NOW, PROMPT, router_of
 
@@ -20,9 +20,17 @@ sizes = st.integers(0, 40_000)
     st.integers(0, 7),
     st.integers(0, 3),
     st.booleans(),
+    st.sampled_from([1.0, 100.0, 2000.0]),
+    st.integers(0, 7),
 )
 def test_the_short_way_gives_the_same_total(
-    jobs: list[tuple[int, bool]], size: int, blocks: int, number: int, has_report: bool
+    jobs: list[tuple[int, bool]],
+    size: int,
+    blocks: int,
+    number: int,
+    has_report: bool,
+    answer_tokens: float,
+    shared: int,
 ) -> None:
     board = router_of().board
     desk = board.desks[f"u{number}"]
@@ -35,14 +43,12 @@ def test_the_short_way_gives_the_same_total(
         board.report(Load(desk.unit.name, NOW, running=9, waiting=2, kv_use=0.9, kv_tokens=30_000))
     board.forecast(NOW + 1.0)
     ask = PROMPT._replace(prompt_bytes=size, blocks=PROMPT.blocks[: min(blocks, size // 512)])
-    total_s, blind_s, backlog_s = desk.books.offer(ask, NOW + 1.5)
-    quote = desk.books.quote(ask, NOW + 1.5)
-    forecast = desk.books.forecast
+    held = desk.books.prefixes.match(ask.blocks)
+    expected = Expected(answer_tokens, max(shared, held), 0.25)
+    total_s, backlog_s = desk.books.offer(ask, held, expected, NOW + 1.5)
+    quote = desk.books.quote(ask, held, expected, NOW + 1.5)
     assert total_s == pytest.approx(quote.terms[0])
-    assert blind_s - total_s == pytest.approx(
-        quote.cached_tokens * forecast.token_s * (1.0 + forecast.evict_share)
-    )
     assert backlog_s == pytest.approx(desk.books.backlog_s(NOW + 1.5))
-    bet = desk.books.enter("it", ask, NOW + 1.5)
+    bet = desk.books.enter("it", ask, expected, NOW + 1.5)
     assert bet.ttft_s == pytest.approx(Cost(*quote.terms).ttft_s)
-    assert (bet.prompt_tokens, bet.held_blocks) == (int(quote.prompt_tokens), quote.held_blocks)
+    assert (bet.prompt_tokens, bet.held_blocks) == (int(quote.prompt_tokens), held)

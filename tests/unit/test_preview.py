@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from policies import POLICIES
 from router.board import Board
 from router.books import SURE
+from router.cost import Expected
 from router.fair import FairRules
 from router.lease import Lease
 from router.nouns import Ask, Cell, Evidence, Fleet, Refusal, Rules, Sign, Strength, Unit
@@ -197,8 +198,13 @@ def test_without_a_unit_it_says_whether_that_may_change() -> None:
 
 
 @settings(derandomize=True, deadline=None, max_examples=50)
-@given(st.lists(st.tuples(st.integers(0, 20_000), st.integers(0, 7), st.booleans()), max_size=6))
-def test_what_a_lease_was_taken_to_cost_is_what_was_quoted_before(jobs: list[tuple[int, int, bool]]) -> None:
+@given(
+    st.lists(st.tuples(st.integers(0, 20_000), st.integers(0, 7), st.booleans()), max_size=6),
+    st.integers(0, 7),
+)
+def test_what_a_lease_was_taken_to_cost_is_what_was_quoted_before(
+    jobs: list[tuple[int, int, bool]], shared: int
+) -> None:
     router = router_of(1)
     router.board.desks["u0"].unit = replace(router.board.desks["u0"].unit, kv_tokens=20_000)
     router.board.forecast(NOW)
@@ -206,8 +212,10 @@ def test_what_a_lease_was_taken_to_cost_is_what_was_quoted_before(jobs: list[tup
     for size, blocks, shows in jobs:
         now += 0.5
         ask = PROMPT._replace(prompt_bytes=size, blocks=PROMPT.blocks[: min(blocks, size // 512)])
-        quoted = router.board.desks["u0"].books.quote(ask, now).terms
-        lease = router.board.open("u0", ask, now, retry=False)
+        expected = Expected(50.0, shared, 0.25)
+        books = router.board.desks["u0"].books
+        quoted = books.quote(ask, books.prefixes.match(ask.blocks), expected, now).terms
+        lease = router.board.open("u0", ask, now, retry=False, expected=expected)
         # A bet is in whole tokens.
         assert cost_of(lease) == pytest.approx(quoted, abs=0.01)
         if shows:

@@ -34,6 +34,20 @@ def test_the_numbers_of_vllm_are_read() -> None:
     assert look(EngineMetrics(), FakePatient(lambda _: reply(200, VLLM), in_flight=1)) == [expected]
 
 
+def test_what_came_while_the_engine_was_asked_is_no_work_of_others() -> None:
+    """A crowd arrives between the question and the numbers."""
+    patient = FakePatient(lambda _: reply(200, VLLM), in_flight=0)
+
+    def crowded(_: str) -> Answer:
+        patient.in_flight = 5
+        return reply(200, VLLM)
+
+    patient.answer = crowded
+    (load,) = look(EngineMetrics(), patient)
+    assert isinstance(load, Load)
+    assert (load.running + load.waiting, load.foreign) == (5, 0)
+
+
 def test_the_old_name_of_the_cache_gauge_is_read() -> None:
     """vLLM renamed it."""
     body = b"vllm:num_requests_running 0\nvllm:gpu_cache_usage_perc 0.5\n"

@@ -42,7 +42,7 @@ class Scene:
         *,
         tried: frozenset[str] = NOTHING_TRIED,
         moved: bool = False,
-    ) -> Ticket | Refusal:
+    ) -> Ticket | Lease | Refusal:
         return self.router.wait(
             ask, NOW, tried, lambda answer: self.settled.append((who, answer)), size=100, moved=moved
         )

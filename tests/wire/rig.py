@@ -11,6 +11,7 @@ from proxy.wire.downstream import ClientConnection
 from proxy.wire.pool import Pool
 from proxy.wire.relay import Relay
 from proxy.wire.upstream import ReplyHead, UnitConnection
+from router.cost import Expected
 from router.desk import Desk
 from router.judge import open_case
 from router.lease import Lease
@@ -79,7 +80,7 @@ class Rig:
 
     def _send_request(self) -> None:
         self.lease = Lease(
-            Desk(Unit("u", "c", "http://u"), Cell("c"), open_case(0.0)), Ask(), 0.0, retry=False
+            Desk(Unit("u", "c", "http://u"), Cell("c"), open_case(0.0)), Ask(), Expected(), 0.0, retry=False
         )
         self.relay = Relay(self, cast(ClientConnection, self), self.lease, self._now, http10=self._http10)
         self.relay.carry(b"HEAD OF THE REQUEST", b"", cast(Pool, self), to_head=self._to_head)
