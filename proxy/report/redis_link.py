@@ -39,6 +39,8 @@ BAN_BEATS = 8
 """The index of refused prompts is read once in so many beats (2 s); each is told of at once as well."""
 ABSENT_MAX = 240
 """An entry of an index whose document was missing in so many beats (a minute) is taken off the index."""
+FORGET_BEATS = 24
+"""So often what was said of units and gates that are gone is looked for."""
 
 _COUNTS = (
     "beats",
@@ -268,7 +270,7 @@ class RedisLink:
             del self._absent[member]
             self._verdicts.pop((member.unit, member.gate), None)
         # A router over the fleet keeps what a gate said until that one itself is gone.
-        if self.counts["beats"] % ABSENT_MAX == 0 and not self._all_cells:
+        if self.counts["beats"] % FORGET_BEATS == 0 and not self._all_cells:
             self._roster.forget(self._now() - ABSENT_MAX * self._heartbeat_s)
 
     # -- flips ---------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from random import Random
 from typing import Any
 
 from tests.scenarios.day_acts import ACTS, LOOKED_AT_S, tidy
-from tests.scenarios.day_sizes import Mark, grown, mark, most, table
+from tests.scenarios.day_sizes import Mark, grown, mark, table
 from tests.scenarios.day_stage import DayStage
 from tests.scenarios.harness import BACK_S, RULES
 from tests.scenarios.plans import KINDS, STRIKES, wrong_with
@@ -33,7 +33,7 @@ HOUR_S = 3600.0
 USERS = 12
 """At noon; at midnight there is one."""
 THINK_S = 25.0
-QUIET_S = 250.0
+QUIET_S = 300.0
 """Longer than anything is kept that nobody uses: connections (75 s), gates that are gone (240 beats)."""
 FAULTS_S = (60.0, 240.0)
 FIRST_S = 60.0
@@ -59,7 +59,7 @@ class Day:
         """Of traffic, before the part that is being played; that began at `_part_at`."""
         self._part_at = 0.0
         self.stage.play(self._scenario())
-        self.wrong += grown(most(self.marks[: len(self.marks) // 2 + 1]), self.marks[-1])
+        self.wrong += grown(self.marks[len(self.marks) // 2], self.marks[-1])
 
     # -- the hours -----------------------------------------------------------------------------------------
 

@@ -11,9 +11,7 @@ import gc
 import sys
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import reduce
-from operator import or_
+from dataclasses import dataclass
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -96,12 +94,6 @@ def mark(world: World, *roots: object) -> Mark:
     blocks = sys.getallocatedblocks()
     kinds = Counter(f"{type(each).__module__}.{type(each).__qualname__}" for each in gc.get_objects())
     return Mark(world.loop.time(), found, blocks, kinds)
-
-
-def most(marks: list[Mark]) -> Mark:
-    """The most that there was of each thing: what comes and goes is no growth."""
-    sizes = reduce(or_, (each.sizes for each in marks))
-    return replace(marks[-1], sizes=sizes, blocks=max(each.blocks for each in marks))
 
 
 def grown(before: Mark, after: Mark) -> list[str]:
