@@ -229,7 +229,7 @@ def test_a_unit_is_shown_with_the_evidence_behind_its_verdict() -> None:
                 "prefill_samples": 0,
                 "step_s": 0.02,
                 "bytes_per_token": 4.0,
-                "answer_tokens": 128.0,
+                "seats": None,
                 "kv_tokens": 0,
                 "queued_tokens": 0,
                 "backlog_s": 0.0,
