@@ -103,7 +103,11 @@ class Resumption:
             self._owner.go_on(self._request.body, self._keep, Stitch(self._body, said, Tokens(None, 0), 0))
             return
         self._pool, self._head = pool, head
-        self._proof = prove(self._body, said.text[: self._start], chat=self._chat, engine=engine)
+        text = said.text[: self._start]
+        if said.finish and not self._body.get("include_stop_str_in_output"):
+            # It was generated as well, and only its tokens are asked for here.
+            text += said.stop
+        self._proof = prove(self._body, text, chat=self._chat, engine=engine)
         self._ask(None, fresh=fresh)
 
     def abandon(self) -> None:

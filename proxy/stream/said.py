@@ -18,6 +18,9 @@ TEXT_CHARS = 1 << 20
 """Longer texts are not continued: they would have to be sent as a prompt, and kept until then."""
 DONE = b"[DONE]"
 
+STOPPED_BY = ("stop_reason", "matched_stop")
+"""What vLLM and SGLang call the stop string, or the token, that ended a text."""
+
 _FRAME = ("id", "created", "model", "system_fingerprint")
 _OF_A_CHOICE = frozenset({"index", "delta", "text", "finish_reason", "stop_reason", "matched_stop"})
 _OF_A_DELTA = frozenset({"role", "content"})
@@ -30,8 +33,9 @@ _FEW = 4
 class Said:
     """What one client has been shown of one answer; `framed`, when that is read in whole HTTP chunks.
 
-    `frame` is what all its events have in common, `finish` its finish reason, `strange` what it has carried
-    that is no plain text, `closed` whether its last event was complete, `events` how many had an object.
+    `frame` is what all its events have in common, `finish` its finish reason, `stop` the stop string behind
+    that, `strange` what it has carried that is no plain text, `closed` whether its last event was complete,
+    `events` how many had an object.
     """
 
     __slots__ = (
@@ -48,6 +52,7 @@ class Said:
         "has_role",
         "has_usage",
         "is_done",
+        "stop",
         "strange",
     )
 
@@ -59,7 +64,7 @@ class Said:
         self._is_framed = framed
         self.frame: dict[str, Any] = {}
         self.events = 0
-        self.finish = self.strange = ""
+        self.finish = self.strange = self.stop = ""
         self.has_choice = self.has_role = self.has_usage = self.is_done = False
         self.closed = True
 
@@ -188,6 +193,9 @@ class Said:
 
     def _take_choice(self, choice: dict[str, Any]) -> None:
         self.finish = choice.get("finish_reason") or self.finish
+        self.stop = next(
+            (stop for name in STOPPED_BY if isinstance(stop := choice.get(name), str)), self.stop
+        )
         delta = choice.get("delta") or {}
         if isinstance(delta, dict):
             self.has_role = self.has_role or bool(delta.get("role"))
@@ -209,7 +217,7 @@ def strange_in(document: dict[str, Any]) -> str:
     if len(choices) > 1 or any(choice.get("index") for choice in choices):
         return "a second choice"
     for choice in choices:
-        delta = choice.get("delta") or {}
+        delta = {} if choice.get("delta") is None else choice["delta"]
         if not isinstance(delta, dict):
             return "a choice of another form"
         if strange := _unknown(choice, _OF_A_CHOICE) or _unknown(delta, _OF_A_DELTA):

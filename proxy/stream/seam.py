@@ -63,9 +63,11 @@ class StopMatch:
 class SeamStops:
     """Watches the beginning of the second unit's text. `is_over`: no stop string across the seam can come."""
 
-    __slots__ = ("_begun", "_held")
+    __slots__ = ("_begun", "_held", "stop")
 
     def __init__(self, shown: str, stops: Iterable[str]) -> None:
+        self.stop = ""
+        """The stop string that has come to its end."""
         self._held = ""
         self._begun = []
         for stop in stops:
@@ -89,7 +91,8 @@ class SeamStops:
         begun, before = self._begun, len(self._held)
         self._held += text
         for behind, char in enumerate(text, before + 1):
-            if any(match.take(char) for match in begun):
+            if complete := next((match for match in begun if match.take(char)), None):
+                self.stop = complete.stop
                 return "", self._held[:behind]
             # What has matched more than is behind the seam has begun before it.
             begun = [match for match in begun if match.size > behind]

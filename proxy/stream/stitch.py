@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from proxy.stream.plan import Tokens
-from proxy.stream.said import DONE, Said, strange_in
+from proxy.stream.said import DONE, STOPPED_BY, Said, strange_in
 from proxy.stream.seam import SeamStops, stops_of
 from proxy.stream.sse import name_of, payload, split
 
@@ -145,7 +145,10 @@ class Stitch:
         """What is new of `text`; it ends where a stop string does that began before the seam."""
         text, stop = self._seam.feed(text)
         if stop is not None:
+            if self._wants_usage and self._tokens.prompt is None and self._used is None:
+                raise UnlikeError("no word of how many tokens it used, where its text has to end")
             choice["finish_reason"] = "stop"
+            choice |= {name: self._seam.stop for name in STOPPED_BY if name in choice}
             self.is_over = True
             news = self._news(stop, ended=True)
             return news if self._spells_stops else ""
@@ -175,7 +178,8 @@ class Stitch:
 def ending(body: dict[str, Any], said: Said, tokens: Tokens | None, *, chat: bool) -> bytes | None:
     """The last events of a stream whose text is complete; None when they cannot be known.
 
-    `tokens` are needed when the client wants its usage and has not been told.
+    `tokens`, of the text and the stop string that ended it, are needed when the client wants its usage and
+    has not been told.
     """
     kind = "chat.completion.chunk" if chat else "text_completion"
     document = {"object": kind, **said.frame}
@@ -186,7 +190,9 @@ def ending(body: dict[str, Any], said: Said, tokens: Tokens | None, *, chat: boo
     if wants_usage(body) and not said.has_usage:
         if tokens is None or tokens.prompt is None:
             return None
-        out += _event({**document, "choices": [], "usage": _usage(tokens.prompt, tokens.shown)})
+        # The token that ended the text has none, unless the text was cut there.
+        said_tokens = tokens.shown + (said.finish == "stop" and not said.stop)
+        out += _event({**document, "choices": [], "usage": _usage(tokens.prompt, said_tokens)})
     return out + _event(DONE)
 
 

@@ -95,8 +95,11 @@ def read(body: bytes) -> tuple[str, dict[str, int], list[str], set[str]]:
         if data == b"[DONE]":
             dones += 1
             continue
+        if not data:
+            # A comment, or an event that says nothing.
+            continue
         assert dones == 0
-        document = orjson.loads(data or b"null")
+        document = orjson.loads(data)
         ids.add(f"{document['id']} {document['created']}")
         counts = document.get("usage") or counts
         for choice in document["choices"]:

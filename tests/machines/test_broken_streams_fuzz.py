@@ -1,0 +1,330 @@
+"""Whole answers, broken anywhere and continued by others: as one unit alone would have answered.
+
+The units are models: they say the words of one text, one token each, from where they are asked to go on; they
+know limits, stop strings and usage, and write their events as engines do, and as none does yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.stream.keep import Keep
+from proxy.stream.passage import TAIL_BYTES, Passage
+from proxy.stream.plan import Tokens, extended, remaining
+from proxy.stream.said import Said
+from proxy.stream.seam import stops_of, token_start
+from proxy.stream.sse import BOM
+from proxy.stream.stitch import Stitch, UnlikeError, ending
+from tests.machines.test_continuation_fuzz import Form, dumps, event, read, usage, words_in
+from tests.machines.test_wire_fuzz import fuzz
+
+PROMPT = 7
+LETTERS = st.text("abE", min_size=1, max_size=2)
+WORDS = st.lists(
+    st.one_of(
+        LETTERS,
+        LETTERS.map("{}é😀\u2028".format),
+        st.sampled_from(["x" * 3 * TAIL_BYTES, "a[DONE]", "data: [DONE]\n\n", "b\r\ndata", 'E"},{"']),
+    ).map(" {}".format),
+    min_size=1,
+    max_size=10,
+)
+STOPS = st.one_of(st.none(), st.just("a"), st.text("abE ", min_size=1, max_size=6), st.just("never" * 100))
+NOISE = [b": ping\n\n", b"retry: 5\r\r", b"event: message\n", b"data\r\n\r\n", b"\n", b": a\r: b\n", b""]
+
+
+class Manner(NamedTuple):
+    """How a unit writes. `holds`: it shows nothing that may become a stop string.
+
+    `counts`: it can tell with each event what has been used.
+    """
+
+    form: Form
+    bom: bool
+    holds: bool
+    counts: bool
+    noise: bytes
+
+
+FORMS = st.builds(
+    Form,
+    st.booleans(),
+    st.sampled_from([b"\n\n", b"\r\n\r\n", b"\r\r", b"\n\r\n"]),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+)
+MANNERS = st.builds(Manner, FORMS, st.booleans(), st.booleans(), st.booleans(), st.sampled_from(NOISE))
+
+
+class Model(NamedTuple):
+    """What would be said, and how this unit says it."""
+
+    words: list[str]
+    manner: Manner
+    unit: str
+
+    def answer(self, body: dict[str, Any], said: str) -> list[bytes]:
+        """All events of its answer to `body`, which has `said` as the beginning of the text."""
+        form, before = self.manner.form, words_in(said, self.words)
+        options = body.get("stream_options") or {}
+        so_far = self.manner.counts and bool(options.get("continuous_usage_stats"))
+        events = [event(form, self.unit, "", role=True)] if form.chat and form.role_apart else []
+        prompt = PROMPT + before
+        parts, finish, stop = self._parts(body, self.words[before:])
+        for at, part in enumerate(parts):
+            role = form.chat and not form.role_apart and at == 0
+            is_last = at == len(parts) - 1
+            one = orjson.loads(event(form, self.unit, part, role=role).partition(b" ")[2])
+            one["choices"][0] |= {"finish_reason": finish, "stop_reason": stop} if is_last else {}
+            one |= {"usage": counts(prompt, at + 1)} if so_far else {}
+            events.append(b"data: " + dumps(one, form) + form.separator)
+        if options.get("include_usage"):
+            events.append(usage(form, self.unit, prompt, len(parts)))
+        events.append(b"data: [DONE]" + form.separator)
+        events = [self.manner.noise + each if at else each for at, each in enumerate(events)]
+        if self.manner.bom:
+            events[0] = BOM + events[0]
+        return events
+
+    def _parts(self, body: dict[str, Any], words: list[str]) -> tuple[list[str], str, str | None]:
+        """What is shown with each token, how it ends, and the stop string that it ends by."""
+        stops, limit = stops_of(body), body["max_tokens"]
+        spells = bool(body.get("include_stop_str_in_output"))
+        hold = max(map(len, stops), default=1) - 1 if self.manner.holds and not spells else 0
+        parts, shown, text = [], 0, ""
+        # The last token has no text, and ends the answer.
+        tokens = [*words, ""][:limit]
+        for at, word in enumerate(tokens):
+            text += word
+            found = [stop for stop in stops if stop in text]
+            is_last = bool(found) or at + 1 == len(tokens)
+            end = len(text) if is_last else len(text) - hold
+            if found:
+                end = text.index(found[0]) + spells * len(found[0])
+            parts.append(text[shown : max(end, shown)])
+            shown = max(end, shown)
+            if found:
+                return parts, "stop", found[0]
+        return parts, "stop" if len(tokens) > len(words) else "length", None
+
+
+def counts(prompt: int, said: int) -> dict[str, int]:
+    return {"prompt_tokens": prompt, "completion_tokens": said, "total_tokens": prompt + said}
+
+
+def covering(text: str, words: list[str]) -> int:
+    """How many words it takes to say that text."""
+    return next(n for n in range(len(words) + 1) if "".join(words[:n]).startswith(text))
+
+
+class Gate:
+    """What a relay and a resumption do, without connections."""
+
+    def __init__(self, body: dict[str, Any], *, chat: bool, holds: bool) -> None:
+        self.body, self.chat, self.holds = body, chat, holds
+        self.is_honest_end = False
+        self.keep = Keep(framed=False)
+        self.shown = b""
+        self.stitch: Stitch | None = None
+        self.said = ""
+
+    def carry(self, events: list[bytes], data: st.DataObject, *, ended: bool) -> None:
+        """Relay these, in reads of any size."""
+        body = b"".join(events)
+        cuts = data.draw(st.lists(st.integers(0, len(body)), max_size=4), label="reads")
+        self.relay(body, sorted(cuts), ended=ended)
+
+    def relay(self, body: bytes, cuts: Sequence[int] = (), *, ended: bool = False) -> None:
+        """Relay this, in reads that end at `cuts`."""
+        passage, has_begun = Passage(), False
+        for start, end in zip([0, *cuts], [*cuts, len(body)], strict=True):
+            piece, is_last = body[start:end], ended and end == len(body)
+            if not has_begun:
+                begun = passage.begin(piece, ended=is_last)
+                if not isinstance(begun, bytes):
+                    assert begun is None
+                    continue
+                has_begun, piece, passage.stitch = True, begun, self.stitch
+            shown, failure = passage.feed(piece, ended=is_last)
+            self.shown += shown
+            if failure is not None:
+                assert "no word of how many tokens" in failure.message
+                self.is_honest_end = True
+                return
+            if shown and self.stitch is None:
+                self.keep.chunks.append(shown)
+            if passage.is_over:
+                return
+
+    def next_request(self, words: list[str]) -> dict[str, Any] | None:
+        """What the next unit is asked; None: there is nothing to ask for."""
+        said = self.keep.read()
+        assert (said.closed, said.why_not) == (True, "")
+        if said.is_done:
+            return None
+        start = len(said.text) if said.finish else token_start(said.text, stops_of(self.body))
+        self.said = said.text[:start]
+        is_cut = said.finish and self.holds and not self.body.get("include_stop_str_in_output")
+        cut_by = said.stop if is_cut else ""
+        # Of SGLang, which holds nothing back, it is not known how many tokens the prompt has.
+        tokens = Tokens(PROMPT if self.holds else None, covering(self.said + cut_by, words))
+        left = None if said.finish else remaining(self.body, tokens.shown, chat=self.chat)
+        if left is None:
+            events = ending(self.body, said, tokens, chat=self.chat)
+            self.is_honest_end = events is None
+            self.shown += events or b""
+            return None
+        self.stitch = Stitch(self.body, said, tokens, start)
+        return extended(self.body, self.said, chat=self.chat) | left | self.stitch.options
+
+
+@fuzz(500)
+@given(WORDS, MANNERS, STOPS, st.integers(1, 12), st.booleans(), st.booleans(), st.data())
+def test_a_continued_answer_is_the_answer_of_one_unit(
+    words: list[str],
+    manner: Manner,
+    stop: str | None,
+    limit: int,
+    spells: bool,
+    so_far: bool,
+    data: st.DataObject,
+) -> None:
+    body: dict[str, Any] = {"max_tokens": limit, "stream_options": {"include_usage": True}}
+    if so_far:
+        body["stream_options"]["continuous_usage_stats"] = True
+    if stop is not None:
+        body["stop"] = stop
+        body["include_stop_str_in_output"] = spells and manner.holds
+    check(words, manner, body, data)
+
+
+@fuzz(400)
+@given(st.lists(LETTERS.map(" {}".format), min_size=3, max_size=6), MANNERS, st.booleans(), st.data())
+def test_a_stop_string_that_one_unit_begins_and_another_ends(
+    words: list[str], manner: Manner, spells: bool, data: st.DataObject
+) -> None:
+    """It is more than two tokens long: a unit goes on from the last word that was begun."""
+    first = data.draw(st.integers(0, len(words) - 3), label="begins in")
+    begin, end = (len("".join(words[: first + n])) for n in (1, 3))
+    stop = "".join(words)[begin - 1 : end]
+    body = {"max_tokens": 9, "stream_options": {"include_usage": True}, "stop": stop}
+    check(words, manner, body | {"include_stop_str_in_output": spells and manner.holds}, data)
+
+
+@pytest.mark.parametrize("counts", [True, False])
+@pytest.mark.parametrize("shown", [1, 30])
+def test_where_a_stop_string_spans_the_seam_each_token_is_counted_once(counts: bool, shown: int) -> None:
+    words = [" a"] * shown + [" b", " c", " d"]
+    form = Form(chat=True, separator=b"\n\n", ascii_only=False, role_apart=True, nulls=False)
+    manner = Manner(form, bom=False, holds=True, counts=counts, noise=b"")
+    body: dict[str, Any] = {
+        "stop": "a b c",
+        "include_stop_str_in_output": True,
+        "max_tokens": 90,
+        "messages": [],
+    }
+    body["stream_options"] = {"include_usage": True}
+    gate = Gate(body, chat=True, holds=True)
+    gate.relay(b"".join(Model(words, manner, "a").answer(body, "")[: 2 + shown]))
+    asked = gate.next_request(words)
+    assert asked is not None
+    assert asked["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
+    gate.relay(b"".join(Model(words, manner, "b").answer(asked, gate.said)))
+    text, used, finishes, _ = read(gate.shown)
+    assert (text, used["completion_tokens"], finishes) == ("".join(words[:-1]), shown + 2, ["stop"])
+
+
+def check(words: list[str], manner: Manner, body: dict[str, Any], data: st.DataObject) -> None:
+    """One unit answers alone, and up to four one after the other."""
+    chat = manner.form.chat
+    body |= {"messages": [{"role": "user", "content": "x"}]} if chat else {"prompt": "x"}
+    whole = Gate(body, chat=chat, holds=manner.holds)
+    whole.carry(Model(words, manner, "a").answer(body, ""), data, ended=True)
+    gate, asked = Gate(body, chat=chat, holds=manner.holds), body
+    for unit in "abcd":
+        events = Model(words, manner, unit).answer(asked, gate.said)
+        upto = len(events) if unit == "d" else data.draw(st.integers(1, len(events)), label="shown")
+        gate.carry(events[:upto], data, ended=upto == len(events))
+        following = None if gate.is_honest_end else gate.next_request(words)
+        if following is None:
+            break
+        asked = following
+    if gate.is_honest_end:
+        assert not manner.holds
+        return
+    compare(read(gate.shown), read(whole.shown), None if manner.holds else body.get("stop"))
+
+
+Read = tuple[str, dict[str, int], list[str], set[str]]
+
+
+def compare(continued: Read, unbroken: Read, stop: str | None) -> None:
+    """An engine that holds nothing back shows the beginning of a stop string, or not, as its tokens fall."""
+    assert continued[1:] == unbroken[1:]
+    if stop is None or continued[2] != ["stop"]:
+        assert continued[0] == unbroken[0]
+        return
+    both = sorted([continued[0], unbroken[0]], key=len)
+    assert both[1].startswith(both[0])
+    assert len(both[1]) - len(both[0]) < len(stop)
+
+
+SCALARS = st.one_of(st.none(), st.booleans(), st.integers(-3, 99), st.text("ab", max_size=2))
+ANYTHING = st.recursive(
+    SCALARS,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=2),
+        st.dictionaries(
+            st.sampled_from(
+                ["delta", "content", "text", "role", "index", "finish_reason", "completion_tokens"]
+            ),
+            inner,
+            max_size=3,
+        ),
+    ),
+    max_leaves=8,
+)
+DOCUMENTS = st.fixed_dictionaries(
+    {"id": ANYTHING}, optional={"choices": ANYTHING, "usage": ANYTHING, "model": ANYTHING}
+)
+CHOICES = st.lists(
+    st.fixed_dictionaries(
+        {}, optional={"index": SCALARS, "delta": ANYTHING, "text": ANYTHING, "finish_reason": SCALARS}
+    ),
+    max_size=2,
+)
+
+
+@fuzz(500)
+@given(
+    st.lists(
+        st.one_of(DOCUMENTS, st.builds(lambda c, u: {"choices": c, "usage": u}, CHOICES, ANYTHING)),
+        max_size=4,
+    )
+)
+def test_events_of_any_form_are_read_or_are_a_reason_and_never_a_fault(
+    documents: list[dict[str, Any]],
+) -> None:
+    events = b"".join(b"data: %b\n\n" % orjson.dumps(each) for each in documents)
+    keep = Keep(framed=False)
+    keep.chunks.append(events)
+    keep.read()
+    said = Said()
+    said.take({"id": "a", "choices": [{"delta": {"role": "assistant", "content": "b a"}}]})
+    stitch = Stitch({"stop": "ab a", "stream_options": {"include_usage": True}}, said, Tokens(1, 1), 1)
+    try:
+        shown = stitch.feed(events)
+    except UnlikeError as error:
+        shown = error.shown
+    # What it is known to have said is what was shown of it.
+    told = Keep(framed=False)
+    told.chunks.append(shown)
+    assert said.text == "b a" + told.read().text
+    assert said.why_not == ""
