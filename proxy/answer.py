@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from proxy.failure import Failure, error_body, error_event
+from proxy.failure import Failure, Kind, error_body, error_event
 from proxy.report.envoy_health import response_line
 from proxy.report.record import Finished
 from proxy.wire.heads import is_request_id, own_response
@@ -44,6 +44,7 @@ class Answer:
         "status",
         "ttft_s",
         "unit",
+        "whole",
     )
 
     def __init__(self, gate: Gate, client: ClientConnection, request: Request, route: str) -> None:
@@ -65,6 +66,8 @@ class Answer:
         self.ttft_s: float | None = None
         self.closes = not request.keep_alive or request.http10
         self.over = False
+        self.whole = False
+        """All of a reply was written, and only its record is to come."""
 
     def extra_lines(self, unit: str) -> bytes:
         """The gate's own lines in the head of a unit's answer."""
@@ -130,8 +133,24 @@ class Answer:
         assert relay is not None
         before = relay.sent
         relay.conclude(events)
+        self.whole = True
         self.sent += relay.sent - before
         self.end(Outcome.OK)
+
+    def crash(self, relay: Relay | None) -> None:
+        """The end after a defect of the gate's own: 500, unless something was shown, by `relay` or before."""
+        known_as = self.request_id.decode("latin-1")
+        failure = Failure(
+            Kind.INTERNAL, f"the gate failed on this request; its log says more, under {known_as}"
+        )
+        if self.whole:
+            self.closes = True
+            self.end(failure.kind.row.outcome, failure.kind.value)
+        elif self.shown is None and (relay is None or not relay.sent):
+            self.refuse(failure)
+        else:
+            self.shown = self.shown or relay
+            self.break_off(failure)
 
     def left(self) -> None:
         """The end: the client is gone."""

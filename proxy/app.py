@@ -17,6 +17,7 @@ import uvloop
 
 from proxy import descriptors
 from proxy.config_process import ConfigError
+from proxy.defects import DEFECTS
 from proxy.discovery.follow import Discovery
 from proxy.discovery.start import discover, preload
 from proxy.gate import BACKLOG, Gate
@@ -75,6 +76,7 @@ async def _serve(settings: Settings, reload: Reload, heritage: Inheritance | Non
 
 async def live(app: App, heritage: Inheritance | None) -> int:
     """The whole life of a gate that has what it accepts on; returns the exit code."""
+    asyncio.get_running_loop().set_exception_handler(DEFECTS.handle)
     try:
         await app.open(heritage)
         calm_the_collector()

@@ -109,8 +109,6 @@ class Continuation:
         way = self._find_way(relay)
         if isinstance(way, str):
             self.give_up(failure, Result.NOT_CONTINUABLE, way)
-        elif failure.kind is Kind.INTERNAL:
-            self.give_up(failure, Result.NOT_CONTINUABLE)
         elif (events := way.last_events()) is not None:
             self.conclude(events)
         else:

@@ -4,19 +4,22 @@ It has no policy of its own: what a path is stands in routes.py, which unit in s
 failure means in failure.py, how a broken stream ends in continuation.py. It is a machine of synchronous
 callbacks, so that no cancellation can come between two of its steps. Rules:
 1. Each lease is closed exactly once, before anything else follows from its end.
-2. Once something was shown to the client (`lease.committed`), the request is not sent again: another unit
+2. No exception leaves it: whoever calls it does so `guarded` (see defects.py), and then `crashed` is its end.
+3. Once something was shown to the client (`lease.committed`), the request is not sent again: another unit
    goes on where the text ends, or the client is told that it was broken off.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING
 
 from proxy.answer import Answer
 from proxy.ask import is_large, plain_ask, read_ask
 from proxy.continuation import Continuation
+from proxy.defects import guarded
 from proxy.failure import Failure, Kind, as_told
 from proxy.reply import failure_of, lacks_path, outcome_of
 from proxy.report.continuations import Result
@@ -40,7 +43,7 @@ if TYPE_CHECKING:
 _PROOF_S = 30.0
 """A unit may take so long to say whether it can go on with a stream."""
 _OK, _CONTINUED = Outcome.OK, Result.CONTINUED
-_IN_THE_MIDDLE = (Kind.CUT, Kind.STREAM_ERROR, Kind.NOT_CONTINUED, Kind.INTERNAL)
+_IN_THE_MIDDLE = (Kind.CUT, Kind.STREAM_ERROR, Kind.NOT_CONTINUED)
 
 
 class Exchange:
@@ -96,7 +99,7 @@ class Exchange:
         elif not route.json:
             self._asked(plain_ask(request.target, request.body))
         elif is_large(request.body):
-            self._stop_reading = gate.read_large(request, self._asked)
+            self._stop_reading = gate.read_large(request, self._read)
         else:
             self._asked(read_ask(request.body))
 
@@ -145,6 +148,9 @@ class Exchange:
 
     # -- an attempt ----------------------------------------------------------------------------------------
 
+    def _read(self, ask: Ask | Failure) -> None:
+        guarded(self, self._asked, ask)
+
     def _asked(self, ask: Ask | Failure) -> None:
         if self._answer.over:
             return
@@ -161,9 +167,14 @@ class Exchange:
     def _dispatch(self, *, draws: bool = False, moved: bool = False) -> None:
         self._settle(self._search.pick(draws=draws, moved=moved))
 
+    def _told(self, answer: Lease | Refusal) -> None:
+        """What the queue has to say."""
+        self._search.given = answer
+        guarded(self, self._settle, answer)
+
     def _settle(self, answer: Lease | Refusal) -> None:
         """What a pick, or later the queue, has to say."""
-        found = self._search.heed(answer, self._settle)
+        found = self._search.heed(answer, self._told)
         if isinstance(found, Lease):
             self._attempt(found)
         elif found is not None:
@@ -171,6 +182,7 @@ class Exchange:
 
     def _attempt(self, lease: Lease, *, fresh: bool = False) -> None:
         self._lease = lease
+        self._search.given = None
         lease.on_evict = self._evicted
         self._answer.attempts += not fresh
         self._relay = relay = Relay(self, self._client, lease, self._gate.now, http10=self._request.http10)
@@ -206,6 +218,9 @@ class Exchange:
 
     def _evicted(self) -> None:
         """The unit went DOWN. A stream may go on there all the same (see `tick`); anything else moves now."""
+        guarded(self, self._move)
+
+    def _move(self) -> None:
         lease = self._lease
         if lease is None or lease.committed:
             return
@@ -252,7 +267,7 @@ class Exchange:
         other = search.pick_besides(lease.unit, step)
         if failure.kind is Kind.BUSY and isinstance(other, Refusal) and other is not Refusal.UNSURE:
             # Nobody else has room: the unit's own words are the best answer there is, after some more tries.
-            if not search.waits_again(self._settle):
+            if not search.waits_again(self._told):
                 return False
             self._close(lease, Outcome.BUSY)
             return True
@@ -283,6 +298,7 @@ class Exchange:
     def done(self) -> None:
         """The unit's reply has ended, whole."""
         lease, relay = self._in_flight()
+        self._answer.whole = True
         self._answer.relayed(relay)
         outcome = outcome_of(self._answer.status)
         self._close(lease, outcome)
@@ -293,6 +309,9 @@ class Exchange:
 
     def failed(self, failure: Failure) -> None:
         """The attempt is over without a whole reply."""
+        if failure.kind is Kind.INTERNAL:
+            self._collapse()
+            return
         lease, relay = self._in_flight()
         if failure.kind is Kind.STALE_CONNECTION and not lease.committed:
             if not self._was_stale:
@@ -340,6 +359,37 @@ class Exchange:
         self._let_go(self._lease, Outcome.GATE_ERROR)
         self._continuation.give_up(self._search.failure, Result.REFUSED, reason)
 
+    # -- a defect of our own -------------------------------------------------------------------------------
+
+    def crashed(self, error: Exception) -> None:
+        """A callback of this exchange has failed: the end, in whatever state that left it."""
+        self._gate.defect(f"request {self._answer.request_id.decode('latin-1')} failed", error)
+        self._collapse()
+
+    def _collapse(self) -> None:
+        for step in self._ending():
+            try:
+                step()
+            except Exception as error:
+                self._gate.defect("a request that failed could not be ended well", error)
+
+    def _ending(self) -> Iterator[Callable[[], object]]:
+        """Give everything back and tell the client: step by step, for any of them may fail as well."""
+        answer, lease, relay = self._answer, self._lease, self._relay
+        yield self._search.leave
+        if self._stop_reading is not None:
+            yield self._stop_reading
+        if relay is not None:
+            yield partial(answer.relayed, relay)
+            yield relay.abandon
+        yield self._continuation.abandon
+        yield partial(self._continuation.settle, Result.NOT_CONTINUABLE, "the gate failed")
+        if lease is not None and not lease.closed:
+            yield partial(self._close, lease, Outcome.GATE_ERROR)
+        if not answer.over:
+            yield partial(answer.crash, relay)
+        yield partial(self._client.give_up, self, self._request)
+
     # -- consequences --------------------------------------------------------------------------------------
 
     def _again(self, lease: Lease) -> None:
@@ -378,8 +428,8 @@ class Exchange:
         self._close(lease, outcome)
 
     def _close(self, lease: Lease, outcome: Outcome) -> None:
-        self._relay = self._lease = None
         self._gate.close(lease, outcome)
+        self._relay = self._lease = None
 
     def _refuse(self, failure: Failure) -> None:
         if self._answer.shown is None:

@@ -10,8 +10,9 @@ import asyncio
 import random
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from policies import POLICIES
@@ -486,28 +487,45 @@ class Gate:
         self._tick_handle = self._loop.call_at(self._due, self._tick)
 
     def _tick(self) -> None:
-        """The one timer: looks at every deadline there is."""
+        """The one timer. What fails of one look keeps nothing else from being looked at."""
         now = self.now()
         lag_s = max(0.0, now - self._due)
-        self.metrics.loop_lag(lag_s)
-        self._vigil.tick(self._seen_until(now), lag_s)
-        self.watch.sweep(now)
-        for client in list(self.clients):
-            client.tick(now)
-        self._shed()
-        self._reach.tick(now)
-        self.containment.tick(now)
-        self.continuations.tick(now)
+        for look in self._looks(now, lag_s):
+            try:
+                look()
+            except Exception as error:
+                self.defect("the gate's timer", error)
+        self._schedule_tick()
+
+    def _looks(self, now: float, lag_s: float) -> Iterable[Callable[[], object]]:
+        """At every deadline there is."""
+        yield partial(self.metrics.loop_lag, lag_s)
+        yield partial(self._vigil.tick, self._seen_until(now), lag_s)
+        yield partial(self.watch.sweep, now)
+        yield partial(self._tick_clients, now)
+        yield self._shed
+        yield partial(self._reach.tick, now)
+        yield partial(self.containment.tick, now)
+        yield partial(self.continuations.tick, now)
         for listener in self.on_tick:
-            listener(now)
-        self.orca.refresh(now)
+            yield partial(listener, now)
+        yield partial(self.orca.refresh, now)
         if len(self.router.waiting):
-            self.router.tick(now)
+            yield partial(self.router.tick, now)
+        yield self._end_if_empty
+        yield self._access_log.flush
+        yield self._tell
+
+    def _tick_clients(self, now: float) -> None:
+        for client in list(self.clients):
+            try:
+                client.tick(now)
+            except Exception as error:
+                client.crashed("a client's clocks", error)
+
+    def _end_if_empty(self) -> None:
         if self.is_leaving() and not self.clients:
             self._empty.set()
-        self._access_log.flush()
-        self._tell()
-        self._schedule_tick()
 
     def _seen_until(self, now: float) -> float:
         """Until when it is known what units have shown."""

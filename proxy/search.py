@@ -39,6 +39,7 @@ class Search:
         "_turned_away",
         "ask",
         "failure",
+        "given",
         "history",
     )
 
@@ -51,6 +52,8 @@ class Search:
         self._turned_away = 0
         self.ask = _NO_ASK
         self.failure: Failure | None = None
+        self.given: Lease | Refusal | None = None
+        """What the last pick, or the queue, has said, until something is made of it."""
         self.history = _NO_ATTEMPTS
 
     @property
@@ -63,12 +66,14 @@ class Search:
     def pick(self, *, draws: bool = False, moved: bool = False) -> Lease | Refusal:
         """The next unit. `draws`: on the retry budget; `moved`: it lost one through no fault of its own."""
         self._moved, self._draws = self._moved or moved, draws
-        return self._pick(self.history.tried, evicted=self._moved, draws=draws)
+        self.given = answer = self._pick(self.history.tried, evicted=self._moved, draws=draws)
+        return answer
 
     def pick_besides(self, unit: str, step: Step) -> Lease | Refusal:
         """Another one than `unit`, at once."""
-        self._draws = step.draws
-        return self._pick((*self.history.tried, unit), evicted=not step.draws, draws=step.draws)
+        self._draws, tried = step.draws, (*self.history.tried, unit)
+        self.given = answer = self._pick(tried, evicted=not step.draws, draws=step.draws)
+        return answer
 
     def heed(self, answer: Lease | Refusal, tell: Tell) -> Lease | Failure | None:
         """What follows from what a pick, or later the queue, has to say: a unit, or that there is none.
@@ -100,13 +105,19 @@ class Search:
         return True
 
     def leave(self) -> None:
-        """Nobody waits for a unit any more."""
+        """Nobody waits for a unit any more, nor takes the one that was given."""
         if self._ticket is not None:
             if isinstance(self._ticket, Held):
                 self._gate.containment.leave(self._ticket)
             else:
                 self._gate.router.waiting.remove(self._ticket)
             self._ticket = None
+        self._give_back()
+
+    def _give_back(self) -> None:
+        given, self.given = self.given, None
+        if isinstance(given, Lease) and not given.closed:
+            self._gate.close(given, Outcome.GATE_ERROR)
 
     def _pick(self, tried: tuple[str, ...], *, evicted: bool, draws: bool) -> Lease | Refusal:
         gate = self._gate

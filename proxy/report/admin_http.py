@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from urllib.parse import parse_qsl, unquote
 
-from proxy.failure import Failure
+from proxy.failure import Failure, Kind, error_body
 from proxy.report.envoy_health import Headers, lines
 from proxy.report.trust import FIELDS_READ
 from proxy.settings import MIB, Limits
 from proxy.wire.downstream import ClientConnection
-from proxy.wire.heads import REQUEST_FIELDS, client_head
+from proxy.wire.heads import REQUEST_FIELDS, client_head, own_response
 from proxy.wire.memory import BodyMemory
 from proxy.wire.request import Request
 
@@ -82,6 +82,7 @@ class AdminServer:
         loop = asyncio.get_running_loop()
         self.now = loop.time
         self.soon = loop.call_soon
+        self._loop = loop
 
     def connection(self) -> ClientConnection:
         """The protocol of a connection."""
@@ -94,10 +95,17 @@ class AdminServer:
     def refused(self, client: ClientConnection, failure: Failure) -> None:
         """Something came that is no request. It is answered, and counted nowhere."""
 
+    def defect(self, what: str, error: Exception) -> None:
+        """Make a defect of the gate's own loud."""
+        self._loop.call_exception_handler({"message": f"admin port: {what}", "exception": error})
+
     def tick(self, now: float) -> None:
         """Close connections that have been idle, or in the middle of a request, for too long."""
         for client in list(self.clients):
-            client.tick(now)
+            try:
+                client.tick(now)
+            except Exception as error:
+                client.crashed("a client's clocks", error)
 
     async def close(self) -> None:
         """End what is open. Answers under way may end, for a while."""
@@ -120,6 +128,7 @@ class _Exchange:
         self._close = request.http10 or not request.keep_alive
         self._has_room = asyncio.Event()
         self._has_room.set()
+        self._begun = False
 
     def start(self) -> None:
         task = self._task = asyncio.get_running_loop().create_task(self._run())
@@ -138,19 +147,39 @@ class _Exchange:
     def tick(self, now: float) -> None:
         """It has no clock: an answer takes no time, and a stream minds its own."""
 
+    def crashed(self, error: Exception) -> None:
+        """The end, after a defect: 500, unless the answer was begun."""
+        self._server.defect("an answer failed", error)
+        if self._begun:
+            self._client.cut()
+        else:
+            failure = Failure(Kind.INTERNAL, "the gate failed on this request; its log says more")
+            self._client.send(own_response(500, error_body(failure), close=True))
+            self._client.finish(self._request, keep_alive=False)
+
     async def _run(self) -> None:
+        try:
+            await self._answer()
+        except Exception as error:
+            self.crashed(error)
+
+    async def _answer(self) -> None:
         answer = await self._server.handler(_asked(self._request, self._client.peer))
         if isinstance(answer, Stream):
             await self._stream(answer)
             return
         own = b"content-length: %d\r\n" % len(answer.body)
         body = b"" if self._request.method == b"HEAD" else answer.body
-        self._client.send(self._head(answer, own) + body)
+        head = self._head(answer, own)
+        self._begun = True
+        self._client.send(head + body)
         self._finish()
 
     async def _stream(self, stream: Stream) -> None:
         is_chunked = not self._request.http10
-        self._client.send(self._head(stream, b"transfer-encoding: chunked\r\n" if is_chunked else b""))
+        head = self._head(stream, b"transfer-encoding: chunked\r\n" if is_chunked else b"")
+        self._begun = True
+        self._client.send(head)
         try:
             async with aclosing(stream.parts) as parts:
                 async for part in parts:

@@ -17,6 +17,7 @@ from prometheus_client import Metric
 from prometheus_client.registry import Collector
 
 from proxy import VERSION
+from proxy.defects import DEFECTS
 from proxy.limits import REACHED
 from proxy.report.families import Row, counter, gauge, histogram
 from proxy.report.histogram import Buckets, Histogram, buckets, gap_buckets
@@ -237,6 +238,12 @@ class Exposition(Collector):
             "Connections not opened through no fault of a unit, and times that accepting had to stop.",
             (),
             [((), self._metrics.own_troubles())],
+        )
+        yield counter(
+            "defects",
+            "Exceptions of the gate's own, in requests and in tasks: each is told of in the log.",
+            (),
+            [((), DEFECTS.count + self._metrics.defects)],
         )
         yield counter(
             "limits",

@@ -80,6 +80,8 @@ class Metrics:
         self.recoveries: dict[tuple[str, str], int] = {}
         self.forged = 0
         """Requests that named a unit and came from a peer that is not trusted."""
+        self.defects = 0
+        """Exceptions in workers; those of this process are in proxy/defects.py."""
         self.limits: defaultdict[str, int] = defaultdict(int)
         """Bounds that took effect in workers; those of this process are in proxy/limits.py."""
         self.bytes_in = 0

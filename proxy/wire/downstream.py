@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, cast
 
+from proxy.defects import guarded
 from proxy.failure import Failure, Kind, error_body
 from proxy.limits import LIMITS, reached
 from proxy.wire.heads import own_response
@@ -50,6 +51,7 @@ class Exchanging(Protocol):
     """What a connection knows of the exchange that answers its request."""
 
     def start(self) -> None: ...
+    def crashed(self, error: Exception) -> None: ...
     def client_left(self) -> None: ...
     def client_paused(self, paused: bool) -> None: ...
     def tick(self, now: float) -> None: ...
@@ -67,6 +69,7 @@ class Host(Protocol):
     def soon(self, callback: Callable[[], None], /) -> object: ...
     def exchange(self, client: ClientConnection, request: Request) -> Exchanging: ...
     def refused(self, client: ClientConnection, failure: Failure) -> None: ...
+    def defect(self, what: str, error: Exception) -> None: ...
 
 
 class ClientConnection(asyncio.Protocol):
@@ -85,6 +88,7 @@ class ClientConnection(asyncio.Protocol):
         "_reader",
         "_reading",
         "_rejected",
+        "_serving",
         "_starved",
         "_stuffed",
         "_transport",
@@ -104,6 +108,7 @@ class ClientConnection(asyncio.Protocol):
         self._pumping = False
         self._ended = False
         self._rejected = False
+        self._serving: Request | None = None
         self._turn_due = False
         self._starved = False
         self._owes_continue = False
@@ -118,6 +123,14 @@ class ClientConnection(asyncio.Protocol):
     # -- the transport's callbacks -------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        try:
+            self._open(transport)
+        except Exception as error:
+            # Else it would stay open, and nobody would know of it.
+            self._host.defect("a client could not be let in", error)
+            cast(asyncio.Transport, transport).abort()
+
+    def _open(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are no subclass of asyncio's, so this cannot be asserted.
         transport = cast(asyncio.Transport, transport)
         self._transport = transport
@@ -133,6 +146,12 @@ class ClientConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._ended:
             return
+        try:
+            self._take(data)
+        except Exception as error:
+            self.crashed("a client's bytes could not be read", error)
+
+    def _take(self, data: bytes) -> None:
         failure = self._reader.feed(data)
         if failure is not None:
             self._reject(failure)
@@ -153,7 +172,9 @@ class ClientConnection(asyncio.Protocol):
         self._host.clients.pop(self, None)
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
-            exchange.client_left()
+            guarded(exchange, exchange.client_left)
+        if self._serving is not None:
+            self._release(self._serving)
         self._forget_queue()
         if (request := self._reader.forget()) is not None:
             self._release(request)
@@ -163,12 +184,12 @@ class ClientConnection(asyncio.Protocol):
     def pause_writing(self) -> None:
         self._stuffed = True
         if self._exchange is not None:
-            self._exchange.client_paused(True)
+            guarded(self._exchange, self._exchange.client_paused, True)
 
     def resume_writing(self) -> None:
         self._stuffed = False
         if self._exchange is not None:
-            self._exchange.client_paused(False)
+            guarded(self._exchange, self._exchange.client_paused, False)
         else:
             self._pump()
 
@@ -226,7 +247,7 @@ class ClientConnection(asyncio.Protocol):
 
     def finish(self, request: Request, *, keep_alive: bool) -> None:
         """The answer to `request` is complete; the next one may begin, or the connection ends."""
-        self._exchange = None
+        self._exchange = self._serving = None
         self._release(request)
         if self._transport is None:
             return
@@ -241,13 +262,31 @@ class ClientConnection(asyncio.Protocol):
             self._begun_at = self._grown_at = now
             self.deadline = now + self._host.limits.head_timeout_s
             self._maybe_continue()
-        self._pump()
+        try:
+            self._pump()
+        except Exception as error:
+            # It has to do with the next request, and not with this one.
+            self.crashed("the next request could not be begun", error)
+
+    def give_up(self, exchange: Exchanging, request: Request) -> None:
+        """The exchange has failed: if it is still in flight, the connection ends with it."""
+        if self._exchange is exchange:
+            self.finish(request, keep_alive=False)
+
+    def crashed(self, what: str, error: Exception) -> None:
+        """A defect of the gate's own, in no exchange: what was being read is answered 500, in its turn."""
+        self._host.defect(what, error)
+        try:
+            self._reject(Failure(Kind.INTERNAL, "the gate failed on this request; its log says more"))
+        except Exception as another:
+            self._host.defect(what, another)
+            self.cut()
 
     def close(self) -> None:
         """Flush and close; what the client still sends is read and forgotten until it has seen the answer."""
         self._ended = True
-        self._forget_queue()
         self.deadline = self._host.now() + CLOSE_S
+        self._forget_queue()
         transport = self._transport
         if transport is None or transport.is_closing():
             return
@@ -309,7 +348,7 @@ class ClientConnection(asyncio.Protocol):
         elif now > self.deadline:
             self._expire()
         elif self._exchange is not None:
-            self._exchange.tick(now)
+            guarded(self._exchange, self._exchange.tick, now)
         elif self._host.memory.is_short and self._is_stalled(now):
             reason = "the request's body did not go on while others waited for memory"
             reached("body_stall_s")
@@ -368,8 +407,7 @@ class ClientConnection(asyncio.Protocol):
                     self._refuse(item)
                     return
                 self.deadline = math.inf
-                self._exchange = self._host.exchange(self, item)
-                self._exchange.start()
+                self._begin(item)
         finally:
             self._pumping = False
         if (self._queue or self._reader.unread) and self._may_begin() and not self._starved:
@@ -388,13 +426,21 @@ class ClientConnection(asyncio.Protocol):
                 if failure is not None:
                     self._reject(failure)
             self._pump()
-        except BaseException:
-            # Out of a callback of the transport it would have closed the connection; so it does here.
-            self.cut()
-            raise
+        except Exception as error:
+            self.crashed("a client's bytes could not be read", error)
 
     def _may_begin(self) -> bool:
         return self._exchange is None and not self._stuffed and self._is_open()
+
+    def _begin(self, request: Request) -> None:
+        self._serving = request
+        try:
+            self._exchange = exchange = self._host.exchange(self, request)
+        except Exception as error:
+            self._release(request)
+            self.crashed("a request could not be begun", error)
+        else:
+            guarded(exchange, exchange.start)
 
     def _is_open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()

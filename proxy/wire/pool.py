@@ -157,10 +157,21 @@ class Pool:
 
     def _settled(self, task: asyncio.Task[UnitConnection]) -> None:
         taker = self._connecting.pop(task)
+        try:
+            self._tell(task, taker)
+        except Exception as error:
+            self.report(error)
+            if taker is not None:
+                taker.on_failed(Failure(Kind.INTERNAL, f"the gate failed on a connection: {error!r}"))
+
+    def _tell(self, task: asyncio.Task[UnitConnection], taker: Taker | None) -> None:
         if task.cancelled():
             failure: Failure | None = Failure(Kind.EVICTED, "the unit was taken out of the configuration")
         else:
-            failure = explain(task.exception(), f"{self.host}:{self.port}")
+            error = task.exception()
+            failure = explain(error, f"{self.host}:{self.port}")
+            if failure is not None and failure.kind is Kind.INTERNAL and isinstance(error, Exception):
+                self.report(error)
         if failure is not None:
             if failure.kind is Kind.NO_RESOURCES:
                 self._on_own_trouble(failure.message)

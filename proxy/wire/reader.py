@@ -148,9 +148,9 @@ class RequestReader:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             self._fail(Failure(Kind.METHOD_NOT_SUPPORTED, "CONNECT and upgrades are not supported"))
-        except httptools.HttpParserCallbackError:
-            # A defect of our own, not of the request: it ends the connection, and the loop tells of it.
-            raise
+        except httptools.HttpParserCallbackError as error:
+            # A defect of our own, not of the request.
+            raise error.__context__ or error from None
         except httptools.HttpParserError as error:
             # Where in a read a later request begins cannot be known, and so not how it begins.
             self._fail(_malformed(error, data if self._is_first else b""))
@@ -260,11 +260,11 @@ class RequestReader:
                 return
             request.body = bytes(self._body)
             self._body.clear()
-        self.request = None
         self._is_first = False
         self._has_whole = True
         self._fed = 0
         self._tell.whole(request)
+        self.request = None
 
     # -- failures ------------------------------------------------------------------------------------------
 

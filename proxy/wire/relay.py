@@ -18,6 +18,7 @@ from collections.abc import Callable
 from math import inf
 from typing import Protocol
 
+from proxy.defects import guarded
 from proxy.failure import Failure, Kind
 from proxy.stream.keep import FOLD_BYTES, Keep
 from proxy.stream.passage import Passage
@@ -41,6 +42,7 @@ class Owner(Protocol):
 
     def extra_lines(self) -> bytes: ...
     def closes_client(self) -> bool: ...
+    def crashed(self, error: Exception) -> None: ...
     def committed(self, body: bytes) -> None: ...
     def done(self) -> None: ...
     def failed(self, failure: Failure) -> None: ...
@@ -125,10 +127,12 @@ class Relay:
             conn.pause()
 
     def on_failed(self, failure: Failure) -> None:
-        """The connection did not come about, or is gone."""
-        self._conn = None
-        if not self.over:
-            self._owner.failed(failure)
+        """The connection did not come about, or is gone; or the gate itself failed, at whatever point."""
+        is_ours = failure.kind is Kind.INTERNAL
+        if not is_ours:
+            self._conn = None
+        if is_ours or not self.over:
+            guarded(self._owner, self._owner.failed, failure)
 
     def abandon(self) -> None:
         """Stop: the client left, or the request moves elsewhere. The unit's connection closes at once."""
@@ -298,7 +302,7 @@ class Relay:
         self.over = True
         self._conn = None
         conn.drop()
-        self._owner.failed(failure)
+        guarded(self._owner, self._owner.failed, failure)
 
     def _commit(self, data: bytes, body: bytes, conn: UnitConnection) -> None:
         head = self._head
@@ -365,7 +369,7 @@ class Relay:
     def _finish(self) -> None:
         self.over = True
         self._conn = None
-        self._owner.done()
+        guarded(self._owner, self._owner.done)
 
     def _send(self, data: bytes) -> None:
         self.sent += len(data)

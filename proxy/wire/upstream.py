@@ -222,7 +222,10 @@ class UnitConnection(asyncio.Protocol):
                 except Exception as error:
                     self._crash(error)
                 return
-        self._parse(data)
+        try:
+            self._parse(data)
+        except Exception as error:
+            self._crash(error)
 
     def _parse(self, data: bytes) -> None:
         sink = self.sink
@@ -239,8 +242,7 @@ class UnitConnection(asyncio.Protocol):
             self._parser.feed_data(data)
         except httptools.HttpParserCallbackError as error:
             # It is one of our own callbacks that failed: nothing is wrong with the reply.
-            self._crash(error)
-            return
+            raise error.__context__ or error from None
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._misbehaved = f"its reply does not parse: {error}"
         if not self._misbehaved:
@@ -248,11 +250,7 @@ class UnitConnection(asyncio.Protocol):
         if self._misbehaved:
             self._fail(Kind.GARBAGE, self._misbehaved)
             return
-        try:
-            sink.on_read(data, pieces, self)
-        except Exception as error:
-            self._crash(error)
-            return
+        sink.on_read(data, pieces, self)
         if self.ended:
             self._release()
         elif len(data) >= LIMITS.reply_bytes_per_turn and self.sink is not None:
@@ -272,7 +270,11 @@ class UnitConnection(asyncio.Protocol):
         waited = self.sink is not None and not self.ended
         ends_by_close = exc is None and head is not None and head.length is None and not head.coding
         unused = waited and self.reused and not self._begun
-        self._pool.closed(self, broken=waited and not unused and not ends_by_close, unused=unused)
+        try:
+            self._pool.closed(self, broken=waited and not unused and not ends_by_close, unused=unused)
+        except Exception as error:
+            # Whoever waits for the reply is to be told all the same.
+            self._pool.report(error)
         if not waited:
             return
         if ends_by_close:
@@ -280,7 +282,11 @@ class UnitConnection(asyncio.Protocol):
             sink, self.sink, self.raw = self.sink, None, None
             self._keep_alive = False
             assert sink is not None
-            sink.on_read(b"", [], self)
+            try:
+                sink.on_read(b"", [], self)
+            except Exception as error:
+                self.sink = sink
+                self._crash(error)
             return
         if unused:
             self._fail(Kind.STALE_CONNECTION, "it had closed the kept-alive connection")

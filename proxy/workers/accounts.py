@@ -6,6 +6,7 @@ import os
 import resource
 from typing import TYPE_CHECKING
 
+from proxy.defects import DEFECTS
 from proxy.limits import REACHED
 from proxy.workers.frames import Report
 from router.desk import Desk
@@ -32,6 +33,7 @@ class Accounts:
         self._ticks = 0
         self._log_dropped = self._ignored = self._forged = 0
         self._limits = dict(REACHED)
+        self._defects = 0
 
     def forget(self, desk: Desk) -> None:
         """The unit is gone."""
@@ -61,7 +63,9 @@ class Accounts:
             ignored - self._ignored,
             forged - self._forged,
             self._new_limits(),
+            DEFECTS.count - self._defects,
         )
+        self._defects = DEFECTS.count
         self._log_dropped, self._ignored, self._forged = log_dropped, ignored, forged
         return report
 

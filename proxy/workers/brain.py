@@ -200,6 +200,7 @@ class BrainGate(Gate):
         self.metrics.loop_lag(report.lag_s)
         self.metrics.forged += report.forged
         self.wishes.ignored += report.ignored
+        self.metrics.defects += report.defects
         for name, times in report.limits:
             self.metrics.limits[name] += times
         self._logs.lost += report.log_dropped

@@ -119,6 +119,7 @@ class Report(NamedTuple):
     forged: int
     limits: list[tuple[str, int]]
     """Bounds that took effect, by name (see proxy/limits.py)."""
+    defects: int
 
 
 class Pulse(NamedTuple):

@@ -127,6 +127,7 @@ class RemoteSearch(Search):
         if self.asked:
             self._gate.line.leave(self.asked)
             self.asked = 0
+        self._give_back()
 
     def told(self, answer: Lease | Refusal, why: Failure | None = None) -> None:
         """The brain's answer, or that there will be none."""

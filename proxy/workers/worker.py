@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from proxy.exchange import Exchange
@@ -256,23 +257,25 @@ class WorkerGate(Gate):
             desk.doubted_at = self.now()
             self.line.say((Say.DOUBT, desk.unit.name, self.version))
 
-    def _tick(self) -> None:
-        now = self.now()
-        lag_s = max(0.0, now - self._due)
-        for client in list(self.clients):
-            client.tick(now)
+    def _looks(self, now: float, lag_s: float) -> Iterable[Callable[[], object]]:
+        """At every deadline that is a worker's."""
+        yield partial(self._tick_clients, now)
+        yield partial(self._mark, now)
+        yield self._shed
+        yield partial(self._reach.tick, now)
+        yield self._shared.tick
+        yield self._end_if_empty
+        yield self._access_log.flush
+        yield partial(self._tick_line, now, lag_s)
+
+    def _mark(self, now: float) -> None:
         for desk in self.board:
             if desk.leases:
                 desk.pace.mark(now)
-        self._shed()
-        self._reach.tick(now)
-        self._shared.tick()
-        if self.is_leaving() and not self.clients:
-            self._empty.set()
-        self._access_log.flush()
+
+    def _tick_line(self, now: float, lag_s: float) -> None:
         if self.line.has_brain():
             self.line.say((Say.TICK, *self.accounts.report(now, lag_s)))
         elif lag_s <= LAG_S:
             # If the worker itself stood still, what the brain said is yet to be read.
             self.line.tick(now)
-        self._schedule_tick()

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from proxy.app import calm_the_collector
+from proxy.defects import DEFECTS
 from proxy.large import LargeBodies
 from proxy.life import Life
 from proxy.report.access_log import AccessLog, stdout_sink
@@ -44,6 +45,7 @@ async def run_worker(
 ) -> int:
     """Be worker `number` until told to end."""
     loop, large = asyncio.get_running_loop(), LargeBodies()
+    loop.set_exception_handler(DEFECTS.handle)
     gate = WorkerGate(
         settings,
         loop,

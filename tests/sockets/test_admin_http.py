@@ -13,6 +13,8 @@ GET = b"GET %b HTTP/1.%d\r\nHost: gate\r\n\r\n"
 
 
 async def _answer(asked: Asked) -> Answer | Stream:
+    if asked.path == "/defect":
+        raise ZeroDivisionError("boom")
     if asked.path == "/stream":
         return Stream(_parts(), "text/plain")
     return Answer(f"{asked.method} {asked.path} {asked.query}".encode(), content_type="text/plain")
@@ -28,6 +30,7 @@ def talk(*sent: bytes, tick_at_s: float | None = None) -> bytes:
     """All that comes back on one connection, until the server ends it."""
 
     async def main() -> bytes:
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
         server = AdminServer(_answer)
         listening = await asyncio.get_running_loop().create_server(server.connection, "127.0.0.1", 0)
         reader, writer = await asyncio.open_connection(*listening.sockets[0].getsockname())
@@ -55,6 +58,12 @@ def test_requests_of_one_connection_are_answered_in_order() -> None:
         b"HTTP/1.1 200 OK\r\ncontent-length: 12\r\ncontent-type: text/plain\r\nconnection: close\r\n\r\n"
         b"GET /last {}"
     )
+
+
+def test_a_handler_that_fails_leaves_nobody_without_an_answer() -> None:
+    answer = talk(GET % (b"/defect", 1))
+    assert answer.startswith(b"HTTP/1.1 500 ")
+    assert b'"code":"internal"' in answer
 
 
 def test_a_stream_to_an_old_client_ends_with_its_connection() -> None:

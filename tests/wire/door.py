@@ -53,6 +53,9 @@ class Door:
     def refused(self, client: ClientConnection, failure: Failure) -> None:
         self.failures.append(failure)
 
+    def defect(self, what: str, error: Exception) -> None:
+        raise error
+
     def feed(self, reads: Iterable[bytes]) -> None:
         """Hand over reads while the connection takes them, and let turns pass until nothing is left to do."""
         for data in reads:
@@ -84,6 +87,9 @@ class Answered:
         if not self._holds:
             self._client.send(own_response(200, b"{}", close=False))
             self._client.finish(self._request, keep_alive=True)
+
+    def crashed(self, error: Exception) -> None:
+        raise error
 
     def client_left(self) -> None:
         """It is over."""

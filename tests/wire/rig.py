@@ -168,6 +168,9 @@ class Rig:
     def committed(self, body: bytes) -> None:
         self.ends.append("committed")
 
+    def crashed(self, error: Exception) -> None:
+        self.bugs.append(error)
+
     def done(self) -> None:
         self.ends.append("done")
 

@@ -1,0 +1,222 @@
+"""An exception of the gate's own, wherever it comes from, ends one request and leaves nothing behind.
+
+Every method that a request runs through is made to fail once, at its first calls. Then the client must
+have had an end, every account must be even, and the next request must be answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pytest
+
+from proxy.answer import Answer
+from proxy.ask import read_ask
+from proxy.continuation import Continuation
+from proxy.exchange import Exchange
+from proxy.failure import Failure
+from proxy.gate import Gate
+from proxy.search import Search
+from proxy.wire.downstream import ClientConnection
+from proxy.wire.pool import Pool
+from proxy.wire.reader import RequestReader
+from proxy.wire.relay import Relay
+from proxy.wire.upstream import UnitConnection
+from router.nouns import Ask, Evidence, Sign, Strength
+from tests.wire.client import Client, chat, get, post
+from tests.wire.replies import MalformedError
+from tests.wire.stage import Stage, simulated, stage
+from tests.wire.unit import SSE_HEAD, STREAM, TOKENS, Received, chunk, in_turn, then_close, whole
+
+FIRST_CALLS = 2
+END_S = 10.0
+"""A client is told within this: a connection that is not closed in good order is cut after 5 s."""
+CLASSES = (
+    *(Exchange, Answer, Search, Continuation, Relay, UnitConnection, Pool, ClientConnection, RequestReader),
+    Gate,
+)
+_CALLED_BY_THE_LOOP = (
+    "connection_made",
+    "connection_lost",
+    "data_received",
+    "pause_writing",
+    "resume_writing",
+)
+NOT_TOLD = {
+    # What ends a request that has failed, and so is not to fail itself.
+    *("Exchange.crashed", "Exchange._collapse", "Exchange._ending", "Gate.defect", "Pool.report"),
+    *("ClientConnection.crashed", "UnitConnection._crash"),
+    # They would fail in the loop: what they consist of is made to fail.
+    *("ClientConnection.__init__", "RequestReader.__init__", "Pool._settled", "ClientConnection._begin"),
+    *(f"{side}.{name}" for side in ("ClientConnection", "UnitConnection") for name in _CALLED_BY_THE_LOOP),
+    *("UnitConnection._fail", "Relay.on_failed", "Exchange._read", "Call.on_failed"),
+    # These give back, and do nothing else.
+    *("ClientConnection._release", "ClientConnection.close", "Search.leave", "Search._give_back"),
+    # How a gate lives, not a request.
+    *("Gate.start", "Gate.listen", "Gate.begin", "Gate.configure", "Gate.stop", "Gate._end", "Gate._close"),
+    *("Gate._schedule_tick", "Gate._tick", "Gate._looks", "Gate.leave_to_successor", "Pool.close"),
+}
+
+
+class InjectedError(LookupError):
+    """What fails."""
+
+
+def methods() -> dict[str, tuple[type, str]]:
+    return {
+        f"{kind.__name__}.{name}": (kind, name)
+        for kind in CLASSES
+        for name, member in vars(kind).items()
+        if inspect.isfunction(member) and f"{kind.__name__}.{name}" not in NOT_TOLD
+        if not (kind is Gate and name == "__init__")
+    }
+
+
+@contextmanager
+def watched(call: Callable[[str], None]) -> Iterator[None]:
+    """Have `call` called before each method."""
+    before = {name: getattr(kind, attribute) for name, (kind, attribute) in methods().items()}
+
+    def wrap(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            call(name)
+            return method(*args, **kwargs)
+
+        return wrapped
+
+    try:
+        for name, (kind, attribute) in methods().items():
+            setattr(kind, attribute, wrap(name, before[name]))
+        yield
+    finally:
+        for name, (kind, attribute) in methods().items():
+            setattr(kind, attribute, before[name])
+
+
+async def plays_whole(client: Client, _: Stage) -> None:
+    await client.ask(chat(stream=False))
+
+
+async def asks_twice(client: Client, _: Stage) -> None:
+    await client.ask(chat())
+    await client.ask(chat(stream=False))
+
+
+async def pipelines(client: Client, _: Stage) -> None:
+    client.send(chat() + get("/health") + chat(stream=False))
+    for _number in range(3):
+        await client.reply()
+
+
+async def leaves(client: Client, here: Stage) -> None:
+    client.send(chat())
+    await client.event()
+    client.abort()
+
+
+async def is_large(client: Client, here: Stage) -> None:
+    async def read_large(body: bytes) -> Ask | Failure:
+        await asyncio.sleep(0.01)
+        return read_ask(body)
+
+    here.gate._read_large = read_large
+    await client.ask(post(b'{"prompt": "' + b"x" * (1 << 20) + b'"}'))
+
+
+async def is_evicted(client: Client, here: Stage) -> None:
+    client.send(chat())
+    await asyncio.sleep(0.1)
+    unit, now = next(iter(here.gate.board.desks)), here.gate.now()
+    gone = Evidence(unit, Sign.BAD, Strength.FATAL, "test", "it is gone", now)
+    asyncio.get_running_loop().call_soon(here.gate.watch.observe, gone)
+    await client.reply()
+
+
+async def slow(request: Received) -> None:
+    await asyncio.sleep(1.0)
+    request.write(STREAM)
+
+
+Scene = Callable[[Client, Stage], Awaitable[None]]
+SCENES: dict[str, tuple[Scene, tuple[Any, ...]]] = {
+    "a plain answer": (plays_whole, (whole(),)),
+    "an answer that ends by close": (plays_whole, (then_close(b"HTTP/1.1 200 OK\r\n\r\nyes"),)),
+    "a stream, then an answer": (asks_twice, (in_turn(SSE_HEAD, *map(chunk, TOKENS), b"0\r\n\r\n"),)),
+    "pipelined": (pipelines, (STREAM,)),
+    "a unit that closes, and another": (plays_whole, (then_close(b""), whole())),
+    "a unit that is busy, and another": (plays_whole, (whole(status="429 Busy"), whole())),
+    "a stream that breaks": (plays_whole, (then_close(SSE_HEAD + chunk(TOKENS[0])),)),
+    "a client that leaves": (leaves, (in_turn(SSE_HEAD + chunk(TOKENS[0]), *map(chunk, TOKENS)),)),
+    "a large body": (is_large, (whole(),)),
+    "a unit that goes down": (is_evicted, (slow, whole())),
+}
+
+
+def run(scene: str, call: Callable[[str], None]) -> list[str]:
+    """Play a scene with `call` before each method; what was reported. All accounts are even after it."""
+    play, scripts = SCENES[scene]
+    defects: list[dict[str, Any]] = []
+
+    @simulated
+    async def world() -> None:
+        async with stage(*scripts, defects=defects) as here:
+            with watched(call):
+                async with here.client() as client:
+                    # Whatever it is, an end comes: an answer, an error, or a connection that is closed.
+                    with suppress(EOFError, ConnectionError, MalformedError, AssertionError, TimeoutError):
+                        await play(client, here)
+                        client.send(get("/health", "connection: close\r\n"))
+                    with suppress(ConnectionError):
+                        async with asyncio.timeout(END_S):
+                            await client.reader.read()
+                    await asyncio.sleep(END_S)
+            await here.until_quiet()
+            for desk in here.gate.board:
+                now = here.gate.now()
+                if not desk.is_usable():
+                    for _ in range(5):
+                        here.gate.board.observe(
+                            Evidence(desk.unit.name, Sign.GOOD, Strength.STRONG, "canary", "it answered", now)
+                        )
+            async with here.client() as other:
+                assert (await other.ask(get("/health"))).status in (200, 503)
+
+    world()
+    return [repr(problem.get("exception")) for problem in defects]
+
+
+def calls_of(scene: str) -> Counter[str]:
+    """Which methods a scene runs through, and how often."""
+    counts: Counter[str] = Counter()
+    assert run(scene, lambda name: counts.update((name,))) == []
+    return counts
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_a_defect_anywhere_ends_one_request_and_leaves_nothing_behind(scene: str) -> None:
+    counts = calls_of(scene)
+    assert len(counts) > 40
+    wrong = []
+    for name, times in counts.items():
+        for fatal in range(1, min(times, FIRST_CALLS) + 1):
+            seen: Counter[str] = Counter()
+
+            def fail(called: str, name: str = name, fatal: int = fatal, seen: Counter[str] = seen) -> None:
+                if called == name:
+                    seen[name] += 1
+                    if seen[name] == fatal:
+                        raise InjectedError(f"{name}, call {fatal}")
+
+            try:
+                told = run(scene, fail)
+            except BaseException as error:
+                wrong.append(f"{name}, call {fatal}: {error!r}")
+            else:
+                if seen[name] < fatal or not any("InjectedError" in each for each in told):
+                    wrong.append(f"{name}, call {fatal}: nobody was told: {told}")
+    assert wrong == []
