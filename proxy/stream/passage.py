@@ -105,6 +105,8 @@ class Passage:
     def _take(self, body: bytes) -> bytes:
         """The events that are complete with `body`; what follows them is held."""
         end = end_of_events(body, self._before)
+        if end == len(body) and not self._tail:
+            return body
         if not end:
             if body:
                 self._tail.append(body)
@@ -119,6 +121,8 @@ class Passage:
 
     def _flush(self) -> bytes:
         """What was held."""
+        if not self._tail:
+            return b""
         held = b"".join(self._tail)
         self._tail, self._size, self._before = [], 0, b"\n"
         return held

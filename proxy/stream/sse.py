@@ -95,7 +95,7 @@ def is_error(data: bytes) -> bool:
 
     False for an error whose `code` is 4xx: that one says that the request is at fault.
     """
-    return len(before_error(data)) < len(data)
+    return b"error" in data and len(before_error(data)) < len(data)
 
 
 def before_error(data: bytes) -> bytes:
@@ -121,6 +121,8 @@ def _reports_error(event: bytes) -> bool:
 
 def without_comments(data: bytes) -> bytes:
     """`data` from its first event that carries data on, without the comments and empty lines before it."""
+    if data.startswith(b"data:"):
+        return data
     events, _ = split(data)
     start = 0
     for event in events:
