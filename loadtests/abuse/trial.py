@@ -17,6 +17,9 @@ from loadtests.abuse.stage import Stage
 from loadtests.abuse.verdict import MEMORY_LIMIT_MB, Try
 
 CONTROL_FOR_S = 1.5
+CALM_S = 0.05
+CALM_TRIES = 4
+"""A machine that others keep busy is looked at so often, for a moment in which a neighbour waits for less."""
 LINGER_S = 0.5
 """What an abuse has put off counts as well: the neighbour is looked at for so much longer, at least."""
 SETTLE_S = 6.0
@@ -30,8 +33,11 @@ async def attempt(stage: Stage, abuse: Abuse) -> Try:
     """Do it once, on a gate that is well."""
     await stage.ready(abuse.surroundings)
     pid, neighbour = stage.place.gate.pid, stage.neighbour
-    begin_at, begin_cpu_s = time.monotonic(), usage.cpu_s(pid)
-    await asyncio.sleep(CONTROL_FOR_S)
+    for _ in range(CALM_TRIES):
+        begin_at, begin_cpu_s = time.monotonic(), usage.cpu_s(pid)
+        await asyncio.sleep(CONTROL_FOR_S)
+        if worst_wait_s(await neighbour.between(begin_at, time.monotonic())) <= CALM_S:
+            break
     before_mb = usage.resident_mb(pid)
     act_at, act_cpu_s, act_queued_s = time.monotonic(), usage.cpu_s(pid), usage.queued_s(pid)
     idle_share = (act_cpu_s - begin_cpu_s) / (act_at - begin_at)
@@ -47,14 +53,15 @@ async def attempt(stage: Stage, abuse: Abuse) -> Try:
     await asyncio.sleep(CONTROL_FOR_S)
     ended_at = time.monotonic()
     control = await neighbour.between(begin_at, act_at) + await neighbour.between(settled_at, ended_at)
+    late_s = max((each.late_s for each in asked), default=0.0)
     missing = max(0, int((over_at - act_at) * PER_S) - 1 - len(asked))
     return Try(
         abuse=abuse,
         got=got,
         cpu_s=max(0.0, cpu_s),
         wait_s=worst_wait_s(asked),
-        control_s=worst_wait_s(control),
-        late_s=max((each.late_s for each in asked), default=0.0),
+        control_s=max(late_s, worst_wait_s(control)),
+        late_s=late_s,
         queued_s=queued_s,
         lost=missing + sum(each.status != 200 for each in asked),
         before_mb=before_mb,

@@ -11,7 +11,8 @@ from loadtests.abuse.nouns import Abuse, Got
 WAIT_LIMIT_S = 0.1
 """The worst wait of a neighbour's request, beside a control of `CONTROL_S`."""
 CONTROL_S = 0.02
-"""The worst wait without abuse on a quiet machine. What the control is above it is the machine's, …"""
+"""The worst wait without abuse on a quiet machine, and how late an idle process is let run there. What the
+control is above it is the machine's, …"""
 CONTROL_MOST_S = 0.1
 """… up to this: on a machine that is noisier nothing can be proven, and the line fails."""
 CPU_LIMIT_S = 0.3
