@@ -1,40 +1,48 @@
 """`python -m loadtests.gym.calibrate`: the gym's engine beside a real vLLM on this machine's CPU.
 
-It measures how long steps and prompts take of a tiny model, takes the gym's figures for them from that, and
-then lets both serve the same requests at the same times: once with much KV cache, once with little. The first
-time it installs vLLM (some GB). Nothing else should run on the machine.
+It measures how long steps and prompts of a small model take, takes the gym's figures for them from that, and
+lets both serve the same requests at the same times, with much KV cache and with little. Time is the CPU time
+of vLLM's own steps, so that others on the machine change little. The first time it installs vLLM (some GB).
 """
 
 from __future__ import annotations
 
-import asyncio
 import random
-import re
+import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from os import environ
+from pathlib import Path
 from statistics import fmean, linear_regression, median
-from time import perf_counter
+from typing import Any, NamedTuple
 
-import aiohttp
+import orjson
 
 from loadtests.gym.engine import Engine
 from loadtests.gym.prompts import Text
 from loadtests.gym.sequences import Model, Shown
 from loadtests.gym.sequences import Sequence as GymSequence
 from loadtests.gym.shapes import exponential
-from loadtests.vllm.install import set_up
-from loadtests.vllm.single import serving
-from loadtests.vllm.unit import MODEL_NAME
+from loadtests.vllm.install import MODEL, RUN, VENV, set_up
+from loadtests.vllm.unit import ENVIRONMENT
 
-SEATS, STEP_TOKENS, BLOCK = 8, 512, 16
-KV_BLOCKS = {"much KV cache": 4000, "little KV cache": 420}
-REQUESTS, RATE = 120, 4.0
+SEATS, STEP_TOKENS, BLOCK = 8, 512, 64
+KV_BLOCKS = {"much KV cache": 1000, "little KV cache": 80}
+REQUESTS, LOADS = 150, (0.5, 0.9)
+ANSWER = 96
+SHAPE = {
+    "hidden_size": 512,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+}
+"""Its weights are random."""
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """One request of the comparison: when it comes, the ids of its prompt, and how long its answer is."""
+class Asked(NamedTuple):
+    """One request: when it comes, the ids of its prompt, what the gym calls it, how long its answer is."""
 
     at: float
     prompt: tuple[int, ...]
@@ -42,164 +50,137 @@ class Asked:
     answer: int
 
 
-@dataclass(frozen=True, slots=True)
-class Timed:
-    """When the first and the last token came, in seconds after the request was sent."""
+class Served(NamedTuple):
+    """What came of them, in seconds after each was due; prompt tokens found cached; preemptions."""
 
-    first_s: float
-    end_s: float
-    events: int
+    first_s: list[float]
+    last_s: list[float]
+    cached: float
+    preemptions: float
 
 
-async def main() -> int:
+def main() -> int:
     """Measures, compares, prints."""
-    await asyncio.to_thread(set_up)
-    model: Model | None = None
-    rows: list[tuple[str, ...]] = []
+    set_up()
+    model, rows = None, list[tuple[str, ...]]()
     for name, blocks in KV_BLOCKS.items():
-        async with (
-            serving(_options(blocks)) as url,
-            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(600)) as http,
-        ):
-            model = model or await _measured(http, url)
-            requests = _requests(random.Random(7))
-            before = await _counters(http, url)
-            real = await _serve(http, url, requests)
-            after = await _counters(http, url)
-            counted = [b - a for a, b in zip(before, after, strict=True)]
-            rows += _compared(name, requests, real, counted, replace(model, kv_tokens=blocks * BLOCK))
+        with Vllm(blocks) as vllm:
+            model = model or _measured(vllm)
+            for load in LOADS:
+                # Of other seeds: what was asked before would be cached.
+                requests = _requests(random.Random(f"{name} {load}"), _rate(model, load))
+                real = vllm.serve(requests)
+                gym = simulated(replace(model, kv_tokens=blocks * BLOCK), requests)
+                rows += _compared(f"{name}, load {load}", requests, real, gym)
     print(f"\n{model}\n\n| | vLLM | gym | gym / vLLM |\n|---|---|---|---|")
     for row in rows:
         print("| " + " | ".join(row) + " |")
     return 0
 
 
-# -- what steps take ---------------------------------------------------------------------------------------
+class Vllm:
+    """One engine with so many blocks of KV cache, in a process of its own."""
+
+    def __init__(self, blocks: int) -> None:
+        self._options = {
+            "load_format": "dummy",
+            "hf_overrides": SHAPE,
+            "max_model_len": 4096,
+            "enforce_eager": True,
+            "max_num_seqs": SEATS,
+            "max_num_batched_tokens": STEP_TOKENS,
+            "block_size": BLOCK,
+            "num_gpu_blocks_override": blocks,
+            "disable_log_stats": False,
+        }
+
+    def __enter__(self) -> Vllm:
+        command = [str(VENV / "bin" / "python"), str(Path(__file__).with_name("vllm_steps.py")), str(MODEL)]
+        own = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
+        with (RUN / "calibrate.log").open("wb") as log:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=environ | ENVIRONMENT | own,
+            )
+        self._tell(self._options)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(60)
+
+    def serve(self, requests: Sequence[Asked]) -> Served:
+        """What vLLM makes of them."""
+        told = self._tell([(asked.at, asked.prompt, asked.answer) for asked in requests])
+        due = [asked.at for asked in requests]
+        return Served(
+            [at - began for at, began in zip(told["first"], due, strict=True)],
+            [at - began for at, began in zip(told["last"], due, strict=True)],
+            told["cached"],
+            told["preemptions"],
+        )
+
+    def _tell(self, line: object) -> Any:
+        pipes = self._process
+        assert pipes.stdin is not None
+        assert pipes.stdout is not None
+        pipes.stdin.write(orjson.dumps(line) + b"\n")
+        pipes.stdin.flush()
+        for said in pipes.stdout:
+            # Libraries print as well.
+            if said.startswith((b'"ready"', b'{"first"')):
+                return orjson.loads(said)
+        raise RuntimeError(f"vLLM ended; the end of {RUN / 'calibrate.log'} says why")
 
 
-async def _measured(http: aiohttp.ClientSession, url: str) -> Model:
-    """The figures of a model: each is the median of some looks, and a straight line through them."""
+def _measured(vllm: Vllm) -> Model:
+    """The figures of a model: straight lines through what some batches, contexts and prompts take."""
     rng = random.Random(1)
-    await _batch(http, url, rng, 2, 300, 8)
-    by_batch = [(b, await _step_s(http, url, rng, b, 16)) for b in (1, 2, 4, 6, 8) for _ in range(3)]
+    for _ in range(4):
+        # The first steps take longer.
+        _step_s(vllm, rng, 1, 16)
+    by_batch = [(b, _step_s(vllm, rng, b, 16)) for b in (1, 2, 4, 6, 8)]
     line = linear_regression(*zip(*by_batch, strict=True))
-    by_context = [
-        (4 * (n + 32), await _step_s(http, url, rng, 4, n)) for n in (64, 1000, 2500) for _ in "123"
-    ]
+    by_context = [(4 * (n + ANSWER // 2), _step_s(vllm, rng, 4, n)) for n in (16, 500, 1500, 3000)]
     context = linear_regression(*zip(*by_context, strict=True))
-    firsts = {n: await _first_s(http, url, rng, n) for n in (128, 256, 512, 1024, 2048, 3072)}
+    # The short prompts of `by_batch` have some context, too.
+    per_sequence_s = max(line.slope - context.slope * (16 + ANSWER // 2), 0.0)
     base_s = max(line.intercept, 1e-4)
-    chunks = [(n, s - base_s * -(-n // STEP_TOKENS)) for n, s in firsts.items()]
-    prefill = linear_regression(*zip(*chunks, strict=True))
-    for name, pairs in (
-        ("step s by batch", by_batch),
-        ("step s by context", by_context),
-        ("first s", chunks),
-    ):
+    prompts = (128, 256, 512, 1024, 2048)
+    firsts = [(n, _first_s(vllm, rng, n) - base_s * -(-n // STEP_TOKENS)) for n in prompts]
+    # Attention: what a token takes grows with those before it.
+    per_token = linear_regression([n / 2 for n, _ in firsts], [s / n for n, s in firsts])
+    for name, pairs in (("step s, batch", by_batch), ("step s, context", by_context), ("prompt s", firsts)):
         print(name, " ".join(f"{n}: {s:.4f}" for n, s in pairs), flush=True)
     return Model(
-        prefill_tokens_s=round(1.0 / prefill.slope),
+        prefill_tokens_s=round(1.0 / per_token.intercept),
         base_s=round(base_s, 5),
-        per_sequence_s=round(max(line.slope, 0.0), 6),
+        per_sequence_s=round(per_sequence_s, 6),
         per_context_token_s=round(max(context.slope, 0.0), 9),
-        front_end_s=round(max(prefill.intercept, 0.0), 4),
+        per_pair_s=round(max(per_token.slope, 0.0), 10),
+        front_end_s=0.0,
         step_tokens=STEP_TOKENS,
         seats=SEATS,
     )
 
 
-async def _step_s(
-    http: aiohttp.ClientSession, url: str, rng: random.Random, batch: int, prompt: int
-) -> float:
-    """The median of how long a step takes with so many sequences of so long a prompt."""
-    timed = await _batch(http, url, rng, batch, prompt, 64)
-    began, ended = max(t.first_s for t in timed), min(t.end_s for t in timed)
-    steps = min(t.events for t in timed) - 1
-    slowest = max(t.end_s for t in timed) - min(t.first_s for t in timed)
-    return (ended - began) / steps if ended - began > 0.8 * slowest else slowest / steps
+def _step_s(vllm: Vllm, rng: random.Random, batch: int, prompt: int) -> float:
+    """How long a step takes with so many sequences of so long a prompt; the median of three looks."""
+    looks = []
+    for _ in range(3):
+        served = vllm.serve([Asked(0.0, _ids(rng, prompt), Text(), ANSWER) for _ in range(batch)])
+        # All decode from when the last one has shown its first token until the first has shown its last.
+        steps = ANSWER - 1 - (-(-batch * prompt // STEP_TOKENS) - 1)
+        looks.append((min(served.last_s) - max(served.first_s)) / steps)
+    return median(looks)
 
 
-async def _first_s(http: aiohttp.ClientSession, url: str, rng: random.Random, prompt: int) -> float:
-    return median([(await _batch(http, url, rng, 1, prompt, 1))[0].first_s for _ in range(5)])
-
-
-async def _batch(
-    http: aiohttp.ClientSession, url: str, rng: random.Random, batch: int, prompt: int, answer: int
-) -> list[Timed]:
-    return await asyncio.gather(*(_ask(http, url, _ids(rng, prompt), answer) for _ in range(batch)))
-
-
-# -- the same requests through both --------------------------------------------------------------------------
-
-
-def _requests(rng: random.Random) -> list[Asked]:
-    """Half of them begin with one of three texts; prompts of 100 to 1,600 tokens, answers of 40."""
-    systems = [(_ids(rng, 1024), Text([n << 16]).extend(1024)) for n in range(3)]
-    at, made = 0.0, []
-    for number in range(REQUESTS):
-        at += rng.expovariate(RATE)
-        ids, text = rng.choice(systems) if rng.random() < 0.5 else ((), Text([(number + 9) << 16]))
-        own = rng.randint(100, 600)
-        made.append(Asked(at, (*ids, *_ids(rng, own)), text.extend(own), exponential(rng, 40, 200, least=2)))
-    return made
-
-
-async def _serve(http: aiohttp.ClientSession, url: str, requests: Sequence[Asked]) -> list[Timed]:
-    began = perf_counter()
-
-    async def one(asked: Asked) -> Timed:
-        await asyncio.sleep(began + asked.at - perf_counter())
-        return await _ask(http, url, asked.prompt, asked.answer)
-
-    return await asyncio.gather(*map(one, requests))
-
-
-def _compared(
-    name: str, requests: Sequence[Asked], real: Sequence[Timed], counted: Sequence[float], model: Model
-) -> list[tuple[str, ...]]:
-    """The rows of the table for one size of KV cache; `counted` are vLLM's preemptions, hits and queries."""
-    engine = Engine(model)
-    gym = _simulated(engine, requests)
-    hits = counted[1] / max(counted[2], 1.0), engine.hit_tokens / engine.asked_tokens
-    pairs = [
-        ("TTFT mean, s", fmean(t.first_s for t in real), fmean(t.first_s for t in gym)),
-        ("TTFT p50, s", median(t.first_s for t in real), median(t.first_s for t in gym)),
-        ("TTFT p90, s", _p90([t.first_s for t in real]), _p90([t.first_s for t in gym])),
-        ("whole mean, s", fmean(t.end_s for t in real), fmean(t.end_s for t in gym)),
-        ("whole p90, s", _p90([t.end_s for t in real]), _p90([t.end_s for t in gym])),
-        ("prompt tokens cached, %", 100.0 * hits[0], 100.0 * hits[1]),
-        ("preemptions", counted[0], float(engine.preemptions)),
-    ]
-    return [(f"{name}: {what}", f"{a:.3g}", f"{b:.3g}", f"{b / a:.2f}" if a else "") for what, a, b in pairs]
-
-
-def _simulated(engine: Engine, requests: Sequence[Asked]) -> list[Timed]:
-    owners: dict[GymSequence, Asked] = {}
-    first: dict[GymSequence, float] = {}
-    ended: dict[GymSequence, float] = {}
-    for asked in requests:
-        sequence = GymSequence(
-            len(asked.prompt), asked.answer, asked.text.extend(asked.answer).names, -1, asked
-        )
-        owners[sequence] = asked
-        engine.expect(sequence)
-        _note(engine.take(sequence, asked.at + engine.model.front_end_s), first, ended)
-    while (at := engine.next_at) is not None:
-        _note(engine.advance(at), first, ended)
-    return [Timed(first[s] - a.at, ended[s] - a.at, a.answer) for s, a in owners.items()]
-
-
-def _note(shown: Sequence[Shown], first: dict[GymSequence, float], ended: dict[GymSequence, float]) -> None:
-    for one in shown:
-        first.update(dict.fromkeys(one.first, one.at))
-        ended.update(dict.fromkeys(one.ended, one.at))
-
-
-def _p90(values: Sequence[float]) -> float:
-    return sorted(values)[int(0.9 * len(values))]
-
-
-# -- vLLM ----------------------------------------------------------------------------------------------------
+def _first_s(vllm: Vllm, rng: random.Random, prompt: int) -> float:
+    return median(vllm.serve([Asked(0.0, _ids(rng, prompt), Text(), 1)]).first_s[0] for _ in range(5))
 
 
 def _ids(rng: random.Random, tokens: int) -> tuple[int, ...]:
@@ -207,37 +188,66 @@ def _ids(rng: random.Random, tokens: int) -> tuple[int, ...]:
     return tuple(rng.randrange(300, 4000) for _ in range(tokens))
 
 
-async def _ask(http: aiohttp.ClientSession, url: str, prompt: Sequence[int], answer: int) -> Timed:
-    body = {"model": MODEL_NAME, "prompt": list(prompt), "max_tokens": answer, "stream": True}
-    body |= {"ignore_eos": True, "temperature": 0}
-    began, times = perf_counter(), list[float]()
-    async with http.post(f"{url}/v1/completions", json=body) as reply:
-        reply.raise_for_status()
-        async for line in reply.content:
-            if line.startswith(b"data: {"):
-                times.append(perf_counter() - began)
-    return Timed(times[0], times[-1], len(times))
+def _rate(model: Model, load: float) -> float:
+    """Requests a second that keep the engine busy for so much of the time, as far as can be told."""
+    return load / (450.0 / model.prefill_tokens_s + 40.0 * model.step_s(0, SEATS, 6000.0) / SEATS)
 
 
-_COUNTERS = ("num_preemptions_total", "prefix_cache_hits_total", "prefix_cache_queries_total")
+def _requests(rng: random.Random, rate: float) -> list[Asked]:
+    """Half of them begin with one of three texts; prompts of 100 to 1,600 tokens, answers of 40."""
+    systems = [(_ids(rng, 1024), Text([n << 16]).extend(1024)) for n in range(3)]
+    at, made = 0.0, []
+    for number in range(REQUESTS):
+        at += rng.expovariate(rate)
+        ids, text = rng.choice(systems) if rng.random() < 0.5 else ((), Text([(number + 9) << 16]))
+        own = rng.randint(100, 600)
+        made.append(Asked(at, (*ids, *_ids(rng, own)), text.extend(own), exponential(rng, 40, 200, least=2)))
+    return made
 
 
-async def _counters(http: aiohttp.ClientSession, url: str) -> list[float]:
-    async with http.get(f"{url}/metrics") as reply:
-        page = await reply.text()
-    return [sum(map(float, re.findall(rf"^vllm:{name}\{{[^}}]*\}} (\S+)", page, re.M))) for name in _COUNTERS]
+def simulated(model: Model, requests: Sequence[Asked]) -> Served:
+    """What the gym's engine makes of them."""
+    engine, owners = Engine(model), list[GymSequence]()
+    first: dict[GymSequence, float] = {}
+    last: dict[GymSequence, float] = {}
+    for asked in requests:
+        names = asked.text.extend(asked.answer).names
+        owners.append(GymSequence(len(asked.prompt), asked.answer, names))
+        engine.expect(owners[-1])
+        _note(engine.take(owners[-1], asked.at), first, last)
+    while (at := engine.next_at) is not None:
+        _note(engine.advance(at), first, last)
+    return Served(
+        [first[own] - asked.at for own, asked in zip(owners, requests, strict=True)],
+        [last[own] - asked.at for own, asked in zip(owners, requests, strict=True)],
+        float(engine.hit_tokens),
+        float(engine.preemptions),
+    )
 
 
-def _options(blocks: int) -> list[str]:
-    """An engine with so many blocks of KV cache."""
-    options = {
-        "--max-num-seqs": SEATS,
-        "--max-num-batched-tokens": STEP_TOKENS,
-        "--block-size": BLOCK,
-        "--num-gpu-blocks-override": blocks,
-    }
-    return [str(word) for pair in options.items() for word in pair]
+def _note(shown: Sequence[Shown], first: dict[GymSequence, float], last: dict[GymSequence, float]) -> None:
+    for one in shown:
+        first.update(dict.fromkeys(one.first, one.at))
+        last.update(dict.fromkeys(one.ended, one.at))
+
+
+def _compared(name: str, requests: Sequence[Asked], real: Served, gym: Served) -> list[tuple[str, ...]]:
+    """The rows of the table for one run of both."""
+    tokens = sum(len(asked.prompt) for asked in requests)
+    pairs = [
+        ("TTFT mean, s", fmean(real.first_s), fmean(gym.first_s)),
+        ("TTFT p90, s", _p90(real.first_s), _p90(gym.first_s)),
+        ("whole mean, s", fmean(real.last_s), fmean(gym.last_s)),
+        ("whole p90, s", _p90(real.last_s), _p90(gym.last_s)),
+        ("prompt tokens cached, %", 100.0 * real.cached / tokens, 100.0 * gym.cached / tokens),
+        ("preemptions", real.preemptions, gym.preemptions),
+    ]
+    return [(f"{name}: {what}", f"{a:.3g}", f"{b:.3g}", f"{b / a:.2f}" if a else "") for what, a, b in pairs]
+
+
+def _p90(values: Sequence[float]) -> float:
+    return sorted(values)[int(0.9 * len(values))]
 
 
 if __name__ == "__main__":
-    sys.exit(asyncio.run(main()))
+    sys.exit(main())

@@ -182,7 +182,9 @@ class Engine:
         is_calm = not self._chunks and self.preemptions == preemptions
         self._many = self._undisturbed() if is_calm else 1
         context = self.context + 0.5 * self.decoding * (self._many - 1)
-        self._step_s = model.step_s(sum(tokens for _, tokens in self._chunks), self.decoding, context)
+        prefilled = sum(tokens for _, tokens in self._chunks)
+        pairs = sum(tokens * (sequence.computed - 0.5 * tokens) for sequence, tokens in self._chunks)
+        self._step_s = model.step_s(prefilled, self.decoding, context) + model.per_pair_s * pairs
         self.kv.evict()
 
     def _undisturbed(self) -> int:
@@ -207,7 +209,8 @@ class Engine:
         held = sequence.names[: self.kv.find(sequence.names, sequence.goal)]
         cached = len(held) * BLOCK_TOKENS
         tokens = min(sequence.goal - cached, budget)
-        needed = self.kv.idle_among(held) + tokens + self.decoding
+        # All of the prompt, as in vLLM (scheduler_reserve_full_isl): else many begin, and few come to an end.
+        needed = self.kv.idle_among(held) + sequence.goal - cached + self.decoding
         if self.kv.used + needed > self.model.kv_tokens and self.running:
             return 0
         self.waiting.popleft()

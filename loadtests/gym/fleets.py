@@ -13,8 +13,8 @@ MODEL = Model()
 SLOW = replace(MODEL, prefill_tokens_s=3500.0, base_s=0.032, per_sequence_s=0.00048)
 SLOW_DECODING = replace(MODEL, base_s=0.032, per_sequence_s=0.00048)
 FAST = replace(MODEL, prefill_tokens_s=28_000.0, base_s=0.004, per_sequence_s=0.00006)
-LONG_CONTEXTS = replace(MODEL, per_context_token_s=2e-8)
-"""What reading the KV cache of a model of 8 billion parameters takes on one of today's accelerators."""
+LONG_CONTEXTS = replace(MODEL, per_context_token_s=2e-8, per_pair_s=2.3e-9)
+"""What attention takes of a model of 8 billion parameters on one of today's accelerators."""
 
 
 def fleet(name: str, models: Sequence[Model], gates: int = 1) -> Fleet:

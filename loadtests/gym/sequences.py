@@ -10,14 +10,16 @@ class Model:
     """How fast and how large a unit is.
 
     A step takes base_s + prefilled tokens / prefill_tokens_s + per_sequence_s for each decoding sequence
-    + per_context_token_s for each token of their contexts. `front_end_s` passes before a prompt is queued
-    (tokenizer, network), for many at once. `step_tokens` is max_num_batched_tokens, `seats` max_num_seqs.
+    + per_context_token_s for each token of their contexts + per_pair_s for each token that a prefilled one
+    attends to. `front_end_s` passes before a prompt is queued (tokenizer, network), for many at once.
+    `step_tokens` is max_num_batched_tokens, `seats` max_num_seqs.
     """
 
     prefill_tokens_s: float = 14_000.0
     base_s: float = 0.008
     per_sequence_s: float = 0.00012
     per_context_token_s: float = 0.0
+    per_pair_s: float = 0.0
     front_end_s: float = 0.003
     step_tokens: int = 4096
     seats: int = 64
