@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 
+from loadtests.simunit.poison import MODES
 from loadtests.simunit.sequence import Timing
 
 
@@ -45,6 +46,9 @@ def _parser() -> argparse.ArgumentParser:
     leader.add_argument("--warm-up-s", type=float, default=0.0, help="extra time of the first step")
     leader.add_argument("--until-stdin-ends", action="store_true", help="exit when standard input is closed")
     leader.add_argument("--await-port", action="store_true", help="listen when the port becomes free")
+    leader.add_argument(
+        "--poison", default="", choices=["", *MODES], help="how it dies of one certain prompt"
+    )
     for field in dataclasses.fields(Timing):
         kind = float if field.type is float else int
         leader.add_argument(

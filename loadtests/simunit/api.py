@@ -63,6 +63,7 @@ class Api:
 
     async def _generate(self, request: web.Request, generation: Generation) -> web.StreamResponse:
         self._check_room()
+        await self._unit.poison.taken(request, generation.prompt)
         context = Context(generation.prompt)
         self._check_length(context, generation.max_tokens or 1)
         prefix = "chatcmpl" if generation.chat else "cmpl"
@@ -125,6 +126,7 @@ class Api:
             natural_end=generation.max_tokens is None and not generation.ignore_eos,
             arrived_s=asyncio.get_running_loop().time(),
         )
+        sequence.is_poison = self._unit.poison.strikes_after_token(generation.prompt)
         self._unit.submit(sequence)
         return sequence
 

@@ -44,6 +44,7 @@ class Control:
                 "port": self._door.port,
                 "followers": self._unit.collective.pids(),
                 "death": self._unit.death,
+                "struck": self._unit.poison.struck,
                 "journal": self._unit.journal,
                 "running": len(engine.running),
                 "waiting": len(engine.waiting),

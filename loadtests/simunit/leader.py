@@ -16,6 +16,7 @@ from loadtests.simunit.collective import start_collective
 from loadtests.simunit.control import Control
 from loadtests.simunit.door import Door
 from loadtests.simunit.faults import Faults
+from loadtests.simunit.poison import Poison
 from loadtests.simunit.sequence import Timing
 from loadtests.simunit.unit import Unit
 
@@ -40,12 +41,14 @@ class LeaderOptions:
     warm_up_s: float
     until_stdin_ends: bool
     await_port: bool
+    poison: str = ""
 
 
 async def run_leader(options: LeaderOptions, timing: Timing) -> int:
     """Serve until told to stop (exit status 0) or until the engine has died (1)."""
     collective = await start_collective(options.followers)
     unit = Unit(options.name, options.model, timing, collective, Faults(warm_up_s=options.warm_up_s))
+    unit.poison = Poison(options.poison)
     stop = _stop_event(options.until_stdin_ends)
     engine = asyncio.create_task(unit.run())
     stopped = asyncio.create_task(stop.wait())

@@ -92,6 +92,10 @@ class SimUnit:
         """Send a signal to a follower: SIGSTOP wedges the unit, SIGCONT heals it, SIGKILL breaks it."""
         os.kill(self.follower_pids[rank - 1], number)
 
+    def is_running(self) -> bool:
+        """Whether the leader's process runs."""
+        return self._process.poll() is None
+
     def signal_leader(self, number: signal.Signals) -> None:
         """Send a signal to the leader's process alone."""
         self._process.send_signal(number)

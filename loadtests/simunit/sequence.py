@@ -62,6 +62,8 @@ class Sequence:
     blocks_named: int = 0
     blocks_unnamed: int = 0
     ended: bool = False
+    is_poison: bool = False
+    """Its unit exits after its first token."""
 
     def __post_init__(self) -> None:
         self.prompt_tokens = self.context.tokens

@@ -11,6 +11,7 @@ from loadtests.simunit.collective import Collective, CollectiveBrokenError
 from loadtests.simunit.engine import Engine
 from loadtests.simunit.faults import Faults
 from loadtests.simunit.metrics import Metrics
+from loadtests.simunit.poison import Poison
 from loadtests.simunit.sequence import Batch, Output, Sequence, Timing
 
 JOURNAL_LINES = 64
@@ -26,6 +27,7 @@ class Unit:
         self.collective = collective
         self.faults = faults
         self.metrics = Metrics(self.engine, model)
+        self.poison = Poison("")
         self.death: str | None = None
         self.journal: list[str] = []
         self._step_due_s = 0.0
@@ -111,5 +113,7 @@ class Unit:
                 sequence.listener.fail(f"generation failed after {break_after} tokens, as a fault commands")
                 continue
             sequence.listener.token(output.text, output.finish)
+            if sequence.is_poison:
+                self.poison.strike()
             if output.finish:
                 self.metrics.e2e_s.observe(now_s - sequence.arrived_s)

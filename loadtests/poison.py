@@ -1,0 +1,274 @@
+"""Drill: a prompt that ends the units it comes to, in every way there is, while others use them.
+
+`python -m loadtests.poison` starts 4 fresh units and a fresh gate for each way. What must hold: the prompt costs at
+most three units, its client has an end within 10 s, every request of the others is answered whole, and
+the same prompt again is refused at once without a unit being touched; by a second gate on the same Redis as
+well. And when units are killed that nobody's prompt has ended, nobody is refused.
+"""
+
+import argparse
+import asyncio
+import random
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+import uvloop
+
+from loadtests.client import End, Question
+from loadtests.gate import GateProcess, metric_sum
+from loadtests.redis_faults.server import RedisServer
+from loadtests.simunit.poison import MARKER, MODES
+from loadtests.simunit.process import SimUnit
+from loadtests.users import Users
+
+UNITS = ("a", "b", "c", "d")
+BACK_S = 3.0
+DEATHS_MAX = 3
+END_S, REFUSED_S = 10.0, 0.010
+USERS, RATE_PER_S = 40, 100.0
+AGAIN = 10
+KILLS = 3
+_LOOK_S = 0.02
+_TIMING = {"step_ms": 10, "prefill_tokens_per_s": 50_000}
+_SLOW = {"step_ms": 40, "prefill_tokens_per_s": 20_000}
+
+
+@dataclass(slots=True)
+class Findings:
+    """Lines for people, and what did not hold."""
+
+    lines: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def expect(self, holds: bool, line: str) -> None:
+        """One thing that was looked at."""
+        (self.lines if holds else self.problems).append(line)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What came of one request with the prompt."""
+
+    status: int
+    text: str
+    seconds: float
+
+    @property
+    def is_suspected(self) -> bool:
+        """Whether the gate has said so, by its status or in the stream."""
+        return "poison_suspected" in self.text
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether it came to no unit."""
+        return self.status == 502 and self.is_suspected
+
+
+class Keeper:
+    """Starts units anew that have died, `BACK_S` later, and counts. A context manager."""
+
+    def __init__(self, units: Sequence[SimUnit]) -> None:
+        self._units = units
+        self.deaths = 0
+        self._due: dict[str, float] = {}
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def struck(self) -> int:
+        """Units that have died, and connections that units have closed."""
+        # One that is dead at the moment has closed none.
+        alive = [unit for unit in self._units if unit.name not in self._due and unit.is_running()]
+        return self.deaths + sum(int(unit.state()["struck"]) for unit in alive)
+
+    def _watch(self) -> None:
+        while not self._over.wait(_LOOK_S):
+            for unit in self._units:
+                if unit.name in self._due:
+                    if time.monotonic() >= self._due[unit.name]:
+                        unit.restart()
+                        del self._due[unit.name]
+                elif not unit.is_running():
+                    self.deaths += 1
+                    self._due[unit.name] = time.monotonic() + BACK_S
+
+
+def _session() -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60.0))
+
+
+async def drink(http: aiohttp.ClientSession, url: str, *, stream: bool = True) -> Reply:
+    """Ask for it once, and read to the end."""
+    message = {"role": "user", "content": f"old lace and {MARKER}"}
+    body = {"messages": [message], "stream": stream, "max_tokens": 64}
+    began_s, status, parts = time.monotonic(), 0, []
+    try:
+        async with http.post(f"{url}/v1/chat/completions", json=body) as response:
+            status = response.status
+            async for part in response.content.iter_any():
+                parts.append(part)
+    except (aiohttp.ClientError, TimeoutError) as error:
+        # Behind an error event comes a cut.
+        parts.append(repr(error).encode())
+    return Reply(status, b"".join(parts).decode(), time.monotonic() - began_s)
+
+
+async def again(http: aiohttp.ClientSession, url: str) -> list[Reply]:
+    """Ask for it some more times."""
+    return [await drink(http, url, stream=bool(number % 2)) for number in range(AGAIN)]
+
+
+async def in_mode(mode: str) -> Findings:
+    """One way to die, among users."""
+    found = Findings()
+    with _Fleet(1, poison=mode, **_TIMING) as (units, (gate,)), Keeper(units) as keeper:
+        async with Users(gate.url, USERS, _short) as users, _session() as http:
+            await asyncio.sleep(4.0)
+            began = len(users.answers), time.monotonic()
+            reply = await drink(http, gate.url)
+            await asyncio.sleep(1.0)
+            struck = await asyncio.to_thread(keeper.struck)
+            replies = await again(http, gate.url)
+            await asyncio.sleep(BACK_S + 3.0)
+            rate = (len(users.answers) - began[0]) / (time.monotonic() - began[1])
+        _of_prompt(found, reply, struck)
+        await _of_refusals(found, replies, gate, keeper, struck)
+    _of_others(found, users, rate)
+    return found
+
+
+async def two_gates() -> Findings:
+    """What one gate has found out the other one does not send."""
+    found = Findings()
+    with _Fleet(2, poison="crash", **_TIMING) as (units, (first, second)), Keeper(units) as keeper:
+        async with _session() as http:
+            reply = await drink(http, first.url)
+            await asyncio.sleep(0.3)
+            struck = await asyncio.to_thread(keeper.struck)
+            replies = await again(http, second.url)
+        _of_prompt(found, reply, struck)
+        await _of_refusals(found, replies, second, keeper, struck)
+        heard = metric_sum(await asyncio.to_thread(second.metrics), "cellgate_redis_bans_heard_total")
+        found.expect(heard >= 1, f"the second gate has heard of {heard:.0f} by Redis")
+    return found
+
+
+async def kills(pause_s: float) -> Findings:
+    """Units die that nobody's prompt has ended."""
+    found = Findings()
+    with _Fleet(1, **_SLOW) as (units, (gate,)), Keeper(units) as keeper:
+        async with Users(gate.url, 100, _long) as users:
+            await asyncio.sleep(5.0)
+            for unit in units[:KILLS]:
+                unit.kill()
+                await asyncio.sleep(pause_s)
+            await asyncio.sleep(8.0)
+        ended = metric_sum(await asyncio.to_thread(gate.metrics), "cellgate_poison_ended_total")
+        refused = metric_sum(await asyncio.to_thread(gate.metrics), "cellgate_poison_refused_total")
+        found.expect(keeper.deaths == KILLS, f"{keeper.deaths} units were killed, {pause_s:g} s apart")
+        found.expect(ended + refused == 0, f"{ended + refused:.0f} were taken for poison")
+    _of_others(found, users, None)
+    return found
+
+
+def _of_prompt(found: Findings, reply: Reply, struck: int) -> None:
+    found.expect(0 < struck <= DEATHS_MAX, f"{struck} deaths")
+    line = f"its client: {reply.status}, poison_suspected {reply.is_suspected}, after {reply.seconds:.2f} s"
+    found.expect(reply.is_suspected and reply.seconds < END_S, line)
+
+
+async def _of_refusals(
+    found: Findings, replies: Sequence[Reply], gate: GateProcess, keeper: Keeper, struck: int
+) -> None:
+    """What the same prompt got while others asked, and how fast once they do not."""
+    async with _session() as http:
+        quiet = sorted(reply.seconds for reply in await again(http, gate.url))
+    statuses = dict(Counter(reply.status for reply in replies))
+    found.expect(all(reply.is_refused for reply in replies), f"the same again: {statuses}")
+    usual_s, last_s = quiet[len(quiet) // 2], quiet[-1]
+    line = f"refused within {1000 * usual_s:.1f} ms (median of {len(quiet)}), at most {1000 * last_s:.1f} ms"
+    found.expect(usual_s < REFUSED_S, line)
+    touched = await asyncio.to_thread(keeper.struck) - struck
+    found.expect(touched == 0, f"{touched} units touched by those")
+
+
+def _of_others(found: Findings, users: Users, rate: float | None) -> None:
+    ends = Counter(answer.end() for answer in users.answers)
+    lost = ends.total() - ends[End.WHOLE]
+    speed = "" if rate is None else f", {rate:.0f} a second"
+    found.expect(lost == 0, f"others: {ends.total()} requests{speed}, {lost} lost")
+    found.problems += [answer.why() for answer in users.answers if answer.end() is not End.WHOLE][:5]
+    if rate is not None and rate < RATE_PER_S:
+        found.lines.append(f"fewer than {RATE_PER_S:.0f} a second: the machine has other work to do")
+
+
+class _Fleet(ExitStack):
+    """Units and gates, which share a Redis if they are several; nothing of them is left afterwards."""
+
+    def __init__(self, gates: int, **options: object) -> None:
+        super().__init__()
+        self._gates = gates
+        self._options = options
+
+    def __enter__(self) -> Any:
+        super().__enter__()
+        settings: dict[str, object] = {}
+        if self._gates > 1:
+            folder = Path(self.enter_context(tempfile.TemporaryDirectory(prefix="poison-")))
+            settings["redis"] = self.enter_context(RedisServer(folder)).url
+        units = SimUnit.start_all(UNITS, **self._options)
+        for unit in units:
+            self.callback(unit.stop)
+        gates = [self.enter_context(GateProcess(units, settings=settings)) for _ in range(self._gates)]
+        return units, gates
+
+
+def _short(rng: random.Random) -> Question:
+    return Question.draw(rng, prompt_tokens=rng.randint(20, 200), max_tokens=rng.randint(4, 24))
+
+
+def _long(rng: random.Random) -> Question:
+    return Question.draw(rng, prompt_tokens=rng.randint(50, 500), max_tokens=rng.randint(20, 100))
+
+
+def main() -> int:
+    """Run all of it, or what is named; 0 when everything holds."""
+    rounds: dict[str, Callable[[], Coroutine[Any, Any, Findings]]] = {
+        **{mode: partial(in_mode, mode) for mode in MODES},
+        "two gates": two_gates,
+        **{f"kills {pause_s:g} s apart": partial(kills, pause_s) for pause_s in (0.5, 1.5, 4.0)},
+    }
+    parser = argparse.ArgumentParser(prog="python -m loadtests.poison", description=__doc__)
+    parser.add_argument("--only", action="append", choices=rounds, help="one of them; may be repeated")
+    failed = 0
+    for name in parser.parse_args().only or rounds:
+        found = uvloop.run(rounds[name]())
+        print(f"{name}: {'FAILED' if found.problems else 'passed'}")
+        print(*(f"  {line}" for line in found.lines), sep="\n", flush=True)
+        print(*(f"  ! {line}\n" for line in found.problems), sep="", end="", flush=True)
+        failed += bool(found.problems)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
