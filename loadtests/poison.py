@@ -1,7 +1,7 @@
 """Drill: a prompt that ends the units it comes to, in every way there is, while others use them.
 
 `python -m loadtests.poison` starts 4 fresh units and a fresh gate for each way. What must hold: the prompt
-costs at most three units, its client has an end within 10 s, all requests of the others are answered whole, and
+costs at most three units, its client has an end within 10 s, all requests of the others are answered, and
 the same prompt again is refused at once without a unit being touched; by a second gate on the same Redis as
 well. And when units are killed that nobody's prompt has ended, nobody is refused.
 """

@@ -182,10 +182,7 @@ class Ledger:
         record.at = loss.at
         death.died.add(loss.fingerprint)
         if not any(mark.death is death for mark in record.marks):
-            lived_s = loss.at - loss.opened_at
-            record.marks = _weighed(
-                (*record.marks, Mark(death, loss.tokens, loss.shown, lived_s, loss.is_reply))
-            )
+            record.marks = _weighed((*record.marks, _mark(death, loss)))
         self._note_many(death)
         if len(self.records) > self._limit:
             self._reached()
@@ -275,6 +272,11 @@ class Ledger:
         return record is not None and all(
             any(mark.death is death and not mark.passed for mark in record.marks) for death in deaths
         )
+
+
+def _mark(death: Death, loss: Loss) -> Mark:
+    lived_s = loss.at - loss.opened_at
+    return Mark(death, loss.tokens, loss.shown, lived_s, loss.is_reply)
 
 
 def _weighed(marks: tuple[Mark, ...]) -> tuple[Mark, ...]:

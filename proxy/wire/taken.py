@@ -1,8 +1,9 @@
 """Whether a unit took a request before it ended the connection: what its kernel has acknowledged.
 
-A server that had closed a kept connection before a request came never acknowledges that request. One that
-ends the connection (FIN) after it has acknowledged all of it has read it as well: with unread bytes it would
-have been reset (RST). So the first is stale, and the second may have died of what it read.
+A server that had closed a kept connection before a request came never acknowledges that request: the
+connection was stale. One that has acknowledged it may have died of it. (A server may also close what it takes
+for idle while a request waits to be read; that cannot be told, and is rare: engines close after 5 s, and
+no connection is used here that has been idle for 4.)
 """
 
 from __future__ import annotations

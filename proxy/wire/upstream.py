@@ -263,13 +263,15 @@ class UnitConnection(asyncio.Protocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.transport = None
+        transport, self.transport = self.transport, None
         # The parser holds our methods and we hold it: left to the collector, closed ones would pile up.
         del self._parser
         head = self.head
         waited = self.sink is not None and not self.ended
         ends_by_close = exc is None and head is not None and head.length is None and not head.coding
         unused = waited and self.reused and not self._begun
+        if unused and exc is not None and transport is not None:
+            unused = not took_all(transport)
         try:
             self._pool.closed(self, broken=waited and not unused and not ends_by_close, unused=unused)
         except Exception as error:
