@@ -77,6 +77,12 @@ class Death:
     lost_at: float | None = None
     is_many: bool = False
 
+    def is_of(self, loss: Loss) -> bool:
+        """Whether a loss is of this death, and not of another one."""
+        if self.lost_at is None:
+            return loss.at - self.at <= JOINED_S
+        return loss.opened_at <= self.lost_at and loss.at - self.last_at <= JOINED_S
+
     def who(self, now: float) -> Collection[int]:
         """Those who met it, as far as that can be known."""
         return self.died if now - self.at > SETTLED_S else self.died | self.there
@@ -238,8 +244,7 @@ class Ledger:
 
     def _death(self, loss: Loss, there: Callable[[], Iterable[int]], *, works: bool) -> Death:
         death = self._deaths.get(loss.unit)
-        is_new = death is None or (death.lost_at is not None and loss.opened_at > death.lost_at)
-        if death is None or is_new or loss.at - death.last_at > JOINED_S:
+        if death is None or not death.is_of(loss):
             death = Death(loss.unit, loss.at, frozenset((*there(), loss.fingerprint)), works)
             self._deaths[loss.unit] = death
         death.last_at = self.last_at = loss.at
