@@ -36,6 +36,7 @@ class Asked:
 
     target: bytes
     body: bytes
+    reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
 
     async def send(self, data: bytes) -> None:
@@ -90,7 +91,7 @@ class EvilUnits:
                 head = await reader.readuntil(b"\r\n\r\n")
                 length = head.lower().partition(b"content-length:")[2]
                 body = await reader.readexactly(int(length.split(b"\r\n")[0])) if length else b""
-                await self._answer(Asked(head.split(b" ", 2)[1], body, writer))
+                await self._answer(Asked(head.split(b" ", 2)[1], body, reader, writer))
         writer.close()
 
     async def _answer(self, asked: Asked) -> None:

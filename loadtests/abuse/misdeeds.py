@@ -6,7 +6,6 @@ import asyncio
 import gzip
 import json
 import random
-from contextlib import suppress
 
 from loadtests.abuse.evil import Asked, Misdeed, reply
 
@@ -53,8 +52,7 @@ async def cut(asked: Asked) -> None:
 
 async def hold(asked: Asked) -> None:
     """It never answers."""
-    with suppress(ConnectionError):
-        await asked.writer.wait_closed()
+    await asked.reader.read()
 
 
 async def head_lines(asked: Asked) -> None:
