@@ -140,6 +140,8 @@ def test_all_planned_cells_are_there() -> None:
 @pytest.mark.parametrize(
     "cell",
     [
+        Cell("shared_prompt", "equal", -16.0),
+        Cell("shared_ramp", "equal", -16.0),
         Cell("agents", "equal", 0.8),
         Cell("zipf", "equal", 0.8),
         Cell("mooncake_like", "equal", 0.8),
@@ -148,7 +150,7 @@ def test_all_planned_cells_are_there() -> None:
     ids=str,
 )
 def test_it_is_never_worse_than_a_simple_rule(cell: Cell) -> None:
-    outcome = play(cell, 1, (GATE, AGAIN, "leastconn", "p2c", "round_robin"))
+    outcome = play(cell, 1, (GATE, AGAIN, "leastconn", "p2c", "round_robin"), 1000)
     judged = row(outcome, uneven=cell.load in UNEVEN, unequal=cell.fleet in UNEQUAL)
     assert judged.fails == ()
 
