@@ -307,11 +307,20 @@ class Board:
         )
 
     def open(
-        self, name: str, ask: Ask, now: float, *, retry: bool, expected: Expected = _NOTHING_EXPECTED
+        self,
+        name: str,
+        ask: Ask,
+        now: float,
+        *,
+        retry: bool,
+        expected: Expected = _NOTHING_EXPECTED,
+        held: int | None = None,
     ) -> Lease:
-        """Open a lease on a unit."""
+        """Open a lease on a unit; `held` blocks of the prompt are there (None: that is looked up)."""
         desk = self.desks[name]
-        lease = Lease(desk, ask, expected, now, retry=retry)
+        if held is None:
+            held = desk.books.prefixes.match(ask.blocks)
+        lease = Lease(desk, ask, expected, held, now, retry)
         if not desk.leases:
             desk.work_at = now
         desk.asked_at = now

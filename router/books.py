@@ -164,16 +164,18 @@ class Books:
         tokens_s = self.forecast.tokens_s
         return self.work.backlog_tokens(now, tokens_s, self.forecast.latency_s) / tokens_s
 
-    def enter(self, key: object, ask: Ask, expected: Expected, now: float) -> Bet:
-        """An attempt goes to the unit."""
+    def enter(self, key: object, ask: Ask, expected: Expected, held: int, now: float) -> Bet:
+        """An attempt goes to the unit, which holds so many blocks of its prompt."""
         price, work, prefixes, blocks = self._price, self.work, self.prefixes, ask.blocks
         bytes_per_token = self.rates.bytes_per_token.value
         tokens = ask.prompt_bytes / bytes_per_token
-        held = prefixes.match(blocks) if blocks else 0
         cached = held * BLOCK_BYTES / bytes_per_token * prefixes.trust if held else 0.0
         left = max(tokens - cached, 1.0)
         answer_tokens = expected.answer_tokens
-        if work.kv_tokens + tokens + answer_tokens > price.kv_room or work.batch >= price.seat_room:
+        batch = work.batch
+        had_seat = not batch or batch + price.foreign_batch < work.peak_batch
+        if work.kv_tokens + tokens + answer_tokens > price.kv_room or batch >= price.seat_room:
+            had_seat = False
             ttft_s = Cost(*terms(self.forecast, work, tokens, cached, 0.0, answer_tokens, now)).ttft_s
         else:
             ahead = work.backlog_tokens(now, price.tokens_s, self.forecast.latency_s)
@@ -181,17 +183,18 @@ class Books:
         record = prefixes.record(blocks) if blocks else 0
         uncached = int(left)
         kv_tokens, begins_at = uncached + int(answer_tokens), now + self.rates.latency.value
-        # As Work.has_seat, without the call.
-        had_seat = not work.batch or (
-            work.batch + price.foreign_batch < work.peak_batch
-            and work.kv_tokens + kv_tokens <= work.peak_kv_tokens
-        )
         work.open(key, _new(Job, (uncached, kv_tokens, now, begins_at, had_seat)), now)
         return _new(Bet, (int(tokens), int(cached), held, record, ttft_s, expected))
 
-    def show(self, key: object, now: float) -> Prefilled | None:
+    def show(self, key: object, ask: Ask, bet: Bet, now: float) -> Prefilled | None:
         """The first token of an attempt has come."""
+        if bet.record:
+            self.prefixes.prove(ask.blocks, bet.record)
         return self.work.show(key, now, self._price.foreign_batch)
+
+    def expect_shown(self, key: object, now: float) -> None:
+        """The first token of a plain answer should have come; nothing shows whether it has."""
+        self.work.show(key, now, self._price.foreign_batch)
 
     def strike(self, key: object, ask: Ask, bet: Bet, now: float, *, in_vain: bool) -> float:
         """An attempt is over; `in_vain`: it has shown nothing, so its prompt may not have been computed.
@@ -200,7 +203,7 @@ class Books:
         """
         batch = self.work.close(key, now)
         if in_vain and bet.record:
-            self.prefixes.forget(ask.blocks, bet.held_blocks, bet.record)
+            self.prefixes.forget(ask.blocks, bet.record)
         return batch + self._price.foreign_batch
 
     def streamed(self, tokens: int, stream_s: float, batch: float) -> None:

@@ -171,7 +171,7 @@ class Desk:
 
     def shown(self, lease: Lease, now: float) -> None:
         """An attempt has shown its first token (or the head of a plain body)."""
-        done = self.books.show(lease, now)
+        done = self.books.show(lease, lease.ask, lease.bet, now)
         if done is None or not lease.ask.stream:
             # A plain answer comes when all of it is computed, which says little about its prompt.
             return
@@ -184,7 +184,7 @@ class Desk:
         """Take the prompts of plain answers as computed when they are due: nothing shows when they are."""
         for lease in self.leases:
             if not (lease.ask.stream or lease.committed) and now >= lease.opened_at + lease.bet.ttft_s:
-                self.books.show(lease, now)
+                self.books.expect_shown(lease, now)
 
     def narrow(self, now: float) -> None:
         """The engine takes no more than it has now: it said so to one that has just been closed."""

@@ -39,11 +39,11 @@ class Lease:
         "was_paused",
     )
 
-    def __init__(self, desk: Desk, ask: Ask, expected: Expected, now: float, *, retry: bool) -> None:
+    def __init__(self, desk: Desk, ask: Ask, expected: Expected, held: int, now: float, retry: bool) -> None:
         self.desk = desk
         self.unit = desk.unit.name
         self.ask = ask
-        self.bet: Bet = desk.books.enter(self, ask, expected, now)
+        self.bet: Bet = desk.books.enter(self, ask, expected, held, now)
         self.batch = 0.0
         self.opened_at = now
         self.retry = retry

@@ -245,7 +245,8 @@ class Candidate(NamedTuple):
 
     `load` is in-flight requests here plus the engine's foreign ones, not yet divided by `weight`; both are
     told to policies that do not rank by seconds. `cost_s` is what the ask costs there, in predicted
-    seconds. A unit without room may rank: when it ranks first, the ask waits for it.
+    seconds. A unit without room may rank: when it ranks first, the ask waits for it. `held_blocks` of the
+    prompt are believed to be in its prefix cache.
     """
 
     unit: str
@@ -254,6 +255,7 @@ class Candidate(NamedTuple):
     weight: float
     cost_s: float = 0.0
     has_room: bool = True
+    held_blocks: int = 0
 
 
 class Refusal(Enum):

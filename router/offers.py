@@ -122,10 +122,10 @@ def _rows(
         if not has_room:
             cost_s += wait_s
         if by_seconds:
-            row = _new(Candidate, (name, in_flight, 0.0, 1.0, cost_s, has_room))
+            row = _new(Candidate, (name, in_flight, 0.0, 1.0, cost_s, has_room, held))
         else:
             load = float(in_flight + foreign_at(board, desk))
-            row = _new(Candidate, (name, in_flight, load, desk.steady_weight, cost_s, has_room))
+            row = _new(Candidate, (name, in_flight, load, desk.steady_weight, cost_s, has_room, held))
         if not has_place:
             full.append(row)
         elif desk.case.verdict is not _UP:

@@ -5,8 +5,8 @@ Rules:
    prompt is found by halving, and no block is kept that nothing leads to.
 2. It never holds more than `limit` blocks, at most 152 bytes each: a dict of ints below 2^60, in the order of
    use, whose table has at most six places for an entry.
-3. It is a belief: recorded at dispatch, taken back when the attempt came to nothing, weighed by `trust`,
-   which follows what the engine says it found. A unit that starts anew holds nothing.
+3. It is a belief: recorded at dispatch, taken back when all attempts that used a block came to nothing,
+   weighed by `trust`, which follows what the engine says it found. A unit that starts anew holds nothing.
 """
 
 from __future__ import annotations
@@ -32,15 +32,17 @@ def blocks_for(kv_tokens: float, bytes_per_token: float, block_bytes: int) -> in
 class PrefixCache:
     """The blocks that one unit is believed to hold, least recently used first."""
 
-    __slots__ = ("_blocks", "_records", "limit", "trust")
+    __slots__ = ("_blocks", "_generation", "_unproven", "limit", "trust")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.trust = 1.0
         """The share of the expected hits that the engine has found of late."""
-        # Block -> the number of the record that used it last; the order of the dict is the order of use.
-        self._blocks: dict[int, int] = {}
-        self._records = 0
+        # Block -> whether an attempt that used it has shown something, in the order of use.
+        self._blocks: dict[int, bool] = {}
+        self._unproven: dict[int, int] = {}
+        """How many attempts that have shown nothing yet use a block, where none has shown anything."""
+        self._generation = 1
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -63,27 +65,40 @@ class PrefixCache:
         return low
 
     def record(self, blocks: Sequence[int]) -> int:
-        """Note that a prompt goes to this unit; returns the record's number, which `forget` takes."""
-        held, number = self._blocks, self._records + 1
-        self._records = number
+        """Note that a prompt goes to this unit; `prove` or `forget` is to be called once with what is
+        returned.
+        """
+        held, unproven = self._blocks, self._unproven
         # The last block first: what comes before it is then the more recently used, and outlives it.
         for block in reversed(blocks[: self.limit]):
-            held.pop(block, None)
-            held[block] = number
+            held[block] = is_proven = held.pop(block, False)
+            if not is_proven:
+                unproven[block] = unproven.get(block, 0) + 1
         self._evict()
-        return number
+        return self._generation
 
-    def forget(self, blocks: Sequence[int], known: int, number: int) -> None:
-        """Take back a record that came to nothing: what it added to the `known` blocks that were held before.
+    def prove(self, blocks: Sequence[int], generation: int) -> None:
+        """The attempt of a record has shown something: its prompt was computed here."""
+        held, unproven = self._blocks, self._unproven
+        for block in reversed(blocks) if generation == self._generation else ():
+            if unproven.pop(block, 0):
+                if block in held:
+                    held[block] = True
+            elif block in held:
+                # Another has proven it, and with it all before it.
+                return
 
-        Blocks that a later record has used as well stay, and so do all before them.
-        """
-        held = self._blocks
-        for block in reversed(blocks[known:]):
-            last = held.get(block)
-            if last == number:
-                del held[block]
-            elif last is not None:
+    def forget(self, blocks: Sequence[int], generation: int) -> None:
+        """The attempt of a record came to nothing: what no other attempt has used is not held."""
+        held, unproven = self._blocks, self._unproven
+        for block in reversed(blocks) if generation == self._generation else ():
+            users = unproven.get(block, 0)
+            if users > 1:
+                unproven[block] = users - 1
+            elif users:
+                del unproven[block]
+                held.pop(block, None)
+            elif block in held:
                 return
 
     def correct(self, expected: float, found: float) -> None:
@@ -100,7 +115,8 @@ class PrefixCache:
 
     def purge(self) -> None:
         """The unit has started anew: it holds nothing."""
-        self._blocks = {}
+        self._blocks, self._unproven = {}, {}
+        self._generation += 1
         self.trust = 1.0
 
     def _evict(self) -> None:

@@ -198,7 +198,8 @@ class Router:
         self._shortlist.note(ask, best.row.unit)
         if best.shared is not None:
             best.shared.count += 1.0
-        return self.board.open(best.row.unit, ask, now, retry=retry, expected=best.expected)
+        held = best.row.held_blocks if self._by_cache else None
+        return self.board.open(best.row.unit, ask, now, retry=retry, expected=best.expected, held=held)
 
     def _serve_pool(self, pool: str, queue: PoolQueue, now: float) -> None:
         blocked = _Blocked()

@@ -58,10 +58,7 @@ class Work:
     """The jobs of one unit, by the lease (or whatever else stands for the attempt)."""
 
     __slots__ = (
-        "_area",
-        "_area_at",
         "_decoding",
-        "_decoding_kv",
         "_first",
         "_queued",
         "_shown_at",
@@ -72,7 +69,6 @@ class Work:
         "front_tokens",
         "kv_tokens",
         "peak_batch",
-        "peak_kv_tokens",
         "queued_tokens",
     )
 
@@ -89,15 +85,10 @@ class Work:
         self._first: Hashable = None
         self._written = self._written_at = 0.0
         self._queued: dict[Hashable, Job] = {}
-        self._decoding: dict[Hashable, tuple[Job, float, float]] = {}
-        """With when it was shown, and the area below the batch until then."""
-        self._decoding_kv = 0
+        self._decoding: dict[Hashable, tuple[Job, int]] = {}
+        """With how many jobs there were when it was shown."""
         self.peak_batch = 0.0
-        """The most that were decoded at once, others' included, and the tokens of ours in the KV cache
-        then.
-        """
-        self.peak_kv_tokens = 0
-        self._area = self._area_at = 0.0
+        """The most that were decoded at once, others' included."""
 
     @property
     def queued(self) -> int:
@@ -106,7 +97,6 @@ class Work:
 
     def open(self, key: Hashable, job: Job, now: float) -> None:
         """An attempt was sent to the unit."""
-        self._advance(now)
         if not self._queued:
             self.front_tokens, self._shown_at, self._first = job.uncached_tokens, now, key
             self.front_since = job.begins_at if job.begins_at > now else now
@@ -125,12 +115,9 @@ class Work:
         job = self._queued.pop(key, None)
         if job is None:
             return None
-        self._decoding[key] = job, now, self._area + self.batch * (now - self._area_at)
-        self._decoding_kv += job.kv_tokens
+        self._decoding[key] = job, self.batch
         if (batch := len(self._decoding) + foreign) > self.peak_batch:
             self.peak_batch = batch
-        if self._decoding_kv > self.peak_kv_tokens:
-            self.peak_kv_tokens = self._decoding_kv
         self.queued_tokens -= job.uncached_tokens
         since, shown_at = self.front_since, self._shown_at
         self._begin_next(now)
@@ -142,17 +129,16 @@ class Work:
     def close(self, key: Hashable, now: float) -> float:
         """The attempt is over, however it ended. Nothing happens the second time.
 
-        Returns how many jobs there were on average while it was decoded (0: it was not).
+        Returns how many jobs there were while it was decoded, the mean of its begin and its end (0: it was
+        not).
         """
-        self._advance(now)
         was_in_front = bool(self._queued) and next(iter(self._queued)) == key
         job, batch = self._queued.pop(key, None), 0.0
         if job is not None:
             self.queued_tokens -= job.uncached_tokens
         elif (decoded := self._decoding.pop(key, None)) is not None:
-            job, shown_at, area = decoded
-            self._decoding_kv -= job.kv_tokens
-            batch = (self._area - area) / (now - shown_at) if now > shown_at else float(self.batch)
+            job, batch_before = decoded
+            batch = 0.5 * (batch_before + self.batch)
         if job is not None:
             self.kv_tokens -= job.kv_tokens
             self.batch -= 1
@@ -163,7 +149,7 @@ class Work:
 
     def forget_peak(self) -> None:
         """The unit has started anew, maybe with fewer seats."""
-        self.peak_batch, self.peak_kv_tokens = 0.0, 0
+        self.peak_batch = 0.0
 
     def backlog_tokens(self, now: float, tokens_s: float, latency_s: float = 0.0) -> float:
         """Uncached tokens that have yet to be computed, at a prefill rate of so many a second, when the
@@ -179,11 +165,6 @@ class Work:
     def written_tokens(self, now: float) -> float:
         """Uncached tokens sent here of late: new to the prefix cache, and pushing others out of it."""
         return self._written * float(0.5 ** ((now - self._written_at) / WRITTEN_HALF_LIFE_S))
-
-    def _advance(self, now: float) -> None:
-        if now > self._area_at:
-            self._area += self.batch * (now - self._area_at)
-            self._area_at = now
 
     def _begin_next(self, now: float) -> None:
         self.front_since, self.front_tokens, self._shown_at = now, 0, now

@@ -213,7 +213,7 @@ class Seat:
             if first_at:
                 lease.committed, lease.first_at = True, first_at
                 # When its prompt was done is not known here, so nothing is learnt of that.
-                lease.desk.books.show(lease, self._brain.now())
+                lease.desk.books.show(lease, lease.ask, lease.bet, self._brain.now())
             lease.on_evict = partial(self._brain.evicted, self, number)
             self._leases[number] = lease
         self._brain.greeted()

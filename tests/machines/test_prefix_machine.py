@@ -22,35 +22,43 @@ def blocks_of(words: list[int]) -> tuple[int, ...]:
 
 
 class PrefixMachine(RuleBasedStateMachine):
-    """`used` holds every block that is held, the one used last at the end; `open` what may be taken back."""
+    """`used` holds every block that is held, the one used last at the end; `open` the prompts whose
+    attempts have shown nothing yet, `proven` all blocks of those that have.
+    """
 
     @initialize(limit=limits)
     def begin(self, limit: int) -> None:
         self.cache = PrefixCache(limit)
         self.used: list[int] = []
-        self.open: list[tuple[tuple[int, ...], int, int]] = []
+        self.open: list[tuple[tuple[int, ...], int]] = []
+        self.proven: set[int] = set()
 
     @rule(prompt=prompts)
     def record(self, prompt: tuple[int, ...]) -> None:
-        known = self.cache.match(prompt)
-        number = self.cache.record(prompt)
+        generation = self.cache.record(prompt)
         kept = prompt[: self.cache.limit]
         assert self.cache.match(prompt) == len(kept)
         self.let_the_oldest_go([block for block in self.used if block not in kept] + list(reversed(kept)))
-        self.open.append((prompt, known, number))
+        self.open.append((prompt, generation))
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def prove(self, data: st.DataObject) -> None:
+        prompt, generation = self.open.pop(data.draw(st.integers(0, len(self.open) - 1)))
+        self.cache.prove(prompt, generation)
+        self.proven |= set(prompt)
 
     @precondition(lambda self: self.open)
     @rule(data=st.data())
     def forget(self, data: st.DataObject) -> None:
-        at = data.draw(st.integers(0, len(self.open) - 1))
-        blocks, known, number = self.open.pop(at)
-        self.cache.forget(blocks, known, number)
+        prompt, generation = self.open.pop(data.draw(st.integers(0, len(self.open) - 1)))
+        self.cache.forget(prompt, generation)
         gone = set(self.used) - set(self.held())
-        wanted = {block for others, _, later in self.open if later > number for block in others}
-        # Blocks that were known before stay, and so do those that a later record has used.
-        assert gone <= set(blocks[known:]) - wanted
-        if at == len(self.open) and self.is_untouched(number):
-            assert not set(blocks[known:]) & set(self.held())
+        wanted = {block for other, _ in self.open for block in other}
+        # What others use, or have used and shown, stays; what nobody else has used goes.
+        assert not gone & wanted
+        assert gone <= set(prompt)
+        assert not (set(prompt) & set(self.held())) - wanted - self.proven
         self.used = [block for block in self.used if block not in gone]
 
     @rule(limit=limits)
@@ -61,7 +69,11 @@ class PrefixMachine(RuleBasedStateMachine):
     @rule()
     def purge(self) -> None:
         self.cache.purge()
-        self.used, self.open = [], []
+        self.used, self.proven = [], set()
+        for prompt, generation in self.open:
+            # They may still end, and then nothing happens.
+            self.cache.forget(prompt, generation)
+        self.open = []
 
     @rule(prompt=prompts)
     def match(self, prompt: tuple[int, ...]) -> None:
@@ -71,9 +83,6 @@ class PrefixMachine(RuleBasedStateMachine):
 
     def held(self) -> list[int]:
         return list(self.cache._blocks)
-
-    def is_untouched(self, number: int) -> bool:
-        return self.cache._records == number
 
     def let_the_oldest_go(self, used: list[int]) -> None:
         """Only when there is no room, and then one part in 32 more than is needed."""

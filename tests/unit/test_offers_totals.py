@@ -49,6 +49,6 @@ def test_the_short_way_gives_the_same_total(
     quote = desk.books.quote(ask, held, expected, NOW + 1.5)
     assert total_s == pytest.approx(quote.terms[0])
     assert backlog_s == pytest.approx(desk.books.backlog_s(NOW + 1.5))
-    bet = desk.books.enter("it", ask, expected, NOW + 1.5)
+    bet = desk.books.enter("it", ask, expected, held, NOW + 1.5)
     assert bet.ttft_s == pytest.approx(Cost(*quote.terms).ttft_s)
     assert (bet.prompt_tokens, bet.held_blocks) == (int(quote.prompt_tokens), held)

@@ -37,11 +37,29 @@ def test_a_prompt_larger_than_the_cache_leaves_its_beginning() -> None:
 
 def test_an_attempt_that_came_to_nothing_is_taken_back() -> None:
     cache = PrefixCache(100)
-    cache.record(SYSTEM)
+    cache.prove(SYSTEM, cache.record(SYSTEM))
     prompt = (*SYSTEM, 4, 5)
-    known = cache.match(prompt)
-    cache.forget(prompt, known, cache.record(prompt))
+    cache.forget(prompt, cache.record(prompt))
     assert cache.match(prompt) == 3
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_what_two_attempts_in_vain_have_shared_is_not_held(order: tuple[int, int]) -> None:
+    cache = PrefixCache(100)
+    records = [cache.record(SYSTEM), cache.record(SYSTEM)]
+    for number in order:
+        assert cache.match(SYSTEM) == 3
+        cache.forget(SYSTEM, records[number])
+    assert (cache.match(SYSTEM), len(cache)) == (0, 0)
+
+
+def test_what_one_attempt_has_shown_stays_whoever_fails() -> None:
+    cache = PrefixCache(100)
+    first, second, third = (cache.record(SYSTEM) for _ in range(3))
+    cache.prove(SYSTEM, second)
+    cache.forget(SYSTEM, first)
+    cache.forget(SYSTEM, third)
+    assert cache.match(SYSTEM) == 3
 
 
 def test_what_somebody_else_needs_by_now_is_not_taken_back() -> None:
@@ -49,7 +67,7 @@ def test_what_somebody_else_needs_by_now_is_not_taken_back() -> None:
     prompt = (*SYSTEM, 4, 5)
     number = cache.record(prompt)
     cache.record((*SYSTEM, 4, 6))
-    cache.forget(prompt, 0, number)
+    cache.forget(prompt, number)
     assert cache.match((*SYSTEM, 4, 6)) == 5
     assert cache.match(prompt) == 4
 
@@ -89,7 +107,8 @@ def test_memory_is_bounded_by_construction(limit: int) -> None:
     tracemalloc.start()
     cache = PrefixCache(limit)
     for _ in range(4 * limit // 100):
-        cache.record(tuple(draw(60) for _ in range(100)))
+        prompt = tuple(draw(60) for _ in range(100))
+        cache.prove(prompt, cache.record(prompt))
     used, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert limit * 0.9 < len(cache) <= limit
@@ -100,7 +119,8 @@ def test_it_gives_memory_back_when_it_is_made_smaller() -> None:
     draw = random.Random(1).getrandbits
     tracemalloc.start()
     cache = PrefixCache(20_000)
-    cache.record(tuple(draw(60) for _ in range(20_000)))
+    prompt = tuple(draw(60) for _ in range(20_000))
+    cache.prove(prompt, cache.record(prompt))
     cache.resize(1000)
     used, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()

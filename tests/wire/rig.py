@@ -80,7 +80,7 @@ class Rig:
 
     def _send_request(self) -> None:
         self.lease = Lease(
-            Desk(Unit("u", "c", "http://u"), Cell("c"), open_case(0.0)), Ask(), Expected(), 0.0, retry=False
+            Desk(Unit("u", "c", "http://u"), Cell("c"), open_case(0.0)), Ask(), Expected(), 0, 0.0, False
         )
         self.relay = Relay(self, cast(ClientConnection, self), self.lease, self._now, http10=self._http10)
         self.relay.carry(b"HEAD OF THE REQUEST", b"", cast(Pool, self), to_head=self._to_head)
