@@ -80,6 +80,8 @@ class Search:
 
         None: the ask waits, and `tell` is told what comes of that.
         """
+        if self._ticket is None and isinstance(answer, Lease):
+            return answer
         gate, ticket, self._ticket = self._gate, self._ticket, None
         if ticket is not None:
             gate.routing.waited(gate.now() - ticket.entered_at)

@@ -27,6 +27,8 @@ Address = tuple[str, int]
 
 WINDOW = 64 * 1024
 READ_SIZE = 256_000
+_ESTABLISHED, _CLOSE, _CLOSE_WAIT = 1, 7, 8
+"""States as TCP_INFO tells them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +128,13 @@ class Socket:
         return self.lane.target
 
     def getsockopt(self, level: int, option: int, size: int) -> bytes:
-        """TCP_INFO, as far as it says how many bytes were sent, and acknowledged (with one for the SYN)."""
+        """TCP_INFO: the state, and how many bytes were sent, and acknowledged (with one for the SYN)."""
         assert (level, option) == (socket.IPPROTO_TCP, socket.TCP_INFO)
-        info = bytearray(size)
+        info = bytearray(256)
+        info[0] = _CLOSE if self.error else _CLOSE_WAIT if self._fin_received else _ESTABLISHED
         struct.pack_into("Q", info, 120, self.acked + 1)
         struct.pack_into("QQ", info, 200, self.sent, 0)
-        return bytes(info)
+        return bytes(info[:size])
 
     def setsockopt(self, level: int, option: int, value: int) -> None:
         """Nothing here depends on what programs set."""
