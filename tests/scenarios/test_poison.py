@@ -3,38 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
+from proxy.containment import BANS_A_MINUTE
 from proxy.settings import Poison as PoisonSettings
 from tests.scenarios.gates import GatesStage
 from tests.scenarios.harness import Stage
+from tests.scenarios.poisoned import DEATHS_MAX, drink, play, poisoned
 from tests.scenarios.users import Users
-from tests.scenarios.visit import Visit, chat, encode
-from tests.sim.client import Client
-from tests.sim.poison import MARKER, Mode, Poison
+from tests.sim.poison import Mode, Poison
 
-DEATHS_MAX = 3
 END_S = 10.0
 WEDGED_END_S = 25.0
-
-
-def poisoned(stage: Stage, mode: Mode) -> Poison:
-    """The stage, its engines mortal."""
-    poison = Poison(mode)
-    for engine in stage.engines.values():
-        engine.poison = poison
-    return poison
-
-
-async def drink(stage: Stage, via: Client | None = None, **fields: Any) -> Visit:
-    """One client asks for it."""
-    body = chat(f"{MARKER} for you", **fields)
-    visit = stage._visit("/v1/chat/completions", body)
-    headers = {"x-request-id": visit.request_id}
-    visit.reply = await (via or stage.client).request("POST", visit.path, encode(body), headers)
-    return visit
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -108,3 +89,66 @@ def test_a_ban_lasts_as_long_as_is_configured(ban_s: float) -> None:
         assert len(poison.kills) > killed
 
     stage.play(scenario())
+
+
+def test_fifty_clients_with_one_prompt_cost_no_more_units_than_one() -> None:
+    stage = Stage(units=8)
+    poison = poisoned(stage, Mode.CRASH)
+
+    async def scenario() -> None:
+        users = Users(stage, 12)
+        await asyncio.sleep(3.0)
+        clients = []
+        for _ in range(50):
+            clients.append(asyncio.ensure_future(drink(stage)))
+            await asyncio.sleep(0.01)
+        assert {visit.code for visit in await asyncio.gather(*clients)} == {"poison_suspected"}
+        await asyncio.sleep(5.0)
+        await users.leave()
+        assert all(visit.is_answered for visit in users.visits)
+
+    stage.play(scenario())
+    assert len(poison.kills) <= DEATHS_MAX, poison.kills
+
+
+def test_a_unit_that_dies_of_whatever_it_gets_has_nobody_blamed() -> None:
+    stage = Stage(units=4)
+    stage.engines["a"].poison = Poison(Mode.CRASH, marker="prompt")
+
+    async def scenario() -> None:
+        users = Users(stage, 12)
+        await asyncio.sleep(60.0)
+        await users.leave()
+        assert all(visit.is_answered for visit in users.visits)
+
+    stage.play(scenario())
+    assert len(stage.engines["a"].poison.kills) > 1
+    assert stage.gate.containment.counts["ended"] == stage.gate.containment.counts["bans"] == 0
+
+
+def test_where_all_units_die_of_whatever_they_get_requests_end_honestly_and_few_prompts_are_refused() -> None:
+    """A bad rollout: their canaries are answered, and no request is."""
+    stage = Stage(units=4)
+    for engine in stage.engines.values():
+        engine.poison = Poison(Mode.CRASH, marker="prompt")
+
+    async def scenario() -> None:
+        users = Users(stage, 12)
+        await asyncio.sleep(50.0)
+        await users.leave()
+        assert not any(visit.is_answered for visit in users.visits)
+
+    stage.play(scenario())
+    assert stage.gate.containment.counts["bans"] <= BANS_A_MINUTE
+
+
+@pytest.mark.parametrize("seed", [3, 5, 7, 11, 21, 53])
+def test_among_random_faults_no_prompt_costs_more_than_three_units(seed: int) -> None:
+    played = play(seed)
+    assert played.deaths <= DEATHS_MAX
+    assert played.blamed == 0
+
+
+@pytest.mark.parametrize("seed", [2, 4])
+def test_among_random_faults_without_poison_nobody_is_blamed(seed: int) -> None:
+    assert play(seed).blamed == 0
