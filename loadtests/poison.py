@@ -138,10 +138,10 @@ async def again(http: aiohttp.ClientSession, url: str) -> list[Reply]:
     return [await drink(http, url, stream=bool(number % 2)) for number in range(AGAIN)]
 
 
-async def in_mode(mode: str) -> Findings:
-    """One way to die, among users."""
+async def in_mode(mode: str, workers: int = 1) -> Findings:
+    """One way to die, among users, before a gate of so many processes."""
     found = Findings()
-    with _Fleet(1, poison=mode, **_TIMING) as (units, (gate,)), Keeper(units) as keeper:
+    with _Fleet(1, workers, poison=mode, **_TIMING) as (units, (gate,)), Keeper(units) as keeper:
         async with Users(gate.url, USERS, _short) as users, _session() as http:
             await asyncio.sleep(4.0)
             began = len(users.answers), time.monotonic()
@@ -225,14 +225,15 @@ def _of_others(found: Findings, users: Users, rate: float | None) -> None:
 class _Fleet(ExitStack):
     """Units and gates, which share a Redis if they are several; nothing of them is left afterwards."""
 
-    def __init__(self, gates: int, **options: object) -> None:
+    def __init__(self, gates: int, workers: int = 1, **options: object) -> None:
         super().__init__()
+        self._workers = workers
         self._gates = gates
         self._options = options
 
     def __enter__(self) -> Any:
         super().__enter__()
-        settings: dict[str, object] = {}
+        settings: dict[str, object] = {"workers": self._workers}
         if self._gates > 1:
             folder = Path(self.enter_context(tempfile.TemporaryDirectory(prefix="poison-")))
             settings["redis"] = self.enter_context(RedisServer(folder)).url
@@ -255,6 +256,7 @@ def main() -> int:
     """Run all of it, or what is named; 0 when everything holds."""
     rounds: dict[str, Callable[[], Coroutine[Any, Any, Findings]]] = {
         **{mode: partial(in_mode, mode) for mode in MODES},
+        "two workers": partial(in_mode, "crash", 2),
         "two gates": two_gates,
         **{f"kills {pause_s:g} s apart": partial(kills, pause_s) for pause_s in (0.5, 1.5, 4.0)},
     }
