@@ -9,13 +9,14 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import pytest
 import uvloop
 
 from policies.prefix_affinity import PrefixAffinity
+from proxy.containment import Containment
 from proxy.own import OwnAnswers
 from proxy.report import admin, admin_http
 from proxy.report.admin import AdminView, admin_server
@@ -25,6 +26,7 @@ from proxy.report.metrics import Metrics
 from proxy.report.peers import Peers
 from proxy.report.trust import refusal
 from proxy.settings import Headers
+from router.bans import Ban
 from router.board import Board
 from router.fair import FairRules
 from router.nouns import Ask, Cell, Evidence, Fleet, Load, Node, Role, Rules, Sign, Strength, Unit
@@ -53,6 +55,7 @@ class Port:
     url: str
     stopping: bool = False
     now: float = 100.0
+    poison: Containment | None = None
 
     async def get(self, path: str, headers: dict[str, str] | None = None) -> tuple[int, Any]:
         """Status and JSON of a GET."""
@@ -80,6 +83,8 @@ def run(test: Callable[[Port], Awaitable[None]], token: str | None = None) -> No
         events = EventLog(lambda: 1_700_000_000.0, 2, lambda *_: None)
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5.0)) as client:
             port = Port(board, events, client, "")
+            none = cast("Any", None)
+            port.poison = Containment(board, none, events, lambda: port.now, none, answered=len, ban_s=600.0)
             metrics = Metrics(board, lambda: port.now, waiting=lambda: 0, connections=dict)
             router = Router(board, PrefixAffinity(), random.Random(1), Waiting(FairRules()))
             choice = Choice(
@@ -96,6 +101,7 @@ def run(test: Callable[[Port], Awaitable[None]], token: str | None = None) -> No
                 peers=NOBODY,
                 due_s=lambda unit, probe: {("a1", "canary"): 0.8}.get((unit, probe), math.inf),
                 explain=choice.explain,
+                poison=port.poison,
             )
             server = admin_server(view)
             listening = await asyncio.get_running_loop().create_server(server.connection, "127.0.0.1", 0)
@@ -580,3 +586,32 @@ def test_a_name_made_to_point_at_this_machine_opens_nothing(host: str, is_here: 
 def test_callers_of_trusted_networks_may_use_names() -> None:
     peers = Peers(("10.0.0.0/8",))
     assert refusal("GET", "/units", "10.1.2.3", {"Host": "gate.cells.svc:9901"}, "token", peers) is None
+
+
+def test_refused_prompts_are_listed_and_an_operator_lets_them_be_asked_again() -> None:
+    async def check(port: Port) -> None:
+        assert port.poison is not None
+        for number in (1, 2, 0xABC):
+            ban = Ban(number, "m", port.now, port.now + 600.0, ("a1", "a2"))
+            assert port.poison.bans.add(ban)
+        status, found = await port.get("/poison")
+        assert (status, found["ban_s"], found["suspects"]) == (200, 600.0, 0)
+        assert found["bans"][-1] == {
+            "fingerprint": "0000000000000abc", "model": "m", "units": ["a1", "a2"],
+            "age_s": 0.0, "left_s": 600.0, "gate": "",
+        }
+        assert (await port.post("/poison/0000000000000abc/clear")) == (200, {"cleared": ["0000000000000abc"]})
+        assert (await port.post("/poison/0000000000000abc/clear"))[0] == 404
+        assert len((await port.post("/poison/clear"))[1]["cleared"]) == 2
+        assert (await port.get("/poison"))[1]["bans"] == []
+        assert port.events.last()[-1]["kind"] == "poison_lifted"
+
+    run(check)
+
+
+def test_who_may_not_drain_may_not_see_or_clear_refused_prompts() -> None:
+    async def check(port: Port) -> None:
+        assert (await port.get("/poison", RELAYED))[0] == 401
+        assert (await port.post("/poison/clear", RELAYED))[0] == 401
+
+    run(check, token="t0ken")
