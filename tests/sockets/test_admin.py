@@ -597,8 +597,12 @@ def test_refused_prompts_are_listed_and_an_operator_lets_them_be_asked_again() -
         status, found = await port.get("/poison")
         assert (status, found["ban_s"], found["suspects"]) == (200, 600.0, 0)
         assert found["bans"][-1] == {
-            "fingerprint": "0000000000000abc", "model": "m", "units": ["a1", "a2"],
-            "age_s": 0.0, "left_s": 600.0, "gate": "",
+            "fingerprint": "0000000000000abc",
+            "model": "m",
+            "units": ["a1", "a2"],
+            "age_s": 0.0,
+            "left_s": 600.0,
+            "gate": "",
         }
         assert (await port.post("/poison/0000000000000abc/clear")) == (200, {"cleared": ["0000000000000abc"]})
         assert (await port.post("/poison/0000000000000abc/clear"))[0] == 404
