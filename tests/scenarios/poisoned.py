@@ -96,16 +96,20 @@ def play(seed: int) -> Played:
 
 
 def main() -> int:
-    """Plays what is asked for; 0 when no prompt cost more than three units and no innocent was blamed."""
+    """Plays what is asked for; 0 when no prompt cost more than three units, and nobody was blamed without one.
+
+    An innocent that is alone at two deaths, of which one was another fault, is blamed by the rules: it is told.
+    """
     first, last = int(sys.argv[1]), int(sys.argv[2])
     with multiprocessing.Pool() as pool:
         played = list(pool.imap_unordered(play, range(first, last)))
-    wrong = [one for one in played if one.deaths > DEATHS_MAX or one.blamed]
+    told = [one for one in played if one.deaths > DEATHS_MAX or one.blamed]
+    wrong = [one for one in told if one.deaths > DEATHS_MAX or one.mode is None]
     deaths = [sum(one.deaths == number for one in played if one.mode) for number in range(6)]
     print(f"{len(played)} seeds, {sum(one.asked for one in played)} requests; poison was in half of them")
     print(f"the most that one prompt cost, by seed: {dict(enumerate(deaths))}")
     print(f"innocents blamed: {sum(one.blamed for one in played)}")
-    print(*wrong, sep="\n")
+    print(*told, sep="\n")
     return 1 if wrong else 0
 
 
