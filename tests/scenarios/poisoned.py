@@ -96,9 +96,9 @@ def play(seed: int) -> Played:
 
 
 def main() -> int:
-    """Plays what is asked for; 0 when no prompt cost more than three units, and nobody was blamed without one.
+    """Plays what is asked for; 0 when no prompt cost more than three units, nor was anybody blamed without one.
 
-    An innocent that is alone at two deaths, of which one was another fault, is blamed by the rules: it is told.
+    An innocent that is alone at two deaths, one of which was another fault, is blamed by the rules.
     """
     first, last = int(sys.argv[1]), int(sys.argv[2])
     with multiprocessing.Pool() as pool:
