@@ -96,7 +96,7 @@ def play(seed: int) -> Played:
 
 
 def main() -> int:
-    """Plays what is asked for; 0 when no prompt cost more than three units, and without one nobody was blamed.
+    """Play what is asked for; 0 when no prompt cost more than three units, and without one nobody was blamed.
 
     An innocent that is alone at two deaths, one of which was another fault, is blamed by the rules.
     """
