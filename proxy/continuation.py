@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from router.desk import Desk
     from router.lease import Lease
 
-SWITCH = b"x-cellgate-continue"
 _ROUTES = ("chat", "completions")
 _SILENT_S = 1.0
 """A stream on a unit that went DOWN is given up once it has been silent for so long: a unit that closes its
@@ -169,9 +168,9 @@ class Continuation:
         request, switched_off = self._request, self._gate.settings.no_continuation
         if self._answer.route not in _ROUTES:
             return "only streams of chat and completions are"
-        if "*" in switched_off or self._search.ask.model in switched_off:
+        if switched_off and ("*" in switched_off or self._search.ask.model in switched_off):
             return "the configuration says so (no_continuation)"
-        if any(name == SWITCH and value.strip().lower() == b"off" for name, value in request.fields):
+        if request.is_uncontinued:
             return "its client does not want it"
         limit = LIMITS.json_bytes_on_loop
         return f"its request is larger than {limit} bytes" if request.body_size > limit else ""

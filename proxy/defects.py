@@ -11,11 +11,11 @@ import asyncio
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any, ParamSpec, Protocol
+from typing import Any, Protocol, TypeVarTuple
 
 from proxy.report.log import log_line
 
-P = ParamSpec("P")
+Args = TypeVarTuple("Args")
 
 TOLD_S = 10.0
 """A defect is told of at most once in so long, by its place in the code."""
@@ -30,10 +30,10 @@ class Guarded(Protocol):
         """A callback has failed: come to an end. Never raises."""
 
 
-def guarded(whose: Guarded, callback: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
+def guarded(whose: Guarded, callback: Callable[[*Args], object], *args: *Args) -> None:
     """Call `callback` of `whose`."""
     try:
-        callback(*args, **kwargs)
+        callback(*args)
     except Exception as error:
         whose.crashed(error)
 

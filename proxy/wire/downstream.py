@@ -15,11 +15,11 @@ Rules:
 from __future__ import annotations
 
 import asyncio
-import math
 import socket
 import struct
 from collections import deque
 from collections.abc import Callable
+from math import inf
 from typing import TYPE_CHECKING, Protocol, cast
 
 from proxy.defects import guarded
@@ -118,7 +118,7 @@ class ClientConnection(asyncio.Protocol):
         self._grown_at = 0.0
         self.peer = ""
         self.secure = False
-        self.deadline = math.inf
+        self.deadline = inf
 
     # -- the transport's callbacks -------------------------------------------------------------------------
 
@@ -168,7 +168,7 @@ class ClientConnection(asyncio.Protocol):
     def connection_lost(self, _exc: Exception | None) -> None:
         self._ended = True
         self._transport = None
-        self.deadline = math.inf
+        self.deadline = inf
         self._host.clients.pop(self, None)
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
@@ -195,11 +195,11 @@ class ClientConnection(asyncio.Protocol):
 
     # -- what the reader tells -----------------------------------------------------------------------------
 
-    def begun(self) -> None:
+    def begun(self, request: Request) -> None:
         """The first byte of a request has come."""
-        self._begun_at = self._host.now()
+        self._begun_at = begun_at = request.received_at
         if self._exchange is None:
-            self.deadline = self._begun_at + self._host.limits.head_timeout_s
+            self.deadline = begun_at + self._host.limits.head_timeout_s
 
     def head_read(self, request: Request) -> None:
         """A head is complete and in order; its body comes next."""
@@ -223,11 +223,11 @@ class ClientConnection(asyncio.Protocol):
         """A request is complete, and answered in its turn."""
         self._owes_continue = False
         self._queue.append(request)
-        self.deadline = math.inf
+        self.deadline = inf
         # What is there needs no room any more, but it counts.
         missing = request.body_size - request.reserved
         if missing:
-            request.reserved += missing
+            request.reserved = request.body_size
             self._host.memory.hold(missing)
         if self._starved:
             self._sated()
@@ -356,7 +356,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _expire(self) -> None:
         """The deadline has passed: for a connection without a request that is the end, else a 408."""
-        self.deadline = math.inf
+        self.deadline = inf
         request = self._reader.request
         if self._ended:
             self.cut()
@@ -406,7 +406,7 @@ class ClientConnection(asyncio.Protocol):
                 if isinstance(item, Failure):
                     self._refuse(item)
                     return
-                self.deadline = math.inf
+                self.deadline = inf
                 self._begin(item)
         finally:
             self._pumping = False

@@ -31,7 +31,7 @@ _SIZE_LINE_BYTES = len(b"12345678\r\n\r\n") + 4
 class Reading(Protocol):
     """Whom a reader tells what it reads, from within `feed`."""
 
-    def begun(self) -> None:
+    def begun(self, request: Request) -> None:
         """The first byte of a request has come."""
 
     def head_read(self, request: Request) -> None:
@@ -47,8 +47,8 @@ class Reading(Protocol):
 class RequestReader:
     """Reads the requests of one connection. `fields_read` names the lines of a head that somebody reads.
 
-    `request` is the one being read, `in_head` whether its head is, `failure` what ended the reading, `unread`
-    what has come and is left for another turn of the loop.
+    `request` is the one being read, `failure` what ended the reading, `unread` what has come and is left for
+    another turn of the loop.
     """
 
     __slots__ = (
@@ -56,6 +56,7 @@ class RequestReader:
         "_fed",
         "_fields_read",
         "_has_whole",
+        "_heading",
         "_is_first",
         "_limits",
         "_now",
@@ -64,7 +65,6 @@ class RequestReader:
         "_read_bytes",
         "_tell",
         "failure",
-        "in_head",
         "request",
         "unread",
     )
@@ -89,10 +89,15 @@ class RequestReader:
         self._read_bytes = 0
         self._is_first = True
         self._has_whole = False
-        self.in_head = False
+        self._heading: Request | None = None
         self.request: Request | None = None
         self.failure: Failure | None = None
         self.unread = bytearray()
+
+    @property
+    def in_head(self) -> bool:
+        """Whether the head of `request` is being read."""
+        return self._heading is not None
 
     def feed(self, data: bytes) -> Failure | None:
         """Read on; the failure that ends the reading, if there is one. Not to be called after that."""
@@ -122,7 +127,7 @@ class RequestReader:
 
     def forget(self) -> Request | None:
         """Give up what was read of a request; it is returned, so that its memory can be given back."""
-        request, self.request = self.request, None
+        request, self.request, self._heading = self.request, None, None
         self._pieces.clear()
         self._body.clear()
         self.unread.clear()
@@ -196,30 +201,30 @@ class RequestReader:
 
     def on_message_begin(self) -> None:
         if self.failure is None:
-            self.request = Request(self._now())
-            self.in_head = True
-            self._tell.begun()
+            self.request = self._heading = request = Request(self._now())
+            self._tell.begun(request)
 
     def on_url(self, url: bytes) -> None:
         if self.request is not None:
             self.request.target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        # After the head these are trailers, which nobody asked for.
-        request = self.request
-        if request is not None and self.in_head:
-            name = name.lower()
-            if name in self._fields_read:
-                request.fields.append((name, value))
-                if name in REQUEST_FIELDS:
-                    return
-            request.lines.append(b"%b: %b\r\n" % (name, value))
+        request = self._heading
+        if request is None:
+            # After the head these are trailers, which nobody asked for.
+            return
+        name = name.lower()
+        if name in self._fields_read:
+            request.fields.append((name, value))
+            if name in REQUEST_FIELDS:
+                return
+        request.lines.append(b"%b: %b\r\n" % (name, value))
 
     def on_headers_complete(self) -> None:
-        request = self.request
-        if request is None or self.failure is not None:
+        request = self._heading
+        if request is None:
             return
-        self.in_head = False
+        self._heading = None
         if request.line_count() > LIMITS.header_lines:
             self._fail(_too_many_lines())
             return
@@ -271,7 +276,7 @@ class RequestReader:
     def _fail(self, failure: Failure) -> None:
         if self.failure is None:
             self.failure = failure
-            self.in_head = False
+            self._heading = None
 
     def _head_too_large(self) -> Failure:
         limit = self._limits.head_bytes

@@ -274,6 +274,9 @@ class Relay:
         if not self._sse:
             self._commit(data, b"".join(pieces), conn)
             return
+        if not pieces and not conn.ended:
+            # Most engines send the head of a stream by itself.
+            return
         begun = self._passage.begin(b"".join(pieces), ended=conn.ended)
         if isinstance(begun, Failure):
             self._give_up(conn, begun)

@@ -11,7 +11,7 @@ class Request:
     """One whole request. `lines` and `fields` hold its head (see heads.py).
 
     `is_placed`: its sender has said which unit it is for (see placing.py); `is_explained`: it asks why it
-    goes where it goes (see explained.py).
+    goes where it goes (see explained.py); `is_uncontinued`: no other unit is to go on with its stream.
 
     `target` is path and query as sent, `path` without the query, `given_id` the client's request id, `length`
     the declared size of the body, `pieces` in how many it came (if more than one), `reserved` the bytes of
@@ -27,6 +27,7 @@ class Request:
         "http10",
         "is_explained",
         "is_placed",
+        "is_uncontinued",
         "keep_alive",
         "length",
         "lines",
@@ -49,6 +50,7 @@ class Request:
         self.http10 = False
         self.is_placed = False
         self.is_explained = False
+        self.is_uncontinued = False
         self.keep_alive = True
         self.expects_continue = False
         self.length = 0
@@ -74,8 +76,8 @@ def check_head(request: Request, version: str) -> Failure | None:
         return Failure(Kind.BAD_REQUEST, f"HTTP/{version} is not spoken here; use HTTP/1.1")
     if request.method == b"CONNECT":
         return Failure(Kind.METHOD_NOT_SUPPORTED, "CONNECT is not supported; send plain requests to the API")
-    hosts = tokens = 0
-    upgrades = False
+    hosts = 0
+    has_tokens = False
     for name, value in request.fields:
         if name == b"host":
             hosts += 1
@@ -98,19 +100,26 @@ def check_head(request: Request, version: str) -> Failure | None:
             request.is_placed = True
         elif name == b"x-cellgate-explain":
             request.is_explained = value.strip() == b"1"
+        elif name == b"x-cellgate-continue":
+            request.is_uncontinued = request.is_uncontinued or value.strip().lower() == b"off"
         elif name == b"connection":
-            tokens += value.count(b",") + 1
-        elif name == b"upgrade":
-            upgrades = True
+            has_tokens = True
+    if has_tokens and (failure := _check_connection(request.fields)) is not None:
+        return failure
+    if hosts != 1 and (hosts or not request.http10):
+        return Failure(Kind.BAD_REQUEST, f"exactly one Host header is required, {hosts} were sent")
+    return _check_target(request)
+
+
+def _check_connection(fields: Fields) -> Failure | None:
+    tokens = sum(value.count(b",") + 1 for name, value in fields if name == b"connection")
     if tokens > LIMITS.connection_tokens:
         reached("connection_tokens")
         reason = f"its Connection header names {tokens} headers, more than {LIMITS.connection_tokens}"
         return Failure(Kind.BAD_REQUEST, reason)
-    if upgrades and b"upgrade" in connection_tokens(request.fields):
+    if any(name == b"upgrade" for name, _ in fields) and b"upgrade" in connection_tokens(fields):
         return Failure(Kind.METHOD_NOT_SUPPORTED, "protocol upgrades are not supported; use HTTP/1.1")
-    if hosts > 1 or (hosts == 0 and not request.http10):
-        return Failure(Kind.BAD_REQUEST, f"exactly one Host header is required, {hosts} were sent")
-    return _check_target(request)
+    return None
 
 
 def _check_target(request: Request) -> Failure | None:

@@ -30,6 +30,8 @@ EVENT_ENDS = (b"\n\n\r\n", b"\r\n\r\n\r\n")
 """How a chunk ends whose last event is complete."""
 
 _BODILESS = (204, 304)
+_FEW_BYTES = 3 * LIMITS.header_lines
+"""A head of no more bytes cannot have too many lines: each takes three at least."""
 _TOO_LARGE = f"the head of its reply is larger than {HEAD_BYTES} bytes"
 # How the chunk of a token begins, by the length of the whole chunk: its size line, and the event as an
 # OpenAI-style engine writes it. Any other spelling, and any longer chunk, is left to the parser.
@@ -110,13 +112,13 @@ class UnitConnection(asyncio.Protocol):
     __slots__ = (
         "_begun",
         "_fields",
-        "_head_bytes",
         "_held",
         "_in_head",
         "_interim",
         "_keep_alive",
         "_lines",
         "_misbehaved",
+        "_overhead",
         "_parser",
         "_pieces",
         "_pool",
@@ -138,7 +140,8 @@ class UnitConnection(asyncio.Protocol):
         self._lines: list[bytes] = []
         self._fields: Fields = []
         self._pieces: list[bytes] = []
-        self._head_bytes = 0
+        # Bytes that have come since the last ones of a body: of heads, trailers, chunk extensions.
+        self._overhead = 0
         self._to_head = False
         self._in_head = False
         self._begun = False
@@ -163,7 +166,7 @@ class UnitConnection(asyncio.Protocol):
         self.head = None
         self.clean = self.ended = False
         self._begun = False
-        self._head_bytes = 0
+        self._overhead = 0
         self._to_head = to_head
         transport = self.transport
         if transport is None or transport.is_closing():
@@ -234,8 +237,7 @@ class UnitConnection(asyncio.Protocol):
             self.drop()
             return
         self._begun = True
-        if self.head is None:
-            self._head_bytes += len(data)
+        self._overhead += len(data)
         pieces: list[bytes] = []
         self._pieces = pieces
         try:
@@ -245,8 +247,10 @@ class UnitConnection(asyncio.Protocol):
             raise error.__context__ or error from None
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._misbehaved = f"its reply does not parse: {error}"
-        if not self._misbehaved:
-            self._check_bounds(data)
+        if pieces or self.ended:
+            self._overhead = 0
+        elif self._overhead > _FEW_BYTES and not self._misbehaved:
+            self._check_overhead()
         if self._misbehaved:
             self._fail(Kind.GARBAGE, self._misbehaved)
             return
@@ -324,19 +328,18 @@ class UnitConnection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
         self._in_head = False
-        self._interim = 100 <= status < 200
-        if self._interim:
+        self._interim = status < 200
+        if self._interim or status > 599:
             if status == 101:
                 self._misbehaved = "it switched protocols unasked"
+            elif not 100 <= status <= 599:
+                self._misbehaved = f"there is no status {status}"
             return
-        if not 200 <= status <= 599:
-            self._misbehaved = f"there is no status {status}"
-        if self._line_count() > LIMITS.header_lines:
-            self._too_many_lines()
-            return
-        if self._head_bytes > HEAD_BYTES and head_size(self._lines, self._fields) > HEAD_BYTES:
-            self._misbehaved = _TOO_LARGE
-        self._head_bytes = 0
+        if self._overhead > _FEW_BYTES:
+            self._check_head()
+            if self._misbehaved:
+                return
+        self._overhead = 0
         self._keep_alive = self._parser.should_keep_alive()
         self.head = head = ReplyHead(status, self._lines, self._fields, to_head=self._to_head)
         if head.coding not in (b"", b"chunked"):
@@ -381,27 +384,23 @@ class UnitConnection(asyncio.Protocol):
         else:
             transport.resume_reading()
 
-    def _line_count(self) -> int:
-        return len(self._lines) + len(self._fields)
-
-    def _too_many_lines(self) -> None:
-        reached("header_lines")
-        self._misbehaved = f"the head of its reply has more than {LIMITS.header_lines} lines"
-
-    def _check_bounds(self, data: bytes) -> None:
-        """Look at a reply that goes on, or has ended, after this read."""
+    def _check_overhead(self) -> None:
+        """Look at what has come since the last bytes of a body."""
         if self.head is None:
-            if self._head_bytes > HEAD_BYTES:
+            self._check_head()
+            if self._overhead > HEAD_BYTES:
                 self._misbehaved = _TOO_LARGE
-            elif self._line_count() > LIMITS.header_lines:
-                self._too_many_lines()
-        elif self._pieces or self.ended:
-            self._head_bytes = 0
-        else:
+        elif self._overhead > HEAD_BYTES:
             # Trailers and chunk extensions are dropped; endless ones would keep the client for ever.
-            self._head_bytes += len(data)
-            if self._head_bytes > HEAD_BYTES:
-                self._misbehaved = f"it sent {HEAD_BYTES} bytes of trailers or chunk extensions"
+            self._misbehaved = f"it sent {HEAD_BYTES} bytes of trailers or chunk extensions"
+
+    def _check_head(self) -> None:
+        """Look at as much of a head as there is."""
+        if len(self._lines) + len(self._fields) > LIMITS.header_lines:
+            reached("header_lines")
+            self._misbehaved = f"the head of its reply has more than {LIMITS.header_lines} lines"
+        elif self._overhead > HEAD_BYTES and head_size(self._lines, self._fields) > HEAD_BYTES:
+            self._misbehaved = _TOO_LARGE
 
     def _crash(self, error: Exception) -> None:
         # An exception that left the callback would close the transport without a word to the client.

@@ -29,7 +29,7 @@ class Told:
         self.log: list[str] = []
         self.requests: list[Request] = []
 
-    def begun(self) -> None:
+    def begun(self, request: Request) -> None:
         self.log.append("begun")
 
     def head_read(self, request: Request) -> None:
