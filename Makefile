@@ -117,10 +117,10 @@ abuse:          ## what one client or one unit can do to all others; a line each
 	$(READY) .venv/run.ready
 	@$(BIN)/python -m loadtests.abuse
 
-replay:         ## what users wait through the gate and its peers, under a trace (TRACE=file; else a sample)
+replay:         ## what users wait through the gate and its peers, in real time: a table (QUICK=1: one load; TRACE=file)
 	$(READY) .venv/dev.ready
-	-@flock Makefile $(MAKE) -s --no-print-directory -k $(PEERS:%=.venv-%/made)
-	@$(BIN)/python -m loadtests.replay $(if $(TRACE),--trace $(TRACE),--quick)
+	-@flock Makefile $(MAKE) -s --no-print-directory -k $(REPLAY_PEERS:%=.venv-%/made)
+	@$(BIN)/python -m loadtests.replay $(if $(QUICK),--quick) $(if $(TRACE),--trace $(TRACE))
 
 gym:            ## routing beside other rules on simulated engines, in virtual time: a table (QUICK=1: a few cells)
 	$(READY) .venv/run.ready
@@ -141,7 +141,7 @@ drill-peers:    ## the same faults through the gate, HAProxy, sglang-router and 
 	$(PEERS:%=--router %)
 
 peers:          ## other projects' routers, each in a venv of its own, to be measured beside
-	@flock Makefile $(MAKE) -s --no-print-directory $(PEERS:%=.venv-%/made)
+	@flock Makefile $(MAKE) -s --no-print-directory $(REPLAY_PEERS:%=.venv-%/made)
 
 site:           ## the pages of docs/ as a web site, in build/site
 	$(READY) .venv/dev.ready
@@ -158,7 +158,7 @@ lock:           ## resolve the dependencies anew
 	-c requirements-otel.lock -o requirements-dev.lock
 
 clean:          ## remove what make made
-	rm -rf .venv .venv-gate .venv-langchain $(BENCH_PEERS:%=.venv-%) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-gate .venv-langchain $(BENCH_PEERS:%=.venv-%) .venv-smg build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 BUILD_REQUIRES := 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"])'
 EXTRA_REQUIRES := 'import sys, tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
@@ -167,6 +167,7 @@ COMPILE := $(BIN)/uv pip compile -q --upgrade --generate-hashes --universal --py
 	--no-emit-index-url --no-annotate --no-header
 
 PEERS := sglang-router vllm-router
+REPLAY_PEERS := $(PEERS) smg
 BENCH_PEERS := $(PEERS) envoy litellm
 BENCH_PROGRAMS := haproxy nginx:nginx-light
 

@@ -63,6 +63,11 @@ class Engine:
         """When the present steps end; None: there is nothing to do."""
         return self.at + self._many * self._step_s if self._many else None
 
+    @property
+    def step_at(self) -> float | None:
+        """When the first of the present steps ends; None: there is nothing to do."""
+        return self.at + self._step_s if self._many else None
+
     def cached(self, names: tuple[int, ...], prompt_tokens: int) -> int:
         """How many tokens of a prompt are in the cache."""
         return self.kv.find(names, prompt_tokens) * BLOCK_TOKENS
@@ -96,6 +101,15 @@ class Engine:
             # The step that runs ends first.
             self._many = min(self._many, max(1, ceil((now - self.at) / self._step_s - 1e-9)))
         return shown
+
+    def drop(self, sequence: Sequence) -> None:
+        """Whoever asked has left; the step that runs is no shorter for it. Nothing for one that has ended."""
+        if sequence in self.waiting:
+            self.waiting.remove(sequence)
+            self.pending -= sequence.reckoned
+        elif sequence in self.running:
+            self._unseat(sequence)
+            self._many = min(self._many, 1)
 
     def clear(self) -> list[Sequence]:
         """The processes are gone, and with them all that was there. Who was there."""
@@ -246,16 +260,20 @@ class Engine:
         youngest = next(reversed(self.running))
         self.preemptions += 1
         self._chunks = [chunk for chunk in self._chunks if chunk[0] is not youngest]
-        if youngest in self.prefilling:
-            self.prefilling.remove(youngest)
-            self.pending -= youngest.goal - youngest.computed
-        else:
-            youngest.made = youngest.answer_tokens - (youngest.ends_step - self.steps)
-        self._leave(youngest)
+        self._unseat(youngest)
         youngest.reckoned = youngest.goal
         self.pending += youngest.reckoned
         self.waiting.appendleft(youngest)
         return youngest
+
+    def _unseat(self, sequence: Sequence) -> None:
+        """One that has not ended gives up its seat."""
+        if sequence in self.prefilling:
+            self.prefilling.remove(sequence)
+            self.pending -= sequence.goal - sequence.computed
+        else:
+            sequence.made = sequence.answer_tokens - (sequence.ends_step - self.steps)
+        self._leave(sequence)
 
     def _leave(self, sequence: Sequence) -> None:
         """A sequence gives up its seat; its full blocks stay until room is needed, the end goes first."""

@@ -17,11 +17,14 @@ _PLACES = 20
 class Text:
     """A text of so many tokens and bytes. Extensions of it begin with it, and share nothing else."""
 
-    __slots__ = ("_names", "blocks", "names", "size", "tokens")
+    __slots__ = ("_names", "base", "blocks", "names", "number", "size", "tokens")
 
     def __init__(self, numbers: list[int] | None = None) -> None:
         self._names = numbers if numbers is not None else [0]
         """How many nodes there are in the tree."""
+        self.base: Text | None = None
+        """The text that this one goes on from."""
+        self.number = 0
         self.tokens = self.size = 0
         self.names: tuple[int, ...] = ()
         self.blocks: tuple[int, ...] = ()
@@ -30,7 +33,8 @@ class Text:
         """This text and `tokens` (at least 1) more, which nobody else has."""
         text = Text(self._names)
         self._names[0] += 1
-        first = self._names[0] << _PLACES
+        text.base, text.number = self, self._names[0]
+        first = text.number << _PLACES
         text.tokens = self.tokens + tokens
         text.size = self.size + round(tokens * bytes_per_token)
         text.names = self.names + tuple(

@@ -1,152 +1,121 @@
-"""Routers one after another before the same simulated units, under the same trace: one table, and plots.
+"""`python -m loadtests.replay`: cells of the gym in real processes and real time, a router after another.
 
-Times are virtual seconds, those of the trace. Every cell (router x load x seed) has fresh units and a fresh
-router, and is bounded in requests and time.
+    python -m loadtests.replay                                                  # what matters most
+    python -m loadtests.replay --loads shared_prompt --at=-16 --routers "cellgate,haproxy leastconn"
+    python -m loadtests.replay --loads mooncake --trace FILE --at 0.8 --speed-up 5
+
+Times are virtual seconds, those of the load. Every run has fresh units and a fresh router, and is bounded in
+requests and time. The exit code is 1 when the gate did not start, or broke an answer.
 """
 
 import argparse
 import dataclasses
 import json
-import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from itertools import product
 from pathlib import Path
 
 import yaml
 
 from loadtests.bench import report
+from loadtests.gym.cells import Cell
+from loadtests.gym.fleets import FLEETS
+from loadtests.gym.loads import LOADS
 from loadtests.replay import figures, plots
-from loadtests.replay.cell import Plan, run_in_quiet
-from loadtests.replay.client import body_of
-from loadtests.replay.engine import Model
-from loadtests.replay.figures import Cell
-from loadtests.replay.ideal import least_connections
+from loadtests.replay.cell import TRIES, run_in_quiet
+from loadtests.replay.figures import Result
+from loadtests.replay.plan import CELLS, PlanError, Timed, plays
 from loadtests.replay.routers import ROOT, ROUTERS
-from loadtests.replay.trace import TraceError, read
+from loadtests.replay.trace import TraceError
 
 SAMPLE = Path(__file__).parent / "sample.jsonl"
 GATE = "cellgate"
-REFERENCE = "haproxy leastconn"
-_OVERLOAD = 3.0
-"""Arrivals so many times as dense as in the trace are far more than four units can serve."""
-_DEFAULT = (
-    GATE,
-    "sglang-router cache_aware",
-    "sglang-router power_of_two",
-    "vllm-router cache_aware",
-    REFERENCE,
-)
-_HALF_SPEED = (GATE, "cellgate told", "cellgate weighed", REFERENCE)
+_DEFAULT = (GATE, "haproxy leastconn", "smg cache_aware", "smg least_load")
 
 
 def main() -> int:
-    """Run all cells, print each as it comes, the table at the end. Returns the exit code."""
+    """Run all cells, print each run as it comes, the table at the end. Returns the exit code."""
     args = _arguments()
-    try:
-        requests = read(args.trace, requests=args.requests, max_tokens=args.max_tokens)
-    except TraceError as error:
-        print(error, file=sys.stderr)
-        return 1
     gate = yaml.safe_load(args.gate.read_text()) if args.gate else {}
-    bodies = [body_of(each) for each in requests]
-    plan = Plan(requests, bodies, args.units, args.speed_up, args.patience_s, gate, args.half_speed)
-    span_s = requests[-1].at_s - requests[0].at_s
-    tokens = sum(each.prompt_tokens for each in requests)
     print(report.machine(), flush=True)
-    print(
-        f"{args.trace}: {len(requests)} requests in {span_s:.0f} s, {tokens / len(requests):.0f} tokens each"
-    )
-    saturation = args.saturation or _saturation(plan, span_s)
-    cells = _cells(plan, args, saturation)
-    print(f"\nload 1 is {saturation:.3f} times the arrivals of the trace. Medians of {args.seeds} seeds:")
-    print(figures.as_text(figures.table(cells, GATE)))
-    print(*_keep(cells, args.out), sep="\n")
-    return 1 if any(_went_wrong(each) for each in cells) else 0
+    results: list[Result] = []
+    for timed in _cells(args):
+        try:
+            for play in plays(timed, seeds=args.seeds, span_s=args.span_s, trace=args.trace, gate=gate):
+                for router in args.routers:
+                    results.append(run_in_quiet(play, router, args.tries))
+                    print(figures.line(results[-1]), flush=True)
+        except (PlanError, TraceError) as error:
+            print(error, file=sys.stderr)
+    if not results:
+        return 1
+    print(f"\nMeans of {args.seeds} seeds:")
+    print(figures.as_text(figures.table(results, GATE)))
+    print(*_keep(results, args.out), sep="\n")
+    return 1 if any(_went_wrong(each) for each in results) else 0
 
 
-def _saturation(plan: Plan, span_s: float) -> float:
-    """What the reference saturates at when all units are well, as a multiple of the trace's arrivals."""
-    healthy = dataclasses.replace(plan, slow=None)
-    ideal = least_connections(plan.requests, _OVERLOAD, [Model()] * plan.units)
-    expected = figures.saturation(ideal, span_s)
-    cell = run_in_quiet(healthy, REFERENCE, scale=_OVERLOAD, load=math.inf, seed=0)
-    if cell.figures is None:
-        print(f"{REFERENCE}: {cell.missing}; load 1 is what the model says")
-        return expected
-    found = figures.saturation(cell.answers, span_s)
-    print(
-        f"{REFERENCE} saturates at {found:.3f} times the arrivals of the trace (the model: {expected:.3f})",
-        flush=True,
-    )
-    return found
+def _cells(args: argparse.Namespace) -> list[Timed]:
+    if not args.loads:
+        return list(CELLS[:1] if args.quick else CELLS)
+    return [
+        Timed(Cell(load, fleet, much), args.speed_up)
+        for load, fleet, much in product(args.loads, args.fleets, args.at)
+    ]
 
 
-def _cells(plan: Plan, args: argparse.Namespace, saturation: float) -> list[Cell]:
-    cells = []
-    for seed in range(1, args.seeds + 1):
-        for load in args.loads:
-            for router in args.routers:
-                cells.append(run_in_quiet(plan, router, scale=load * saturation, load=load, seed=seed))
-                print(figures.line(cells[-1]), flush=True)
-    return cells
-
-
-def _went_wrong(cell: Cell) -> bool:
+def _went_wrong(result: Result) -> bool:
     """The gate did not start, or broke an answer."""
-    return cell.router.startswith(GATE) and (cell.figures is None or cell.figures.broken > 0)
+    return result.router.startswith(GATE) and (result.figures is None or result.figures.broken > 0)
 
 
-def _keep(cells: Sequence[Cell], folder: Path) -> list[Path]:
-    """Write every answer and the plots."""
+def _keep(results: Sequence[Result], folder: Path) -> list[Path]:
+    """Write every answer and the plot."""
     folder.mkdir(parents=True, exist_ok=True)
     answers = folder / "answers.jsonl"
     with answers.open("w") as out:
-        for cell in cells:
-            where = {"router": cell.router, "load": cell.load, "seed": cell.seed}
-            out.writelines(json.dumps(where | dataclasses.asdict(each)) + "\n" for each in cell.answers)
-    return [answers, *plots.draw(cells, folder)]
+        for result in results:
+            where = {"cell": result.cell, "router": result.router, "seed": result.seed}
+            out.writelines(json.dumps(where | dataclasses.asdict(each)) + "\n" for each in result.answers)
+    return [answers, *plots.draw(results, folder)]
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m loadtests.replay", description=__doc__)
     add = parser.add_argument
     add(
-        "--trace",
-        type=Path,
-        default=SAMPLE,
-        help="in Mooncake's format; by default a sample of its first lines",
+        "--loads",
+        type=_names(LOADS),
+        metavar="NAME,NAME",
+        help="of the gym; without it a plan of seven cells",
     )
-    add("--requests", type=int, default=1500, help="so many from its beginning")
-    add("--max-tokens", type=int, default=60_000, help="longer prompts are left out")
-    add("--routers", type=_names, metavar="NAME,NAME", help=f"of: {', '.join(ROUTERS)}")
-    add("--loads", type=_numbers, default=[0.6, 0.8, 0.95], help="shares of what HAProxy saturates at")
-    add("--seeds", type=int, default=3, help="repetitions, with the units named in another order")
+    add("--fleets", type=_names(FLEETS), default=["equal"], metavar="NAME,NAME", help="of the gym")
+    add("--at", type=_numbers, default=[0.8], help="utilisations; --at=-16 means 16 requests a second")
+    add("--speed-up", type=float, default=1.0, help="virtual seconds a second, with --loads")
+    add("--trace", type=Path, default=SAMPLE, help="for the load mooncake; without it a sample")
+    add("--routers", type=_names(ROUTERS), default=list(_DEFAULT), metavar="NAME,NAME")
     add(
-        "--saturation",
-        type=float,
-        help="load 1, as a multiple of the trace's arrivals, instead of measuring it",
+        "--seeds",
+        type=int,
+        default=1,
+        help="repetitions, each with requests and an order of units of its own",
     )
-    add("--half-speed", type=int, metavar="UNIT", help="the number of a unit at half speed, from 0")
+    add("--span-s", type=float, default=60.0, help="real seconds in which requests come")
+    add("--tries", type=int, default=TRIES, help="how often a disturbed run is run at most")
     add("--gate", type=Path, metavar="FILE", help="more of the gate's configuration, YAML")
-    add("--units", type=int, default=4)
-    add("--speed-up", type=float, default=10.0, help="virtual seconds a second")
-    add("--patience-s", type=float, default=60.0, help="real seconds from the last request to giving up")
-    add("--out", type=Path, default=ROOT / ".run" / "replay", help="where answers and plots go")
-    add("--quick", action="store_true", help="300 requests, load 0.8, one seed")
-    args = parser.parse_args()
-    if args.quick:
-        args.requests, args.loads, args.seeds = 300, [0.8], 1
-    if args.half_speed is not None and not 0 <= args.half_speed < args.units:
-        parser.error(f"--half-speed: units are numbered 0 to {args.units - 1}")
-    args.routers = args.routers or list(_DEFAULT if args.half_speed is None else _HALF_SPEED)
-    return args
+    add("--out", type=Path, default=ROOT / ".run" / "replay", help="where answers and plot go")
+    add("--quick", action="store_true", help="the first cell of the plan only")
+    return parser.parse_args()
 
 
-def _names(text: str) -> list[str]:
-    names = text.split(",")
-    unknown = [name for name in names if name not in ROUTERS]
-    if unknown:
-        raise argparse.ArgumentTypeError(f"no router {unknown[0]!r}; there are {', '.join(ROUTERS)}")
+def _names(known: Collection[str]) -> Callable[[str], list[str]]:
+    def names(text: str) -> list[str]:
+        found = text.split(",")
+        if unknown := [name for name in found if name not in known]:
+            raise argparse.ArgumentTypeError(f"no {unknown[0]!r}; there are {', '.join(known)}")
+        return found
+
     return names
 
 

@@ -1,4 +1,4 @@
-"""One cell of the replay: fresh units, a fresh router, the whole trace, and all of them ended again."""
+"""One run of the replay: fresh units, a fresh router, a load from its beginning, and all ended again."""
 
 import http.client
 import json
@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import ceil
@@ -17,55 +17,61 @@ from typing import Any
 import uvloop
 
 from loadtests.bench import processes
+from loadtests.gym.fleets import FLEETS, MODEL
+from loadtests.gym.nouns import Request
 from loadtests.replay import client
 from loadtests.replay.client import Answer
-from loadtests.replay.figures import LATE_LIMIT_MS, Cell, figures_of, quantile
+from loadtests.replay.figures import LATE_LIMIT_MS, Result, figures_of, quantile
 from loadtests.replay.routers import ROUTERS, MissingError, Running, Setup
-from loadtests.replay.trace import Request
-from loadtests.replay.units import LATE_BINS_MS, SLOW_SPEED
+from loadtests.replay.units import LATE_BINS_MS
 
 TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What all cells have in common. `gate` are keys of its configuration, `slow` the unit at half speed."""
+class Play:
+    """A load as all routers get it. `gate` are keys of the gate's configuration."""
 
+    cell: str
+    fleet: str
+    seed: int
     requests: Sequence[Request]
-    bodies: Sequence[bytes]
-    units: int
+    bodies: Mapping[Request, bytes]
     speed_up: float
-    patience_s: float
+    patience_s: float = 60.0
     gate: dict[str, Any] = field(default_factory=dict)
-    slow: int | None = None
 
 
-def run_in_quiet(plan: Plan, router: str, *, scale: float, load: float, seed: int) -> Cell:
-    """The first of `TRIES` runs that was not disturbed by other work on the machine, else the least late one.
+def run_in_quiet(play: Play, router: str, tries: int = TRIES) -> Result:
+    """The first of `tries` runs that was not disturbed by other work on the machine, else the least late one.
 
     What is kept is chosen by lateness alone, never by a router's figures.
     """
-    tries: list[Cell] = []
-    while not tries or (tries[-1].late_p99_ms > LATE_LIMIT_MS and len(tries) < TRIES):
-        tries.append(run(plan, router, scale=scale, load=load, seed=seed))
-    return min(tries, key=lambda each: each.late_p99_ms)
+    results: list[Result] = []
+    while not results or (results[-1].late_p99_ms > LATE_LIMIT_MS and len(results) < tries):
+        results.append(run(play, router))
+    return min(results, key=lambda each: each.late_p99_ms)
 
 
-def run(plan: Plan, router: str, *, scale: float, load: float, seed: int) -> Cell:
-    """The figures of one router; a router that is missing or does not start gives a cell that says so.
+def run(play: Play, router: str) -> Result:
+    """The figures of one router; a router that is missing or does not start gives a result that says so.
 
     The seed decides in which order the units are named to the router: by that, many break ties.
     """
-    with tempfile.TemporaryDirectory(prefix="replay-") as folder, units_process(plan) as (engine, ports):
-        order = list(range(plan.units))
-        random.Random(seed).shuffle(order)
-        speeds = [SLOW_SPEED if index == plan.slow else 1.0 for index in order]
-        setup = Setup([ports[index] for index in order], Path(folder), plan.gate, speeds, plan.speed_up)
+    places = FLEETS[play.fleet].places
+    with (
+        tempfile.TemporaryDirectory(prefix="replay-") as folder,
+        units_process(play.fleet, play.speed_up) as (engine, ports),
+    ):
+        order = list(range(len(places)))
+        random.Random(play.seed).shuffle(order)
+        speeds = [places[index].model.prefill_tokens_s / MODEL.prefill_tokens_s for index in order]
+        setup = Setup([ports[index] for index in order], Path(folder), play.gate, speeds, play.speed_up)
         try:
             with ROUTERS[router](setup) as running:
-                return _measure(plan, running, engine, ports, Cell(router, load, seed, None), scale)
+                return _measure(play, router, running, engine, ports)
         except (MissingError, RuntimeError) as error:
-            return Cell(router, load, seed, None, missing=f"no figures: {_last_line(error)}")
+            return Result(play.cell, router, play.seed, None, missing=f"no figures: {_last_line(error)}")
 
 
 def _last_line(error: Exception) -> str:
@@ -73,32 +79,29 @@ def _last_line(error: Exception) -> str:
     return str(error).strip().splitlines()[-1]
 
 
-def _measure(
-    plan: Plan, running: Running, engine: int, ports: Sequence[int], cell: Cell, scale: float
-) -> Cell:
+def _measure(play: Play, router: str, running: Running, engine: int, ports: Sequence[int]) -> Result:
     before = _Clocks.read(engine, running.pid)
     answers = uvloop.run(
         client.replay(
-            plan.requests,
-            plan.bodies,
+            play.requests,
+            play.bodies,
             running.ports,
-            scale=scale,
-            speed_up=plan.speed_up,
-            patience_s=plan.patience_s,
+            speed_up=play.speed_up,
+            patience_s=play.patience_s,
         )
     )
     after = _Clocks.read(engine, running.pid)
     wall_s = after.wall_s - before.wall_s
-    return Cell(
-        router=cell.router,
-        load=cell.load,
-        seed=cell.seed,
-        figures=figures_of(answers, plan.units),
+    return Result(
+        cell=play.cell,
+        router=router,
+        seed=play.seed,
+        figures=figures_of(answers, len(ports)),
         answers=answers,
         engine_cpu=(after.engine_s - before.engine_s) / wall_s,
         client_cpu=(after.client_s - before.client_s) / wall_s,
         router_cpu=(after.router_s - before.router_s) / wall_s,
-        late_p99_ms=max(_units_late_ms(ports), _client_late_ms(answers, plan.speed_up)),
+        late_p99_ms=max(_units_late_ms(ports), _client_late_ms(answers, play.speed_up)),
     )
 
 
@@ -119,12 +122,9 @@ class _Clocks:
 
 
 @contextmanager
-def units_process(plan: Plan) -> Iterator[tuple[int, list[int]]]:
-    """The process of the units: its pid and its ports."""
-    command = [sys.executable, "-m", "loadtests.replay.units", "--units", str(plan.units)]
-    command += ["--speed-up", str(plan.speed_up)]
-    if plan.slow is not None:
-        command += ["--slow", str(plan.slow)]
+def units_process(fleet: str, speed_up: float) -> Iterator[tuple[int, list[int]]]:
+    """The process of a fleet's units: its pid and their ports."""
+    command = [sys.executable, "-m", "loadtests.replay.units", "--fleet", fleet, "--speed-up", str(speed_up)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as engine:
         try:
             assert engine.stdout is not None

@@ -6,7 +6,7 @@ figures worse, never better.
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -14,8 +14,9 @@ from typing import Any, cast
 import httptools
 import orjson
 
+from loadtests.gym.nouns import Request
 from loadtests.replay.shapes import DONE, MODEL
-from loadtests.replay.trace import Request
+from loadtests.replay.texts import ANSWER_WORD, written
 
 _HEAD = (
     "POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nUser-Agent: replay\r\n"
@@ -47,58 +48,101 @@ class Answer:
         return (self.e2e_s - self.ttft_s) / max(self.answer_tokens - 1, 1)
 
 
-def body_of(request: Request) -> bytes:
-    """The completion that is asked for."""
-    return orjson.dumps(
-        {
-            "model": MODEL,
-            "prompt": request.prompt(),
-            "max_tokens": request.answer_tokens,
-            "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-    )
+def bodies_of(requests: Iterable[Request]) -> dict[Request, bytes]:
+    """What is asked for, follow-ups included: in those stands what units answer."""
+    everyone = [each for first in requests for each in _followed(first)]
+    answers = {each.context for each in everyone}
+    return {each: _body_of(each, written(each.prompt, answers)) for each in everyone}
+
+
+def _followed(request: Request | None) -> Iterator[Request]:
+    while request is not None:
+        yield request
+        request = request.then
+
+
+def _body_of(request: Request, prompt: bytes) -> bytes:
+    body: dict[str, Any] = {
+        "model": MODEL,
+        "prompt": prompt.decode(),
+        "max_tokens": request.answer_tokens,
+        "ignore_eos": True,
+        "stream": request.stream,
+    }
+    if request.stream and request.usage:
+        body["stream_options"] = {"include_usage": True}
+    return orjson.dumps(body)
 
 
 async def replay(
     requests: Sequence[Request],
-    bodies: Sequence[bytes],
+    bodies: Mapping[Request, bytes],
     ports: Sequence[int],
     *,
-    scale: float,
     speed_up: float,
     patience_s: float,
 ) -> list[Answer]:
-    """Send `requests`, arrivals `scale` times as dense as in the trace and all time `speed_up` times as fast.
+    """Send `requests` when they are due, and who follows up when its client has read the answer before; all
+    time `speed_up` times as fast.
 
     With several ports the client itself takes the one with the fewest open requests, in turn where there are
-    several. What has no answer `patience_s` real seconds after the last request was sent is given up.
+    several. When nothing has ended for `patience_s` real seconds and nothing more is due, what is open is
+    given up.
     """
-    loop = asyncio.get_running_loop()
-    clock = _Clock(time.monotonic() + 0.1, speed_up)
-    doors = _Doors(ports)
-    exchanges = [
-        _Exchange(request, body, request.at_s / scale, clock)
-        for request, body in zip(requests, bodies, strict=True)
-    ]
-    sends: set[asyncio.Task[None]] = set()
+    play = _Play(bodies, ports, _Clock(time.monotonic() + 0.1, speed_up))
+    for request in requests:
+        play.expect(request, request.at)
+    await play.until_over(patience_s)
+    return [each.answer() for each in play.exchanges]
 
-    def begin(exchange: _Exchange) -> None:
-        task = loop.create_task(exchange.send(doors))
-        sends.add(task)
-        task.add_done_callback(sends.discard)
 
-    for exchange in exchanges:
-        loop.call_later(clock.real_s_until(exchange.due_s), begin, exchange)
-    all_done = asyncio.gather(*(each.done for each in exchanges))
-    last_s = clock.real_s_until(exchanges[-1].due_s)
-    try:
-        await asyncio.wait_for(all_done, last_s + patience_s)
-    except TimeoutError:
-        for exchange in exchanges:
+class _Play:
+    """All exchanges of a replay, those that begin because others have ended included."""
+
+    def __init__(self, bodies: Mapping[Request, bytes], ports: Sequence[int], clock: "_Clock") -> None:
+        self.exchanges: list[_Exchange] = []
+        self._bodies, self._clock, self._doors = bodies, clock, _Doors(ports)
+        self._loop = asyncio.get_running_loop()
+        self._sends: set[asyncio.Task[None]] = set()
+        self._ended = 0
+        self._last_due_s = 0.0
+        self._over = asyncio.Event()
+        self._is_given_up = False
+
+    def expect(self, request: Request, due_s: float) -> None:
+        """A request will come."""
+        exchange = _Exchange(request, self._bodies[request], due_s, self._clock)
+        self.exchanges.append(exchange)
+        self._last_due_s = max(self._last_due_s, due_s)
+        exchange.done.add_done_callback(lambda _: self._follow_up(exchange))
+        self._loop.call_later(self._clock.real_s_until(due_s), self._begin, exchange)
+
+    async def until_over(self, patience_s: float) -> None:
+        """Return when all have ended, or have been given up."""
+        ended = -1
+        while ended < self._ended or self._clock.now() < self._last_due_s:
+            ended = self._ended
+            try:
+                await asyncio.wait_for(self._over.wait(), patience_s)
+            except TimeoutError:
+                continue
+            return
+        self._is_given_up = True
+        for exchange in self.exchanges:
             exchange.give_up()
-    return [each.answer() for each in exchanges]
+
+    def _begin(self, exchange: "_Exchange") -> None:
+        task = self._loop.create_task(exchange.send(self._doors))
+        self._sends.add(task)
+        task.add_done_callback(self._sends.discard)
+
+    def _follow_up(self, exchange: "_Exchange") -> None:
+        self._ended += 1
+        following = exchange.request.then
+        if following is not None and not self._is_given_up:
+            self.expect(following, exchange.end_s + following.at)
+        if self._ended == len(self.exchanges):
+            self._over.set()
 
 
 class _Clock:
@@ -136,11 +180,11 @@ class _Exchange(asyncio.Protocol):
     def __init__(self, request: Request, body: bytes, due_s: float, clock: _Clock) -> None:
         self.due_s = due_s
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._request, self._body, self._clock = request, body, clock
+        self.request, self._body, self._clock = request, body, clock
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
         self._received: list[bytes] = []
-        self._sent_s = self._first_s = self._end_s = 0.0
+        self._sent_s = self._first_s = self.end_s = 0.0
         self._trouble = ""
         self._status = 0
 
@@ -194,14 +238,14 @@ class _Exchange(asyncio.Protocol):
         if not trouble and self._status != 200:
             trouble = f"status {self._status}: {body[:120]!r}"
         elif not trouble:
-            trouble, usage, unit = _read(body, self._request.answer_tokens)
+            trouble, usage, unit = _read(body, self.request)
         return Answer(
             due_s=self.due_s,
             late_s=self._sent_s - self.due_s,
             ttft_s=self._first_s - self.due_s,
-            e2e_s=self._end_s - self.due_s,
-            prompt_tokens=self._request.prompt_tokens,
-            answer_tokens=self._request.answer_tokens,
+            e2e_s=self.end_s - self.due_s,
+            prompt_tokens=self.request.prompt.tokens,
+            answer_tokens=self.request.answer_tokens,
             cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0),
             unit=unit,
             trouble=trouble,
@@ -211,7 +255,7 @@ class _Exchange(asyncio.Protocol):
     def _end(self, trouble: str) -> None:
         if self.done.done():
             return
-        self._trouble, self._end_s = trouble, self._clock.now()
+        self._trouble, self.end_s = trouble, self._clock.now()
         self.done.set_result(None)
         if self._transport is not None:
             self._transport.close()
@@ -221,15 +265,17 @@ def _itself(protocol: _Exchange) -> _Exchange:
     return protocol
 
 
-def _read(body: bytes, tokens: int) -> tuple[str, dict[str, Any], str]:
-    """What is wrong with a streamed answer (empty: nothing), its usage, and the unit that gave it."""
-    if not body.endswith(DONE):
+def _read(body: bytes, request: Request) -> tuple[str, dict[str, Any], str]:
+    """What is wrong with an answer (empty: nothing), its usage if it tells it, and the unit that gave it."""
+    if request.stream and not body.endswith(DONE):
         return f"broken off: ends in {body[-80:]!r}", {}, ""
-    events = [each for each in body.split(b"\n\n") if each.startswith(b"data: {")]
-    last = orjson.loads(events[-1][6:])
-    if "usage" not in last:
-        return f"broken off: ends in {events[-1][:80]!r}", {}, ""
-    found = last["usage"]["completion_tokens"]
-    if found != tokens:
-        return f"{found} tokens for {tokens}", {}, ""
-    return "", last["usage"], last.get("system_fingerprint", "")
+    events = [each[6:] for each in body.split(b"\n\n") if each.startswith(b"data: {")]
+    last = orjson.loads(events[-1] if request.stream else body)
+    if "error" in last or "choices" not in last:
+        return f"broken off: ends in {body[-80:]!r}", {}, ""
+    if (found := body.count(ANSWER_WORD)) != request.answer_tokens:
+        return f"{found} tokens for {request.answer_tokens}", {}, ""
+    usage = last.get("usage") or {}
+    if (asked := usage.get("prompt_tokens", request.prompt.tokens)) != request.prompt.tokens:
+        return f"a prompt of {asked} tokens for {request.prompt.tokens}", {}, ""
+    return "", usage, last.get("system_fingerprint", "")

@@ -17,7 +17,7 @@ from typing import Any
 
 from loadtests.bench import processes
 from loadtests.gate import GateProcess
-from loadtests.replay.engine import Model
+from loadtests.gym.fleets import MODEL
 
 ROOT = Path(__file__).parents[2]
 _READY_TIMEOUT_S = 30.0
@@ -111,6 +111,8 @@ def _cellgate(setup: Setup, *, policy: str = "", told: str = "") -> Iterator[Run
 def _sped_up(given: dict[str, Any], speed_up: float) -> dict[str, Any]:
     """The keys of the gate's file, with durations as short as all others are here; what is given wins."""
     keys = dict(given)
+    if speed_up == 1.0:
+        return keys
     for section, durations in _DURATIONS_S.items():
         shorter = {name: duration_s / speed_up for name, duration_s in durations.items()}
         keys[section] = shorter | dict(given.get(section, {}))
@@ -119,7 +121,7 @@ def _sped_up(given: dict[str, Any], speed_up: float) -> dict[str, Any]:
 
 @contextmanager
 def rust(setup: Setup, package: str, policy: str) -> Iterator[Running]:
-    """sglang-router or vllm-router: the one began as the other, and they take the same flags."""
+    """sglang-router, SMG or vllm-router: the others began as the first, and they take the same flags."""
     venv = package.replace("_", "-")
     folder = ROOT / f".venv-{venv}"
     if not (folder / "made").exists():
@@ -144,7 +146,7 @@ def rust(setup: Setup, package: str, policy: str) -> Iterator[Running]:
 
 _TOLD: dict[str, Callable[[float, float], dict[str, float]]] = {
     "": lambda _speed, _speed_up: {},
-    "rate": lambda speed, speed_up: {"prefill_tokens_s": Model().prefill_tokens_s * speed * speed_up},
+    "rate": lambda speed, speed_up: {"prefill_tokens_s": MODEL.prefill_tokens_s * speed * speed_up},
     "weight": lambda speed, _speed_up: {"weight": speed},
 }
 """What the gate's file says of a unit of which it is known how fast it is."""
@@ -156,6 +158,8 @@ ROUTERS: dict[str, Router] = {
     "cellgate least_load": partial(_cellgate, policy="least_load"),
     "sglang-router cache_aware": partial(rust, package="sglang_router", policy="cache_aware"),
     "sglang-router power_of_two": partial(rust, package="sglang_router", policy="power_of_two"),
+    "smg cache_aware": partial(rust, package="smg", policy="cache_aware"),
+    "smg least_load": partial(rust, package="smg", policy="least_load"),
     "vllm-router cache_aware": partial(rust, package="vllm_router", policy="cache_aware"),
     "haproxy leastconn": _haproxy,
     "direct leastconn": _direct,

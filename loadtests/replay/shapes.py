@@ -4,7 +4,10 @@ from functools import cache
 
 import orjson
 
-from loadtests.replay.engine import BLOCK_TOKENS, Engine, Sequence
+from loadtests.gym.engine import Engine
+from loadtests.gym.kv import BLOCK_TOKENS
+from loadtests.gym.sequences import Sequence
+from loadtests.replay.texts import ANSWER_WORD
 
 MODEL = "replay"
 DONE = b"data: [DONE]\n\n"
@@ -49,10 +52,11 @@ def chunk(data: bytes) -> bytes:
 
 
 @cache
-def event(unit: str, chat: bool, tokens: int, last: bool) -> bytes:
-    """One SSE event in one HTTP chunk, with so many characters of text: one byte is one token."""
+def event(unit: str, chat: bool, tokens: int, *, last: bool) -> bytes:
+    """One SSE event in one HTTP chunk, with so many tokens of text."""
     choice: dict[str, object] = {"index": 0, "logprobs": None, "finish_reason": "length" if last else None}
-    choice |= {"delta": {"content": "x" * tokens}} if chat else {"text": "x" * tokens}
+    text = (ANSWER_WORD * tokens).decode()
+    choice |= {"delta": {"content": text}} if chat else {"text": text}
     kind = "chat.completion.chunk" if chat else "text_completion"
     return chunk(_sse(_head(unit, kind) | {"choices": [choice]}))
 
@@ -65,7 +69,7 @@ def usage_event(unit: str, chat: bool, sequence: Sequence) -> bytes:
 
 def whole(unit: str, chat: bool, sequence: Sequence) -> bytes:
     """The response to a request that does not stream."""
-    text = "x" * sequence.answer_tokens
+    text = (ANSWER_WORD * sequence.answer_tokens).decode()
     choice: dict[str, object] = {"index": 0, "logprobs": None, "finish_reason": "length"}
     choice |= {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
     head = _head(unit, "chat.completion" if chat else "text_completion")
@@ -74,19 +78,18 @@ def whole(unit: str, chat: bool, sequence: Sequence) -> bytes:
 
 def metrics(engine: Engine, born: float) -> bytes:
     """The page of /metrics."""
-    counts, pool = engine.counts, engine.pool
     page = _METRICS.format(
         born=born,
         model=MODEL,
-        running=engine.running,
+        running=len(engine.running),
         waiting=len(engine.waiting),
-        kv_use=pool.used / pool.num_blocks,
-        prompt=counts.prompt_tokens,
-        answers=counts.answer_tokens,
-        steps=counts.steps,
-        cached=counts.cached_tokens,
+        kv_use=engine.kv_use,
+        prompt=engine.asked_tokens,
+        answers=engine.answered,
+        steps=engine.steps,
+        cached=engine.hit_tokens,
         block_size=BLOCK_TOKENS,
-        blocks=pool.num_blocks,
+        blocks=engine.model.kv_tokens // BLOCK_TOKENS,
     )
     return plain(page.encode(), b"text/plain; version=0.0.4; charset=utf-8")
 

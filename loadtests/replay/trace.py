@@ -1,21 +1,19 @@
-"""A trace in Mooncake's format, and the prompts it stands for.
+"""A trace in Mooncake's format.
 
 One JSON object a line: `timestamp` (ms), `input_length`, `output_length` (tokens) and `hash_ids`, one for
 each 512 tokens of the prompt. Equal ids stand for equal text, equal beginnings of them for common prefixes.
 https://github.com/kvcache-ai/Mooncake
 """
 
-import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 BLOCK_TOKENS = 512
-"""Tokens, and so bytes, that one id stands for."""
+"""Tokens that one id stands for."""
 
 
 class TraceError(Exception):
@@ -30,10 +28,6 @@ class Request:
     prompt_tokens: int
     answer_tokens: int
     blocks: tuple[int, ...]
-
-    def prompt(self) -> str:
-        """The text: 512 ASCII characters for each id, the last block cut to the prompt's length."""
-        return "".join(map(block_text, self.blocks))[: self.prompt_tokens]
 
 
 def read(path: Path, *, requests: int, max_tokens: int) -> list[Request]:
@@ -65,12 +59,6 @@ def parse(line: str) -> Request:
     blocks = _blocks(fields.get("hash_ids"), -(-prompt_tokens // BLOCK_TOKENS))
     # An answer of no token cannot be asked for.
     return Request(at_ms / 1000, prompt_tokens, max(answer_tokens, 1), blocks)
-
-
-@cache
-def block_text(block: int) -> str:
-    """The fixed text of an id: different from its first characters on, and nothing that JSON would escape."""
-    return hashlib.shake_256(str(block).encode()).hexdigest(BLOCK_TOKENS // 2)
 
 
 def _parsed(path: Path, lines: Iterator[str]) -> Iterator[Request]:

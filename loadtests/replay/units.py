@@ -1,4 +1,4 @@
-"""The process of the simulated units: each an engine behind a port of its own, all on one clock.
+"""The process of the simulated units: each an engine of the gym behind a port of its own, all on one clock.
 
 What must stay true: an engine is advanced to the present before anything is asked of it or given to it, so
 that its results are those of the model; only when they are written depends on this process. How late that is,
@@ -9,8 +9,7 @@ import argparse
 import asyncio
 import json
 import time
-from collections.abc import Callable
-from dataclasses import asdict, replace
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import ceil
 from typing import Any, cast
@@ -19,13 +18,17 @@ import httptools
 import orjson
 import uvloop
 
+from loadtests.gym.engine import Engine
+from loadtests.gym.fleets import FLEETS
+from loadtests.gym.sequences import Model, Shown
+from loadtests.gym.sequences import Sequence as EngineSequence
 from loadtests.replay import shapes
-from loadtests.replay.engine import Engine, Model, Output, Sequence, block_names
+from loadtests.replay.texts import ANSWER_WORD, block_names
 
 LATE_BINS_MS = (1, 2, 5, 10, 20, 50, 100, 1000)
 """Upper ends, in real milliseconds, of the histogram of how late results are written."""
-SLOW_SPEED = 0.5
-"""Of a unit that is slow: half of the model's."""
+EVENT_TOKENS = 8
+"""The first token is shown alone, then an event comes for so many."""
 _DEFAULT_ANSWER_TOKENS = 16
 _TICK_S = 0.001
 """The event loop's timers go by whole milliseconds."""
@@ -41,25 +44,28 @@ class Unit:
         self.late = [0] * (len(LATE_BINS_MS) + 1)
         self._speed_up = speed_up
         self._loop = asyncio.get_running_loop()
-        self._owners: dict[Sequence, Connection] = {}
         self._timer: asyncio.TimerHandle | None = None
+        # Who is shown something in which of the next steps, so that not all are written to at once.
+        self._phases: list[dict[EngineSequence, Connection]] = [{} for _ in range(EVENT_TOKENS)]
+        self._steps_shown = 0
 
     def now(self) -> float:
         """Virtual seconds."""
         return time.monotonic() * self._speed_up
 
-    def add(self, sequence: Sequence, owner: "Connection") -> None:
-        """A request has come."""
+    def add(self, sequence: EngineSequence) -> None:
+        """A request has come: to the front end first."""
         self._advance()
-        self._owners[sequence] = owner
-        self.engine.add(sequence, self.now())
-        self._wake_up()
+        self.engine.expect(sequence)
+        delay_s = self.engine.model.front_end_s
+        self._loop.call_later(delay_s / self._speed_up, self._arrive, sequence, self.now() + delay_s)
 
-    def abort(self, sequence: Sequence) -> None:
+    def abort(self, sequence: EngineSequence) -> None:
         """Its client left."""
+        sequence.owner = None
         self._advance()
-        if self._owners.pop(sequence, None) is not None:
-            self.engine.abort(sequence)
+        self.engine.drop(sequence)
+        self._forget(sequence)
         self._wake_up()
 
     def metrics(self) -> bytes:
@@ -69,27 +75,50 @@ class Unit:
         return shapes.metrics(self.engine, self.born)
 
     def tell(self) -> bytes:
-        """What the replay asks for at the end: the engine's counts and how late results were."""
-        return shapes.plain(orjson.dumps({"counts": asdict(self.engine.counts), "late": self.late}))
+        """What the replay asks for at the end: how late results were."""
+        return shapes.plain(orjson.dumps({"late": self.late}))
+
+    def _arrive(self, sequence: EngineSequence, at: float) -> None:
+        # The timer is late, the engine is not: it takes the sequence when that was due if it still can.
+        self._show(self.engine.take(sequence, max(at, self.engine.at)))
+        if sequence.owner is None:
+            self.engine.drop(sequence)
+        self._move()
 
     def _advance(self) -> None:
-        for output in self.engine.advance(self.now()):
-            self._show(output)
+        self._show(self.engine.advance(self.now()))
 
-    def _show(self, output: Output) -> None:
-        late_ms = (self.now() - output.at) / self._speed_up * 1000
+    def _show(self, shown: Sequence[Shown]) -> None:
+        for one in shown:
+            for sequence in one.first:
+                self._note_late(one.at)
+                if isinstance(sequence.owner, Connection):
+                    self._phases[self.engine.steps % EVENT_TOKENS][sequence] = sequence.owner
+                    sequence.owner.show(1)
+            for sequence in one.ended:
+                self._note_late(one.at)
+                self._forget(sequence)
+                if isinstance(sequence.owner, Connection):
+                    sequence.owner.finish(sequence)
+        steps = self.engine.steps
+        for step in range(max(self._steps_shown, steps - EVENT_TOKENS) + 1, steps + 1):
+            for sequence, owner in self._phases[step % EVENT_TOKENS].items():
+                owner.show(self.engine.made(sequence))
+        self._steps_shown = steps
+
+    def _note_late(self, at: float) -> None:
+        late_ms = (self.now() - at) / self._speed_up * 1000
         self.late[sum(late_ms > end for end in LATE_BINS_MS)] += 1
-        owner = self._owners.get(output.sequence)
-        if output.is_last:
-            self._owners.pop(output.sequence, None)
-        if owner is not None:
-            owner.show(output)
+
+    def _forget(self, sequence: EngineSequence) -> None:
+        for phase in self._phases:
+            phase.pop(sequence, None)
 
     def _wake_up(self) -> None:
         """Set the timer anew: when something new came, the engine may have something to show earlier."""
         if self._timer is not None:
             self._timer.cancel()
-        at = self.engine.next_at()
+        at = self.engine.step_at
         if at is None:
             self._timer = None
             return
@@ -109,7 +138,7 @@ class Connection(asyncio.Protocol):
         self._parser = httptools.HttpRequestParser(self)
         self._path = b""
         self._body: list[bytes] = []
-        self._sequence: Sequence | None = None
+        self._sequence: EngineSequence | None = None
         self._shown = 0
         self._chat = self._streams = self._tells_usage = False
 
@@ -142,28 +171,34 @@ class Connection(asyncio.Protocol):
                 page(self._unit) if page else shapes.refusal(b"404 Not Found", "no such path")
             )
 
-    def show(self, output: Output) -> None:
-        """So much of the answer is there."""
-        sequence = output.sequence
-        if self._streams:
-            self._transport.write(
-                shapes.event(self._unit.name, self._chat, output.tokens - self._shown, output.is_last)
-            )
-        self._shown = output.tokens
-        if output.is_last:
-            self._finish(sequence)
+    def show(self, tokens: int) -> None:
+        """So many tokens of the answer are there, and more will come."""
+        if self._streams and tokens > self._shown:
+            self._transport.write(shapes.event(self._unit.name, self._chat, tokens - self._shown, last=False))
+            self._shown = tokens
+
+    def finish(self, sequence: EngineSequence) -> None:
+        """The answer is whole."""
+        self._sequence = None
+        name, chat = self._unit.name, self._chat
+        if not self._streams:
+            self._transport.write(shapes.whole(name, chat, sequence))
+            return
+        rest = shapes.event(name, chat, sequence.answer_tokens - self._shown, last=True)
+        usage = shapes.usage_event(name, chat, sequence) if self._tells_usage else b""
+        self._transport.write(rest + usage + shapes.chunk(shapes.DONE) + shapes.END)
 
     def _generate(self, body: bytes) -> None:
         try:
             ask = orjson.loads(body)
             self._chat = self._path == b"/v1/chat/completions"
-            sequence = _sequence(ask, chat=self._chat)
+            sequence = _sequence(ask, self)
         except (ValueError, TypeError, KeyError) as error:
             self._transport.write(
                 shapes.refusal(b"400 Bad Request", f"the request makes no sense: {error!r}")
             )
             return
-        if not self._unit.engine.fits(sequence):
+        if sequence.prompt_tokens + sequence.answer_tokens > self._unit.engine.model.kv_tokens:
             self._transport.write(shapes.refusal(b"400 Bad Request", "the prompt does not fit the KV cache"))
             return
         self._streams = bool(ask.get("stream"))
@@ -172,16 +207,7 @@ class Connection(asyncio.Protocol):
         if self._streams:
             # As vLLM does: the head says nothing about the prefill.
             self._transport.write(shapes.STREAM_HEAD)
-        self._unit.add(sequence, self)
-
-    def _finish(self, sequence: Sequence) -> None:
-        self._sequence = None
-        name, chat = self._unit.name, self._chat
-        if not self._streams:
-            self._transport.write(shapes.whole(name, chat, sequence))
-            return
-        usage = shapes.usage_event(name, chat, sequence) if self._tells_usage else b""
-        self._transport.write(usage + shapes.chunk(shapes.DONE) + shapes.END)
+        self._unit.add(sequence)
 
 
 _PAGES: dict[bytes, Callable[[Unit], bytes]] = {
@@ -192,26 +218,25 @@ _PAGES: dict[bytes, Callable[[Unit], bytes]] = {
 }
 
 
-def _sequence(ask: dict[str, Any], *, chat: bool) -> Sequence:
-    """One byte of the prompt is one token."""
-    if chat:
+def _sequence(ask: dict[str, Any], owner: Connection) -> EngineSequence:
+    """A word of the prompt is a token; what is answered can be found in the cache as well."""
+    if "messages" in ask:
         text = "".join(f"{each['role']}\n{each['content']}\n" for each in ask["messages"])
     else:
         text = ask["prompt"]
-    if not isinstance(text, str) or not text:
+    if not isinstance(text, str) or not (words := text.encode().split()):
         raise ValueError("the prompt is no text")
-    prompt = text.encode()
     answer_tokens = int(ask.get("max_tokens") or ask.get("max_completion_tokens") or _DEFAULT_ANSWER_TOKENS)
-    return Sequence(len(prompt), max(answer_tokens, 1), block_names(prompt))
+    names = block_names(words + [ANSWER_WORD.strip()] * answer_tokens)
+    return EngineSequence(len(words), max(answer_tokens, 1), names, owner=owner)
 
 
-async def serve(units: int, speed_up: float, slow: int | None) -> None:
+async def serve(fleet: str, speed_up: float) -> None:
     """Listen on a free port for each unit, print the ports as a JSON list, and answer until killed."""
     loop = asyncio.get_running_loop()
     ports = []
-    for index in range(units):
-        model = replace(Model(), speed=SLOW_SPEED) if index == slow else Model()
-        unit = Unit(f"unit-{index}", model, speed_up)
+    for index, place in enumerate(FLEETS[fleet].places):
+        unit = Unit(f"unit-{index}", place.model, speed_up)
         server = await loop.create_server(partial(Connection, unit), "127.0.0.1", 0)
         ports.append(server.sockets[0].getsockname()[1])
     print(json.dumps(ports), flush=True)
@@ -220,8 +245,7 @@ async def serve(units: int, speed_up: float, slow: int | None) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--units", type=int, required=True)
+    parser.add_argument("--fleet", required=True)
     parser.add_argument("--speed-up", type=float, required=True)
-    parser.add_argument("--slow", type=int, help="the number of a unit at half speed")
     args = parser.parse_args()
-    uvloop.run(serve(args.units, args.speed_up, args.slow))
+    uvloop.run(serve(args.fleet, args.speed_up))

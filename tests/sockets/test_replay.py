@@ -1,41 +1,30 @@
-"""The replay on real sockets: the units' process, and a whole cell against the model."""
+"""The replay on real sockets: the units' process, and whole runs against the gym."""
 
 from __future__ import annotations
 
 import http.client
 import json
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from loadtests.gym import cells
+from loadtests.gym.fleets import FLEETS
+from loadtests.gym.loads_sessions import Sessions
 from loadtests.replay import routers
-from loadtests.replay.cell import Plan, run, units_process
-from loadtests.replay.client import body_of
-from loadtests.replay.engine import Model
-from loadtests.replay.figures import figures_of
-from loadtests.replay.ideal import least_connections
-from loadtests.replay.trace import Request
+from loadtests.replay.cell import Play, run, units_process
+from loadtests.replay.client import bodies_of
 
-SPEED_UP = 4.0
-# Five conversations of three turns, each turn a block longer than the one before.
-REQUESTS = [
-    Request(0.4 * turn + 0.05 * user, 512 * (turn + 2), 12, tuple(range(10 * user, 10 * user + turn + 2)))
-    for turn in range(3)
-    for user in range(5)
-]
-PLAN = Plan(
-    requests=REQUESTS,
-    bodies=[body_of(each) for each in REQUESTS],
-    units=2,
-    speed_up=SPEED_UP,
-    patience_s=10.0,
-)
+CHAT = Sessions(turns=(3, 3), first=(600, 900), added=(100, 300), answer_tokens=12, pause_s=(0.2, 0.4))
+REQUESTS = CHAT.make(random.Random(1), 20.0, 15)
+PLAY = Play("chat", "two", 1, REQUESTS, bodies_of(REQUESTS), speed_up=4.0, patience_s=10.0)
 
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    with units_process(PLAN) as (_, ports):
+    with units_process("two", 4.0) as (_, ports):
         yield ports[0]
 
 
@@ -55,10 +44,10 @@ def test_a_unit_answers_what_a_gate_asks(port: int) -> None:
     chat = {"model": "replay", "messages": [{"role": "user", "content": "ping"}], "max_tokens": 1}
     status, body = asked(port, "/v1/chat/completions", chat)
     assert status == 200
-    assert json.loads(body)["choices"][0]["message"]["content"] == "x"
+    assert json.loads(body)["choices"][0]["message"]["content"] == "word "
     page = asked(port, "/metrics")[1].decode()
     assert 'vllm:generation_tokens_total{model_name="replay",engine="0"} 1' in page
-    assert 'vllm:cache_config_info{block_size="256",num_gpu_blocks="5859",engine="0"} 1' in page
+    assert 'vllm:cache_config_info{block_size="64",num_gpu_blocks="7812",engine="0"} 1' in page
     assert "process_start_time_seconds 1" in page
 
 
@@ -69,15 +58,33 @@ def test_a_request_that_makes_no_sense_is_a_400(port: int, body: object) -> None
 
 def test_a_router_that_is_not_installed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routers, "ROOT", tmp_path)
-    cell = run(PLAN, "sglang-router cache_aware", scale=1.0, load=0.8, seed=1)
-    assert (cell.figures, cell.missing) == (None, "no figures: not installed; type:  make peers")
+    result = run(PLAY, "sglang-router cache_aware")
+    assert (result.figures, result.missing) == (None, "no figures: not installed; type:  make peers")
 
 
-def test_a_replay_without_a_router_comes_to_what_the_model_says() -> None:
-    cell = run(PLAN, "direct leastconn", scale=1.0, load=1.0, seed=0)
-    assert cell.figures is not None
-    assert [each.trouble for each in cell.answers] == [""] * len(REQUESTS)
-    expected = figures_of(least_connections(REQUESTS, 1.0, [Model()] * 2), 2)
+def test_a_replay_without_a_router_comes_to_what_the_gym_says() -> None:
+    result = run(PLAY, "direct leastconn")
+    assert result.figures is not None
+    assert [each.trouble for each in result.answers] == [""] * 15
+    assert sum(result.figures.per_unit) == 15
+    expected = cells.run(FLEETS["two"], REQUESTS, "leastconn", 1)
+    waits = [call.first_at - call.came_at for call in expected.calls]
     # A second of a busy machine is four virtual ones: what is compared here are not milliseconds.
-    assert 0.8 * expected.ttft_mean_s <= cell.figures.ttft_mean_s <= expected.ttft_mean_s + 4.0
-    assert sum(each.cached_tokens for each in cell.answers) > 0
+    assert 0.8 * min(waits) <= result.figures.ttft_mean_s <= sum(waits) / len(waits) + 4.0
+    # What was said before is found where it was said.
+    assert result.figures.hits > 0.1
+
+
+def test_a_client_that_leaves_frees_its_seat(port: int) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    body = {"prompt": "a b c", "max_tokens": 400_000, "stream": True}
+    connection.request("POST", "/v1/completions", json.dumps(body))
+    response = connection.getresponse()
+    response.read(1)
+    assert b'vllm:num_requests_running{model_name="replay",engine="0"} 1' in asked(port, "/metrics")[1]
+    response.close()
+    connection.close()
+    for _ in range(200):
+        if b'vllm:num_requests_running{model_name="replay",engine="0"} 0' in asked(port, "/metrics")[1]:
+            return
+    pytest.fail("it runs on")

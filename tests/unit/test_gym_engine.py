@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -11,9 +12,6 @@ from loadtests.gym.engine import Engine
 from loadtests.gym.kv import BLOCK_TOKENS
 from loadtests.gym.prompts import Text
 from loadtests.gym.sequences import Model, Sequence, Shown
-from loadtests.replay.engine import Engine as ReplayEngine
-from loadtests.replay.engine import Model as ReplayModel
-from loadtests.replay.engine import Sequence as ReplaySequence
 
 SMALL = Model(kv_tokens=6000, seats=6, step_tokens=512)
 
@@ -88,24 +86,35 @@ def test_many_steps_at_once_are_as_one_after_the_other(seed: int, monkeypatch: p
     assert times[0] == pytest.approx(times[1], abs=1e-6)
 
 
-def test_it_takes_the_time_that_the_engine_of_the_replay_takes() -> None:
-    stage = Stage(Model(kv_tokens=1_500_000, front_end_s=0.0))
-    other = ReplayEngine(ReplayModel(event_tokens=1))
-    first: dict[ReplaySequence, float] = {}
-    ended: dict[ReplaySequence, float] = {}
-    for number, (at, sequence) in enumerate(sequences(5, 120, 9000)):
-        stage.take(Sequence(sequence.prompt_tokens, sequence.answer_tokens, ()), at)
-        for output in other.advance(at):
-            first.setdefault(output.sequence, output.at)
-            ended[output.sequence] = output.at
-        names = tuple(range(number << 10, (number << 10) + sequence.prompt_tokens // 256))
-        other.add(ReplaySequence(sequence.prompt_tokens, sequence.answer_tokens, names), at)
+def test_who_leaves_gives_back_all_it_held() -> None:
+    stage = Stage(replace(SMALL, seats=3))
+    all_of_them = [Sequence(700, 50, Text([n << 10]).extend(750).names, 0) for n in range(5)]
+    for one in all_of_them:
+        stage.take(one, 0.0)
+    engine = stage.engine
+    engine.advance(0.14)
+    kinds = {one: (one.ends_step > 0, one in engine.prefilling, one in engine.waiting) for one in all_of_them}
+    assert len(set(kinds.values())) == 3
+    for one in all_of_them:
+        engine.drop(one)
+        engine.drop(one)
     stage.run()
-    for output in other.advance(1e9):
-        first.setdefault(output.sequence, output.at)
-        ended[output.sequence] = output.at
-    assert sorted(stage.first.values()) == pytest.approx(sorted(first.values()), abs=1e-6)
-    assert sorted(stage.ended.values()) == pytest.approx(sorted(ended.values()), abs=1e-6)
+    assert (engine.count, engine.kv.used, engine.pending, engine.decoding, engine.context) == (0, 0, 0, 0, 0)
+    assert not stage.ended
+
+
+def test_who_stays_is_not_harmed_by_who_leaves() -> None:
+    stage, rng = Stage(SMALL), random.Random(3)
+    stays = []
+    for at, one in sequences(4):
+        stage.take(one, at)
+        if rng.random() < 0.3 and one not in stage.ended:
+            stage.engine.drop(one)
+        else:
+            stays.append(one)
+    stage.run()
+    assert set(stays) <= set(stage.ended)
+    assert (stage.engine.count, stage.engine.pending, stage.engine.kv.private) == (0, 0, 0)
 
 
 def test_what_is_cached_is_not_computed_again_until_it_was_pushed_out() -> None:

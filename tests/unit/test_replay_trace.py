@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from loadtests.replay.__main__ import SAMPLE
-from loadtests.replay.trace import BLOCK_TOKENS, Request, TraceError, block_text, parse, read
+from loadtests.replay.trace import Request, TraceError, parse, read
 
 GOOD = {"timestamp": 1500, "input_length": 1000, "output_length": 7, "hash_ids": [4, 9]}
 
@@ -25,16 +25,6 @@ def written(tmp_path: Path, *lines: str) -> Path:
 
 def test_a_line_is_a_request() -> None:
     assert parse(line()) == Request(at_s=1.5, prompt_tokens=1000, answer_tokens=7, blocks=(4, 9))
-
-
-def test_a_prompt_is_the_text_of_its_blocks_cut_to_its_length() -> None:
-    prompt = parse(line()).prompt()
-    assert prompt == (block_text(4) + block_text(9))[:1000]
-    assert len(block_text(4)) == len(block_text(4).encode()) == BLOCK_TOKENS
-
-
-def test_blocks_differ_from_their_beginning_on() -> None:
-    assert len({block_text(block)[:16] for block in range(2000)}) == 2000
 
 
 def test_an_answer_has_a_token() -> None:
