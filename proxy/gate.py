@@ -366,7 +366,7 @@ class Gate:
         if not lease.ask.stream:
             desk.pace.answered(now - lease.opened_at)
         elif not lease.was_paused:
-            desk.books.streamed(tokens - 1, now - lease.first_at, lease.batch)
+            desk.books.streamed(tokens - 1, now - lease.first_at, lease.beside)
         if usage is not None or lease.ask.stream:
             self.board.answers.learn(lease.ask.model, tokens)
         if usage is not None:

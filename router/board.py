@@ -36,7 +36,8 @@ from router.nouns import (
 from router.pools import Pools
 from router.rates import learn_of_peers
 from router.shared_prefixes import SharedPrefixes
-from router.slowness import Slowness, Speed, compare
+from router.slowness import Slowness, Speed, compare, fade
+from router.weights import shares
 
 ERRORS_S = 1.0
 """Errors so soon after each other, with no life between them, are of an engine that has nothing else."""
@@ -189,6 +190,7 @@ class Board:
                 desk.pace.mark(now)
                 desk.show_plain(now)
             desk.widen()
+            desk.prefilling += BATCH_SHARE * (bool(desk.books.work.queued_tokens) - desk.prefilling)
             if desk.leases or desk.batch > 0.01:
                 desk.batch += BATCH_SHARE * (len(desk.leases) + desk.foreign - desk.batch)
             if 0.0 <= desk.doubted_at < now - DOUBT_S:
@@ -210,11 +212,9 @@ class Board:
         share = ALL_BLOCKS // max(len(desks), 1)
         for desk in desks:
             desk.books.size(desk.unit, desk.load, share)
-        # Costs are seconds, whatever weights are written in.
-        most = max((desk.steady_weight for desk in desks if desk.is_usable()), default=1.0)
         facts = [
-            d.books.facts(d.load, self.others.get(d.unit.name), d.steady_weight / most, d.far_s, now)
-            for d in desks
+            d.books.facts(d.load, self.others.get(d.unit.name), share, d.far_s, now)
+            for d, share in zip(desks, shares([(d.weight, d.books.rates.speed) for d in desks]), strict=True)
         ]
         for desk, one in zip(desks, forecast(facts, COSTS), strict=True):
             desk.books.foresee(one)
@@ -225,7 +225,10 @@ class Board:
         for desk in self.desks.values():
             if (speed := desk.speed()) is not None:
                 cells.setdefault(desk.unit.cell, []).append((desk, speed))
-        changed = []
+        changed = [desk for desk in self.desks.values() if desk.slowness.degraded and desk.speed() is None]
+        for desk in changed:
+            desk.slowness = fade(desk.slowness)
+        changed = [desk for desk in changed if not desk.slowness.degraded]
         for rows in cells.values():
             for desk, speed in rows if len(rows) > 1 else ():
                 others = [other for known, other in rows if known is not desk]
@@ -346,7 +349,7 @@ class Board:
         lease.on_evict = None
         desk = lease.desk
         del desk.leases[lease]
-        lease.batch = desk.books.strike(lease, lease.ask, lease.bet, now, in_vain=not lease.committed)
+        lease.beside = desk.books.strike(lease, lease.ask, lease.bet, now, in_vain=not lease.committed)
         self.in_flight -= 1
         self.retries_in_flight -= lease.retry
         if desk.retired and not desk.leases and desk in self.leaving:

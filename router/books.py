@@ -14,7 +14,7 @@ from router.nouns import Ask, Load, Unit
 from router.prefix import DEFAULT_KV_TOKENS, PrefixCache, blocks_for
 from router.rates import Errors, Rates
 from router.seats import Seats
-from router.work import Job, Prefilled, Work
+from router.work import Beside, Job, Prefilled, Work
 
 BLOCK_BYTES = 512
 """Bytes of prompt that one block hash of an ask stands for (proxy/prompt.py cuts them): about 128 tokens."""
@@ -29,6 +29,7 @@ SURE = 16
 """After so many prompts that were computed right behind another a prefill rate is no guess any more."""
 MISS = 1.25
 """A first token has to be predicted so many times later than its deadline to be given up: it is a guess."""
+PREFILL_MOST = 0.5
 STEPS_LEAST = 8
 """A shorter stream says little about how long a step takes."""
 
@@ -196,20 +197,25 @@ class Books:
         """The first token of a plain answer should have come; nothing shows whether it has."""
         self.work.show(key, now, self._price.foreign_batch)
 
-    def strike(self, key: object, ask: Ask, bet: Bet, now: float, *, in_vain: bool) -> float:
+    def strike(self, key: object, ask: Ask, bet: Bet, now: float, *, in_vain: bool) -> Beside:
         """An attempt is over; `in_vain`: it has shown nothing, so its prompt may not have been computed.
 
-        Returns how many sequences there were on average while it was decoded.
+        Returns what was there while it was decoded.
         """
-        batch = self.work.close(key, now)
+        beside = self.work.close(key, now)
         if in_vain and bet.record:
             self.prefixes.forget(ask.blocks, bet.record)
-        return batch + self._price.foreign_batch
+        return beside
 
-    def streamed(self, tokens: int, stream_s: float, batch: float) -> None:
-        """A stream has sent so many tokens behind its first one in so many seconds, beside others."""
-        if tokens >= STEPS_LEAST:
-            self.rates.steps.learn(stream_s / tokens, batch)
+    def streamed(self, tokens: int, stream_s: float, beside: Beside) -> None:
+        """A stream has sent so many tokens behind its first one in so many seconds, beside others.
+
+        While their prompts were computed nothing was decoded; where that was most of the time, what is left
+        says little.
+        """
+        prefill_s = beside.tokens / self.rates.prefill_tokens_s.value
+        if tokens >= STEPS_LEAST and prefill_s < PREFILL_MOST * stream_s:
+            self.rates.steps.learn((stream_s - prefill_s) / tokens, beside.batch + self._price.foreign_batch)
 
     def used(self, ask: Ask, bet: Bet, usage: Usage) -> None:
         """An answer has told what it used."""

@@ -284,15 +284,16 @@ def _forecast(facts: Facts, usual: Report, written: float, rules: CostRules) -> 
     rates, own, share = facts.rates, facts.report or usual, max(facts.share, _SHARE_MIN)
     trust = _trust(own.age_s, rules) if facts.report is not None else 0.0
     belief = _trust(own.age_s - rules.fresh_s, rules) if facts.report is not None else 0.0
-    base_s, sequence_s = rates.steps.base_s, rates.steps.per_sequence_s
+    base_s, sequence_s = rates.steps.reckoned
+    tokens_s = rates.prefill_tokens_s.reckoned
     tokens, others = _waiting_tokens(own, rules), _waiting_tokens(usual, rules)
     errors = facts.error_share
     return Forecast(
-        tokens_s=rates.prefill_tokens_s.value,
-        token_s=1.0 / rates.prefill_tokens_s.value / share,
+        tokens_s=tokens_s,
+        token_s=1.0 / tokens_s / share,
         step_s=base_s / share,
         sequence_s=max(sequence_s, rules.sequence_share * base_s) / share,
-        beside_s=rules.prefill_beside / rates.prefill_tokens_s.value / share,
+        beside_s=rules.prefill_beside / tokens_s / share,
         seats=facts.seats,
         foreign_tokens=_blend(trust, tokens, others),
         foreign_batch=_blend(trust, own.waiting + own.running, usual.waiting + usual.running),
@@ -302,7 +303,7 @@ def _forecast(facts: Facts, usual: Report, written: float, rules: CostRules) -> 
         error_s=min(rules.error_s * errors / max(1.0 - errors, 1e-9), rules.error_max_s),
         doubt_s=rules.doubt_s * (1.0 - belief),
         far_s=facts.far_s,
-        latency_s=rates.latency.without_work_s(rates.prefill_tokens_s.value),
+        latency_s=rates.latency.without_work_s(tokens_s),
     )
 
 

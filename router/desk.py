@@ -23,6 +23,8 @@ BUSY_S = 10.0
 """How long a 503 is remembered: a report read after it tells whether there was anything to be busy with."""
 SLOW_START_LEAST = 0.1
 STILLS_KEPT = 256
+PREFILLING_MOST = 0.25
+"""A unit that computes prompts for a larger part of the time has gaps that say little of its speed."""
 SPEED_BATCH = 0.1
 """A unit with fewer requests on average has no speed to speak of."""
 SPELL_S = 0.25
@@ -41,7 +43,8 @@ class Desk:
     was last held against it, `cleared_at` when a canary last cleared it of that; while `turn_at` is not
     before the last sign of life, the next canary is another gate's to send; `news` is the last word of each
     (node, source), `stills` are the last spells (since, seconds) in which nothing moved although there was
-    work, `narrowed` is how many requests its engine takes, as far as it has turned some away.
+    work, `narrowed` is how many requests its engine takes, as far as it has turned some away, `prefilling`
+    the share of the time of late in which it had prompts to compute.
     """
 
     __slots__ = (
@@ -69,6 +72,7 @@ class Desk:
         "narrowed",
         "news",
         "pace",
+        "prefilling",
         "retired",
         "risen_at",
         "shut_until",
@@ -105,6 +109,7 @@ class Desk:
         self.cleared_at = -CLEARED_S
         self.stills: deque[tuple[float, float]] = deque(maxlen=STILLS_KEPT)
         self.batch = 0.0
+        self.prefilling = 0.0
         self.busy_at = -BUSY_S
         self.slowness = Slowness()
         # A dict for its order: evictions happen in the order the leases were opened.
@@ -225,7 +230,9 @@ class Desk:
     def speed(self) -> Speed | None:
         """How fast it is, for a comparison; None when too few tokens came of late."""
         # To count the gaps takes a tenth of a millisecond, and idle units are many.
-        if self.batch < SPEED_BATCH or not self.is_usable() or (gap_s := self.pace.gap_s(0.5)) is None:
+        if self.batch < SPEED_BATCH or not self.is_usable() or self.prefilling > PREFILLING_MOST:
+            return None
+        if (gap_s := self.pace.gap_s(0.5)) is None:
             return None
         return Speed(gap_s, self.batch, self.load.kv_use if self.load is not None else 0.0, self.weight)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from router.books import Bet
 from router.cost import Expected
 from router.nouns import Ask
+from router.work import ALONE
 
 if TYPE_CHECKING:
     from router.desk import Desk
@@ -18,13 +19,12 @@ class Lease:
 
     `evicted` is set when the unit went DOWN; `on_evict` is called once at that moment.
     `first_at` is when something was first shown to the client; `paused` while the client reads nothing; `bet`
-    is what was expected of it; `batch` is how many sequences there were on average while it was decoded,
-    once it is closed.
+    is what was expected of it; `beside` is what was there while it was decoded, once it is closed.
     """
 
     __slots__ = (
         "ask",
-        "batch",
+        "beside",
         "bet",
         "closed",
         "committed",
@@ -44,7 +44,7 @@ class Lease:
         self.unit = desk.unit.name
         self.ask = ask
         self.bet: Bet = desk.books.enter(self, ask, expected, held, now)
-        self.batch = 0.0
+        self.beside = ALONE
         self.opened_at = now
         self.retry = retry
         self.committed = False

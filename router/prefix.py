@@ -112,6 +112,7 @@ class PrefixCache:
         self._evict()
         # A table that has grown does not shrink by itself.
         self._blocks = dict(self._blocks.items())
+        self._unproven = dict(self._unproven.items())
 
     def purge(self) -> None:
         """The unit has started anew: it holds nothing."""

@@ -12,7 +12,7 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from math import exp, inf, isfinite, log
+from math import exp, inf, isfinite, log, sqrt
 from statistics import median
 
 from router.latency import Latency
@@ -20,6 +20,7 @@ from router.latency import Latency
 FIRST_PREFILL_TOKENS_S = 4000.0
 FIRST_BYTES_PER_TOKEN = 4.0
 FIRST_STEP_S = 0.02
+SPEED_BATCH = 8.0
 SEQUENCE_SHARE = 0.01
 """A sequence more makes a step longer by so large a share, as long as nothing is known of it."""
 
@@ -28,6 +29,7 @@ _CLIP = log(2.0)
 _CLIP_FIRST = log(20.0)
 _SETTLED = 10
 """From then on each sample counts as much as any other."""
+ALIKE = 1.15
 _GUESS = 0.5
 _FADE_S = 300.0
 """What was confirmed so long ago counts half."""
@@ -45,10 +47,18 @@ _MEASURED_TOKENS = 32
 """A shorter prompt says more about the chat template than about bytes per token."""
 
 
-class Estimate:
-    """A positive number that follows its samples in the logarithm."""
+def alike(own: float, usual: float) -> float:
+    """What to reckon with where units of a kind have `usual`: that, unless this one clearly differs.
 
-    __slots__ = ("_guesses", "_high", "_is_given", "_low", "_weight", "seen", "value")
+    Estimates scatter. Who took each difference for real would send everybody where chance was kind.
+    """
+    return usual if usual / ALIKE < own < usual * ALIKE else own
+
+
+class Estimate:
+    """A positive number that follows its samples in the logarithm. `usual` is what units of its kind have."""
+
+    __slots__ = ("_guesses", "_high", "_is_given", "_low", "_weight", "seen", "usual", "value")
 
     def __init__(self, first: float, low: float, high: float) -> None:
         self._low, self._high = low, high
@@ -56,13 +66,20 @@ class Estimate:
         self._weight = 0.0
         self._guesses = 0.0
         self._is_given = False
-        self.value = min(max(first, low), high)
+        self.value = self.usual = min(max(first, low), high)
+
+    @property
+    def reckoned(self) -> float:
+        """What to reckon with: see `alike`."""
+        return alike(self.value, self.usual)
 
     def guess(self, value: float, *, is_given: bool = False) -> None:
         """Take over an estimate from elsewhere, unless something was seen already or it makes no sense.
 
         It counts as half a sample. `is_given`: it is the operator's word, which no other guess replaces.
         """
+        if not is_given and 0.0 < value < inf:
+            self.usual = value
         if not self.seen and 0.0 < value < inf and (is_given or not self._is_given):
             self.value = min(max(value, self._low), self._high)
             self._guesses, self._is_given = _GUESS, is_given
@@ -97,7 +114,7 @@ class Estimate:
 class Steps:
     """How long a decoding step takes: `base_s + per_sequence_s * batch`, by least squares that fade."""
 
-    __slots__ = ("_n", "_usual", "_x", "_xx", "_xy", "_y", "base_s", "per_sequence_s", "seen")
+    __slots__ = ("_n", "_usual", "_x", "_xx", "_xy", "_y", "base_s", "per_sequence_s", "seen", "usual_s")
 
     MIN_S, MAX_S = 1e-5, 10.0
     _FADE = 0.95
@@ -111,6 +128,15 @@ class Steps:
         self.seen = 0
         self._usual = SEQUENCE_SHARE
         self.base_s, self.per_sequence_s = FIRST_STEP_S, SEQUENCE_SHARE * FIRST_STEP_S
+        self.usual_s = FIRST_STEP_S
+        """A step of units of its kind, with SPEED_BATCH sequences."""
+
+    @property
+    def reckoned(self) -> tuple[float, float]:
+        """What to reckon with, base and slope: see `alike`."""
+        at = self.at(SPEED_BATCH)
+        times = alike(at, self.usual_s) / at
+        return self.base_s * times, self.per_sequence_s * times
 
     @property
     def share(self) -> float:
@@ -122,6 +148,7 @@ class Steps:
         if not (0.0 < base_s < inf and 0.0 <= share < inf):
             return
         self._usual = min(share, 1.0)
+        self.usual_s = base_s * (1.0 + share * SPEED_BATCH)
         if not self.seen:
             self.base_s = self._bounded(base_s)
             self.per_sequence_s = self._usual * self.base_s
@@ -187,6 +214,13 @@ class Rates:
         """Prompts that were computed right behind another: only they tell what many of them take."""
         self._tokens, self._busy_s = 0, 0.0
         self._span_tokens, self._span_s = 0, 0.0
+
+    @property
+    def speed(self) -> float | None:
+        """One number for how fast it prefills and decodes, to be set beside other units'; None: a guess."""
+        if not (self.prefill_tokens_s.seen and self.steps.seen):
+            return None
+        return sqrt(self.prefill_tokens_s.value / self.steps.at(SPEED_BATCH))
 
     def prefilled(self, tokens: int, busy_s: float, *, follows: bool = True, had_seat: bool = True) -> None:
         """So many uncached tokens were computed in so many seconds with something to compute.

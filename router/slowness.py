@@ -14,6 +14,8 @@ from typing import NamedTuple
 from router.nouns import Rules
 
 COMPARE_S = 5.0
+FADE, LEAST = 0.8, 0.05
+"""What is left of it after a comparison that could not be made; below LEAST it is over."""
 STREAK = 3
 """So many comparisons in a row decide, either way."""
 
@@ -52,6 +54,12 @@ def compare(before: Slowness, unit: Speed, others: Sequence[Speed], rules: Rules
         return Slowness((before.degraded + 1.0 - 1.0 / times) / 2.0)
     streak = before.streak + 1
     return Slowness() if streak >= STREAK else Slowness(before.degraded, streak)
+
+
+def fade(before: Slowness) -> Slowness:
+    """The slowness of a unit that could not be compared: what is not confirmed is believed less and less."""
+    degraded = before.degraded * FADE
+    return Slowness(degraded) if degraded >= LEAST else Slowness()
 
 
 def _expected(unit: Speed, other: Speed) -> float:

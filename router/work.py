@@ -54,6 +54,18 @@ class Prefilled(NamedTuple):
     had_seat: bool = True
 
 
+class Beside(NamedTuple):
+    """What was there while an attempt was decoded: jobs (the mean of its begin and end), and the uncached
+    tokens of prompts that were computed in between.
+    """
+
+    batch: float = 0.0
+    tokens: int = 0
+
+
+ALONE = Beside()
+
+
 class Work:
     """The jobs of one unit, by the lease (or whatever else stands for the attempt)."""
 
@@ -65,6 +77,7 @@ class Work:
         "_written",
         "_written_at",
         "batch",
+        "computed_tokens",
         "front_since",
         "front_tokens",
         "kv_tokens",
@@ -85,8 +98,10 @@ class Work:
         self._first: Hashable = None
         self._written = self._written_at = 0.0
         self._queued: dict[Hashable, Job] = {}
-        self._decoding: dict[Hashable, tuple[Job, int]] = {}
-        """With how many jobs there were when it was shown."""
+        self._decoding: dict[Hashable, tuple[Job, int, int]] = {}
+        """With how many jobs there were when it was shown, and `computed_tokens` then."""
+        self.computed_tokens = 0
+        """Uncached tokens of all prompts that were ever shown."""
         self.peak_batch = 0.0
         """The most that were decoded at once, others' included."""
 
@@ -115,37 +130,37 @@ class Work:
         job = self._queued.pop(key, None)
         if job is None:
             return None
-        self._decoding[key] = job, self.batch
+        tokens, _, sent_at, _, had_seat = job
+        self.computed_tokens = computed = self.computed_tokens + tokens
+        self._decoding[key] = job, self.batch, computed
         if (batch := len(self._decoding) + foreign) > self.peak_batch:
             self.peak_batch = batch
-        self.queued_tokens -= job.uncached_tokens
+        self.queued_tokens -= tokens
         since, shown_at = self.front_since, self._shown_at
         self._begin_next(now)
         busy_s = now - since if now > since else 0.0
         found_idle, follows = key == self._first, since > job.begins_at
-        tokens, _, sent_at, _, had_seat = job
         return _new(Prefilled, (tokens, busy_s, now - sent_at, now - shown_at, found_idle, follows, had_seat))
 
-    def close(self, key: Hashable, now: float) -> float:
+    def close(self, key: Hashable, now: float) -> Beside:
         """The attempt is over, however it ended. Nothing happens the second time.
 
-        Returns how many jobs there were while it was decoded, the mean of its begin and its end (0: it was
-        not).
+        Returns what was there while it was decoded.
         """
         was_in_front = bool(self._queued) and next(iter(self._queued)) == key
-        job, batch = self._queued.pop(key, None), 0.0
+        job, beside = self._queued.pop(key, None), ALONE
         if job is not None:
             self.queued_tokens -= job.uncached_tokens
         elif (decoded := self._decoding.pop(key, None)) is not None:
-            job, batch_before = decoded
-            batch = 0.5 * (batch_before + self.batch)
+            job, batch_before, computed = decoded
+            beside = Beside(0.5 * (batch_before + self.batch), self.computed_tokens - computed)
         if job is not None:
             self.kv_tokens -= job.kv_tokens
             self.batch -= 1
         if was_in_front:
             # What was computed of it counts for nothing.
             self._begin_next(now)
-        return batch
+        return beside
 
     def forget_peak(self) -> None:
         """The unit has started anew, maybe with fewer seats."""

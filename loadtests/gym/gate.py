@@ -170,7 +170,7 @@ class Gate:
         desk.life_at = max(desk.life_at, now)
         desk.books.errors.worked(now)
         if lease.ask.stream:
-            desk.books.streamed(sequence.answer_tokens - 1, now - lease.first_at, lease.batch)
+            desk.books.streamed(sequence.answer_tokens - 1, now - lease.first_at, lease.beside)
         else:
             desk.pace.answered(now - lease.opened_at)
         if request.usage or lease.ask.stream:
