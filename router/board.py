@@ -83,6 +83,8 @@ class Board:
         self.answers = AnswerLengths()
         self.shared = SharedPrefixes()
         self.pools = Pools()
+        self.has_far = False
+        """Whether some units are farther away than others."""
         self.retries_in_flight = 0
         self.in_flight = 0
         self.panic_at: float | None = None
@@ -118,6 +120,7 @@ class Board:
                 known.models = frozenset(unit.models) or known.models
         # The order of the configuration is the order people see.
         self.desks = {name: self.desks[name] for name in wanted}
+        self.has_far = any(desk.far_s for desk in self)
         self._pool()
         self.forecast(now)
         return Changes(added, tuple(desk.unit for desk in gone), tuple(probed_anew))
@@ -206,7 +209,7 @@ class Board:
         """Work out anew what changes slowly in the cost of each unit, and what units learn of each other."""
         desks = self.desks.values()
         if now - self._peers_at >= PEERS_S:
-            kinds = [((d.models, d.unit.prefill_tokens_s), d.books.rates) for d in desks]
+            kinds = [((d.models, d.weight, d.unit.prefill_tokens_s), d.books.rates) for d in desks]
             learn_of_peers(kinds, now - self._peers_at)
             self._peers_at = now
         share = ALL_BLOCKS // max(len(desks), 1)

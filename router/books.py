@@ -27,7 +27,7 @@ _new = tuple.__new__
 
 SURE = 16
 """After so many prompts that were computed right behind another a prefill rate is no guess any more."""
-MISS = 1.25
+MISS = 2.0
 """A first token has to be predicted so many times later than its deadline to be given up: it is a guess."""
 PREFILL_MOST = 0.5
 STEPS_LEAST = 8
@@ -215,7 +215,9 @@ class Books:
         """
         prefill_s = beside.tokens / self.rates.prefill_tokens_s.value
         if tokens >= STEPS_LEAST and prefill_s < PREFILL_MOST * stream_s:
-            self.rates.steps.learn((stream_s - prefill_s) / tokens, beside.batch + self._price.foreign_batch)
+            # Who waits for a seat makes no step longer.
+            batch = min(beside.batch + self._price.foreign_batch, self.seats.limit)
+            self.rates.steps.learn((stream_s - prefill_s) / tokens, batch)
 
     def used(self, ask: Ask, bet: Bet, usage: Usage) -> None:
         """An answer has told what it used."""

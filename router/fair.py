@@ -37,7 +37,7 @@ class FairRules:
     max_wait_s: float = 60.0
     backlog_s: float = 0.25
     quantum_tokens: int = 64
-    age_s: float = 30.0
+    age_s: float = 15.0
     age_tokens: int = 32768
 
     def due_at(self, tokens: int, now: float) -> float:

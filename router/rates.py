@@ -29,7 +29,8 @@ _CLIP = log(2.0)
 _CLIP_FIRST = log(20.0)
 _SETTLED = 10
 """From then on each sample counts as much as any other."""
-ALIKE = 1.15
+ALIKE = 1.4
+"""Estimates of equal units, that come from different prompts and batches, are as far apart as that."""
 _GUESS = 0.5
 _FADE_S = 300.0
 """What was confirmed so long ago counts half."""
@@ -117,7 +118,7 @@ class Steps:
     __slots__ = ("_n", "_usual", "_x", "_xx", "_xy", "_y", "base_s", "per_sequence_s", "seen", "usual_s")
 
     MIN_S, MAX_S = 1e-5, 10.0
-    _FADE = 0.95
+    _FADE = 0.97
     _FLAT = 4.0
     """Added to the variance of the batch: a slope seen over few different batches is hardly one, and leans to
     what is usual."""
@@ -129,14 +130,15 @@ class Steps:
         self._usual = SEQUENCE_SHARE
         self.base_s, self.per_sequence_s = FIRST_STEP_S, SEQUENCE_SHARE * FIRST_STEP_S
         self.usual_s = FIRST_STEP_S
-        """A step of units of its kind, with SPEED_BATCH sequences."""
+        """As base_s, of units of its kind."""
 
     @property
     def reckoned(self) -> tuple[float, float]:
         """What to reckon with, base and slope: see `alike`."""
-        at = self.at(SPEED_BATCH)
-        times = alike(at, self.usual_s) / at
-        return self.base_s * times, self.per_sequence_s * times
+        usual_s, own_s = self.usual_s * (1.0 + self._usual * SPEED_BATCH), self.at(SPEED_BATCH)
+        if alike(own_s, usual_s) is usual_s:
+            return self.usual_s, self._usual * self.usual_s
+        return self.base_s, self.per_sequence_s
 
     @property
     def share(self) -> float:
@@ -148,7 +150,7 @@ class Steps:
         if not (0.0 < base_s < inf and 0.0 <= share < inf):
             return
         self._usual = min(share, 1.0)
-        self.usual_s = base_s * (1.0 + share * SPEED_BATCH)
+        self.usual_s = self._bounded(base_s)
         if not self.seen:
             self.base_s = self._bounded(base_s)
             self.per_sequence_s = self._usual * self.base_s

@@ -180,6 +180,8 @@ class Router:
             return None
         if not self._by_seconds or overcommit:
             rows = [row for row in rows if row.has_room] or rows
+        elif self.board.has_far:
+            rows = self._near(rows, ask, offered.expected, now)
         ranked = self.policy.rank(ask, rows, self._rng)
         best = ranked[0]
         if ask.deadline_at < inf:
@@ -188,11 +190,25 @@ class Router:
         explorer.purse_s += SHARE * best.cost_s
         return explorer.choose(rows, best, now) if now >= explorer.look_at and self._by_seconds else best
 
+    def _near(self, rows: list[Candidate], ask: Ask, expected: Expected, now: float) -> list[Candidate]:
+        """Those at the least distance, and farther ones where it would itself wait less, distance included.
+
+        What others are spared is no reason to send it away.
+        """
+        desks = self.board.desks
+        least_s = min(desks[row.unit].far_s for row in rows)
+        own_s = {row: row.cost_s - self._cost(row, ask, expected, now).beside_s for row in rows}
+        near_s = min(own_s[row] for row in rows if desks[row.unit].far_s == least_s)
+        return [row for row in rows if desks[row.unit].far_s == least_s or own_s[row] < near_s]
+
+    def _cost(self, row: Candidate, ask: Ask, expected: Expected, now: float) -> Cost:
+        books = self.board.desks[row.unit].books
+        return Cost(*books.quote(ask, row.held_blocks, expected, now).terms)
+
     def _is_late(self, row: Candidate, ask: Ask, expected: Expected, now: float) -> bool:
         """Whether a unit would answer too late, as far as it has shown how fast it is."""
-        books = self.board.desks[row.unit].books
-        held = books.prefixes.match(ask.blocks)
-        return books.is_too_slow(ask, Cost(*books.quote(ask, held, expected, now).terms).ttft_s, now)
+        ttft_s = self._cost(row, ask, expected, now).ttft_s
+        return self.board.desks[row.unit].books.is_too_slow(ask, ttft_s, now)
 
     def _open(self, best: Best, ask: Ask, now: float, *, retry: bool = False) -> Lease:
         self._shortlist.note(ask, best.row.unit)

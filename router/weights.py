@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+ALIKE = 0.8
+"""From this share on, weight and speed say the same: both are rough."""
+
 
 def shares(units: Sequence[tuple[float, float | None]]) -> list[float]:
     """The share (0 to 1) of its own speed at which each unit is reckoned with, from weights and learnt
@@ -18,11 +21,14 @@ def shares(units: Sequence[tuple[float, float | None]]) -> list[float]:
     """
     if not units or all(weight == units[0][0] for weight, _ in units):
         return [1.0] * len(units)
-    most, fastest = max(units, key=lambda unit: unit[0])
+    most = max(weight for weight, _ in units)
+    fastest = max((speed for weight, speed in units if weight == most and speed is not None), default=None)
     return [_share(weight / most, speed, fastest) for weight, speed in units]
 
 
 def _share(weight: float, speed: float | None, fastest: float | None) -> float:
-    if speed is None or fastest is None:
+    """`fastest` is the speed of the fastest of those with the largest weight."""
+    if weight == 1.0 or speed is None or fastest is None:
         return weight
-    return min(1.0, weight * fastest / speed)
+    share = weight * fastest / speed
+    return share if share < ALIKE else 1.0

@@ -55,8 +55,8 @@ class Prefilled(NamedTuple):
 
 
 class Beside(NamedTuple):
-    """What was there while an attempt was decoded: jobs (the mean of its begin and end), and the uncached
-    tokens of prompts that were computed in between.
+    """What was there while an attempt was decoded: jobs on average, and the uncached tokens of prompts that
+    were computed in between.
     """
 
     batch: float = 0.0
@@ -70,6 +70,8 @@ class Work:
     """The jobs of one unit, by the lease (or whatever else stands for the attempt)."""
 
     __slots__ = (
+        "_area",
+        "_area_at",
         "_decoding",
         "_first",
         "_queued",
@@ -98,8 +100,10 @@ class Work:
         self._first: Hashable = None
         self._written = self._written_at = 0.0
         self._queued: dict[Hashable, Job] = {}
-        self._decoding: dict[Hashable, tuple[Job, int, int]] = {}
-        """With how many jobs there were when it was shown, and `computed_tokens` then."""
+        self._area = self._area_at = 0.0
+        """The sum of the jobs there were, over time: until when it is added up."""
+        self._decoding: dict[Hashable, tuple[Job, float, float, int]] = {}
+        """With when it was shown, the area then, and `computed_tokens` then."""
         self.computed_tokens = 0
         """Uncached tokens of all prompts that were ever shown."""
         self.peak_batch = 0.0
@@ -112,6 +116,8 @@ class Work:
 
     def open(self, key: Hashable, job: Job, now: float) -> None:
         """An attempt was sent to the unit."""
+        self._area += self.batch * (now - self._area_at)
+        self._area_at = now
         if not self._queued:
             self.front_tokens, self._shown_at, self._first = job.uncached_tokens, now, key
             self.front_since = job.begins_at if job.begins_at > now else now
@@ -132,7 +138,7 @@ class Work:
             return None
         tokens, _, sent_at, _, had_seat = job
         self.computed_tokens = computed = self.computed_tokens + tokens
-        self._decoding[key] = job, self.batch, computed
+        self._decoding[key] = job, now, self._area + self.batch * (now - self._area_at), computed
         if (batch := len(self._decoding) + foreign) > self.peak_batch:
             self.peak_batch = batch
         self.queued_tokens -= tokens
@@ -147,13 +153,16 @@ class Work:
 
         Returns what was there while it was decoded.
         """
+        self._area += self.batch * (now - self._area_at)
+        self._area_at = now
         was_in_front = bool(self._queued) and next(iter(self._queued)) == key
         job, beside = self._queued.pop(key, None), ALONE
         if job is not None:
             self.queued_tokens -= job.uncached_tokens
         elif (decoded := self._decoding.pop(key, None)) is not None:
-            job, batch_before, computed = decoded
-            beside = Beside(0.5 * (batch_before + self.batch), self.computed_tokens - computed)
+            job, shown_at, area, computed = decoded
+            batch = (self._area - area) / (now - shown_at) if now > shown_at else float(self.batch)
+            beside = Beside(batch, self.computed_tokens - computed)
         if job is not None:
             self.kv_tokens -= job.kv_tokens
             self.batch -= 1
