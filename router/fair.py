@@ -29,7 +29,7 @@ class FairRules:
 
     quantum_tokens (64): what one visit is worth. Less than most asks, so that tenants alternate by the ask:
     visits are counted, not made, and cost nothing.
-    age_s (30): how long an ask of `age_tokens` (32768) or more may be overtaken; of fewer, in proportion.
+    age_s (15): how long an ask of `age_tokens` (32768) or more may be overtaken; of fewer, in proportion.
     """
 
     limit: int = 1024

@@ -67,12 +67,13 @@ class Estimate:
         self._weight = 0.0
         self._guesses = 0.0
         self._is_given = False
-        self.value = self.usual = min(max(first, low), high)
+        self.value = min(max(first, low), high)
+        self.usual = 0.0
 
     @property
     def reckoned(self) -> float:
         """What to reckon with: see `alike`."""
-        return alike(self.value, self.usual)
+        return alike(self.value, self.usual) if self.seen else self.value
 
     def guess(self, value: float, *, is_given: bool = False) -> None:
         """Take over an estimate from elsewhere, unless something was seen already or it makes no sense.
@@ -129,14 +130,14 @@ class Steps:
         self.seen = 0
         self._usual = SEQUENCE_SHARE
         self.base_s, self.per_sequence_s = FIRST_STEP_S, SEQUENCE_SHARE * FIRST_STEP_S
-        self.usual_s = FIRST_STEP_S
+        self.usual_s = 0.0
         """As base_s, of units of its kind."""
 
     @property
     def reckoned(self) -> tuple[float, float]:
         """What to reckon with, base and slope: see `alike`."""
         usual_s, own_s = self.usual_s * (1.0 + self._usual * SPEED_BATCH), self.at(SPEED_BATCH)
-        if alike(own_s, usual_s) is usual_s:
+        if self.seen and alike(own_s, usual_s) is usual_s:
             return self.usual_s, self._usual * self.usual_s
         return self.base_s, self.per_sequence_s
 

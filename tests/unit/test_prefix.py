@@ -121,6 +121,7 @@ def test_it_gives_memory_back_when_it_is_made_smaller() -> None:
     cache = PrefixCache(20_000)
     prompt = tuple(draw(60) for _ in range(20_000))
     cache.prove(prompt, cache.record(prompt))
+    del prompt
     cache.resize(1000)
     used, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
