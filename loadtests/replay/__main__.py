@@ -28,10 +28,11 @@ from loadtests.replay.figures import Result
 from loadtests.replay.plan import CELLS, PlanError, Timed, plays
 from loadtests.replay.routers import ROOT, ROUTERS
 from loadtests.replay.trace import TraceError
+from loadtests.replay.virtual import RIVALS
 
 SAMPLE = Path(__file__).parent / "sample.jsonl"
 GATE = "cellgate"
-_DEFAULT = (GATE, "haproxy leastconn", "smg cache_aware", "smg least_load")
+_DEFAULT = (GATE, "haproxy leastconn", "smg cache_aware", "smg least_load", "gym oracle")
 
 
 def main() -> int:
@@ -94,7 +95,7 @@ def _arguments() -> argparse.Namespace:
     add("--at", type=_numbers, default=[0.8], help="utilisations; --at=-16 means 16 requests a second")
     add("--speed-up", type=float, default=1.0, help="virtual seconds a second, with --loads")
     add("--trace", type=Path, default=SAMPLE, help="for the load mooncake; without it a sample")
-    add("--routers", type=_names(ROUTERS), default=list(_DEFAULT), metavar="NAME,NAME")
+    add("--routers", type=_names([*ROUTERS, *RIVALS]), default=list(_DEFAULT), metavar="NAME,NAME")
     add(
         "--seeds",
         type=int,

@@ -11,8 +11,8 @@ from loadtests.gym.loads import LOADS, missing
 from loadtests.gym.loads_traces import Mooncake
 from loadtests.gym.nouns import Fleet, Request
 from loadtests.gym.plan import ISSUE
-from loadtests.replay.cell import Play
 from loadtests.replay.client import bodies_of
+from loadtests.replay.plays import Play
 
 MODEL_NAMES = frozenset({"m"})
 

@@ -6,8 +6,8 @@ import pytest
 
 from loadtests.gym.cells import Cell
 from loadtests.replay.__main__ import SAMPLE
-from loadtests.replay.cell import Play
 from loadtests.replay.plan import CELLS, PlanError, Timed, plays
+from loadtests.replay.plays import Play
 
 
 def made(timed: Timed, seeds: int = 1) -> list[Play]:
