@@ -8,7 +8,7 @@ Every method is synchronous and does no I/O: callers act on what is returned. Ru
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -35,6 +35,7 @@ from router.nouns import (
 )
 from router.pools import Pools
 from router.rates import learn_of_peers
+from router.remote_prefixes import ProvenPrefixes, RemotePrefixes
 from router.shared_prefixes import SharedPrefixes
 from router.slowness import Slowness, Speed, compare, fade
 from router.weights import shares
@@ -82,6 +83,10 @@ class Board:
         """Requests of other gates, by unit, as far as they told."""
         self.answers = AnswerLengths()
         self.shared = SharedPrefixes()
+        self.remote: RemotePrefixes | None = None
+        """What other gates have proven to be cached at units; None while nobody tells."""
+        self.proven: ProvenPrefixes | None = None
+        """What this gate has proven, for others; None while there is nobody to tell."""
         self.pools = Pools()
         self.has_far = False
         """Whether some units are farther away than others."""
@@ -100,6 +105,7 @@ class Board:
         gone = [d for d in self if d.unit.name not in wanted or wanted[d.unit.name].url != d.unit.url]
         for desk in gone:
             del self.desks[desk.unit.name]
+            self._forget_prefixes(desk.unit.name)
             desk.retired = True
             if desk.leases:
                 self.leaving.append(desk)
@@ -203,6 +209,8 @@ class Board:
                 mute += desk.is_mute(now)
         if self.panic_at is not None and not panic.hold(mute, rotation, 0.0, self.rules):
             self.panic_at = None
+        if self.remote:
+            self.remote.expire(now)
         self.forecast(now)
 
     def forecast(self, now: float) -> None:
@@ -325,7 +333,7 @@ class Board:
         """Open a lease on a unit; `held` blocks of the prompt are there (None: that is looked up)."""
         desk = self.desks[name]
         if held is None:
-            held = desk.books.prefixes.match(ask.blocks)
+            held = self.held(desk, ask.blocks)
         lease = Lease(desk, ask, expected, held, now, retry)
         if not desk.leases:
             desk.work_at = now
@@ -343,6 +351,13 @@ class Board:
         if lease.retry:
             lease.retry = False
             self.retries_in_flight -= 1
+        if self.proven is not None and lease.ask.blocks and not lease.desk.retired:
+            self.proven.note(lease.unit, lease.ask.blocks, lease.bet.expected.shared_blocks)
+
+    def held(self, desk: Desk, blocks: Sequence[int]) -> int:
+        """How many blocks at the beginning of a prompt a unit holds, as far as this gate or another knows."""
+        held = desk.books.prefixes.match(blocks)
+        return max(held, self.remote.match(blocks).get(desk.unit.name, 0)) if self.remote else held
 
     def close(self, lease: Lease, now: float) -> None:
         """Close a lease. Raises RuntimeError the second time: an in-flight count must never drift."""
@@ -385,8 +400,16 @@ class Board:
         """What was learnt of the incarnation before does not hold for this one."""
         desk.load, desk.foreign, desk.counters_at = None, 0, 0.0
         desk.books.forget()
+        self._forget_prefixes(desk.unit.name)
         desk.slowness = Slowness()
         desk.engine = desk.unit.engine
+
+    def _forget_prefixes(self, unit: str) -> None:
+        """What was told of its cache, or was to be told, does not hold."""
+        if self.remote is not None:
+            self.remote.forget(unit)
+        if self.proven is not None:
+            self.proven.forget(unit)
 
     def _evict(self, desk: Desk) -> tuple[Lease, ...]:
         leases = tuple(lease for lease in desk.leases if not lease.evicted)

@@ -8,7 +8,7 @@ will be.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from router.board import Board
@@ -83,6 +83,8 @@ def offers(
         if held > most:
             most = held
         known.append((name, desk, held))
+    if board.remote and blocks:
+        known, most = _with_remote(board.remote.match(blocks), known, most)
     shared, charged = None, 1.0
     if most:
         shared = board.shared.of(blocks[most - 1], now)
@@ -92,6 +94,16 @@ def offers(
     expected = _new(Expected, (board.answers.expected(model, ask.max_tokens), most, charged))
     rows = _rows(board, ask, expected, known, bounds, now)
     return _new(Offered, (rows, Refusal.UNSURE if unsure else _NO_UNIT, expected, shared))
+
+
+def _with_remote(
+    remote: Mapping[str, int], known: list[tuple[str, Desk, int]], most: int
+) -> tuple[list[tuple[str, Desk, int]], int]:
+    """What units hold, and the most of it, with what other gates have proven there."""
+    if not remote:
+        return known, most
+    known = [(name, desk, max(held, remote.get(name, 0))) for name, desk, held in known]
+    return known, max((held for _, _, held in known), default=0)
 
 
 def foreign_at(board: Board, desk: Desk) -> int:

@@ -111,7 +111,7 @@ def _looks(
     offered = {row.unit: row for row in rows}
     looks = {}
     for name, desk in board.desks.items():
-        held = desk.books.prefixes.match(ask.blocks) if bounds.by_cache else 0
+        held = board.held(desk, ask.blocks) if bounds.by_cache else 0
         quote, row = desk.books.quote(ask, held, expected, now), offered.get(name)
         has_room = desk.has_place(now, 0.0) and desk.books.backlog_s(now) <= bounds.backlog_s
         why_not = "" if row is not None else _why_not(desk, ask, now, tried)

@@ -250,7 +250,7 @@ class Router:
         desks = [desk for desk in self.board if desk.is_usable() and desk.serves(ask)]
         if not desks:
             return ask.prompt_tokens
-        held = max(desk.books.prefixes.match(ask.blocks) for desk in desks) if ask.blocks else 0
+        held = max(self.board.held(desk, ask.blocks) for desk in desks) if ask.blocks else 0
         return int(ask.prompt_tokens * (1.0 - held / len(ask.blocks))) if held else ask.prompt_tokens
 
 

@@ -1,6 +1,7 @@
 """Which units are looked at for an ask, where there are too many to look at all of them for each.
 
-1. The one that got the longest beginning of its prompt last is among them, wherever that is known.
+1. The one that got the longest beginning of its prompt last is among them, wherever that is known, and the
+   one of which other gates tell that it holds the longest.
 2. The others are drawn: the best of SAMPLE is nearly as good as the best of all, and those who draw at one
    time do not all find the same one.
 3. It only proposes: whatever is decided of a unit is decided by who asks.
@@ -45,6 +46,8 @@ class Shortlist:
         chosen = dict.fromkeys(self._rng.sample(names, SAMPLE))
         if (holder := self._holder(ask)) is not None:
             chosen[holder] = None
+        if self._board.remote and (told := self._board.remote.match(ask.blocks)):
+            chosen[max(told, key=told.__getitem__)] = None
         return chosen
 
     def note(self, ask: Ask, unit: str) -> None:

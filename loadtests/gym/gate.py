@@ -17,12 +17,15 @@ from loadtests.gym.sequences import Shown
 from loadtests.gym.watch import TICK_S, Watch
 from loadtests.gym.world import World
 from policies import POLICIES
+from proxy.report.redis_prefixes import PrefixSharing
+from proxy.report.redis_roster import Roster
+from proxy.report.redis_schema import View
 from router.board import Board, Consequence
 from router.books import Elsewhere, Usage
 from router.fair import FairRules
 from router.judge import nothing_to_learn
 from router.lease import Lease
-from router.nouns import Ask, Refusal, Rules, Sign, Strength
+from router.nouns import Ask, Refusal, Rules, Sign, Strength, Verdict
 from router.pace import GAPS_MS
 from router.router import Router
 from router.waiting import Ticket, Waiting
@@ -42,6 +45,11 @@ class Gate:
         self.peers: list[Gate] = [self]
         self.said: dict[str, Elsewhere] = {}
         """What this gate told the others last, by unit."""
+        self.prefixes: PrefixSharing | None = None
+        """What it tells of prefix caches, where there is another gate."""
+        self.document: bytes | None = None
+        self.told_bytes: list[int] = []
+        """By heartbeat: how large what it told of prefix caches was."""
         self.flips: list[str] = []
         self._fleet = world.fleet
         self._numbers = {place.unit.name: number for number, place in enumerate(world.fleet.places)}
@@ -209,6 +217,7 @@ class Gate:
         self.said = {
             desk.unit.name: Elsewhere(desk.in_flight, desk.books.work.queued_tokens) for desk in self.board
         }
+        self._share_prefixes()
         heard = [peer.said for peer in self.peers if peer is not self]
         others = {}
         for name in self.board.desks:
@@ -218,6 +227,16 @@ class Gate:
                 others[name] = Elsewhere(in_flight, tokens)
         self.board.others = others
 
+    def _share_prefixes(self) -> None:
+        """As RedisLink writes and reads what PrefixSharing tells."""
+        if self.prefixes is None:
+            self.prefixes = PrefixSharing(self.board, str(self.number), _Known(""), lambda: self.world.now)
+        self.document, _ = self.prefixes.document()
+        self.told_bytes.append(len(self.document or b""))
+        for peer in self.peers:
+            if peer is not self and peer.document is not None:
+                self.prefixes.heard(str(peer.number), peer.document)
+
     def _flipped(self, consequence: Consequence) -> None:
         """As Gate._flipped."""
         flip = consequence.flip
@@ -226,6 +245,13 @@ class Gate:
         for lease in consequence.evicted:
             self.world.at(self.world.now, partial(_evict, lease))
         self._room()
+
+
+class _Known(Roster):
+    """Every gate tells of every unit, of whatever incarnation."""
+
+    def said(self, unit: str, gate: str) -> View | None:
+        return View(unit, "", gate, Verdict.UP)
 
 
 class _Search:

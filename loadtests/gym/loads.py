@@ -24,6 +24,11 @@ LOADS: dict[str, Load] = {
         system_tokens=(2500, 2500), turns=(5, 20), first=(200, 2000), added=(200, 3000), answer_tokens=80,
         pause_s=(0.5, 4.0),
     ),
+    "chat_roams": Sessions(roams=True),
+    "agents_roam": Sessions(
+        system_tokens=(2500, 2500), turns=(5, 20), first=(200, 2000), added=(200, 3000), answer_tokens=80,
+        pause_s=(0.5, 4.0), roams=True,
+    ),
     "agents_forget": Sessions(
         systems=4, system_tokens=(1500, 6000), turns=(5, 25), first=(500, 4000), added=(100, 2500),
         answer_tokens=120, pause_s=(0.2, 3.0), keeps=0.85,

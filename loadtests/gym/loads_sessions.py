@@ -17,7 +17,8 @@ class Sessions:
     what was said before, gets `answer_tokens` on average, and comes `pause_s` after the answer before.
 
     `keeps`: the share of the turns in which all that was said is kept; else the session goes on from its
-    first prompt (an editor whose file has changed near its beginning, an agent that forgets).
+    first prompt (an editor whose file has changed near its beginning, an agent that forgets). `roams`: each
+    turn may come to another gate, as behind a balancer that chooses one for each request.
     """
 
     systems: int = 1
@@ -29,6 +30,7 @@ class Sessions:
     answer_most: float = 2000.0
     pause_s: tuple[float, float] = (1.0, 6.0)
     keeps: float = 1.0
+    roams: bool = False
     most_tokens: int = 60_000
     more: float = 2.5
     """So many times as many requests are needed until as many sessions end as begin."""
@@ -52,6 +54,7 @@ class Sessions:
             context = prompt.extend(answer, bytes_per_token)
             wait_s = rng.uniform(*self.pause_s) if turn else at
             # A client keeps its connection, and so its gate.
+            chance = rng.random() if self.roams else chance
             turns.append(Request(number + turn, wait_s, prompt, context, session=f"s{number}", chance=chance))
             said = context if rng.random() < self.keeps else begin
             prompt = said.extend(rng.randint(*self.added), bytes_per_token)

@@ -72,6 +72,11 @@ class Roster:
         """What the other gates together say of a unit."""
         return merge([Seen(view, now - at) for view, at in self._units.get(unit, {}).values()])
 
+    def said(self, unit: str, gate: str) -> View | None:
+        """What one other gate says of a unit."""
+        found = self._units.get(unit, {}).get(gate)
+        return found[0] if found is not None else None
+
     def elsewhere(self, unit: str, now: float) -> Elsewhere:
         """What the other gates have there. What is too old to be so any more does not count."""
         said = self._units.get(unit, {}).values()
