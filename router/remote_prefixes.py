@@ -14,30 +14,39 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
 EXPIRES_S = 600.0
-"""What was told is believed for at most so long, and for at least half of it if there is room."""
-HASHES_MAX = 1 << 17
-"""So many hashes are kept at most (20 MB), and of each half the half that came last."""
+"""What was told is believed for at most so long, and for half of it at least unless too much is told."""
+HASHES_MAX = 1 << 16
+"""So many hashes are kept at most (10 MB)."""
 TOLD_AGAIN_S = 120.0
-"""What is proven again is told again after so long, or up to twice that. Whoever heard of it still knows it."""
+"""What is proven again is told again after so long, or up to twice that: others still know it."""
 PENDING_MAX = 256
 """So many proven prompts wait to be told of; the newest ones count."""
 
+Proven = tuple[str, Sequence[int], int]
+"""A unit, the blocks of a prompt, and how many of them an earlier one had."""
+
 _NOWHERE: Mapping[str, int] = {}
 _STEPS = tuple(sorted({size for power in range(13) for size in (1 << power, 3 << power >> 1)}))
-"""1, 2, 3, 4, 6, 8, 12, ...: of a beginning that is shared for the first time, two thirds are known or more."""
+"""1, 2, 3, 4, 6, 8, 12, ...: who shares a beginning for the first time knows two thirds of it or more."""
 
 
 class RemotePrefixes:
     """By block hash: the units where another gate has proven a prompt that has it.
 
-    In two generations, of which the older one is dropped as a whole: that takes no look at each entry.
+    In two generations, of which the older one is dropped as a whole. What a unit has lost by a restart stays
+    there under a number that stands for no unit any more. So nothing here walks over all that is known.
     """
 
-    __slots__ = ("_bits", "_names", "_older", "_recent", "_turned_at")
+    __slots__ = ("_bits", "_free", "_gone", "_gone_before", "_names", "_older", "_recent", "_turned_at")
 
     def __init__(self) -> None:
         self._names: list[str] = []
+        """By number of a bit: the unit; empty: it stands for none any more."""
         self._bits: dict[str, int] = {}
+        self._free: list[int] = []
+        self._gone: list[int] = []
+        self._gone_before: list[int] = []
+        """Numbers that are free when what they may occur in has been dropped."""
         self._recent: dict[int, int] = {}
         """The units of a block, a bit for each."""
         self._older: dict[int, int] = {}
@@ -55,7 +64,7 @@ class RemotePrefixes:
         self.expire(now)
 
     def match(self, blocks: Sequence[int]) -> Mapping[str, int]:
-        """By unit: how many blocks at the beginning of a prompt are there; nothing of those that have none."""
+        """By unit: how many blocks at the beginning of a prompt are there; units with none are left out."""
         recent, older = self._recent, self._older
         hits = recent.keys() & blocks
         if older:
@@ -70,7 +79,8 @@ class RemotePrefixes:
             units = (recent.get(block, 0) | older.get(block, 0)) & ~known
             known |= units
             while units:
-                held[self._names[(units & -units).bit_length() - 1]] = place
+                if name := self._names[(units & -units).bit_length() - 1]:
+                    held[name] = place
                 units &= units - 1
             hits.discard(block)
             if not hits:
@@ -79,38 +89,42 @@ class RemotePrefixes:
 
     def forget(self, unit: str) -> None:
         """The unit has started anew, or is no more: it holds nothing."""
-        if bit := self._bits.get(unit, 0):
-            for blocks in (self._recent, self._older):
-                for block, units in list(blocks.items()):
-                    if units == bit:
-                        del blocks[block]
-                    elif units & bit:
-                        blocks[block] = units ^ bit
+        if (bit := self._bits.pop(unit, None)) is not None:
+            self._names[bit.bit_length() - 1] = ""
+            self._gone.append(bit)
 
     def expire(self, now: float) -> None:
         """Drop what is too old, or too much."""
-        if now - self._turned_at >= EXPIRES_S / 2 or len(self._recent) > HASHES_MAX // 2:
-            # What came while nobody looked is as old as a generation may be, or older.
-            self._older = self._recent if now - self._turned_at < EXPIRES_S else {}
+        age_s = now - self._turned_at
+        if age_s >= EXPIRES_S / 2 or len(self._recent) >= HASHES_MAX // 2:
+            # What came while nobody looked may be too old already.
+            self._older = self._recent if age_s < EXPIRES_S else {}
             self._recent, self._turned_at = {}, now
+            self._free += self._gone_before
+            self._gone_before, self._gone = self._gone, []
 
     def _bit(self, unit: str) -> int:
         bit = self._bits.get(unit)
         if bit is None:
-            bit = self._bits[unit] = 1 << len(self._names)
-            self._names.append(unit)
+            if not self._free:
+                self._names.append("")
+                self._free.append(1 << (len(self._names) - 1))
+            bit = self._bits[unit] = self._free.pop()
+            self._names[bit.bit_length() - 1] = unit
         return bit
 
 
 class ProvenPrefixes:
     """What this gate has newly proven at units, until it is told."""
 
-    __slots__ = ("_pending", "_told", "_told_before", "_turned_at")
+    __slots__ = ("_count", "_pending", "_told", "_told_before", "_turned_at")
 
     def __init__(self) -> None:
-        self._pending: deque[tuple[str, Sequence[int], int]] = deque(maxlen=PENDING_MAX)
-        self._told: set[tuple[str, int]] = set()
-        self._told_before: set[tuple[str, int]] = set()
+        self._pending: deque[Proven] = deque(maxlen=PENDING_MAX)
+        self._told: dict[str, set[int]] = {}
+        self._told_before: dict[str, set[int]] = {}
+        """By unit: what was told in this generation, and in the one before."""
+        self._count = 0
         self._turned_at = 0.0
 
     def note(self, unit: str, blocks: Sequence[int], shared: int) -> None:
@@ -120,38 +134,39 @@ class ProvenPrefixes:
     def forget(self, unit: str) -> None:
         """The unit has started anew, or is no more: what it held is not told, and may be told again."""
         self._pending = deque((row for row in self._pending if row[0] != unit), maxlen=PENDING_MAX)
-        self._told = {row for row in self._told if row[0] != unit}
-        self._told_before = {row for row in self._told_before if row[0] != unit}
+        self._told.pop(unit, None)
+        self._told_before.pop(unit, None)
 
     def take(self, most: int, now: float) -> dict[str, list[int]]:
         """By unit: at most `most` hashes that were not told of late. The newest prompts come first: where
         they branched off from others and where they end; then steps on the way, for who branches off there.
         """
-        if now - self._turned_at >= TOLD_AGAIN_S or len(self._told) > HASHES_MAX // 2:
-            self._told_before, self._told, self._turned_at = self._told, set(), now
+        if now - self._turned_at >= TOLD_AGAIN_S or self._count >= HASHES_MAX // 2:
+            self._told_before, self._told, self._count, self._turned_at = self._told, {}, 0, now
         news: dict[str, list[int]] = {}
         rows = list(reversed(self._pending))
         self._pending.clear()
         for unit, block in chain(_ends(rows), _steps(rows)):
-            if most <= 0:
-                break
-            row = unit, block
-            if row in self._told or row in self._told_before:
+            told = self._told.setdefault(unit, set())
+            if block in told or block in self._told_before.get(unit, ()):
                 continue
-            self._told.add(row)
+            told.add(block)
             news.setdefault(unit, []).append(block)
             most -= 1
+            self._count += 1
+            if most <= 0:
+                break
         return news
 
 
-def _ends(rows: Iterable[tuple[str, Sequence[int], int]]) -> Iterator[tuple[str, int]]:
+def _ends(rows: Iterable[Proven]) -> Iterator[tuple[str, int]]:
     for unit, blocks, shared in rows:
         if shared:
             yield unit, blocks[shared - 1]
         yield unit, blocks[-1]
 
 
-def _steps(rows: Iterable[tuple[str, Sequence[int], int]]) -> Iterator[tuple[str, int]]:
+def _steps(rows: Iterable[Proven]) -> Iterator[tuple[str, int]]:
     for unit, blocks, _ in rows:
         for size in _STEPS:
             if size >= len(blocks):

@@ -7,7 +7,7 @@ from loadtests.gym.fleets import FLEETS
 from loadtests.gym.loads import LOADS, missing
 
 UTILISATIONS = (0.1, 0.5, 0.8, 0.95)
-UNEVEN = frozenset({"zipf", "agents", "agents_forget", "mooncake", "mooncake_like"})
+UNEVEN = frozenset({"zipf", "agents", "agents_forget", "agents_roam", "mooncake", "mooncake_like"})
 """Loads whose prefixes repeat unevenly: where a cache is worth going to."""
 ISSUE = Cell("shared_prompt", "equal", -16.0)
 """Four units with 64 seats, one system prompt, long answers, 16 requests a second."""
@@ -20,7 +20,10 @@ QUICK = (
     Cell("bursts", "equal", 0.5),
     Cell("rag", "slow_unit", 0.5),
     Cell("azure_conv", "two_gates", 0.8),
+    Cell("agents_roam", "four_gates", 0.8),
 )
+ROAMING = ("agents_roam", "chat_roams")
+"""Loads whose sessions change gates: nothing new where there is one."""
 _ON_ALL_FLEETS = ("shared_prompt", "zipf", "agents", "rag")
 
 
@@ -28,7 +31,7 @@ def cells() -> list[Cell]:
     """All loads at all utilisations on equal units; some of them on all fleets."""
     alone = [Cell("two_models", "two_models", much) for much in (0.5, 0.95, 1.3)]
     alone += [Cell("deadlines", "equal", 1.2)]
-    loads = [load for load in LOADS if load != "two_models" and not missing(load)]
+    loads = [load for load in LOADS if load != "two_models" and load not in ROAMING and not missing(load)]
     everywhere = [Cell(load, "equal", much) for load in loads for much in UTILISATIONS]
     fleets = [
         Cell(load, fleet, much)
@@ -37,7 +40,14 @@ def cells() -> list[Cell]:
         for load in _ON_ALL_FLEETS
         for much in (0.5, 0.8)
     ]
-    return [ISSUE, *SPARSE, *alone, *everywhere, *fleets]
+    roaming = [
+        Cell(load, fleet.name, much)
+        for fleet in FLEETS.values()
+        if fleet.gates > 1
+        for load in ROAMING
+        for much in (0.5, 0.8)
+    ]
+    return [ISSUE, *SPARSE, *alone, *everywhere, *fleets, *roaming]
 
 
 def quick_cells() -> list[Cell]:

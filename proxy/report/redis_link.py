@@ -20,6 +20,7 @@ from redis.exceptions import ResponseError
 from proxy.report.redis_bans import Row, SharedBans, is_ban
 from proxy.report.redis_bans import read as read_ban
 from proxy.report.redis_connect import EXCHANGE_S, Connect, in_words, is_refusal, why_refused
+from proxy.report.redis_prefixes import GATES_MAX, PrefixSharing
 from proxy.report.redis_roster import Key, Roster
 from proxy.report.redis_schema import (
     EXPIRY_HEARTBEATS,
@@ -55,6 +56,9 @@ _COUNTS = (
     "bans_sent",
     "bans_heard",
     "bans_refused",
+    "prefixes_sent",
+    "prefixes_heard",
+    "prefixes_refused",
 )
 _CANCEL_S = 0.05
 _WHAT_NOW = "requests are routed by what this gate sees itself, and it goes on trying"
@@ -98,8 +102,10 @@ class RedisLink:
         heartbeat_s: float = HEARTBEAT_S,
         all_cells: bool = False,
         bans: SharedBans | None = None,
+        prefixes: PrefixSharing | None = None,
     ) -> None:
         self._bans = bans
+        self._prefixes = prefixes
         self._ban_news: list[Row] = []
         self._connect = connect
         self._gate = gate
@@ -230,8 +236,22 @@ class RedisLink:
         for key in self._roster.answered(seen, self._now()):
             self._look_for_flip(key, seen[key])
         await self._forget_departed(talk, index)
+        if self._prefixes is not None:
+            await self._share_prefixes(talk, self._prefixes)
         if self._bans is not None and self.counts["beats"] % BAN_BEATS == 0:
             await self._share_bans(talk, self._bans)
+
+    async def _share_prefixes(self, talk: Talk, prefixes: PrefixSharing) -> None:
+        """Tell what prompts were computed where, and hear what others tell."""
+        document, new = prefixes.document()
+        if document is not None:
+            await talk.put_prefixes(self._gate, document, self._expiry_ms)
+            self.counts["prefixes_sent"] += new
+        gates = sorted({member.gate for member in self._known} - {self._gate})[:GATES_MAX]
+        async for gate, found in talk.get_prefixes(gates):
+            taken = prefixes.heard(gate, found) if found is not None else 0
+            self.counts["prefixes_refused"] += taken is None
+            self.counts["prefixes_heard"] += taken or 0
 
     async def _share_bans(self, talk: Talk, bans: SharedBans) -> None:
         """Read what prompts others refuse. What a Redis that came back empty has not is written again."""

@@ -24,6 +24,9 @@ _COUNTS = {
     "bans_sent": "Refused prompts, or that one is refused no more, that others were told of at once.",
     "bans_heard": "The same, told by others.",
     "bans_refused": "What was told as such, and does not count.",
+    "prefixes_sent": "Hashes of cached prompts that others were told of.",
+    "prefixes_heard": "Hashes of cached prompts that were read of others.",
+    "prefixes_refused": "Documents that should hold such hashes, and do not count.",
 }
 
 
@@ -40,6 +43,8 @@ class RedisMetrics(Collector):
         is_well = link.state is State.WELL
         yield gauge("redis_up", "1: Redis answers, and takes what it is told.", (), [((), is_well)])
         yield gauge("redis_peers", "Other gates that were heard of just now.", (), [((), link.peers())])
+        known = len(self._board.remote) if self._board.remote is not None else 0
+        yield gauge("redis_prefixes", "Hashes of cached prompts that others have told of.", (), [((), known)])
         yield gauge(
             "in_flight_elsewhere",
             "Attempts that other gates have open on a unit.",

@@ -13,7 +13,7 @@ from base64 import b64encode
 from binascii import Error as Base64Error
 from binascii import a2b_base64
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -39,14 +39,18 @@ Told = dict[str, list[int]]
 
 def written(gate: str, told: Mapping[str, list[int]]) -> bytes:
     """The document."""
-    units = {unit: b64encode(struct.pack(f"<{len(blocks)}Q", *blocks)).decode() for unit, blocks in told.items()}
+    units = {
+        unit: b64encode(struct.pack(f"<{len(blocks)}Q", *blocks)).decode() for unit, blocks in told.items()
+    }
     return orjson.dumps({"v": VERSION, "gate": gate, "units": units})
 
 
 def read(document: Any) -> tuple[str, Told] | None:
     """Who tells, and what; None when that is nothing that can be used."""
     try:
-        found = orjson.loads(document) if isinstance(document, bytes) and len(document) <= DOCUMENT_MAX else None
+        found = (
+            orjson.loads(document) if isinstance(document, bytes) and len(document) <= DOCUMENT_MAX else None
+        )
     except orjson.JSONDecodeError:
         return None
     if not isinstance(found, dict) or found.get("v") != VERSION:
@@ -63,6 +67,14 @@ def read(document: Any) -> tuple[str, Told] | None:
     return gate, told
 
 
+class _Part(NamedTuple):
+    """What was told of one unit in one beat. `reborn`: as its case had it then."""
+
+    desk: Desk
+    reborn: tuple[str, float] | None
+    hashes: list[int]
+
+
 class PrefixSharing:
     """One gate's part in it. `roster` holds what other gates say of units."""
 
@@ -73,23 +85,22 @@ class PrefixSharing:
         self._gate = gate
         self._roster = roster
         self._now = now
-        self._beats: list[dict[Desk, tuple[int, list[int]]]] = []
-        """What was told in the last beats, by unit, with its incarnation then."""
+        self._beats: list[list[_Part]] = []
+        """What was told in the last beats."""
         self._heard: dict[str, int] = {}
         """By gate: the hash of the document that was read last."""
 
     def document(self) -> tuple[bytes | None, int]:
-        """What there is to tell in this beat (None: nothing), and how many hashes of it for the first time."""
-        news = self._proven.take(HASHES_A_BEAT, self._now())
-        desks = self._board.desks
-        beat = {desks[unit]: (desks[unit].case.reborn, blocks) for unit, blocks in news.items() if unit in desks}
+        """What there is to tell in this beat (None: nothing), and how many hashes are told the first time."""
+        news, desks = self._proven.take(HASHES_A_BEAT, self._now()), self._board.desks
+        beat = [_Part(desks[u], desks[u].case.reborn, hashes) for u, hashes in news.items() if u in desks]
         self._beats = [*self._beats[1 - BEATS :], beat]
         told = Told()
-        for each in self._beats:
-            for desk, (reborn, blocks) in each.items():
-                if desk.case.reborn == reborn and not desk.retired:
-                    told.setdefault(desk.unit.name, []).extend(blocks)
-        return (written(self._gate, told) if told else None), sum(len(blocks) for _, blocks in beat.values())
+        for part in (part for beat in self._beats for part in beat):
+            # What was proven of another incarnation is gone.
+            if part.desk.case.reborn == part.reborn and not part.desk.retired:
+                told.setdefault(part.desk.unit.name, []).extend(part.hashes)
+        return (written(self._gate, told) if told else None), sum(len(part.hashes) for part in beat)
 
     def heard(self, gate: str, document: Any) -> int | None:
         """Take over what stands at another gate's key: how many hashes. None: it does not count."""

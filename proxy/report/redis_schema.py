@@ -49,6 +49,10 @@ class Names:
         self.poison = f"{prefix}poison"
         """The set of prompts that are refused, by fingerprint."""
 
+    def prefixes(self, gate: str) -> str:
+        """The key of what a gate tells of prefix caches."""
+        return f"{self.prefix}prefixes:{gate}"
+
     def ban(self, mark: str) -> str:
         """The key of the document of such a prompt."""
         return f"{self.prefix}poison:{mark}"

@@ -19,6 +19,7 @@ from proxy.report.redis_bans import SharedBans
 from proxy.report.redis_connect import Connect, connector
 from proxy.report.redis_link import RedisLink
 from proxy.report.redis_metrics import RedisMetrics
+from proxy.report.redis_prefixes import PrefixSharing
 from proxy.report.redis_roster import Roster
 from proxy.report.redis_schema import Names, Seen, View
 from proxy.report.redis_sharing import Sharing
@@ -55,6 +56,7 @@ def _link(
     on_flip: Callable[[Seen], None],
     *,
     all_cells: bool = False,
+    prefixes: PrefixSharing | None = None,
 ) -> RedisLink:
     bans = SharedBans(gate.containment, roster.own, gate.now)
     link = RedisLink(
@@ -69,6 +71,7 @@ def _link(
         names=names,
         all_cells=all_cells,
         bans=bans,
+        prefixes=prefixes,
     )
     gate.containment.on_ban = lambda ban, lifted: link.banned(bans.row(ban, lifted=lifted))
     return link
@@ -95,7 +98,8 @@ def _share(gate: Gate, link_by: Callable[..., RedisLink]) -> RedisLink:
         gate_url=gate_url,
         is_stopping=gate.is_stopping,
     )
-    link = link_by(roster, sharing.views, sharing.heard)
+    prefixes = PrefixSharing(gate.board, roster.own, roster, gate.now)
+    link = link_by(roster, sharing.views, sharing.heard, prefixes=prefixes)
 
     def flipped(flip: Flip) -> None:
         view = sharing.view(flip)

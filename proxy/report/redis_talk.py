@@ -130,6 +130,17 @@ class Talk:
             for row in zip(part, answers[::2], answers[1::2], strict=True):
                 yield row
 
+    async def put_prefixes(self, gate: str, document: bytes, expiry_ms: int) -> None:
+        """Write what this gate tells of prefix caches. It is no loss if that is refused."""
+        await self._exchange([("SET", self._names.prefixes(gate), document, "PX", expiry_ms)])
+
+    async def get_prefixes(self, gates: Iterable[str]) -> AsyncIterator[tuple[str, Any]]:
+        """What stands at the keys of these gates; None: nothing."""
+        for part in _slices(gates):
+            answers = await self._exchange([("GET", self._names.prefixes(gate)) for gate in part])
+            for row in zip(part, answers, strict=True):
+                yield row
+
     def _set(self, view: View, document: bytes, expiry_ms: int) -> Command:
         return "SET", self._names.unit(view.unit, view.gate), document, "PX", expiry_ms
 
