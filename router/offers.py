@@ -83,8 +83,8 @@ def offers(
         if held > most:
             most = held
         known.append((name, desk, held))
-    if board.remote and blocks:
-        known, most = _with_remote(board.remote.match(blocks), known, most)
+    if blocks and board.remote:
+        most = _add_remote(board.remote.match(blocks), known, most)
     shared, charged = None, 1.0
     if most:
         shared = board.shared.of(blocks[most - 1], now)
@@ -96,14 +96,13 @@ def offers(
     return _new(Offered, (rows, Refusal.UNSURE if unsure else _NO_UNIT, expected, shared))
 
 
-def _with_remote(
-    remote: Mapping[str, int], known: list[tuple[str, Desk, int]], most: int
-) -> tuple[list[tuple[str, Desk, int]], int]:
-    """What units hold, and the most of it, with what other gates have proven there."""
-    if not remote:
-        return known, most
-    known = [(name, desk, max(held, remote.get(name, 0))) for name, desk, held in known]
-    return known, max((held for _, _, held in known), default=0)
+def _add_remote(remote: Mapping[str, int], known: list[tuple[str, Desk, int]], most: int) -> int:
+    """Put in what other gates have proven at units; the most that one of them holds."""
+    for number, (name, desk, held) in enumerate(known) if remote else ():
+        if (told := remote.get(name, 0)) > held:
+            known[number] = name, desk, told
+            most = max(most, told)
+    return most
 
 
 def foreign_at(board: Board, desk: Desk) -> int:

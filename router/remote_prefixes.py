@@ -10,7 +10,7 @@ a unit that starts anew is forgotten. A gate that is gone is not: what it has se
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from itertools import chain
 
 EXPIRES_S = 600.0
@@ -37,7 +37,18 @@ class RemotePrefixes:
     there under a number that stands for no unit any more. So nothing here walks over all that is known.
     """
 
-    __slots__ = ("_bits", "_free", "_gone", "_gone_before", "_names", "_older", "_recent", "_turned_at")
+    __slots__ = (
+        "_answer",
+        "_asked",
+        "_bits",
+        "_free",
+        "_gone",
+        "_gone_before",
+        "_names",
+        "_older",
+        "_recent",
+        "_turned_at",
+    )
 
     def __init__(self) -> None:
         self._names: list[str] = []
@@ -51,46 +62,50 @@ class RemotePrefixes:
         """The units of a block, a bit for each."""
         self._older: dict[int, int] = {}
         self._turned_at = 0.0
+        self._asked: Sequence[int] | None = None
+        self._answer = _NOWHERE
 
     def __len__(self) -> int:
         return len(self._recent) + len(self._older)
 
     def take(self, unit: str, blocks: Iterable[int], now: float) -> None:
         """Another gate tells that `unit` holds all that these blocks stand for."""
-        bit = self._bit(unit)
-        recent = self._recent
+        self.expire(now)
+        self._asked = None
+        bit, recent = self._bit(unit), self._recent
         for block in blocks:
             recent[block] = recent.get(block, 0) | bit
-        self.expire(now)
 
     def match(self, blocks: Sequence[int]) -> Mapping[str, int]:
         """By unit: how many blocks at the beginning of a prompt are there; units with none are left out."""
+        if blocks is self._asked:
+            # The same prompt is looked for in several steps of one choice.
+            return self._answer
         recent, older = self._recent, self._older
         hits = recent.keys() & blocks
         if older:
             hits |= older.keys() & blocks
-        if not hits:
-            return _NOWHERE
+        self._asked, self._answer = blocks, self._held(blocks, hits) if hits else _NOWHERE
+        return self._answer
+
+    def _held(self, blocks: Sequence[int], hits: Set[int]) -> Mapping[str, int]:
+        recent, older, names, known = self._recent, self._older, self._names, 0
         held: dict[str, int] = {}
-        known = 0
-        for place in range(len(blocks), 0, -1):
-            if (block := blocks[place - 1]) not in hits:
-                continue
+        for place in reversed([place for place, block in enumerate(blocks, 1) if block in hits]):
+            block = blocks[place - 1]
             units = (recent.get(block, 0) | older.get(block, 0)) & ~known
             known |= units
             while units:
-                if name := self._names[(units & -units).bit_length() - 1]:
+                if name := names[(units & -units).bit_length() - 1]:
                     held[name] = place
                 units &= units - 1
-            hits.discard(block)
-            if not hits:
-                break
         return held
 
     def forget(self, unit: str) -> None:
         """The unit has started anew, or is no more: it holds nothing."""
         if (bit := self._bits.pop(unit, None)) is not None:
             self._names[bit.bit_length() - 1] = ""
+            self._asked = None
             self._gone.append(bit)
 
     def expire(self, now: float) -> None:
@@ -99,7 +114,7 @@ class RemotePrefixes:
         if age_s >= EXPIRES_S / 2 or len(self._recent) >= HASHES_MAX // 2:
             # What came while nobody looked may be too old already.
             self._older = self._recent if age_s < EXPIRES_S else {}
-            self._recent, self._turned_at = {}, now
+            self._recent, self._turned_at, self._asked = {}, now, None
             self._free += self._gone_before
             self._gone_before, self._gone = self._gone, []
 

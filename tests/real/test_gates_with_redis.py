@@ -12,12 +12,13 @@ import orjson
 from loadtests.simunit.process import SimUnit
 from tests.real.asking import post, steadily
 from tests.real.redis_server import RedisServer
-from tests.wire.process import GateProcess, eventually
+from tests.wire.process import GateProcess, eventually, metrics
 from tests.wire.stage import PROCESSES_S, live_for
 
 BODY = orjson.dumps(
     {"model": "sim", "stream": True, "max_tokens": 4, "messages": [{"role": "user", "content": "Why?"}]}
 )
+CONVERSATIONS = 12
 
 
 @live_for(PROCESSES_S)
@@ -100,3 +101,46 @@ async def test_what_one_gate_has_seen_the_other_asks_about_at_once(tmp_path: Pat
         flips = ("up -> suspect: gate liar holds it to be down: I say so", "suspect -> up")
         assert eventually(lambda: all(flip in gate.log for flip in flips)), gate.log
         assert gate.units()["a"]["verdict"] == "up"
+
+
+@live_for(PROCESSES_S)
+async def test_a_conversation_goes_on_at_the_other_gate_on_the_unit_that_holds_it(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        units = [stack.enter_context(SimUnit.start(name, step_ms=2)) for name in ("a", "b", "c", "d")]
+        urls = {unit.name: f"http://127.0.0.1:{unit.port}" for unit in units}
+        server = stack.enter_context(RedisServer(tmp_path))
+        gates = []
+        for name in ("one", "other"):
+            (tmp_path / name).mkdir()
+            gate = GateProcess(tmp_path / name, urls, redis=server.url, rules={"slow_start_s": 0})
+            gates.append(stack.enter_context(gate))
+        for gate in gates:
+            gate.until_up(*urls)
+        assert eventually(lambda: len(server.do("SMEMBERS", "cellgate:cell:c")) == 2 * len(urls))
+        one, other = gates
+        for number in range(CONVERSATIONS):
+            assert _cached_tokens(one, number, 1) == 0
+        # There is a document while there is anything new to tell.
+        assert eventually(lambda: _figure(other, "cellgate_redis_prefixes") >= CONVERSATIONS)
+        assert eventually(lambda: not server.do("KEYS", "cellgate:prefixes:*"))
+        cached = [_cached_tokens(other, number, 3) for number in range(CONVERSATIONS)]
+    # By chance, 3 of 4 would have to be computed again.
+    assert all(tokens > 500 for tokens in cached), cached
+
+
+def _cached_tokens(gate: GateProcess, number: int, messages: int) -> int:
+    """Ask for so many messages of a conversation: how many tokens of them the unit had cached."""
+    said = [{"role": "user", "content": f"{number} is what this is about. " * 120}]
+    said += [{"role": "assistant", "content": "So it is."}, {"role": "user", "content": "And then?"}]
+    body = orjson.dumps({"model": "sim", "max_tokens": 2, "messages": said[:messages]})
+    connection = gate.connect()
+    try:
+        connection.request("POST", "/v1/chat/completions", body, {"content-type": "application/json"})
+        reply = orjson.loads(connection.getresponse().read())
+    finally:
+        connection.close()
+    return int(reply["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+
+def _figure(gate: GateProcess, name: str) -> float:
+    return next(float(line.split()[1]) for line in metrics(gate).splitlines() if line.startswith(f"{name} "))
