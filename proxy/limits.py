@@ -21,9 +21,11 @@ class Limits:
     """Names in all `Connection` fields of one head. A client gets 400; a unit's reply is garbage (502)."""
     pipelined_requests_per_turn: int = 8
     """Requests of one connection answered in one turn of the loop; those after them wait for the next."""
-    reply_bytes_per_turn: int = 65536
-    """After a read of so many bytes or more from a unit, its connection is read again in the next turn of the
-    loop. Never counted: nobody is refused."""
+    reply_bytes_per_turn: int = 1 << 20
+    """Bytes of all replies together that are parsed in one turn of the loop, each piece of a body counting as
+    1 KiB more; the rest waits for the next turn. Never counted: nobody is refused."""
+    small_reply_bytes: int = 4096
+    """A read of a reply up to this size is parsed at once, however much others have sent. Never counted."""
     unit_models: int = 4096
     """Models in the list of one unit that has none configured. Those after them are not known to the gate."""
     parsed_bytes: int = 16384

@@ -9,6 +9,7 @@ from probes.base import FetchError, P, Trouble
 from proxy.failure import Kind
 from proxy.wire.fetch import TROUBLES, UnitFetch
 from proxy.wire.pool import LATE_S, MakeTls, Pool, StoodStillError, explain
+from proxy.wire.rota import Rota
 
 
 class UnitNet:
@@ -24,12 +25,14 @@ class UnitNet:
         *,
         connect_timeout_s: float,
         tls: MakeTls | None,
+        rota: Rota | None = None,
         on_own_trouble: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._loop = loop
         self._heard = heard
         self._connect_timeout_s = connect_timeout_s
         self._tls = tls
+        self._rota = rota
         self._on_own_trouble = on_own_trouble
         self._pools: dict[str, Pool] = {}
         self._fetches: dict[str, UnitFetch] = {}
@@ -43,6 +46,7 @@ class UnitNet:
                 self._loop,
                 connect_timeout_s=self._connect_timeout_s,
                 tls=self._tls,
+                rota=self._rota,
                 on_own_trouble=self._on_own_trouble,
             )
             self._pools[url] = pool

@@ -16,6 +16,7 @@ from typing import Protocol
 from urllib.parse import urlsplit
 
 from proxy.failure import Failure, Kind
+from proxy.wire.rota import Rota
 from proxy.wire.upstream import UnitConnection
 
 IDLE_S = 4.0
@@ -42,7 +43,7 @@ class StoodStillError(Exception):
 
 
 class Pool:
-    """The connections of the gate to one unit.
+    """The connections of the gate to one unit. Pools of several share a `rota`, or each has its own.
 
     `on_broken` is called when the unit ends a connection out of turn, `on_own_trouble` with a reason when the
     gate itself could not open one.
@@ -55,6 +56,7 @@ class Pool:
         *,
         connect_timeout_s: float,
         tls: MakeTls | None,
+        rota: Rota | None = None,
         on_broken: Callable[[], None] = lambda: None,
         on_own_trouble: Callable[[str], None] = lambda _: None,
     ) -> None:
@@ -68,8 +70,7 @@ class Pool:
         self._on_own_trouble = on_own_trouble
         self._tls = tls() if tls is not None and parts.scheme == "https" else None
         self._loop = loop
-        self.soon = loop.call_soon
-        """Has something done in the next turn of the loop."""
+        self.rota = rota or Rota(loop.call_soon)
         self._connect_timeout_s = connect_timeout_s
         self._idle: deque[UnitConnection] = deque()
         self._connecting: dict[asyncio.Task[UnitConnection], Taker | None] = {}

@@ -12,6 +12,7 @@ from proxy.placing import UNIT_FIELD
 from proxy.wire.fetch import UnitFetch
 from proxy.wire.net import UnitNet
 from proxy.wire.pool import MakeTls, Pool
+from proxy.wire.rota import Rota
 from router.desk import Desk
 
 
@@ -43,6 +44,7 @@ class Reach:
         self._tls = tls
         self._on_broken = on_broken
         self._on_own_trouble = on_own_trouble
+        self._rota = Rota(loop.call_soon)
         self._pools: dict[Desk, Pool] = {}
         self._nets: dict[Desk | None, UnitNet] = {}
         """By desk; that of None is for servers of no unit."""
@@ -56,6 +58,7 @@ class Reach:
                 self._loop,
                 connect_timeout_s=self._connect_timeout_s,
                 tls=self._tls,
+                rota=self._rota,
                 on_broken=lambda: self._on_broken(desk),
                 on_own_trouble=self._on_own_trouble,
             )
@@ -85,6 +88,7 @@ class Reach:
                 heard,
                 connect_timeout_s=self._connect_timeout_s,
                 tls=self._tls,
+                rota=self._rota,
                 on_own_trouble=self._on_own_trouble,
             )
             self._nets[desk] = net

@@ -7,7 +7,8 @@ Rules:
    exchange, EOF is complete only for a body delimited by close.
 3. A second message in the same read means that the unit misbehaves; the read is dropped with the connection.
 4. A connection is reused only after a reply that ended cleanly and said keep-alive.
-5. After a large read nothing more is read in the same turn of the loop.
+5. A large read is parsed in its turn (see rota.py), and nothing more is read before that. Where the client
+   cannot take more, it waits for that, too.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ EVENT_ENDS = (b"\n\n\r\n", b"\r\n\r\n\r\n")
 _BODILESS = (204, 304)
 _FEW_BYTES = 3 * LIMITS.header_lines
 """A head of no more bytes cannot have too many lines: each takes three at least."""
+_NOTHING = memoryview(b"")
 _TOO_LARGE = f"the head of its reply is larger than {HEAD_BYTES} bytes"
 # How the chunk of a token begins, by the length of the whole chunk: its size line, and the event as an
 # OpenAI-style engine writes it. Any other spelling, and any longer chunk, is left to the parser.
@@ -116,13 +118,13 @@ class UnitConnection(asyncio.Protocol):
         "_in_head",
         "_interim",
         "_keep_alive",
+        "_late",
         "_lines",
         "_misbehaved",
         "_overhead",
         "_parser",
         "_pieces",
         "_pool",
-        "_resting",
         "_to_head",
         "clean",
         "ended",
@@ -148,7 +150,9 @@ class UnitConnection(asyncio.Protocol):
         self._keep_alive = False
         self._interim = False
         self._misbehaved = ""
-        self._held = self._resting = False
+        self._held = False
+        # What was read and has yet to be parsed.
+        self._late = _NOTHING
         self.transport: asyncio.Transport | None = None
         self.sink: Sink | None = None
         self.head: ReplyHead | None = None
@@ -181,6 +185,7 @@ class UnitConnection(asyncio.Protocol):
     def drop(self) -> None:
         """Forget the reply and close the connection at once: the unit must see that nobody listens."""
         self._pool.forget(self)
+        self._forget_late()
         self.sink = self.raw = None
         if self.transport is not None:
             self.transport.abort()
@@ -196,8 +201,10 @@ class UnitConnection(asyncio.Protocol):
         self._update_reading()
 
     def resume(self) -> None:
-        """Read on."""
+        """Read on, once all that was read before is parsed."""
         self._held = False
+        if self._late:
+            self._pool.rota.join(self)
         self._update_reading()
 
     @property
@@ -226,9 +233,27 @@ class UnitConnection(asyncio.Protocol):
                     self._crash(error)
                 return
         try:
-            self._parse(data)
+            if len(data) > LIMITS.small_reply_bytes or self._late:
+                self._put_aside(data)
+            else:
+                self._parse(data)
         except Exception as error:
             self._crash(error)
+
+    def go_on(self, size: int) -> tuple[int, bool]:
+        """Parse so many bytes of what was read: how many pieces of a body they had, and whether there is more
+        to be parsed. Never raises.
+        """
+        if self._held:
+            return 0, False
+        part, self._late = bytes(self._late[:size]), self._late[size:]
+        try:
+            self._parse(part)
+        except Exception as error:
+            self._crash(error)
+        if not self._late:
+            self._update_reading()
+        return len(self._pieces), bool(self._late)
 
     def _parse(self, data: bytes) -> None:
         sink = self.sink
@@ -257,8 +282,6 @@ class UnitConnection(asyncio.Protocol):
         sink.on_read(data, pieces, self)
         if self.ended:
             self._release()
-        elif len(data) >= LIMITS.reply_bytes_per_turn and self.sink is not None:
-            self._rest()
 
     def eof_received(self) -> bool:
         if self.reused and not self._begun and self.sink is not None and self.transport is not None:
@@ -268,6 +291,8 @@ class UnitConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         transport, self.transport = self.transport, None
+        if self._late:
+            self._parse_late()
         # The parser holds our methods and we hold it: left to the collector, closed ones would pile up.
         del self._parser
         head = self.head
@@ -365,21 +390,31 @@ class UnitConnection(asyncio.Protocol):
 
     # -- inside --------------------------------------------------------------------------------------------
 
-    def _rest(self) -> None:
-        """Let others have their turn: while a socket fills large reads, the loop makes up to 32 of them."""
-        self._resting = True
-        self._update_reading()
-        self._pool.soon(self._rested)
+    def _put_aside(self, data: bytes) -> None:
+        self._late = memoryview(bytes(self._late) + data) if self._late else memoryview(data)
+        self._pool.rota.join(self)
+        if self._late:
+            self._update_reading()
 
-    def _rested(self) -> None:
-        self._resting = False
-        self._update_reading()
+    def _parse_late(self) -> None:
+        """The connection is gone: what it has brought still counts, even if its client cannot take it."""
+        late = bytes(self._late)
+        self._forget_late()
+        try:
+            self._parse(late)
+        except Exception as error:
+            self._crash(error)
+
+    def _forget_late(self) -> None:
+        if self._late:
+            self._late = _NOTHING
+            self._pool.rota.leave(self)
 
     def _update_reading(self) -> None:
         transport = self.transport
         if transport is None or transport.is_closing():
             return
-        if self._held or self._resting:
+        if self._held or self._late:
             transport.pause_reading()
         else:
             transport.resume_reading()
@@ -408,6 +443,10 @@ class UnitConnection(asyncio.Protocol):
         self._fail(Kind.INTERNAL, f"the gate failed on its reply: {error!r}")
 
     def _release(self) -> None:
+        if self._late:
+            # There is something behind the end of its reply: this is no unit to send the next request to.
+            self.drop()
+            return
         self.sink = self.raw = None
         if self._to_head:
             # The parser still expects the body that a HEAD reply only announces.
@@ -421,6 +460,7 @@ class UnitConnection(asyncio.Protocol):
 
     def _fail(self, kind: Kind, reason: str) -> None:
         sink, self.sink, self.raw = self.sink, None, None
+        self._forget_late()
         if self.transport is not None:
             self.transport.abort()
         if sink is not None:

@@ -10,6 +10,7 @@ from proxy.failure import Failure
 from proxy.wire.downstream import ClientConnection
 from proxy.wire.pool import Pool
 from proxy.wire.relay import Relay
+from proxy.wire.rota import Rota
 from proxy.wire.upstream import ReplyHead, UnitConnection
 from router.cost import Expected
 from router.desk import Desk
@@ -60,16 +61,17 @@ class Rig:
 
     Plays the pool, the client and the owner of the relay. `ends` says how the relay ended, `kept` which
     connections were given back for another request, `bugs` which exceptions were reported, `due` what is to
-    be done in the next turn of the loop.
+    be done in the next turn of the loop. Those of one `rota` share the turns of one loop.
     """
 
-    def __init__(self, *, http10: bool = False, to_head: bool = False) -> None:
+    def __init__(self, *, http10: bool = False, to_head: bool = False, rota: Rota | None = None) -> None:
         self.shown = b""
         self.ends: list[str] = []
         self.failures: list[Failure] = []
         self.kept: list[UnitConnection] = []
         self.bugs: list[Exception] = []
         self.due: list[Callable[[], object]] = []
+        self.rota = rota or Rota(lambda callback: self.due.append(callback))
         self.wire = Wire()
         self.conn = UnitConnection(cast(Pool, self))
         self.conn.connection_made(cast(asyncio.Transport, self.wire))
@@ -97,6 +99,8 @@ class Rig:
     def feed(self, reads: Iterable[bytes], *, close: bool = False) -> None:
         """Let the unit's bytes arrive, one read after the other, and `close`, unless the gate has closed."""
         for data in reads:
+            while self.due and not self.wire.reading:
+                self.turn()
             if data and not self.wire.closed:
                 self.conn.data_received(data)
         if close or self.wire.closed:
@@ -136,9 +140,6 @@ class Rig:
 
     def cancel(self, taker: Any) -> None:
         """Nothing is being opened."""
-
-    def soon(self, callback: Callable[[], object]) -> None:
-        self.due.append(callback)
 
     def turn(self) -> None:
         """The next turn of the loop."""
