@@ -17,14 +17,14 @@ from proxy.limits import LIMITS
 PART_BYTES = 16384
 """So much is parsed of one connection before the next has its turn."""
 PIECE_BYTES = 1024
-"""A piece of a body costs as much to relay as so many bytes in few pieces."""
+"""What each piece of a body counts as, beside its bytes: many small ones are what takes time."""
 
 
 class Late(Protocol):
     """A connection of which a read has yet to be parsed."""
 
     def go_on(self, size: int) -> tuple[int, bool]:
-        """Parse so many bytes of it: in how many pieces they came, and whether there is more to be parsed."""
+        """Parse so many bytes of it: what that cost in bytes, and whether there is more to be parsed."""
 
 
 class Rota:
@@ -58,8 +58,8 @@ class Rota:
         self._is_due = True
         while self._waiting and self._left > 0:
             late, _ = self._waiting.popitem(last=False)
-            pieces, has_more = late.go_on(PART_BYTES)
-            self._left -= PART_BYTES + PIECE_BYTES * pieces
+            cost, has_more = late.go_on(PART_BYTES)
+            self._left -= cost
             if has_more:
                 self._waiting[late] = None
         self._is_due = self._left <= 0

@@ -21,6 +21,7 @@ import httptools
 from proxy.failure import Failure, Kind
 from proxy.limits import LIMITS, reached
 from proxy.wire.heads import REPLY_FIELDS, Fields, head_size
+from proxy.wire.rota import PIECE_BYTES
 from proxy.wire.taken import took_all
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ EVENT_ENDS = (b"\n\n\r\n", b"\r\n\r\n\r\n")
 _BODILESS = (204, 304)
 _FEW_BYTES = 3 * LIMITS.header_lines
 """A head of no more bytes cannot have too many lines: each takes three at least."""
-_NOTHING = memoryview(b"")
 _TOO_LARGE = f"the head of its reply is larger than {HEAD_BYTES} bytes"
 # How the chunk of a token begins, by the length of the whole chunk: its size line, and the event as an
 # OpenAI-style engine writes it. Any other spelling, and any longer chunk, is left to the parser.
@@ -119,6 +119,7 @@ class UnitConnection(asyncio.Protocol):
         "_interim",
         "_keep_alive",
         "_late",
+        "_late_at",
         "_lines",
         "_misbehaved",
         "_overhead",
@@ -151,8 +152,9 @@ class UnitConnection(asyncio.Protocol):
         self._interim = False
         self._misbehaved = ""
         self._held = False
-        # What was read and has yet to be parsed.
-        self._late = _NOTHING
+        # What was read, and from where on it has yet to be parsed.
+        self._late = b""
+        self._late_at = 0
         self.transport: asyncio.Transport | None = None
         self.sink: Sink | None = None
         self.head: ReplyHead | None = None
@@ -241,19 +243,22 @@ class UnitConnection(asyncio.Protocol):
             self._crash(error)
 
     def go_on(self, size: int) -> tuple[int, bool]:
-        """Parse so many bytes of what was read: how many pieces of a body they had, and whether there is more
-        to be parsed. Never raises.
+        """Parse so many bytes of what was read, or all that are one piece: what that cost in bytes (see
+        rota.py), and whether there is more to be parsed. Never raises.
         """
         if self._held:
             return 0, False
-        part, self._late = bytes(self._late[:size]), self._late[size:]
+        late, at, head = self._late, self._late_at, self.head
+        end = at + size if head is None or head.length is None else len(late)
+        part = late[at:end]
+        self._late, self._late_at = (late, end) if end < len(late) else (b"", 0)
         try:
             self._parse(part)
         except Exception as error:
             self._crash(error)
         if not self._late:
             self._update_reading()
-        return len(self._pieces), bool(self._late)
+        return len(part) + PIECE_BYTES * len(self._pieces), bool(self._late)
 
     def _parse(self, data: bytes) -> None:
         sink = self.sink
@@ -391,14 +396,14 @@ class UnitConnection(asyncio.Protocol):
     # -- inside --------------------------------------------------------------------------------------------
 
     def _put_aside(self, data: bytes) -> None:
-        self._late = memoryview(bytes(self._late) + data) if self._late else memoryview(data)
+        self._late += data
         self._pool.rota.join(self)
         if self._late:
             self._update_reading()
 
     def _parse_late(self) -> None:
         """The connection is gone: what it has brought still counts, even if its client cannot take it."""
-        late = bytes(self._late)
+        late = self._late[self._late_at :]
         self._forget_late()
         try:
             self._parse(late)
@@ -407,7 +412,7 @@ class UnitConnection(asyncio.Protocol):
 
     def _forget_late(self) -> None:
         if self._late:
-            self._late = _NOTHING
+            self._late, self._late_at = b"", 0
             self._pool.rota.leave(self)
 
     def _update_reading(self) -> None:
