@@ -26,7 +26,7 @@ class Timed(NamedTuple):
 
 CELLS = (
     Timed(ISSUE),
-    Timed(Cell("rag", "slow_unit", 0.5), 8.0),
+    Timed(Cell("rag", "slow_unit", 0.5), 4.0),
     Timed(Cell("bursts", "equal", 0.5)),
     Timed(Cell("zipf", "equal", 0.8)),
     Timed(ISSUE._replace(utilisation=-8.0)),
