@@ -74,8 +74,8 @@ class Pace:
         it is done: to go by its time to first token would be to go by the length of the queue.
         """
         self.rates.achieved(done.tokens, done.span_s)
-        self.rates.prefilled(done.tokens, done.busy_s, follows=done.follows)
-        if done.found_idle:
+        self.rates.prefilled(done.tokens, done.busy_s, follows=done.follows, had_seat=done.had_seat)
+        if done.found_idle and done.had_seat:
             work_s = done.tokens / self.rates.prefill_tokens_s.value
             self.rates.latency.learn(done.tokens, work_s, done.ttft_s)
         self._largest = max(self._largest, done.tokens)
