@@ -29,7 +29,7 @@ class FairRules:
 
     quantum_tokens (64): what one visit is worth. Less than most asks, so that tenants alternate by the ask:
     visits are counted, not made, and cost nothing.
-    age_s (15): how long an ask of `age_tokens` (32768) or more may be overtaken; of fewer, in proportion.
+    age_s (8): how long an ask of `age_tokens` (32768) or more may be overtaken; of fewer, in proportion.
     """
 
     limit: int = 1024
@@ -37,7 +37,7 @@ class FairRules:
     max_wait_s: float = 60.0
     backlog_s: float = 0.25
     quantum_tokens: int = 64
-    age_s: float = 15.0
+    age_s: float = 8.0
     age_tokens: int = 32768
 
     def due_at(self, tokens: int, now: float) -> float:
