@@ -7,8 +7,8 @@ from typing import Any
 
 from router.nouns import Fleet
 
-_TERMS = ("total", "queue", "prefill", "decode", "kv", "evict")
-_PENALTIES = ("latency", "error", "doubt", "far")
+_TERMS = ("total", "queue", "prefill", "decode", "beside")
+_OTHERS = ("kv", "seat", "evict", "shared", "error", "doubt", "far", "latency")
 _STEPS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 
 
@@ -57,8 +57,7 @@ def choice_text(found: Mapping[str, Any]) -> str:
         "QUEUE",
         "PREFILL",
         "DECODE",
-        "KV",
-        "EVICT",
+        "BESIDE",
         "OTHER",
         "IN FLIGHT",
         "NOTE",
@@ -68,15 +67,23 @@ def choice_text(found: Mapping[str, Any]) -> str:
             str(unit["unit"]),
             str(unit["cell"]),
             *(_seconds(unit["cost"][f"{name}_s"]) for name in _TERMS),
-            _seconds(sum(unit["cost"][f"{name}_s"] or 0.0 for name in _PENALTIES)),
+            _seconds(sum(unit["cost"][f"{name}_s"] or 0.0 for name in _OTHERS)),
             f"{unit['in_flight']} of {unit['places']}",
-            str(unit["why_not"] or ("" if unit["has_room"] else "no room")),
+            _note(unit),
         )
         for unit in found["units"]
     )
     wait = f" for about {_seconds(found['wait_s'])}" if found.get("wait_s") is not None else ""
     outcome = f"{found['decision']}{wait}: {found['reason']} (policy {found['policy']})"
     return "\n".join([shown(outcome), "", table([head, *rows]), *map(shown, found["notes"])])
+
+
+def _note(unit: Mapping[str, Any]) -> str:
+    """What else there is to say of a unit: why it is out, or that it has no room; and what is a guess."""
+    words = [str(unit["why_not"])] if unit["why_not"] else [] if unit["has_room"] else ["no room"]
+    if unit["guessed"]:
+        words.append(f"guessed: {', '.join(unit['guessed'])}")
+    return "; ".join(words)
 
 
 def _seconds(value: float | None) -> str:

@@ -158,6 +158,19 @@ class Books:
         """Whether its prefill rate is no guess any more."""
         return self.rates.followed >= SURE
 
+    def guessed(self) -> list[str]:
+        """What of it is a guess, of the configuration, the engine or its peers, and was not learnt here
+        yet.
+        """
+        rates = self.rates
+        known = {
+            "prefill rate": rates.prefill_tokens_s.seen,
+            "step": rates.steps.seen,
+            "latency": rates.latency.seen,
+            "bytes per token": rates.bytes_per_token.seen,
+        }
+        return [name for name, seen in known.items() if not seen]
+
     def backlog_s(self, now: float) -> float:
         """Seconds of this gate's prompts that the unit has yet to compute; 0 while that would be a guess."""
         if not self.is_sure():

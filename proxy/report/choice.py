@@ -139,6 +139,7 @@ class Choice:
             "cost": {name: _seconds(value) for name, value in look.cost._asdict().items()},
             "prompt_tokens": round(look.prompt_tokens),
             "cached_tokens": round(look.cached_tokens),
+            "guessed": desk.books.guessed(),
             "in_flight": desk.in_flight,
             "places": int(min(desk.narrowed, desk.unit.max_in_flight)),
             "backlog_s": _seconds(desk.books.backlog_s(now)),

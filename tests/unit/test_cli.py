@@ -252,8 +252,11 @@ CHOICE = {
                 "queue_s": 0.5,
                 "prefill_s": 0.1,
                 "decode_s": 0.1,
-                "kv_s": None,
-                "evict_s": 0.0,
+                "beside_s": None,
+                "kv_s": 0.0,
+                "seat_s": 0.0,
+                "evict_s": 0.02,
+                "shared_s": -0.02,
                 "error_s": 0.02,
                 "doubt_s": 0.01,
                 "far_s": 0.02,
@@ -263,6 +266,7 @@ CHOICE = {
             "places": 8,
             "has_room": False,
             "why_not": None,
+            "guessed": ["step"],
         }
     ],
 }
@@ -276,7 +280,9 @@ def test_explain_shows_the_outcome_and_each_term(capsys: pytest.CaptureFixture[s
     outcome, _, head, row, note = capsys.readouterr().out.splitlines()
     assert outcome == "waits for about 1.500 s: no unit has room (policy prefix_affinity)"
     assert head.split()[:4] == ["UNIT", "CELL", "TOTAL", "QUEUE"]
-    assert " ".join(row.split()) == ("a1 a 0.750 s 0.500 s 0.100 s 0.100 s - 0.000 s 0.050 s 8 of 8 no room")
+    assert " ".join(row.split()) == (
+        "a1 a 0.750 s 0.500 s 0.100 s 0.100 s - 0.050 s 8 of 8 no room; guessed: step"
+    )
     assert note == "of 99 units?[2J"
 
 
