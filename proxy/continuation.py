@@ -153,6 +153,8 @@ class Continuation:
 
     def _find_way(self, relay: Relay) -> Resumption | str:
         """How the stream would go on, or why it cannot."""
+        if self._answer.route not in _ROUTES:
+            return "only streams of chat and completions are"
         if reason := self._ruled_out():
             return reason
         if relay.keep is None:
@@ -166,8 +168,6 @@ class Continuation:
     def _ruled_out(self) -> str:
         """Why it is not to be continued, whatever its body and its events say; empty when it may be."""
         request, switched_off = self._request, self._gate.settings.no_continuation
-        if self._answer.route not in _ROUTES:
-            return "only streams of chat and completions are"
         if switched_off and ("*" in switched_off or self._search.ask.model in switched_off):
             return "the configuration says so (no_continuation)"
         if request.is_uncontinued:

@@ -131,6 +131,9 @@ def why_refused(route: Route, method: bytes, *, pass_unlisted: bool) -> Failure 
     """Why the gate does not even look at a request; None when it does."""
     if route.methods and method not in route.methods:
         return Failure(Kind.METHOD_NOT_ALLOWED, f"this path takes {b', '.join(route.methods).decode()}")
+    if route.kind is GENERATE:
+        # Nearly all are.
+        return None
     if route.kind is DENIED:
         return Failure(Kind.DENIED, "engine administration does not pass the gate; ask the engine itself")
     if route.kind is DEVIOUS:

@@ -60,7 +60,8 @@ class Passage:
                 return Failure(
                     Kind.FIRST_EVENT_ERROR, f"its stream began with an error: {message_of(events)}"
                 )
-            return without_comments(events) + self._flush()
+            shown = without_comments(events)
+            return shown + self._flush() if self._tail else shown
         if ended:
             return Failure(Kind.CLOSED_EARLY, "its stream ended without an event")
         if self._size > LIMITS.event_bytes:

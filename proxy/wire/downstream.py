@@ -147,19 +147,16 @@ class ClientConnection(asyncio.Protocol):
         if self._ended:
             return
         try:
-            self._take(data)
+            failure = self._reader.feed(data)
+            if failure is not None:
+                self._reject(failure)
+            if self._exchange is not None or self._stuffed:
+                self._queued_bytes += len(data)
+                self._update_reading()
+            elif self._queue or self._reader.unread:
+                self._pump()
         except Exception as error:
             self.crashed("a client's bytes could not be read", error)
-
-    def _take(self, data: bytes) -> None:
-        failure = self._reader.feed(data)
-        if failure is not None:
-            self._reject(failure)
-        if self._exchange is not None or self._stuffed:
-            self._queued_bytes += len(data)
-            self._update_reading()
-        elif self._queue or self._reader.unread:
-            self._pump()
 
     def eof_received(self) -> bool:
         # A client that sends EOF has left: no API client half-closes, and waiting would keep its unit busy.
@@ -430,7 +427,9 @@ class ClientConnection(asyncio.Protocol):
             self.crashed("a client's bytes could not be read", error)
 
     def _may_begin(self) -> bool:
-        return self._exchange is None and not self._stuffed and self._is_open()
+        if self._exchange is not None or self._stuffed:
+            return False
+        return self._transport is not None and not self._transport.is_closing()
 
     def _begin(self, request: Request) -> None:
         self._serving = request
@@ -441,9 +440,6 @@ class ClientConnection(asyncio.Protocol):
             self.crashed("a request could not be begun", error)
         else:
             guarded(exchange, exchange.start)
-
-    def _is_open(self) -> bool:
-        return self._transport is not None and not self._transport.is_closing()
 
     def _reject(self, failure: Failure) -> None:
         """Stop parsing; the failure is answered in its turn."""

@@ -146,8 +146,8 @@ class RequestReader:
         return 0 if request is None or self.in_head else request.length - request.body_size
 
     def _parse(self, data: bytes) -> Failure | None:
-        self._read_bytes = len(data)
-        self._fed += self._read_bytes
+        self._read_bytes = size = len(data)
+        self._fed += size
         self._is_first = self.request is None
         try:
             self._parser.feed_data(data)
@@ -230,8 +230,7 @@ class RequestReader:
             return
         limit = self._limits.head_bytes
         # Behind another request `_fed` begins with the next read only.
-        may_be_large = self._fed > limit or self._read_bytes > limit
-        if may_be_large and request.head_size() > limit:
+        if (self._fed > limit or self._read_bytes > limit) and request.head_size() > limit:
             self._fail(self._head_too_large())
             return
         request.method = self._parser.get_method()

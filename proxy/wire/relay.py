@@ -317,7 +317,7 @@ class Relay:
         if self._sse:
             self.events = 1
             lease.desk.life_at = lease.first_at
-        if not self._sse:
+        else:
             self._first = body
         self._owner.committed(body)
         prefix = b"" if self.head_sent else self._head_bytes(head)

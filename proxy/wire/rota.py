@@ -24,7 +24,9 @@ class Late(Protocol):
     """A connection of which a read has yet to be parsed."""
 
     def go_on(self, size: int) -> tuple[int, bool]:
-        """Parse so many bytes of it: what that cost in bytes, and whether there is more to be parsed."""
+        """Parse so many bytes of it, if there are any and they may be parsed now: what that cost in bytes,
+        and whether there is more to be parsed.
+        """
 
 
 class Rota:
@@ -45,10 +47,6 @@ class Rota:
         if not self._is_due:
             self._go_on()
 
-    def leave(self, late: Late) -> None:
-        """Nothing of it is to be parsed, for the time being or any more."""
-        self._waiting.pop(late, None)
-
     def _next_turn(self) -> None:
         self._left = LIMITS.reply_bytes_per_turn
         self._go_on()
@@ -56,12 +54,14 @@ class Rota:
     def _go_on(self) -> None:
         # Who joins from within waits for its turn.
         self._is_due = True
-        while self._waiting and self._left > 0:
-            late, _ = self._waiting.popitem(last=False)
-            cost, has_more = late.go_on(PART_BYTES)
-            self._left -= cost
-            if has_more:
-                self._waiting[late] = None
-        self._is_due = self._left <= 0
-        if self._is_due:
-            self._soon(self._next_turn)
+        try:
+            while self._waiting and self._left > 0:
+                late, _ = self._waiting.popitem(last=False)
+                cost, has_more = late.go_on(PART_BYTES)
+                self._left -= cost
+                if has_more:
+                    self._waiting[late] = None
+        finally:
+            self._is_due = self._left <= 0 or bool(self._waiting)
+            if self._is_due:
+                self._soon(self._next_turn)

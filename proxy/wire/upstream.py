@@ -187,7 +187,7 @@ class UnitConnection(asyncio.Protocol):
     def drop(self) -> None:
         """Forget the reply and close the connection at once: the unit must see that nobody listens."""
         self._pool.forget(self)
-        self._forget_late()
+        self._late = b""
         self.sink = self.raw = None
         if self.transport is not None:
             self.transport.abort()
@@ -246,7 +246,7 @@ class UnitConnection(asyncio.Protocol):
         """Parse so many bytes of what was read, or all that are one piece: what that cost in bytes (see
         rota.py), and whether there is more to be parsed. Never raises.
         """
-        if self._held:
+        if self._held or not self._late:
             return 0, False
         late, at, head = self._late, self._late_at, self.head
         end = at + size if head is None or head.length is None else len(late)
@@ -396,6 +396,8 @@ class UnitConnection(asyncio.Protocol):
     # -- inside --------------------------------------------------------------------------------------------
 
     def _put_aside(self, data: bytes) -> None:
+        if not self._late:
+            self._late_at = 0
         self._late += data
         self._pool.rota.join(self)
         if self._late:
@@ -403,17 +405,11 @@ class UnitConnection(asyncio.Protocol):
 
     def _parse_late(self) -> None:
         """The connection is gone: what it has brought still counts, even if its client cannot take it."""
-        late = self._late[self._late_at :]
-        self._forget_late()
+        late, self._late = self._late[self._late_at :], b""
         try:
             self._parse(late)
         except Exception as error:
             self._crash(error)
-
-    def _forget_late(self) -> None:
-        if self._late:
-            self._late, self._late_at = b"", 0
-            self._pool.rota.leave(self)
 
     def _update_reading(self) -> None:
         transport = self.transport
@@ -465,7 +461,7 @@ class UnitConnection(asyncio.Protocol):
 
     def _fail(self, kind: Kind, reason: str) -> None:
         sink, self.sink, self.raw = self.sink, None, None
-        self._forget_late()
+        self._late = b""
         if self.transport is not None:
             self.transport.abort()
         if sink is not None:
