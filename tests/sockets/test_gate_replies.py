@@ -196,10 +196,32 @@ async def test_an_event_far_over_16_kib_comes_through() -> None:
 
 
 @live
-async def test_a_kept_connection_that_the_unit_closes_on_the_next_request_gets_a_free_try(
+async def test_a_kept_connection_that_took_the_request_and_ended_is_no_stale_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """The unit may have died of it: it is not sent there again as if nothing were."""
     monkeypatch.setattr("proxy.wire.pool.EARLY_S", 0.0)
+
+    async def play(request: Received) -> None:
+        if request.connection.requests == 2:
+            request.connection.abort()
+        else:
+            request.write(STREAM)
+
+    async with stage(play) as here, here.client() as client:
+        assert (await client.ask(chat())).status == 200
+        reply = await client.ask(chat())
+        assert (reply.status, reply.json["error"]["code"]) == (502, "closed_early")
+        assert len(here.unit.connections) == 1
+
+
+@live
+async def test_a_kept_connection_that_ended_before_the_request_came_gets_a_free_try(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The unit's kernel never acknowledged it."""
+    monkeypatch.setattr("proxy.wire.pool.EARLY_S", 0.0)
+    monkeypatch.setattr("proxy.wire.upstream.took_all", lambda _: False)
 
     async def play(request: Received) -> None:
         if request.connection.requests == 2:
