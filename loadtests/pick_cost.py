@@ -196,7 +196,8 @@ def _index() -> float:
     caches = [PrefixCache(BLOCKS // CACHES) for _ in range(CACHES)]
     for cache in caches:
         for _ in range(int(1.5 * BLOCKS / CACHES / 100)):
-            cache.record(tuple(rng.getrandbits(60) for _ in range(100)))
+            prompt = tuple(rng.getrandbits(60) for _ in range(100))
+            cache.prove(prompt, cache.record(prompt))
     assert sum(map(len, caches)) > 0.95 * BLOCKS
     return (_resident_mb() - before) * BLOCKS / sum(map(len, caches))
 
