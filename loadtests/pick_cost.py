@@ -70,7 +70,7 @@ def main() -> int:
     read_small, read_large = _reading_us(small), _reading_us(large)
     pick_small, pick_large, pick_many = _picking_us(small, 8), _picking_us(large, 64), _picking_us(small, 500)
     figures = [
-        Figure("read_ask + pick: prompt of 1 kB, 8 units", read_small + pick_small, "us", 18.0),
+        Figure("read_ask + pick: prompt of 1 kB, 8 units", read_small + pick_small, "us", 19.0),
         Figure("read_ask + pick: prompt of 400 kB, 64 units", read_large + pick_large, "us", 2000.0),
         Figure("pick: prompt of 1 kB, 500 units", pick_many, "us", 150.0),
         Figure("2 million blocks of prompts indexed", _indexed_mb(), "MB", 300.0),
