@@ -52,6 +52,7 @@ from proxy.wire.memory import BodyMemory
 from proxy.wire.pool import MakeTls, Pool
 from proxy.wire.reach import Reach
 from proxy.wire.request import Request
+from proxy.wire.rota import Rota
 from proxy.wishes import Wishes
 from router.board import Board, Consequence
 from router.books import Usage
@@ -146,7 +147,7 @@ class Gate:
         self.tracing: Tracing | None = None
         self.orca = Orca(self.board, self.metrics.responses, lambda: len(self.router.waiting))
         self.now = loop.time
-        self.soon = loop.call_soon
+        self.rota = Rota(loop.call_soon, LIMITS.request_bytes_per_turn)
         self._loop = loop
         self._rng = rng
         self._access_log = access_log

@@ -20,7 +20,11 @@ class Limits:
     connection_tokens: int = 16
     """Names in all `Connection` fields of one head. A client gets 400; a unit's reply is garbage (502)."""
     pipelined_requests_per_turn: int = 8
-    """Requests of one connection answered in one turn of the loop; those after them wait for the next."""
+    """Requests of one connection answered in one turn of the loop; those after them wait for the next, which
+    answers about so many of all connections."""
+    request_bytes_per_turn: int = 1 << 20
+    """Bytes of all clients' bodies together that are parsed in one turn of the loop, other bytes counting 64
+    times; the rest waits for the next turn. Reads up to `parsed_bytes` are no part of it. Never counted."""
     reply_bytes_per_turn: int = 1 << 20
     """Bytes of all replies together that are parsed in one turn of the loop, each piece of a body counting as
     1 KiB more; the rest waits for the next turn. Never counted: nobody is refused."""

@@ -13,6 +13,7 @@ from http import HTTPStatus
 from urllib.parse import parse_qsl, unquote
 
 from proxy.failure import Failure, Kind, error_body
+from proxy.limits import LIMITS
 from proxy.report.envoy_health import Headers, lines
 from proxy.report.trust import FIELDS_READ
 from proxy.settings import MIB, Limits
@@ -20,6 +21,7 @@ from proxy.wire.downstream import ClientConnection
 from proxy.wire.heads import REQUEST_FIELDS, client_head, own_response
 from proxy.wire.memory import BodyMemory
 from proxy.wire.request import Request
+from proxy.wire.rota import Rota
 
 BODY_BYTES = MIB
 BODIES_BYTES = 16 * MIB
@@ -81,7 +83,7 @@ class AdminServer:
         self.answering: set[asyncio.Task[None]] = set()
         loop = asyncio.get_running_loop()
         self.now = loop.time
-        self.soon = loop.call_soon
+        self.rota = Rota(loop.call_soon, LIMITS.request_bytes_per_turn)
         self._loop = loop
 
     def connection(self) -> ClientConnection:

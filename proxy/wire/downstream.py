@@ -33,6 +33,7 @@ from proxy.wire.request import Request
 if TYPE_CHECKING:
     from proxy.settings import Limits
     from proxy.wire.memory import BodyMemory
+    from proxy.wire.rota import Rota
 
 PIPELINED_BYTES = 64 * 1024
 CLOSE_S = 5.0
@@ -44,6 +45,8 @@ _BODY_RATE = 64 * 1024
 _NO_LINGER = struct.pack("ii", 1, 0)
 _GONE = (7, 8)
 """States of a TCP connection (tcp_states.h): reset, and closed by the other side."""
+_REQUEST_BYTES = LIMITS.request_bytes_per_turn // LIMITS.pipelined_requests_per_turn
+"""What a pipelined request costs, in bytes of bodies."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -64,9 +67,9 @@ class Host(Protocol):
     fields_read: frozenset[bytes]
     memory: BodyMemory
     clients: dict[ClientConnection, None]
+    rota: Rota
 
     def now(self) -> float: ...
-    def soon(self, callback: Callable[[], None], /) -> object: ...
     def exchange(self, client: ClientConnection, request: Request) -> Exchanging: ...
     def refused(self, client: ClientConnection, failure: Failure) -> None: ...
     def defect(self, what: str, error: Exception) -> None: ...
@@ -153,10 +156,29 @@ class ClientConnection(asyncio.Protocol):
             if self._exchange is not None or self._stuffed:
                 self._queued_bytes += len(data)
                 self._update_reading()
-            elif self._queue or self._reader.unread:
+            elif self._queue:
                 self._pump()
+            elif self._reader.unread and not self._turn_due:
+                self._turn_due = True
+                self._host.rota.join(self)
+                self._update_reading()
         except Exception as error:
             self.crashed("a client's bytes could not be read", error)
+
+    def go_on(self, _size: int, /) -> tuple[int, bool]:
+        """It is this connection's turn to have parsed what has come, and to go on with what waits: what that
+        cost (see rota.py). What is left is for another turn. Never raises.
+        """
+        self._turn_due, cost = False, 0
+        try:
+            if not self._queue and self._reader.unread and not self._ended and not self._starved:
+                cost = self._reader.go_on()
+                if self._reader.failure is not None:
+                    self._reject(self._reader.failure)
+            cost += self._pump() * _REQUEST_BYTES
+        except Exception as error:
+            self.crashed("a client's bytes could not be read", error)
+        return cost, False
 
     def eof_received(self) -> bool:
         # A client that sends EOF has left: no API client half-closes, and waiting would keep its unit busy.
@@ -386,12 +408,12 @@ class ClientConnection(asyncio.Protocol):
 
     # -- inside --------------------------------------------------------------------------------------------
 
-    def _pump(self) -> None:
-        """Serve what waits, as much as one turn of the loop allows. Not re-entrant: an exchange that ends at
-        once comes back through `finish`.
+    def _pump(self) -> int:
+        """Serve what waits, as much as one turn of the loop allows; how many requests that were. Not
+        re-entrant: an exchange that ends at once comes back through `finish`.
         """
         if self._pumping or self._turn_due:
-            return
+            return 0
         self._pumping = True
         left = LIMITS.pipelined_requests_per_turn
         try:
@@ -402,29 +424,18 @@ class ClientConnection(asyncio.Protocol):
                     self._queued_bytes = len(self._reader.unread)
                 if isinstance(item, Failure):
                     self._refuse(item)
-                    return
+                    return LIMITS.pipelined_requests_per_turn - left
                 self.deadline = inf
                 self._begin(item)
         finally:
             self._pumping = False
         if (self._queue or self._reader.unread) and self._may_begin() and not self._starved:
             self._turn_due = True
-            self._host.soon(self._take_turn)
+            self._host.rota.join_next(self)
             if not left:
                 reached("pipelined_requests_per_turn")
         self._update_reading()
-
-    def _take_turn(self) -> None:
-        """Another turn of the loop: go on with what is left."""
-        self._turn_due = False
-        try:
-            if not self._queue and self._reader.unread and not self._ended and not self._starved:
-                failure = self._reader.go_on()
-                if failure is not None:
-                    self._reject(failure)
-            self._pump()
-        except Exception as error:
-            self.crashed("a client's bytes could not be read", error)
+        return LIMITS.pipelined_requests_per_turn - left
 
     def _may_begin(self) -> bool:
         if self._exchange is not None or self._stuffed:
@@ -499,7 +510,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _forget_queue(self) -> None:
         """What waits is not served any more: the answer before it was the last."""
-        self._reader.unread.clear()
+        self._reader.unread = b""
         queue, self._queue = self._queue, deque()
         for item in queue:
             if isinstance(item, Request):

@@ -16,6 +16,7 @@ from typing import Protocol
 from urllib.parse import urlsplit
 
 from proxy.failure import Failure, Kind
+from proxy.limits import LIMITS
 from proxy.wire.rota import Rota
 from proxy.wire.upstream import UnitConnection
 
@@ -70,7 +71,7 @@ class Pool:
         self._on_own_trouble = on_own_trouble
         self._tls = tls() if tls is not None and parts.scheme == "https" else None
         self._loop = loop
-        self.rota = rota or Rota(loop.call_soon)
+        self.rota = rota or Rota(loop.call_soon, LIMITS.reply_bytes_per_turn)
         self._connect_timeout_s = connect_timeout_s
         self._idle: deque[UnitConnection] = deque()
         self._connecting: dict[asyncio.Task[UnitConnection], Taker | None] = {}

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from probes.base import Fetch, Net
 from probes.gate_word import VIA_GATE, name_there
+from proxy.limits import LIMITS
 from proxy.placing import UNIT_FIELD
 from proxy.wire.fetch import UnitFetch
 from proxy.wire.net import UnitNet
@@ -44,7 +45,7 @@ class Reach:
         self._tls = tls
         self._on_broken = on_broken
         self._on_own_trouble = on_own_trouble
-        self._rota = Rota(loop.call_soon)
+        self._rota = Rota(loop.call_soon, LIMITS.reply_bytes_per_turn)
         self._pools: dict[Desk, Pool] = {}
         self._nets: dict[Desk | None, UnitNet] = {}
         """By desk; that of None is for servers of no unit."""

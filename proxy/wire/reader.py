@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Callable, Container
 from typing import TYPE_CHECKING, Protocol
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 _METHOD = re.compile(rb"[A-Za-z]+ ")
 _SIZE_LINE_BYTES = len(b"12345678\r\n\r\n") + 4
 """What is around a chunk, with four bytes to spare for leading zeros or the like."""
+_BODY_BYTES_EACH = LIMITS.request_bytes_per_turn // LIMITS.parsed_bytes
+"""What a byte costs that is no body's: so many of these are the work of a whole turn."""
 
 
 class Reading(Protocol):
@@ -81,7 +84,7 @@ class RequestReader:
         self._limits = limits
         self._now = now
         self._parser = httptools.HttpRequestParser(self)
-        self._body = bytearray()
+        self._body = io.BytesIO()
         # Of the read that is being parsed.
         self._pieces: list[bytes] = []
         # Bytes of the request, its body's among them.
@@ -92,7 +95,7 @@ class RequestReader:
         self._heading: Request | None = None
         self.request: Request | None = None
         self.failure: Failure | None = None
-        self.unread = bytearray()
+        self.unread = b""
 
     @property
     def in_head(self) -> bool:
@@ -100,42 +103,45 @@ class RequestReader:
         return self._heading is not None
 
     def feed(self, data: bytes) -> Failure | None:
-        """Read on; the failure that ends the reading, if there is one. Not to be called after that."""
-        if self.unread:
+        """Read on, unless it is much; the failure that ends the reading, if there is one. Not to be called
+        after that.
+        """
+        if self.unread or len(data) > LIMITS.parsed_bytes:
             self.unread += data
             return None
-        if len(data) > LIMITS.parsed_bytes:
-            self.unread += data
-            return self.go_on()
         return self._parse(data)
 
-    def go_on(self) -> Failure | None:
-        """Read what is unread: at least a part, at most what one turn of the loop may cost."""
+    def go_on(self) -> int:
+        """Read what is unread: at least a part, at most what one turn of the loop may cost. What it cost, in
+        bytes of bodies: these cost next to nothing; size lines of chunks, heads and trailers do.
+        """
         unread, at, grown = self.unread, 0, 0
+        parts, size = memoryview(unread), len(unread)
         self._has_whole = False
-        # What is a body's costs next to nothing; size lines of chunks, heads and trailers do.
-        while at < len(unread) and not self._has_whole and at - grown <= LIMITS.parsed_bytes:
-            end = at + max(LIMITS.parsed_bytes, self._missing())
+        while at < size and not self._has_whole and at - grown <= LIMITS.parsed_bytes:
+            end = min(size, at + max(LIMITS.parsed_bytes, self._missing()))
             before = self._body_size()
-            if self._parse(bytes(unread[at:end])) is not None:
-                unread.clear()
-                break
+            if self._parse(parts[at:end]) is not None:
+                self.unread = b""
+                return size
             at = end
             grown += self._body_size() - before
-        del unread[:at]
-        return self.failure
+        self.unread = unread[at:]
+        return at + (at - grown) * _BODY_BYTES_EACH
 
     def forget(self) -> Request | None:
         """Give up what was read of a request; it is returned, so that its memory can be given back."""
         request, self.request, self._heading = self.request, None, None
         self._pieces.clear()
-        self._body.clear()
-        self.unread.clear()
+        self._body = io.BytesIO()
+        self.unread = b""
         return request
 
     def close(self) -> None:
-        """The connection is gone. The parser holds our methods: unless it is let go of, readers pile up."""
-        del self._parser
+        """The connection is gone. Unless what holds us is let go of, closed connections pile up until garbage
+        is collected.
+        """
+        del self._parser, self._tell
 
     def _body_size(self) -> int:
         return 0 if self.request is None else self.request.body_size
@@ -145,7 +151,7 @@ class RequestReader:
         request = self.request
         return 0 if request is None or self.in_head else request.length - request.body_size
 
-    def _parse(self, data: bytes) -> Failure | None:
+    def _parse(self, data: bytes | memoryview) -> Failure | None:
         self._read_bytes = size = len(data)
         self._fed += size
         self._is_first = self.request is None
@@ -180,7 +186,7 @@ class RequestReader:
     def _collect(self, request: Request) -> None:
         """Hold what came of a body as one: each piece by itself would take 33 bytes more."""
         request.pieces += len(self._pieces)
-        self._body += b"".join(self._pieces)
+        self._body.write(b"".join(self._pieces))
         self._pieces.clear()
 
     def _is_within(self, request: Request) -> bool:
@@ -256,14 +262,15 @@ class RequestReader:
         request = self.request
         if request is None or self.failure is not None:
             return
-        if request.length and len(self._pieces) == 1 and not self._body:
+        if request.length and len(self._pieces) == 1 and not request.pieces:
             request.body = self._pieces.pop()
         elif request.body_size:
             self._collect(request)
             if not self._is_within(request):
                 return
-            request.body = bytes(self._body)
-            self._body.clear()
+            # What it holds, and no copy of it: one of a large body takes time.
+            request.body = self._body.getvalue()
+            self._body = io.BytesIO()
         self._is_first = False
         self._has_whole = True
         self._fed = 0
@@ -291,7 +298,7 @@ def _too_many_lines() -> Failure:
     return Failure(Kind.HEAD_TOO_LARGE, f"the request's head has more than {LIMITS.header_lines} lines")
 
 
-def _malformed(error: httptools.HttpParserError, data: bytes) -> Failure:
+def _malformed(error: httptools.HttpParserError, data: bytes | memoryview) -> Failure:
     match error:
         case httptools.HttpParserInvalidMethodError() if _METHOD.match(data):
             return Failure(Kind.METHOD_NOT_SUPPORTED, "the method is not known")

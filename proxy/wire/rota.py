@@ -1,9 +1,9 @@
-"""The large reads of all connections to units: parsed part by part, one connection after the other.
+"""The large reads of all connections, to units or to clients: parsed in turn, one connection after the other.
 
-The loop reads up to 256 kB of each connection in one turn, and of all that are ready in the same turn: with
-a few hundred streams that is more than a second of work. So what is more than a little is put aside, its
-connection is not read meanwhile, and one turn of the loop parses no more than `LIMITS.reply_bytes_per_turn`
-of all of it.
+The loop reads up to 256 kB of a connection at once, 32 times in one turn as long as more has come, and of all
+connections that are ready in the same turn: with a few large bodies, or some hundred streams, that is more
+than a second of work. So what is more than a little is put aside, its connection is not read meanwhile, and
+one turn of the loop parses no more than a bounded part of all of it.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Protocol
-
-from proxy.limits import LIMITS
 
 PART_BYTES = 16384
 """So much is parsed of one connection before the next has its turn."""
@@ -23,22 +21,26 @@ PIECE_BYTES = 1024
 class Late(Protocol):
     """A connection of which a read has yet to be parsed."""
 
-    def go_on(self, size: int) -> tuple[int, bool]:
-        """Parse so many bytes of it, if there are any and they may be parsed now: what that cost in bytes,
-        and whether there is more to be parsed.
+    def go_on(self, size: int, /) -> tuple[int, bool]:
+        """Parse about so many bytes of it, if there are any and they may be parsed now: what that cost in
+        bytes, and whether there is more to be parsed.
         """
 
 
 class Rota:
-    """Whose read is parsed next. `soon` has something done in the next turn of the loop."""
+    """Whose read is parsed next. `soon` has something done in the next turn of the loop, which may cost
+    `bytes_per_turn`.
+    """
 
-    __slots__ = ("_is_due", "_left", "_soon", "_waiting")
+    __slots__ = ("_bytes_per_turn", "_is_due", "_left", "_next", "_soon", "_waiting")
 
-    def __init__(self, soon: Callable[[Callable[[], None]], object]) -> None:
+    def __init__(self, soon: Callable[[Callable[[], None]], object], bytes_per_turn: int) -> None:
         self._soon = soon
+        self._bytes_per_turn = bytes_per_turn
         self._waiting: OrderedDict[Late, None] = OrderedDict()
+        self._next: dict[Late, None] = {}
         # Of this turn, and of those before it that have left something: a turn is not worth a callback.
-        self._left = LIMITS.reply_bytes_per_turn
+        self._left = bytes_per_turn
         self._is_due = False
 
     def join(self, late: Late) -> None:
@@ -47,8 +49,17 @@ class Rota:
         if not self._is_due:
             self._go_on()
 
+    def join_next(self, late: Late) -> None:
+        """The same, but not in this turn."""
+        self._next[late] = None
+        if not self._is_due:
+            self._is_due = True
+            self._soon(self._next_turn)
+
     def _next_turn(self) -> None:
-        self._left = LIMITS.reply_bytes_per_turn
+        self._left = self._bytes_per_turn
+        self._waiting.update(self._next)
+        self._next.clear()
         self._go_on()
 
     def _go_on(self) -> None:
@@ -62,6 +73,6 @@ class Rota:
                 if has_more:
                     self._waiting[late] = None
         finally:
-            self._is_due = self._left <= 0 or bool(self._waiting)
+            self._is_due = self._left <= 0 or bool(self._waiting) or bool(self._next)
             if self._is_due:
                 self._soon(self._next_turn)

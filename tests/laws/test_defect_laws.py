@@ -41,6 +41,8 @@ CLASSES = (
     Gate,
 )
 _CALLED_BY_THE_LOOP = (
+    # By way of the rota.
+    "go_on",
     "connection_made",
     "connection_lost",
     "data_received",

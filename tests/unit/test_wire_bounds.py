@@ -19,6 +19,8 @@ from tests.wire.unit import LAST_CHUNK, chunk
 
 TURN = 300_000
 """Bytecodes: some 8 ms. A read full of the shortest requests there are takes most of it."""
+EMPTY_TURN = 100
+"""A turn in which nothing is parsed."""
 READ = 256_000
 """The most that uvloop reads at once."""
 GET = b"GET /x HTTP/1.1\r\nHost: a\r\n"
@@ -123,7 +125,7 @@ def test_behind_a_request_in_flight_a_client_is_read_on_up_to_a_bound() -> None:
 def test_a_body_in_large_chunks_takes_one_turn_a_read() -> None:
     door = fed(CHUNKED + chunk(b"x" * 64 * KIB) * 64 + LAST_CHUNK)
     assert len(door.requests[0].body) == 4 * MIB
-    assert len(door.turns) <= 4 * MIB // READ + 2
+    assert sum(work > EMPTY_TURN for work in door.turns) <= 4 * MIB // READ + 2
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 1000, READ])

@@ -35,7 +35,7 @@ class Street:
 
     def __init__(self, streams: int = STREAMS) -> None:
         self.due: list[Callable[[], None]] = []
-        self.rota = Rota(self.due.append)
+        self.rota = Rota(self.due.append, LIMITS.reply_bytes_per_turn)
         self.rigs = [Rig(rota=self.rota) for _ in range(streams)]
         for rig in self.rigs:
             rig.feed([SSE_HEAD + chunk(TOKENS[0])])

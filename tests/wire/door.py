@@ -9,21 +9,31 @@ from functools import partial
 from typing import cast
 
 from proxy.failure import Failure
+from proxy.limits import LIMITS
 from proxy.settings import Limits
 from proxy.wire.downstream import ClientConnection
 from proxy.wire.heads import REQUEST_FIELDS, own_response
 from proxy.wire.memory import BodyMemory
 from proxy.wire.request import Request
+from proxy.wire.rota import Rota
 from tests.cost.bench import counted
 from tests.wire.rig import Wire
 
 
 class Door:
     """The `Host` of one connection, which answers each request at once, or (`holds`) never. `turns` has the
-    bytecodes of each turn, `answered` how many requests were begun in it.
+    bytecodes of each turn, `answered` how many requests were begun in it. Doors with one `rota` are of one
+    loop, which is not theirs to turn.
     """
 
-    def __init__(self, limits: Limits | None = None, *, holds: bool = False, at: float = 1.0) -> None:
+    def __init__(
+        self,
+        limits: Limits | None = None,
+        *,
+        holds: bool = False,
+        at: float = 1.0,
+        rota: Rota | None = None,
+    ) -> None:
         self.limits = limits or Limits()
         self.fields_read: frozenset[bytes] = REQUEST_FIELDS
         self.memory = BodyMemory(self.limits.bodies_bytes, self.limits.body_bytes)
@@ -35,16 +45,13 @@ class Door:
         self.time = at
         self._holds = holds
         self._soon: deque[Callable[[], None]] = deque()
+        self.rota = rota or Rota(self._soon.append, LIMITS.request_bytes_per_turn)
         self.wire = Wire()
         self.client = ClientConnection(self)
         self.client.connection_made(cast(asyncio.Transport, self.wire))
 
     def now(self) -> float:
         return self.time
-
-    def soon(self, callback: Callable[[], None], /) -> object:
-        self._soon.append(callback)
-        return None
 
     def exchange(self, client: ClientConnection, request: Request) -> Answered:
         self.requests.append(request)

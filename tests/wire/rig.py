@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 from proxy.failure import Failure
+from proxy.limits import LIMITS
 from proxy.wire.downstream import ClientConnection
 from proxy.wire.pool import Pool
 from proxy.wire.relay import Relay
@@ -71,7 +72,7 @@ class Rig:
         self.kept: list[UnitConnection] = []
         self.bugs: list[Exception] = []
         self.due: list[Callable[[], object]] = []
-        self.rota = rota or Rota(lambda callback: self.due.append(callback))
+        self.rota = rota or Rota(lambda callback: self.due.append(callback), LIMITS.reply_bytes_per_turn)
         self.wire = Wire()
         self.conn = UnitConnection(cast(Pool, self))
         self.conn.connection_made(cast(asyncio.Transport, self.wire))
