@@ -11,7 +11,7 @@ from subprocess import Popen
 from types import TracebackType
 from typing import Protocol, Self
 
-from loadtests.bench import processes
+from loadtests import processes
 
 AGENT = Path(__file__).resolve().parents[1] / "probes" / "agent.py"
 

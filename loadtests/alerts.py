@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import re
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from loadtests.wire.blocking import fetch
 
 MONITORING = Path(__file__).resolve().parents[1] / "deploy" / "monitoring"
 RULES = MONITORING / "rules.yaml"
@@ -41,11 +41,10 @@ class Prometheus:
     def ask(self, path: str, **fields: object) -> Any:
         """The data of an answer. Raises RuntimeError with its words for a question it cannot answer."""
         url = f"{self._url}{path}?{urllib.parse.urlencode(fields)}"
-        try:
-            with urllib.request.urlopen(url, timeout=TIMEOUT_S) as reply:
-                return json.load(reply)["data"]
-        except urllib.error.HTTPError as error:
-            raise RuntimeError(f"Prometheus answers {error.code} to {url}: {error.read(500)!r}") from None
+        reply = fetch(url, silence_s=TIMEOUT_S)
+        if reply.status != 200:
+            raise RuntimeError(f"Prometheus answers {reply.status} to {url}: {reply.body[:500]!r}")
+        return json.loads(reply.body)["data"]
 
     def alerts(self, state: str = "firing") -> dict[str, str]:
         """The alerts in this state, and the unit each is about."""

@@ -3,7 +3,6 @@
 What must stay true: all that is reported of it comes from its admin port and from /proc.
 """
 
-import http.client
 import json
 import os
 import signal
@@ -19,7 +18,9 @@ from typing import Any, Protocol, Self
 
 import yaml
 
-from loadtests.bench import processes
+from loadtests import processes
+from loadtests.wire.blocking import fetch
+from loadtests.wire.reply import Reply
 
 _UP_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 90.0
@@ -112,15 +113,15 @@ class GateProcess:
 
     def drain(self, unit: str, *, undo: bool = False) -> None:
         """Take a unit out of rotation, or let it come back."""
-        self._ask(f"/units/{unit}/{'undrain' if undo else 'drain'}", "POST")
+        self._ask(f"/units/{unit}/{'undrain' if undo else 'drain'}", b"")
 
     def metrics(self) -> str:
         """The page of /metrics."""
-        return self._get("/metrics").decode()
+        return self._ask("/metrics").body.decode()
 
     def events(self) -> list[dict[str, Any]]:
         """All flips so far, oldest first."""
-        events: list[dict[str, Any]] = json.loads(self._get("/events"))
+        events: list[dict[str, Any]] = json.loads(self._ask("/events").body)
         return events
 
     def flips(self, since: float, unit: str | None = None) -> list[dict[str, Any]]:
@@ -144,12 +145,12 @@ class GateProcess:
 
     def units(self) -> list[dict[str, Any]]:
         """What /units shows."""
-        units: list[dict[str, Any]] = json.loads(self._get("/units"))
+        units: list[dict[str, Any]] = json.loads(self._ask("/units").body)
         return units
 
     def is_ready(self) -> bool:
         """Whether /readyz is a 200."""
-        return self._ask("/readyz")[0] == 200
+        return self._ask("/readyz").status == 200
 
     def cpu_s(self) -> float:
         """CPU time used so far."""
@@ -201,17 +202,8 @@ class GateProcess:
                 raise RuntimeError(f"the units are not all up; the gate said:\n{processes.tail(self.log)}")
             time.sleep(0.05)
 
-    def _get(self, path: str) -> bytes:
-        return self._ask(path)[1]
-
-    def _ask(self, path: str, method: str = "GET") -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.admin_port, timeout=10)
-        try:
-            connection.request(method, path)
-            response = connection.getresponse()
-            return response.status, response.read()
-        finally:
-            connection.close()
+    def _ask(self, path: str, body: bytes | None = None) -> Reply:
+        return fetch(f"http://127.0.0.1:{self.admin_port}{path}", body)
 
     def _stop(self) -> None:
         # SIGINT: streams are cut; whoever wanted them has read them by now.

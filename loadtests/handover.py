@@ -8,7 +8,6 @@ ends. The exit code is 1 when it does not.
 
 import argparse
 import asyncio
-import os
 import random
 import re
 import signal
@@ -16,12 +15,12 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
-from pathlib import Path
+from contextlib import ExitStack
 
 import aiohttp
 import uvloop
 
+from loadtests import processes
 from loadtests.client import End, Question
 from loadtests.gate import GateProcess
 from loadtests.simunit.process import SimUnit
@@ -50,7 +49,7 @@ class Dynasty:
     def hand_over(self) -> float:
         """Have the gate that reigns start a successor; the seconds that took. Raises TimeoutError."""
         began_s = time.monotonic()
-        send(self.pids[-1], signal.SIGUSR2)
+        processes.send(self.pids[-1], signal.SIGUSR2)
         while len(found := _SUCCESSOR.findall(self._first.log.read_text())) < len(self.pids):
             if time.monotonic() - began_s > LIMIT_S:
                 raise TimeoutError(
@@ -62,41 +61,11 @@ class Dynasty:
 
     def left(self) -> list[int]:
         """Those that live still, but for the last."""
-        return [pid for pid in self.pids[:-1] if is_alive(pid)]
+        return [pid for pid in self.pids[:-1] if processes.is_running(pid)]
 
     def close(self) -> None:
         """End them all."""
-        end_all(self.pids)
-
-
-def end_all(pids: Sequence[int]) -> None:
-    """End these gates, and successors of theirs that are still starting."""
-    for pid in pids:
-        for child in children(pid):
-            send(child, signal.SIGKILL)
-        send(pid, signal.SIGKILL)
-
-
-def children(pid: int) -> list[int]:
-    """The processes that a process has started."""
-    with suppress(FileNotFoundError, ProcessLookupError):
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return []
-
-
-def send(pid: int, number: signal.Signals) -> None:
-    """Signal a process that may have ended."""
-    if is_alive(pid):
-        with suppress(ProcessLookupError):
-            os.kill(pid, number)
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process runs; one that nobody has waited for yet does not."""
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+        processes.end_all(self.pids)
 
 
 class Checks:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from loadtests.bench import processes
+from loadtests import processes
 from loadtests.fake_kubernetes import FakeKubernetes, group_pod
 from loadtests.simunit.process import SimUnit
 

@@ -20,7 +20,7 @@ from statistics import mean, median, quantiles
 
 import uvloop
 
-from loadtests.bench import processes
+from loadtests import processes
 from loadtests.gate import GateProcess, metric_sum
 from loadtests.probe_cost import MockUnit, mock_fleet
 from loadtests.redis_faults.flips import Door, Served

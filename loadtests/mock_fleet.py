@@ -7,7 +7,6 @@ costs little, so that it is the gate which is measured, and it counts what it wa
 import argparse
 import asyncio
 import json
-import resource
 import sys
 import time
 from collections import Counter
@@ -15,6 +14,8 @@ from collections.abc import Iterator
 from typing import cast
 
 import uvloop
+
+from loadtests import processes
 
 NODES = 4
 TOKENS_PER_S = 400
@@ -134,8 +135,7 @@ def main() -> int:
     parser.add_argument("--metrics-kb", type=float, default=50.0, help="size of each page of metrics")
     parser.add_argument("--busy", action="store_true", help="the engines' counters grow")
     args = parser.parse_args()
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    processes.raise_files()
     uvloop.run(serve(args.units, args.port, Fleet(args.metrics_kb, busy=args.busy)))
     return 0
 

@@ -8,10 +8,8 @@ chance makes it: the machine was too busy to tell.
 """
 
 import argparse
-import http.client
 import json
 import multiprocessing
-import resource
 import socket
 import subprocess
 import sys
@@ -26,8 +24,11 @@ from pathlib import Path
 
 import yaml
 
-from loadtests.bench import processes
+from loadtests import processes
 from loadtests.gate import metric_sum
+from loadtests.wire.blocking import BlockingConnection, fetch
+from loadtests.wire.messages import get
+from loadtests.wire.reply import Reply
 
 LIMIT_S = 0.005
 PERIOD_S = 0.005
@@ -46,46 +47,6 @@ LOADS: dict[str, Sequence[str]] = {
 }
 
 
-class Connection:
-    """Asks one server, on one kept connection or on a new one each time."""
-
-    def __init__(self, port: int, *, kept: bool) -> None:
-        self._port = port
-        self._kept = kept
-        self._sock: socket.socket | None = None
-
-    def ask(self, path: str) -> int:
-        """The status of GET `path`. Raises OSError."""
-        if self._sock is None:
-            self._sock = socket.create_connection(("127.0.0.1", self._port), TIMEOUT_S)
-            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        wish = "keep-alive" if self._kept else "close"
-        self._sock.sendall(f"GET {path} HTTP/1.1\r\nHost: gate\r\nConnection: {wish}\r\n\r\n".encode())
-        status = self._read(self._sock)
-        if not self._kept:
-            self.close()
-        return status
-
-    def close(self) -> None:
-        """Close what is open."""
-        if self._sock is not None:
-            self._sock.close()
-            self._sock = None
-
-    def _read(self, sock: socket.socket) -> int:
-        data = b""
-        while True:
-            part = sock.recv(65536)
-            if not part:
-                raise ConnectionResetError("closed in the middle of an answer")
-            data += part
-            head, found, body = data.partition(b"\r\n\r\n")
-            if found:
-                length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
-                if len(body) == length:
-                    return int(head.split(maxsplit=2)[1])
-
-
 @dataclass(slots=True)
 class Latencies:
     """Times from question to answer of one server, in seconds, and what went wrong."""
@@ -99,11 +60,11 @@ class Latencies:
 def ask_for(seconds: float, port: int) -> Latencies:
     """Ask one server for a while."""
     result = Latencies()
-    kept, new = Connection(port, kept=True), Connection(port, kept=False)
-    ways = ((kept, result.kept_s), (new, result.new_s))
-    rows = cycle([(way, path, times_s) for path in ("/livez", "/readyz") for way, times_s in ways])
+    kept, new = (BlockingConnection(f"http://127.0.0.1:{port}", TIMEOUT_S) for _ in range(2))
+    ways = ((kept, "keep-alive", result.kept_s), (new, "close", result.new_s))
+    rows = cycle([(path, *way) for path in ("/livez", "/readyz") for way in ways])
     began_at = answered_at = time.monotonic()
-    for number, (connection, path, times_s) in zip(range(int(seconds / PERIOD_S)), rows, strict=False):
+    for number, (path, connection, wish, times_s) in zip(range(int(seconds / PERIOD_S)), rows, strict=False):
         due_at = began_at + number * PERIOD_S
         if (early_s := due_at - time.monotonic()) > 0:
             time.sleep(early_s)
@@ -111,15 +72,16 @@ def ask_for(seconds: float, port: int) -> Latencies:
         # A question that came late because the answer before it took so long has waited, too.
         asked_at = due_at if answered_at > due_at else time.monotonic()
         try:
-            if (status := connection.ask(path)) != 200:
-                result.wrong.append(f"{path} said {status}")
+            connection.exchange(get(path, lines=f"connection: {wish}\r\n"), reply := Reply())
+            if reply.status != 200:
+                result.wrong.append(f"{path} said {reply.status}")
         except OSError as error:
             result.wrong.append(f"{path}: {error!r}")
-            connection.close()
+        if connection is new:
+            new.close()
         answered_at = time.monotonic()
         times_s.append(answered_at - asked_at)
     kept.close()
-    new.close()
     return result
 
 
@@ -167,12 +129,8 @@ class Stage:
 
     def in_flight(self) -> int:
         """How many requests the gate has open."""
-        page = http.client.HTTPConnection("127.0.0.1", self.admin_port, timeout=TIMEOUT_S)
-        try:
-            page.request("GET", "/metrics")
-            return int(metric_sum(page.getresponse().read().decode(), "cellgate_in_flight"))
-        finally:
-            page.close()
+        page = fetch(f"http://127.0.0.1:{self.admin_port}/metrics").body.decode()
+        return int(metric_sum(page, "cellgate_in_flight"))
 
 
 def start(folder: Path, stack: ExitStack) -> Stage:
@@ -264,8 +222,7 @@ def main() -> int:
         "--loads", type=lambda text: text.split("/"), default=list(LOADS), metavar="NAME/NAME"
     )
     args = parser.parse_args()
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(_FILES, hard), hard))
+    processes.raise_files(_FILES)
     codes = []
     for name in args.loads:
         # A gate of its own for each load: what one leaves behind does not weigh on the next.

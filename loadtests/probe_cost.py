@@ -6,7 +6,6 @@ fleet is idle, and none while its engines' counters grow. The exit code is 1 whe
 """
 
 import argparse
-import http.client
 import json
 import subprocess
 import sys
@@ -16,9 +15,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from loadtests.bench import processes
+from loadtests import processes
 from loadtests.gate import GateProcess
 from loadtests.mock_fleet import NODES, address
+from loadtests.wire.blocking import fetch
 
 CPU_LIMIT = 0.30
 CANARY_PERIOD_S = 2.0
@@ -146,12 +146,7 @@ def mock_fleet(units: int, port: int, metrics_kb: float, *, busy: bool) -> Itera
 
 
 def _counts(port: int) -> Counter[str]:
-    connection = http.client.HTTPConnection(address(0, 0), port, timeout=10)
-    try:
-        connection.request("GET", "/counts")
-        return Counter(json.loads(connection.getresponse().read()))
-    finally:
-        connection.close()
+    return Counter(json.loads(fetch(f"http://{address(0, 0)}:{port}/counts").body))
 
 
 def main() -> int:

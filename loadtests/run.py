@@ -7,7 +7,6 @@ gate is waited for, and the units end with the pipe they were started with.
 from __future__ import annotations
 
 import argparse
-import http.client
 import os
 import secrets
 import signal
@@ -16,12 +15,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import yaml
 
 from loadtests.simunit.process import SimUnit, SimUnitError
+from loadtests.wire.blocking import fetch
 
 READY_S = 60.0
 CELLS = {"a": ("a1", "a2"), "b": ("b1", "b2")}
@@ -118,17 +118,10 @@ def _wait_until_ready(gate: subprocess.Popen[bytes], options: argparse.Namespace
 
 def _get(address: str, path: str) -> bytes:
     """The body of a 200, else nothing."""
-    parts = urlsplit(f"//{address}")
-    connection = http.client.HTTPConnection(parts.hostname or "127.0.0.1", parts.port, timeout=2)
-    try:
-        connection.request("GET", path)
-        response = connection.getresponse()
-        body = response.read()
-        return body if response.status == 200 else b""
-    except OSError:
-        return b""
-    finally:
-        connection.close()
+    with suppress(OSError):
+        reply = fetch(f"http://{address}{path}", silence_s=2.0)
+        return reply.body if reply.status == 200 else b""
+    return b""
 
 
 def _explain(options: argparse.Namespace, units: Sequence[SimUnit], model: str, token: str) -> None:

@@ -8,7 +8,6 @@ clients that never read cost bounded memory. The exit code is 1 when something o
 import argparse
 import asyncio
 import random
-import resource
 import sys
 import time
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 
 import uvloop
 
+from loadtests import processes
 from loadtests.client import Question, session
 from loadtests.crowd import KINDS, FailedError, Kind, Place, never_read
 from loadtests.engines import Engines
@@ -235,8 +235,7 @@ def main() -> int:
         "--waves", type=int, default=3, help=f"waves of each kind, after {WARM_UPS} that warm up"
     )
     args = parser.parse_args()
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(_FILES, most), most))
+    processes.raise_files(_FILES)
     return uvloop.run(_run(args.clients, args.waves))
 
 

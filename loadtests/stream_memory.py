@@ -9,7 +9,6 @@ import argparse
 import asyncio
 import json
 import re
-import resource
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import cast
 
 import uvloop
 
+from loadtests import processes
 from loadtests.gate import GateProcess
 
 LIMIT_KIB = 30.0
@@ -187,7 +187,7 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=2000)
     parser.add_argument("--body-bytes", type=int, default=1024)
     asked = parser.parse_args()
-    resource.setrlimit(resource.RLIMIT_NOFILE, (_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    processes.raise_files(_FILES)
     most = 0.0
     for name, lines in (("continuation on", ""), ("continuation off", "x-cellgate-continue: off\r\n")):
         readings = uvloop.run(measure(asked.streams, asked.body_bytes, lines))

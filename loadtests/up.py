@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from loadtests.alerts import RULES, Prometheus, sped_up
-from loadtests.bench.processes import free_port, stop, tail, wait_ready
+from loadtests.processes import free_port, stop, tail, wait_ready
 from loadtests.simunit.process import SimUnit, SimUnitError
 from loadtests.up_drill import drill
 

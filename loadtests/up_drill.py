@@ -10,12 +10,12 @@ import json
 import signal
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from loadtests.alerts import Prometheus, questions
 from loadtests.simunit.process import SimUnit
+from loadtests.wire.blocking import fetch
 
 OF_A_WEDGE = {"CellgateUnitDown", "CellgateWedgeFound"}
 FIRES_WITHIN_S, CLEARS_WITHIN_S = 6 * 60, 12 * 60
@@ -122,14 +122,11 @@ def _users(ingress: str) -> Iterator[list[bool]]:
 
 
 def _is_answered(ingress: str) -> bool:
-    head = {"content-type": "application/json"}
-    request = urllib.request.Request(f"{ingress}/v1/chat/completions", json.dumps(ASKED).encode(), head)
     try:
-        with urllib.request.urlopen(request, timeout=30.0) as reply:
-            text: bytes = reply.read()
+        reply = fetch(f"{ingress}/v1/chat/completions", json.dumps(ASKED).encode(), silence_s=30.0)
     except OSError:
         return False
-    return text.endswith(b"data: [DONE]\n\n") and b'"error"' not in text
+    return reply.status == 200 and reply.body.endswith(b"data: [DONE]\n\n") and b'"error"' not in reply.body
 
 
 def _until(is_so: Callable[[], object], limit_s: float, what: str) -> None:

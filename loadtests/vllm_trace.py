@@ -6,7 +6,6 @@ before it and a collector for both. The exit code is 1 when a span of the engine
 
 import asyncio
 import sys
-import urllib.request
 from typing import NamedTuple
 
 import orjson
@@ -16,6 +15,7 @@ from loadtests.gate import GateProcess
 from loadtests.vllm.install import set_up
 from loadtests.vllm.single import serving
 from loadtests.vllm.unit import MODEL_NAME
+from loadtests.wire.blocking import fetch
 
 SPANS_TIMEOUT_S = 30.0
 TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -68,10 +68,8 @@ def _of_the_trace(collector: Collector) -> list[Seen]:
 
 
 def _ask(url: str) -> None:
-    head = {"content-type": "application/json", "traceparent": f"00-{TRACE}-{CALLER}-01"}
-    request = urllib.request.Request(f"{url}/v1/chat/completions", orjson.dumps(ASKED), head)
-    with urllib.request.urlopen(request, timeout=SPANS_TIMEOUT_S) as reply:
-        reply.read()
+    line = f"traceparent: 00-{TRACE}-{CALLER}-01\r\n"
+    fetch(f"{url}/v1/chat/completions", orjson.dumps(ASKED), lines=line, silence_s=SPANS_TIMEOUT_S)
 
 
 if __name__ == "__main__":

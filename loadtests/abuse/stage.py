@@ -12,8 +12,8 @@ from loadtests.abuse.evil import EvilUnits
 from loadtests.abuse.misdeeds import MISDEEDS
 from loadtests.abuse.neighbour import Neighbour
 from loadtests.abuse.nouns import Place, Surroundings
-from loadtests.bench.processes import tail
 from loadtests.gate import GateProcess
+from loadtests.processes import tail
 from loadtests.simunit.process import SimUnit
 
 QUIET = "quiet"

@@ -11,7 +11,8 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from loadtests.bench import limits, report, run_file
+from loadtests import processes
+from loadtests.bench import report, run_file
 from loadtests.bench.figures import Figure
 from loadtests.bench.loads import LOADS, QUICK, USUAL
 from loadtests.bench.measure import Patience, in_quiet
@@ -26,7 +27,7 @@ REPEATS_S = 180.0
 def main() -> int:
     """Run the rounds, print each figure as it comes, and the tables at the end. Returns the exit code."""
     args = _arguments()
-    limits.raise_files()
+    processes.raise_files()
     # So that what was started is ended.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     print(report.machine(), flush=True)

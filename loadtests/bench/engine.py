@@ -16,7 +16,8 @@ from typing import cast
 import httptools
 import uvloop
 
-from loadtests.bench import limits, payload
+from loadtests import processes
+from loadtests.bench import payload
 from loadtests.bench.engine_pages import PAGES, Counters
 
 _HEAD = b"HTTP/1.1 200 OK\r\nServer: engine\r\nContent-Type: %s\r\n"
@@ -177,5 +178,5 @@ if __name__ == "__main__":
     parser.add_argument("--interval-ms", type=float, default=20.0, help="for streams that say none")
     parser.add_argument("--units", type=int, default=2)
     args = parser.parse_args()
-    limits.raise_files()
+    processes.raise_files()
     uvloop.run(serve(max(1, round(args.interval_ms)), args.units))

@@ -15,8 +15,9 @@ from dataclasses import asdict
 
 import uvloop
 
-from loadtests.bench import limits, payload
-from loadtests.bench.connection import Connection, Tally
+from loadtests import processes
+from loadtests.bench import payload
+from loadtests.bench.tally import MeasuredConnection, Tally
 
 TIMEOUT_S = 120.0
 LAG_PERIOD_S = 0.01
@@ -27,7 +28,7 @@ _MADE_BYTES = 128_000_000
 class Load:
     """What all loads are: exchanges over one set of connections, which are watched and compared."""
 
-    def __init__(self, args: argparse.Namespace, connections: list[Connection]) -> None:
+    def __init__(self, args: argparse.Namespace, connections: list[MeasuredConnection]) -> None:
         self.args = args
         self.connections = connections
         self.tally = Tally()
@@ -37,8 +38,12 @@ class Load:
     def _begin(self) -> None:
         """Count anew; what went wrong before stays."""
         self.tally = Tally(errors=self.tally.errors)
+        self._reads_before = self._reads()
         for connection in self.connections:
             connection.tally = self.tally
+
+    def _reads(self) -> int:
+        return sum(connection.reads for connection in self.connections)
 
     async def warm_up(self) -> None:
         """What comes before the measurement."""
@@ -54,6 +59,7 @@ class Load:
         except TimeoutError:
             self.tally.errors.append(f"not all answered after {TIMEOUT_S:.0f} s")
         self.tally.seconds = time.perf_counter() - started_at
+        self.tally.reads = self._reads() - self._reads_before
         watch.cancel()
         return self.tally
 
@@ -63,7 +69,7 @@ class Load:
     def _next_user(self) -> str:
         return str(payload.User(next(self._numbers), self.args.interval_ms, self.args.bytes))
 
-    def _judge(self, user: str, connection: Connection, failure: str | None, want: bytes) -> None:
+    def _judge(self, user: str, connection: MeasuredConnection, failure: str | None, want: bytes) -> None:
         """The answer must be what the engine sends."""
         got = b"".join(connection.body)
         if failure is None and not self._is_right(got, want):
@@ -98,7 +104,7 @@ class Requests(Load):
         self._left = count
         await asyncio.gather(*(self._closed_loop(each) for each in self.connections))
 
-    async def _closed_loop(self, connection: Connection) -> None:
+    async def _closed_loop(self, connection: MeasuredConnection) -> None:
         while self._left > 0 and not self.tally.errors:
             self._left -= 1
             user, request = next(self._made)
@@ -136,7 +142,7 @@ class Streams(Load):
             await self._stream(self.connections[number], first)
             first = tokens
 
-    async def _stream(self, connection: Connection, tokens: int) -> None:
+    async def _stream(self, connection: MeasuredConnection, tokens: int) -> None:
         user = self._next_user()
         failure = await connection.exchange(payload.request(user, self.args.port, stream=True, tokens=tokens))
         self._judge(user, connection, failure, payload.stream(user, tokens))
@@ -147,17 +153,13 @@ LOADS: dict[str, type[Load]] = {"requests": Requests, "streams": Streams}
 
 async def main(args: argparse.Namespace) -> None:
     """All of it, as the module says."""
-    loop = asyncio.get_running_loop()
-    connections = []
-    for _ in range(args.connections):
-        _, connection = await loop.create_connection(Connection, "127.0.0.1", args.port)
-        connections.append(connection)
+    connections = [await MeasuredConnection.open(args.port) for _ in range(args.connections)]
     load = LOADS[args.kind](args, connections)
     await load.warm_up()
     print("ready", flush=True)
-    await loop.run_in_executor(None, sys.stdin.readline)
+    await asyncio.to_thread(sys.stdin.readline)
     print(json.dumps(asdict(await load.run())), flush=True)
-    await loop.run_in_executor(None, sys.stdin.read)
+    await asyncio.to_thread(sys.stdin.read)
 
 
 def _arguments() -> argparse.Namespace:
@@ -179,5 +181,5 @@ def _arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    limits.raise_files()
+    processes.raise_files()
     uvloop.run(main(_arguments()))

@@ -12,9 +12,10 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 
-from loadtests.bench import limits, processes, report
+from loadtests import processes
+from loadtests.bench import report
 from loadtests.bench.figures import Figure, Point
-from loadtests.bench.loads import Load, Requests, Streams
+from loadtests.bench.loads import Load, Requests, Streams, most_streams
 from loadtests.bench.measure import measured
 from loadtests.bench.stage import stage
 from loadtests.bench.targets import SUBJECT, TARGETS
@@ -34,7 +35,7 @@ _PROMPTS_BYTES = 40_000_000
 def main() -> int:
     """Measure, write, draw. Returns the exit code."""
     args = _arguments()
-    limits.raise_files()
+    processes.raise_files()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if not args.draw:
         points = []
@@ -65,7 +66,7 @@ def _points(sweeps: Sequence[str], targets: Sequence[str]) -> Iterator[Point]:
 
 def _by_streams() -> Iterator[tuple[int, Load, int]]:
     for count in STREAMS:
-        streams = min(count, limits.most_streams())
+        streams = min(count, most_streams())
         yield (
             streams,
             Streams(

@@ -1,13 +1,13 @@
 """What a router still has open once its clients have left in mid-stream: connections, and generations."""
 
-import http.client
 import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadtests.bench import processes
+from loadtests import processes
+from loadtests.wire.blocking import fetch
 
 PATIENCE_S = 5.0
 _LISTEN = "0A"
@@ -55,10 +55,5 @@ def _port(end: str) -> int:
 
 
 def _running(unit: int) -> int:
-    connection = http.client.HTTPConnection("127.0.0.1", unit, timeout=10)
-    try:
-        connection.request("GET", "/metrics")
-        found = _RUNNING.search(connection.getresponse().read().decode())
-        return int(found[1]) if found else 0
-    finally:
-        connection.close()
+    found = _RUNNING.search(fetch(f"http://127.0.0.1:{unit}/metrics").body.decode())
+    return int(found[1]) if found else 0

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from statistics import quantiles
 from typing import Any
 
-from loadtests.bench import leaks, processes
+from loadtests import processes
+from loadtests.bench import leaks
 from loadtests.bench.figures import Figure
 from loadtests.bench.loads import LOADS, Load, Streams
 from loadtests.bench.stage import Stage

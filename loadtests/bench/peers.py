@@ -13,7 +13,7 @@ from pathlib import Path
 
 import yaml
 
-from loadtests.bench import processes
+from loadtests import processes
 from loadtests.replay.routers import ROOT, MissingError, Running, Setup, started
 
 _NGINX = """\

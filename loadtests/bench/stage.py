@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from loadtests.bench import processes
+from loadtests import processes
 from loadtests.bench.targets import TARGETS, setup
 from loadtests.replay.routers import MissingError, Running
 

@@ -13,8 +13,8 @@ from subprocess import Popen
 from types import TracebackType
 from typing import Self
 
+from loadtests import processes
 from loadtests.agents import Agents
-from loadtests.bench import processes
 from loadtests.drill import routers
 from loadtests.drill.plan import Topology
 from loadtests.drill.units import DrillUnit, start_simulated, start_vllm

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from loadtests.bench import processes
+from loadtests import processes
 from loadtests.drill.plan import Drill
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -5,9 +5,9 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from loadtests.bench.processes import free_port
 from loadtests.gate import GateProcess, metric_sum
 from loadtests.probe_cost import MockUnit, mock_fleet
+from loadtests.processes import free_port
 from loadtests.redis_faults.server import RedisServer
 
 UNITS = 200

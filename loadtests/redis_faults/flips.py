@@ -13,9 +13,9 @@ from statistics import median, quantiles
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from loadtests.bench.processes import free_port
 from loadtests.gate import GateProcess
 from loadtests.probe_cost import MockUnit, mock_fleet
+from loadtests.processes import free_port
 from loadtests.redis_faults.server import RedisServer
 
 UNITS = 60

@@ -18,8 +18,9 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import NamedTuple
 
-from loadtests.bench import payload, processes
-from loadtests.bench.connection import Connection
+from loadtests import processes
+from loadtests.bench import payload
+from loadtests.bench.tally import MeasuredConnection
 from loadtests.gate import GateProcess, metric_sum
 from loadtests.redis_faults.server import RedisServer
 
@@ -48,19 +49,19 @@ class Lane:
 
     gate: GateProcess
     shares: bool
-    idle: list[Connection] = field(default_factory=list)
+    idle: list[MeasuredConnection] = field(default_factory=list)
     ttfts_s: list[float] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
 
     async def ask(self, user: str) -> None:
         """One stream, on a connection of its own as long as it lasts."""
-        loop, port = asyncio.get_running_loop(), self.gate.port
+        port = self.gate.port
         sent_at = time.perf_counter()
         try:
             if self.idle:
                 connection = self.idle.pop()
             else:
-                _, connection = await loop.create_connection(Connection, "127.0.0.1", port)
+                connection = await MeasuredConnection.open(port)
                 sent_at = time.perf_counter()
             failure = await connection.exchange(payload.request(user, port, stream=True, tokens=TOKENS))
         except OSError as error:

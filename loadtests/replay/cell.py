@@ -1,6 +1,5 @@
 """One run of the replay: fresh units, a fresh router, a load from its beginning, and all ended again."""
 
-import http.client
 import json
 import random
 import subprocess
@@ -12,11 +11,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
-from typing import Any
 
+import orjson
 import uvloop
 
-from loadtests.bench import processes
+from loadtests import processes
 from loadtests.gym.fleets import FLEETS, MODEL
 from loadtests.replay import client
 from loadtests.replay.client import Answer
@@ -25,6 +24,7 @@ from loadtests.replay.plays import Play
 from loadtests.replay.routers import ROUTERS, MissingError, Running, Setup
 from loadtests.replay.units import LATE_BINS_MS
 from loadtests.replay.virtual import RIVALS, run_virtually
+from loadtests.wire.blocking import fetch
 
 TRIES = 3
 
@@ -132,19 +132,11 @@ def _client_late_ms(answers: Sequence[Answer], speed_up: float) -> float:
 
 def _units_late_ms(ports: Sequence[int]) -> float:
     """The end of the bin in which the 99th percentile of the units' lateness lies, in real milliseconds."""
-    bins = [sum(counts) for counts in zip(*(_told(port)["late"] for port in ports), strict=True)]
+    pages = [orjson.loads(fetch(f"http://127.0.0.1:{port}/replay").body) for port in ports]
+    bins = [sum(counts) for counts in zip(*(page["late"] for page in pages), strict=True)]
     seen = 0
     for count, end_ms in zip(bins, LATE_BINS_MS, strict=False):
         seen += count
         if seen >= 0.99 * sum(bins):
             return float(end_ms)
     return float("inf")
-
-
-def _told(port: int) -> Any:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-    try:
-        connection.request("GET", "/replay")
-        return json.loads(connection.getresponse().read())
-    finally:
-        connection.close()

@@ -4,7 +4,6 @@ Every router is one process before the same ports, with its own defaults, no acc
 that none ends a request.
 """
 
-import http.client
 import json
 import shutil
 import time
@@ -15,9 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from loadtests.bench import processes
+from loadtests import processes
 from loadtests.gate import GateProcess
 from loadtests.gym.fleets import MODEL
+from loadtests.wire.blocking import fetch
 
 ROOT = Path(__file__).parents[2]
 _READY_TIMEOUT_S = 30.0
@@ -183,10 +183,7 @@ def _wait_workers(port: int, count: int) -> None:
     give_up_at = time.monotonic() + _READY_TIMEOUT_S
     healthy = 0
     while time.monotonic() < give_up_at:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-        connection.request("GET", "/workers")
-        workers = json.loads(connection.getresponse().read())["workers"]
-        connection.close()
+        workers = json.loads(fetch(f"http://127.0.0.1:{port}/workers").body)["workers"]
         healthy = sum(bool(worker["is_healthy"]) for worker in workers)
         if healthy == count:
             return

@@ -3,7 +3,6 @@
 What must stay true: after `stop()`, or the death of the process that started it, nothing of a unit is left.
 """
 
-import http.client
 import json
 import os
 import signal
@@ -15,8 +14,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from loadtests import processes
+from loadtests.wire.blocking import fetch
+
 _ROOT = Path(__file__).resolve().parents[2]
-_STOP_TIMEOUT_S = 5.0
+_STOP_TIMEOUT_S = _CONTROL_TIMEOUT_S = 5.0
 
 
 class SimUnitError(Exception):
@@ -82,11 +84,11 @@ class SimUnit:
 
     def fault(self, fault: str, **parameters: float) -> dict[str, Any]:
         """Command a fault, such as fault("slow", factor=2) or fault("heal"); return the state after it."""
-        return self._control("POST", "/sim/fault", {"fault": fault, **parameters})
+        return self._control("/sim/fault", {"fault": fault, **parameters})
 
     def state(self) -> dict[str, Any]:
         """How the unit is: queues, counts, faults."""
-        return self._control("GET", "/sim/state", None)
+        return self._control("/sim/state")
 
     def signal_follower(self, number: signal.Signals, rank: int = 1) -> None:
         """Send a signal to a follower: SIGSTOP wedges the unit, SIGCONT heals it, SIGKILL breaks it."""
@@ -139,7 +141,7 @@ class SimUnit:
             self.kill()
         self._close_pipes()
         deadline_s = time.monotonic() + _STOP_TIMEOUT_S
-        while any(is_running(pid) for pid in self.follower_pids):
+        while any(processes.is_running(pid) for pid in self.follower_pids):
             if time.monotonic() > deadline_s:
                 raise SimUnitError(f"a follower of {self.name} outlived it: one of {self.follower_pids}")
             time.sleep(0.005)
@@ -157,16 +159,12 @@ class SimUnit:
             if pipe is not None:
                 pipe.close()
 
-    def _control(self, method: str, path: str, body: object) -> dict[str, Any]:
-        connection = http.client.HTTPConnection("127.0.0.1", self._control_port, timeout=5)
-        try:
-            connection.request(method, path, None if body is None else json.dumps(body))
-            response = connection.getresponse()
-            answer: dict[str, Any] = json.loads(response.read())
-        finally:
-            connection.close()
-        if response.status != 200:
-            raise SimUnitError(f"unit {self.name} refused {body}: {answer['error']['message']}")
+    def _control(self, path: str, command: object = None) -> dict[str, Any]:
+        body = None if command is None else json.dumps(command).encode()
+        reply = fetch(f"http://127.0.0.1:{self._control_port}{path}", body, silence_s=_CONTROL_TIMEOUT_S)
+        answer: dict[str, Any] = json.loads(reply.body)
+        if reply.status != 200:
+            raise SimUnitError(f"unit {self.name} refused {command}: {answer['error']['message']}")
         return answer
 
 
@@ -182,12 +180,3 @@ def _read_line(process: "subprocess.Popen[bytes]") -> dict[str, Any] | None:
     assert process.stdout is not None
     line = process.stdout.readline()
     return json.loads(line) if line else None
-
-
-def is_running(pid: int) -> bool:
-    """Whether `pid` is a process that still executes (a zombie nobody has waited for does not)."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
-        return False
-    return stat.rpartition(")")[2].split()[0] not in "ZX"

@@ -5,14 +5,14 @@ import os
 import signal
 import subprocess
 import tempfile
-import urllib.request
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from loadtests.bench import processes
+from loadtests import processes
 from loadtests.vllm.install import MODEL, VENV
-from loadtests.vllm.unit import ENVIRONMENT, HOST, MODEL_NAME
+from loadtests.vllm.unit import ENVIRONMENT, HEALTH_TIMEOUT_S, HOST, MODEL_NAME
+from loadtests.wire.blocking import answers
 
 START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 30.0
@@ -41,20 +41,14 @@ def _start(command: list[str], environ: dict[str, str], log: Path) -> "subproces
 
 async def _until_healthy(process: "subprocess.Popen[bytes]", port: int, log: Path) -> None:
     async with asyncio.timeout(START_TIMEOUT_S):
-        while not await asyncio.to_thread(_is_healthy, port):
+        while not await asyncio.to_thread(
+            answers, f"http://{HOST}:{port}/health", silence_s=HEALTH_TIMEOUT_S
+        ):
             if process.poll() is not None:
                 raise RuntimeError(
                     f"vllm ended with {process.returncode}; it printed:\n{processes.tail(log)}"
                 )
             await asyncio.sleep(1.0)
-
-
-def _is_healthy(port: int) -> bool:
-    try:
-        with urllib.request.urlopen(f"http://{HOST}:{port}/health", timeout=2.0) as reply:
-            return bool(reply.status == 200)
-    except OSError:
-        return False
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

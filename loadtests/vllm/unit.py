@@ -3,15 +3,16 @@
 Each is a process group of its own, as it would be a machine of its own; all traffic stays on loopback.
 """
 
-import http.client
-import json
 import os
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 
+import orjson
+
+from loadtests.processes import free_port
 from loadtests.vllm import processes
 from loadtests.vllm.install import MODEL, RUN, VENV
+from loadtests.wire.blocking import answers
 
 HOST = "127.0.0.1"
 MODEL_NAME = "tiny"
@@ -65,19 +66,19 @@ class Unit:
 
     def healthy(self) -> bool:
         """Say whether `/health` answers 200: the API is up, which does not mean that it can generate."""
-        return _answers(self.port, "GET", "/health", timeout_s=HEALTH_TIMEOUT_S)
+        return answers(f"{self.url}/health", silence_s=HEALTH_TIMEOUT_S)
 
     def warmed_up(self) -> bool:
         """Say whether a chat for one token, then a greedy one for several, is answered. Slow at first."""
         chat = {"model": MODEL_NAME, "messages": [{"role": "user", "content": "Are you there?"}]}
         bodies = (chat | {"max_tokens": 1}, chat | {"max_tokens": 8, "temperature": 0})
-        path = "/v1/chat/completions"
-        return all(_answers(self.port, "POST", path, body, timeout_s=WARM_UP_TIMEOUT_S) for body in bodies)
+        url = f"{self.url}/v1/chat/completions"
+        return all(answers(url, orjson.dumps(body), silence_s=WARM_UP_TIMEOUT_S) for body in bodies)
 
 
 def start(port: int) -> Unit:
     """Start the leader, with its API on `port`, and the follower; where they meet is new each time."""
-    common = ["-tp", "2", "--nnodes", "2", "--master-addr", HOST, "--master-port", str(_free_port())]
+    common = ["-tp", "2", "--nnodes", "2", "--master-addr", HOST, "--master-port", str(free_port())]
     common += ["--distributed-executor-backend", "mp", "--max-model-len", "4096", "--enforce-eager"]
     leader = ["--node-rank", "0", "--host", HOST, "--port", str(port)]
     follower = ["--node-rank", "1", "--headless"]
@@ -116,21 +117,3 @@ def _serve(log: Path, options: list[str]) -> int:
         ],
         setsid=True,
     )
-
-
-def _answers(port: int, method: str, path: str, body: object = None, *, timeout_s: float) -> bool:
-    """Say whether one request is answered with 200 in time."""
-    connection = http.client.HTTPConnection(HOST, port, timeout=timeout_s)
-    try:
-        connection.request(method, path, json.dumps(body), {"Content-Type": "application/json"})
-        return connection.getresponse().status == http.HTTPStatus.OK
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
-
-
-def _free_port() -> int:
-    with socket.create_server((HOST, 0)) as server:
-        port: int = server.getsockname()[1]
-        return port

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from loadtests.handover import children, end_all, is_alive, send
+from loadtests.processes import children, end_all, is_running, send
 from loadtests.simunit.process import SimUnit
 from tests.sockets.test_gate_process import is_refusing, models
 from tests.wire.process import GateProcess, Stream, eventually
@@ -114,9 +114,9 @@ def test_several_in_a_row_while_requests_come(units: dict[str, SimUnit], tmp_pat
             gate.hand_over()
             assert models(gate).status == 200
             assert stream.is_whole()
-        assert eventually(lambda: [is_alive(pid) for pid in gate.pids] == [False, False, False, True])
+        assert eventually(lambda: [is_running(pid) for pid in gate.pids] == [False, False, False, True])
         send(gate.pid, signal.SIGTERM)
-        assert eventually(lambda: not is_alive(gate.pid))
+        assert eventually(lambda: not is_running(gate.pid))
         assert is_refusing(gate)
 
 
@@ -250,7 +250,7 @@ def test_who_waits_to_be_accepted_when_the_gate_stops_is_answered(
         replies = [connection.getresponse() for connection in waiting]
         assert {(reply.status, reply.headers["connection"]) for reply in replies} == {(200, "close")}
         assert all(reply.read() for reply in replies)
-        assert eventually(lambda: not is_alive(gate.pid))
+        assert eventually(lambda: not is_running(gate.pid))
 
 
 def test_nobody_is_reset_while_the_gate_stops(units: dict[str, SimUnit], tmp_path: Path) -> None:

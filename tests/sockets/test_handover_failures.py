@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from loadtests.handover import is_alive
+from loadtests.processes import is_running
 from proxy.handover.successor import HandoverError, hand_over
 from tests.wire.stage import live
 
@@ -54,7 +54,7 @@ def test_what_is_no_gate_is_gone(
         assert (await attempt(limit_s=5.0)).startswith(why)
 
     test()
-    assert not is_alive(int(note.read_text()))
+    assert not is_running(int(note.read_text()))
 
 
 def test_a_fault_of_the_gates_own_ends_the_successor_as_well(
@@ -70,7 +70,7 @@ def test_a_fault_of_the_gates_own_ends_the_successor_as_well(
         assert "KeyError('bug')" in await attempt(tell=bug)
 
     test()
-    assert not is_alive(int(note.read_text()))
+    assert not is_running(int(note.read_text()))
 
 
 def test_a_program_that_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,5 +99,5 @@ def test_a_hand_over_that_is_cancelled_ends_the_successor(
 
     before = len(os.listdir("/proc/self/fd"))
     test()
-    assert not is_alive(int(note.read_text()))
+    assert not is_running(int(note.read_text()))
     assert len(os.listdir("/proc/self/fd")) == before

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from loadtests.simunit.process import SimUnit, SimUnitError, is_running
+from loadtests.processes import is_running
+from loadtests.simunit.process import SimUnit, SimUnitError
 
 MESSAGES = [{"role": "user", "content": "Tell me a long story about a gate."}]
 STEP_MS = 4

@@ -1,8 +1,9 @@
-"""The processes of the benchmark: start, wait until they answer, read what they use, end them by pid."""
+"""Processes of the load tools: start, wait until they answer, read what they use, end them by pid."""
 
 import ctypes
-import http.client
 import os
+import resource
+import signal
 import socket
 import subprocess
 import time
@@ -10,10 +11,19 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from loadtests.wire.blocking import answers
+
 READY_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 10.0
+FILES = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+"""The most descriptors that a process may have here."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+def raise_files(most: int = FILES) -> None:
+    """Let this process, and those it starts, have so many descriptors, or as many as there may be."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, FILES), FILES))
 
 
 def cpu_s(pid: int) -> float:
@@ -26,13 +36,13 @@ def cpu_s(pid: int) -> float:
     error = _libc.clock_getcpuclockid(pid, ctypes.byref(clock))
     if error:
         raise ProcessLookupError(error, f"no CPU clock of process {pid}: {os.strerror(error)}")
-    return time.clock_gettime(clock.value) + sum(cpu_s(child) for child in _children(pid))
+    return time.clock_gettime(clock.value) + sum(cpu_s(child) for child in children(pid))
 
 
 def resident_mb(pid: int) -> float:
     """Resident memory of a process and its live children, in MB; what they share counts for each."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6 + sum(map(resident_mb, _children(pid)))
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6 + sum(map(resident_mb, children(pid)))
 
 
 def sockets(pid: int) -> set[str]:
@@ -42,12 +52,25 @@ def sockets(pid: int) -> set[str]:
         with suppress(FileNotFoundError):
             links.append(os.readlink(descriptor))
     own = {link[8:-1] for link in links if link.startswith("socket:[")}
-    return own.union(*map(sockets, _children(pid)))
+    return own.union(*map(sockets, children(pid)))
 
 
-def _children(pid: int) -> list[int]:
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(child) for task in tasks for child in task.read_text().split()]
+def children(pid: int) -> list[int]:
+    """The processes that a process has started and not waited for; none of one that has ended."""
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            found += map(int, task.read_text().split())
+    return found
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process still executes; one that has ended and nobody has waited for does not."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
 
 
 def machine_cpu_s() -> float:
@@ -79,7 +102,7 @@ def wait_ready(process: subprocess.Popen[bytes], port: int, path: str, log: Path
     """
     give_up_at = time.monotonic() + READY_TIMEOUT_S
     while process.poll() is None and time.monotonic() < give_up_at:
-        if _status(port, path) == 200:
+        if answers(f"http://127.0.0.1:{port}{path}", silence_s=1.0):
             return
         time.sleep(0.05)
     how = "is not ready" if process.poll() is None else f"ended with {process.returncode}"
@@ -91,17 +114,6 @@ def tail(log: Path) -> str:
     return log.read_text(errors="replace")[-2000:]
 
 
-def _status(port: int, path: str) -> int:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=1)
-    try:
-        connection.request("GET", path)
-        return connection.getresponse().status
-    except (OSError, http.client.HTTPException):
-        return 0
-    finally:
-        connection.close()
-
-
 def stop(process: subprocess.Popen[bytes]) -> None:
     """End a process that `start` made: ask, then kill."""
     process.terminate()
@@ -110,3 +122,18 @@ def stop(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+
+
+def send(pid: int, number: signal.Signals) -> None:
+    """Signal a process that may have ended."""
+    if is_running(pid):
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def end_all(pids: Sequence[int]) -> None:
+    """Kill these processes, and what they are starting."""
+    for pid in pids:
+        for child in children(pid):
+            send(child, signal.SIGKILL)
+        send(pid, signal.SIGKILL)
