@@ -16,6 +16,7 @@ RUN pip install --no-cache-dir --require-hashes -r requirements-build.lock \
  && pip --python /opt/cellgate/bin/python install --no-cache-dir --require-hashes -r requirements.lock \
     ${EXTRAS:+$(printf ' -r requirements-%s.lock' $EXTRAS)}
 COPY pyproject.toml README.md LICENSE ./
+COPY cellgate cellgate
 COPY proxy proxy
 COPY router router
 COPY policies policies

@@ -50,7 +50,7 @@ class Served(Protocol):
 
 
 class GateProcess:
-    """`python -m proxy serve` before `units`. A context manager: inside, every unit is up.
+    """`python -m cellgate serve` before `units`. A context manager: inside, every unit is up.
 
     `nodes` gives the `nodes` of a unit by its name, as the gate's file has them, `cell` its cell; `settings`
     are keys of that file, and win over those made here. `files` is the most descriptors it may have; with
@@ -87,7 +87,16 @@ class GateProcess:
         config = Path(self._folder.name) / "cellgate.yaml"
         config.write_text(yaml.safe_dump(self._configuration()))
         limit = [] if self._files is None else ["prlimit", f"--nofile={self._files}"]
-        serve = [sys.executable, "-m", "proxy", "serve", "--access-log", self._access_log, "-c", str(config)]
+        serve = [
+            sys.executable,
+            "-m",
+            "cellgate",
+            "serve",
+            "--access-log",
+            self._access_log,
+            "-c",
+            str(config),
+        ]
         self._command = limit + serve
         if self._unread_log:
             os.mkfifo(self.log)

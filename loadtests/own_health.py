@@ -146,7 +146,7 @@ def start(folder: Path, stack: ExitStack) -> Stage:
     config = {"listen": f"127.0.0.1:{port}", "admin": f"127.0.0.1:{admin_port}"}
     file, log = folder / "cellgate.yaml", folder / "gate.log"
     file.write_text(yaml.safe_dump(config | {"cells": [{"name": "c", "units": units}]}))
-    command = [sys.executable, "-m", "proxy", "serve", "--access-log", "off", "-c", str(file)]
+    command = [sys.executable, "-m", "cellgate", "serve", "--access-log", "off", "-c", str(file)]
     gate = processes.start(command, log)
     stack.callback(processes.stop, gate)
     stack.callback(gate.kill)

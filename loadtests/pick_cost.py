@@ -21,17 +21,17 @@ from typing import TypeVar
 
 import orjson
 
-from policies import POLICIES
-from proxy.ask import read_ask
-from proxy.prompt import read_prompt
-from router.board import Board
-from router.books import SURE
-from router.fair import FairRules
-from router.lease import Lease
-from router.nouns import Ask, Evidence, Fleet, Load, Rules, Sign, Strength, Unit
-from router.prefix import PrefixCache
-from router.router import Router
-from router.waiting import Waiting
+from cellgate.policies import POLICIES
+from cellgate.proxy.request.ask import read_ask
+from cellgate.proxy.request.prompt import read_prompt
+from cellgate.router.board import Board
+from cellgate.router.cost_model import SURE
+from cellgate.router.fair_queue import FairRules
+from cellgate.router.lease import Lease
+from cellgate.router.nouns import Ask, Evidence, Fleet, Load, Rules, Sign, Strength, Unit
+from cellgate.router.prefix import PrefixCache
+from cellgate.router.queue import Waiting
+from cellgate.router.router import Router
 
 ROUNDS = 60
 AT_ONCE = 32

@@ -61,7 +61,16 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _gate_command(options: argparse.Namespace, units: Sequence[SimUnit], folder: Path) -> list[str]:
-    command = [sys.executable, "-m", "proxy", "serve", "--listen", options.listen, "--admin", options.admin]
+    command = [
+        sys.executable,
+        "-m",
+        "cellgate",
+        "serve",
+        "--listen",
+        options.listen,
+        "--admin",
+        options.admin,
+    ]
     command += ["--access-log", "console"]
     if options.urls:
         return command + [part for url in options.urls for part in ("--unit", url)]

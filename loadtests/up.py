@@ -121,7 +121,7 @@ def _usual_or_free(port: int) -> int:
 def _commands(folder: Path, ports: Ports) -> dict[str, list[str]]:
     """In the order in which they start, and the other way round in which they end."""
     local = "127.0.0.1"
-    gate = [sys.executable, "-m", "proxy", "serve", "-c", str(folder / "cellgate.yaml")]
+    gate = [sys.executable, "-m", "cellgate", "serve", "-c", str(folder / "cellgate.yaml")]
     prometheus = ["prometheus", f"--config.file={folder / 'prometheus.yaml'}"]
     return {
         "redis": [

@@ -6,13 +6,13 @@ POLICIES. It never sees health, never drops a candidate, and holds no state beyo
 
 from __future__ import annotations
 
-from policies.least_load import LeastLoad
-from policies.p2c import PowerOfTwo
-from policies.prefix_affinity import PrefixAffinity
-from policies.random import Random
-from policies.round_robin import RoundRobin
-from policies.session import Session
-from router.nouns import Policy
+from cellgate.policies.least_load import LeastLoad
+from cellgate.policies.p2c import PowerOfTwo
+from cellgate.policies.prefix_affinity import PrefixAffinity
+from cellgate.policies.random import Random
+from cellgate.policies.round_robin import RoundRobin
+from cellgate.policies.session import Session
+from cellgate.router.nouns import Policy
 
 POLICIES: dict[str, type[Policy]] = {
     "least_load": LeastLoad,

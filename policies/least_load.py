@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import ClassVar
 
-from router.nouns import Ask, Candidate
+from cellgate.router.nouns import Ask, Candidate
 
 TIE_S = 0.001
 """Nobody notices a millisecond: units that are so near to each other are picked by chance, not in a herd."""

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from policies.random import shuffled
-from router.nouns import Ask, Candidate
+from cellgate.policies.random import shuffled
+from cellgate.router.nouns import Ask, Candidate
 
 
 @dataclass(frozen=True, slots=True)

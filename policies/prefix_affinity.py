@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from policies.least_load import soonest_first
-from router.nouns import Ask, Candidate
+from cellgate.policies.least_load import soonest_first
+from cellgate.router.nouns import Ask, Candidate
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from router.nouns import Ask, Candidate
+from cellgate.router.nouns import Ask, Candidate
 
 
 def shuffled(candidates: Sequence[Candidate], rng: random.Random) -> list[Candidate]:

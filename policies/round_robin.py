@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from router.nouns import Ask, Candidate
+from cellgate.router.nouns import Ask, Candidate
 
 # Consecutive multiples of the golden ratio's fraction cover [0, 1) more evenly than any other sequence
 # (Weyl, 1916), so one counter gives every unit its share without remembering who is in the list.

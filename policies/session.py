@@ -15,8 +15,8 @@ from typing import ClassVar
 
 from xxhash import xxh3_64_intdigest
 
-from policies.p2c import PowerOfTwo
-from router.nouns import Ask, Candidate
+from cellgate.policies.p2c import PowerOfTwo
+from cellgate.router.nouns import Ask, Candidate
 
 _WITHOUT_SESSION = PowerOfTwo()
 

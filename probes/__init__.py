@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from probes.base import Probe
-from probes.canary import Canary
-from probes.engine_metrics import EngineMetrics
-from probes.exporter import ExporterProbe
-from probes.gate_word import GateWord
-from probes.grpc_health import GrpcProbe
-from probes.http_status import HttpProbe
-from probes.models import ModelList
-from probes.node import NodeProbe
-from probes.readiness import Readiness
-from probes.tcp_accept import TcpProbe
+from cellgate.probes.base import Probe
+from cellgate.probes.canary import Canary
+from cellgate.probes.engine_metrics import EngineMetrics
+from cellgate.probes.exporter import ExporterProbe
+from cellgate.probes.gate_word import GateWord
+from cellgate.probes.grpc_health import GrpcProbe
+from cellgate.probes.http_status import HttpProbe
+from cellgate.probes.models import ModelList
+from cellgate.probes.node import NodeProbe
+from cellgate.probes.readiness import Readiness
+from cellgate.probes.tcp_accept import TcpProbe
 
 PROBES: dict[str, type[Probe]] = {
     "readiness": Readiness,

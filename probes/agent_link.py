@@ -12,10 +12,10 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
-from probes.agent import BEAT_S, PRESSURE, TOKEN_VARIABLE
-from probes.agent_stream import AgentStream, LostError, Message, StrangerError
-from probes.base import FetchError, Patient, Trouble
-from router.nouns import Evidence, Finding, Sign, Strength
+from cellgate.probes.agent import BEAT_S, PRESSURE, TOKEN_VARIABLE
+from cellgate.probes.agent_stream import AgentStream, LostError, Message, StrangerError
+from cellgate.probes.base import FetchError, Patient, Trouble
+from cellgate.router.nouns import Evidence, Finding, Sign, Strength
 
 SILENCE_S = 3 * BEAT_S
 

@@ -15,7 +15,7 @@ from typing import NamedTuple, Self, cast
 
 import orjson
 
-from probes.agent import HEARTBEAT, chunk
+from cellgate.probes.agent import HEARTBEAT, chunk
 
 HEAD_BYTES = 8 * 1024
 LINE_BYTES = 64 * 1024

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol, TypeVar
 
-from router.nouns import Finding, Load, Node, Rules, Unit, Verdict
+from cellgate.router.nouns import Finding, Load, Node, Rules, Unit, Verdict
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 

@@ -17,11 +17,11 @@ from typing import ClassVar, NamedTuple
 
 import orjson
 
-from probes.apis import CANARIES, Api, at, has_answer, parsed
-from probes.base import FetchError, Patient, Reply, Trouble
-from probes.engines import engine
-from probes.models import ask_served
-from router.nouns import Evidence, Finding, Models, Sign, Strength, Verdict
+from cellgate.probes.apis import CANARIES, Api, at, has_answer, parsed
+from cellgate.probes.base import FetchError, Patient, Reply, Trouble
+from cellgate.probes.engines import engine
+from cellgate.probes.models import ask_served
+from cellgate.router.nouns import Evidence, Finding, Models, Sign, Strength, Verdict
 
 ASK_AGAIN_S = 0.25
 """Between two tries at a unit that says it is busy."""

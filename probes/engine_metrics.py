@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 from urllib.parse import urlsplit
 
-from probes.base import Fetch, FetchError, Patient, is_in_use
-from probes.engines import METRICS, Role, engine
-from router.nouns import Finding, Load, Verdict
+from cellgate.probes.base import Fetch, FetchError, Patient, is_in_use
+from cellgate.probes.engines import METRICS, Role, engine
+from cellgate.router.nouns import Finding, Load, Verdict
 
 _ABSENT = "absent"
 """Note: where the last replies held none of the names, and how many in a row they were."""

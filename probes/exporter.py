@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from probes.base import FetchError, Patient, Trouble
-from probes.http_status import page_name, split_url
-from probes.node import NodeProbe, Said, Word, bad_words
-from probes.presets import PRESETS
-from probes.rules import Rule, RuleError, broken, parse
-from probes.samples import Sample, TooMuchError, scan
+from cellgate.probes.base import FetchError, Patient, Trouble
+from cellgate.probes.http_status import page_name, split_url
+from cellgate.probes.node import NodeProbe, Said, Word, bad_words
+from cellgate.probes.presets import PRESETS
+from cellgate.probes.rules import Rule, RuleError, broken, parse
+from cellgate.probes.samples import Sample, TooMuchError, scan
 
 _PAGE_MAX = 4 << 20
 

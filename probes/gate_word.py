@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 from urllib.parse import quote
 
-from probes.base import FetchError, Patient, Reply, Trouble
-from router.nouns import Evidence, Finding, Node, Role, Sign, Strength, Unit, Verdict
+from cellgate.probes.base import FetchError, Patient, Reply, Trouble
+from cellgate.router.nouns import Evidence, Finding, Node, Role, Sign, Strength, Unit, Verdict
 
 VIA_GATE = "cellgate"
 """The engine of a unit that is reached by way of another gate."""

@@ -15,8 +15,8 @@ from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.exceptions import H2Error
 
-from probes.base import FetchError, Trouble
-from probes.node import Said, Word
+from cellgate.probes.base import FetchError, Trouble
+from cellgate.probes.node import Said, Word
 
 _HEADERS = (
     (":method", "POST"),

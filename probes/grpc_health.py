@@ -6,8 +6,8 @@ import asyncio
 from dataclasses import dataclass
 from typing import ClassVar
 
-from probes.base import FetchError, Patient, Trouble
-from probes.node import NodeProbe, Said
+from cellgate.probes.base import FetchError, Patient, Trouble
+from cellgate.probes.node import NodeProbe, Said
 
 _LATE_S = 0.1
 """A timeout that ends so much late shows that the gate itself stood still."""
@@ -28,8 +28,8 @@ class GrpcProbe(NodeProbe):
 
     async def ask(self, patient: Patient) -> Said:
         """What the health service says."""
-        from probes.grpc_call import (
-            HealthCall,  # Late: h2 takes a megabyte, and few nodes have such a service.
+        from cellgate.probes.grpc_call import (
+            HealthCall,
         )
 
         deadline = patient.now() + self.timeout_s

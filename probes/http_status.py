@@ -7,8 +7,8 @@ from functools import lru_cache
 from typing import ClassVar
 from urllib.parse import urlsplit
 
-from probes.base import Patient, Reply
-from probes.node import NodeProbe, Said, Word
+from cellgate.probes.base import Patient, Reply
+from cellgate.probes.node import NodeProbe, Said, Word
 
 KNOWN = 16_384
 """So many URLs are taken apart once and not at each look."""

@@ -10,10 +10,10 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from probes.apis import parsed
-from probes.base import Fetch, FetchError, Patient
-from probes.engines import OWNERS
-from router.nouns import Finding, Models, Served, Verdict
+from cellgate.probes.apis import parsed
+from cellgate.probes.base import Fetch, FetchError, Patient
+from cellgate.probes.engines import OWNERS
+from cellgate.router.nouns import Finding, Models, Served, Verdict
 
 _NOT_THERE = frozenset({404, 405, 501})
 _SERVING = (Verdict.UP, Verdict.SUSPECT)

@@ -15,8 +15,8 @@ from enum import Enum
 from functools import lru_cache
 from typing import ClassVar, NamedTuple
 
-from probes.base import FetchError, Patient, Trouble
-from router.nouns import Evidence, Finding, Sign, Strength
+from cellgate.probes.base import FetchError, Patient, Trouble
+from cellgate.router.nouns import Evidence, Finding, Sign, Strength
 
 _NAME_MAX = 120
 _REASON_MAX = 400

@@ -10,9 +10,9 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from probes.base import FetchError, Patient, Reply, Trouble, is_in_use
-from probes.engines import engine
-from router.nouns import Evidence, Finding, Sign, Strength, Verdict
+from cellgate.probes.base import FetchError, Patient, Reply, Trouble, is_in_use
+from cellgate.probes.engines import engine
+from cellgate.router.nouns import Evidence, Finding, Sign, Strength, Verdict
 
 _Weight = tuple[Sign, Strength]
 

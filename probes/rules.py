@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from probes.samples import Sample, labels_of
+from cellgate.probes.samples import Sample, labels_of
 
 _TEXT_MAX = 500
 

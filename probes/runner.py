@@ -13,8 +13,8 @@ import math
 import random
 from collections.abc import Callable
 
-from probes.base import Patient, Probe
-from router.nouns import Evidence, Finding, Sign, Strength
+from cellgate.probes.base import Patient, Probe
+from cellgate.router.nouns import Evidence, Finding, Sign, Strength
 
 JITTER = 0.1
 """Each pause is shortened by up to this share, so that probes of many units drift apart."""

@@ -6,8 +6,8 @@ import asyncio
 from dataclasses import dataclass
 from typing import ClassVar
 
-from probes.base import Patient
-from probes.node import NodeProbe, Said, Word
+from cellgate.probes.base import Patient
+from cellgate.probes.node import NodeProbe, Said, Word
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,36 +15,36 @@ from typing import TYPE_CHECKING, Any
 
 import uvloop
 
-from proxy import descriptors
-from proxy.config_process import ConfigError
-from proxy.defects import DEFECTS
-from proxy.discovery.follow import Discovery
-from proxy.discovery.start import discover, preload
-from proxy.gate import BACKLOG, Gate
-from proxy.handover.inheritance import Inheritance, inherit
-from proxy.handover.successor import HandoverError, Listeners, hand_over
-from proxy.handover.view import View, drained, view_of
-from proxy.large import LargeBodies
-from proxy.life import Life
-from proxy.memory import return_large_blocks
-from proxy.recovery.start import attend
-from proxy.report.access_log import AccessLog, stdout_sink
-from proxy.report.admin import AdminView
-from proxy.report.admin_port import AdminPort
-from proxy.report.bulletin import Bulletin
-from proxy.report.choice import Choice
-from proxy.report.collectors import AgentCheckMetrics
-from proxy.report.events import Action, EventLog
-from proxy.report.haproxy_agent import HaproxyAgent
-from proxy.report.log import configure, log_line
-from proxy.service_manager import notify
-from proxy.settings import Address, RedisAccess, Settings
-from proxy.tls import client_context, unit_context, webhook_context
-from proxy.tracing.start import trace
-from proxy.wire.listeners import listen
+from cellgate.proxy.admin.application import AdminView
+from cellgate.proxy.admin.port import AdminPort
+from cellgate.proxy.admin.shared_status import Bulletin
+from cellgate.proxy.config.load_process import ConfigError
+from cellgate.proxy.config.settings import Address, RedisAccess, Settings
+from cellgate.proxy.discovery.follow import Discovery
+from cellgate.proxy.discovery.start import discover, preload
+from cellgate.proxy.gate import BACKLOG, Gate
+from cellgate.proxy.handover.inheritance import Inheritance, inherit
+from cellgate.proxy.handover.successor import HandoverError, Listeners, hand_over
+from cellgate.proxy.handover.view import View, drained, view_of
+from cellgate.proxy.ingress.haproxy_agent import HaproxyAgent
+from cellgate.proxy.logs.access_log import AccessLog, stdout_sink
+from cellgate.proxy.logs.defects import DEFECTS
+from cellgate.proxy.logs.events import Action, EventLog
+from cellgate.proxy.logs.log import configure, log_line
+from cellgate.proxy.metrics.collectors import AgentCheckMetrics
+from cellgate.proxy.process import descriptors
+from cellgate.proxy.process.cgroup import return_large_blocks
+from cellgate.proxy.process.listeners import listen
+from cellgate.proxy.process.signals import Life
+from cellgate.proxy.process.systemd import notify
+from cellgate.proxy.process.tls import client_context, unit_context, webhook_context
+from cellgate.proxy.recovery.start import attend
+from cellgate.proxy.request.large_bodies import LargeBodies
+from cellgate.proxy.request.routing_explain import Choice
+from cellgate.proxy.tracing.start import trace
 
 if TYPE_CHECKING:
-    from proxy.report.redis_link import RedisLink
+    from cellgate.proxy.sharing.link import RedisLink
 
 WARM_LOOK_S = 0.05
 LISTEN, ADMIN, AGENT_CHECK = "listen", "admin", "agent_check"
@@ -53,7 +53,7 @@ Reload = Callable[[], Settings]
 
 
 def serve(settings: Settings, reload: Reload) -> int:
-    """Run a gate until it is told to stop; returns the exit code. What signals mean: proxy/life.py.
+    """Run a gate until it is told to stop; returns the exit code. What signals mean: process/signals.py.
 
     Raises ConfigError when descriptors are too few, OSError when it cannot listen, NoInheritanceError when
     what a gate before it promised did not come.
@@ -63,7 +63,7 @@ def serve(settings: Settings, reload: Reload) -> int:
     return_large_blocks()
     preload(settings)
     if settings.workers > 1:
-        from proxy.workers.supervisor import supervise  # Late, for one process needs none of it.
+        from cellgate.proxy.workers.supervisor import supervise  # Late, for one process needs none of it.
 
         return supervise(settings, reload, inherit())
     return uvloop.run(_serve(settings, reload, inherit()))
@@ -107,7 +107,7 @@ class App:
         # Now, since an untimely SIGUSR2 would end a process that does not know it.
         self._life = self._make_life()
 
-    # What is otherwise where the clients are at workers (proxy/workers/brain_app.py).
+    # What is otherwise where the clients are at workers (proxy/workers/control_app.py).
 
     def _make_gate(self, bulletin: Bulletin) -> Gate:
         settings = self._settings
@@ -240,7 +240,7 @@ class App:
 
 def _shared(gate: Gate, access: RedisAccess) -> RedisLink | None:
     # Its client takes a quarter of a second and ten megabytes, which most gates have no use for.
-    from proxy.report.redis_start import share
+    from cellgate.proxy.sharing.start import share
 
     return share(gate, access)
 

@@ -15,56 +15,56 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-from policies import POLICIES
-from probes.base import Net
-from probes.canary import Canary
-from probes.engine_metrics import EngineMetrics
-from proxy.containment import Containment
-from proxy.descriptors import Descriptors, allowed
-from proxy.exchange import Exchange
-from proxy.explained import ExplainedExchange
-from proxy.failure import Failure, Kind
-from proxy.limits import LIMITS, reached
-from proxy.own import OwnAnswers
-from proxy.placed import PlacedExchange
-from proxy.report.access_log import AccessLog
-from proxy.report.balancers import Balancers
-from proxy.report.collectors import AccessLogMetrics, NodeAgentMetrics, PoolMetrics
-from proxy.report.continuations import Continuations
-from proxy.report.envoy_health import lines, readyz_headers
-from proxy.report.events import Action, EventLog
-from proxy.report.haproxy_agent import GATE
-from proxy.report.metrics import Metrics
-from proxy.report.orca import Orca
-from proxy.report.peers import Peers
-from proxy.report.poison import PoisonMetrics
-from proxy.report.ready import as_json, readiness
-from proxy.report.record import Finished
-from proxy.report.routing import Routing
-from proxy.settings import TICK_S, Settings
-from proxy.vigil import Vigil
-from proxy.watch import Watch
-from proxy.wire.downstream import ClientConnection
-from proxy.wire.heads import REQUEST_FIELDS
-from proxy.wire.idle import least_missed
-from proxy.wire.listeners import Entrance
-from proxy.wire.memory import BodyMemory
-from proxy.wire.pool import MakeTls, Pool
-from proxy.wire.reach import Reach
-from proxy.wire.request import Request
-from proxy.wire.rota import Rota
-from proxy.wishes import Wishes
-from router.board import Board, Consequence
-from router.books import Usage
-from router.desk import Desk
-from router.judge import nothing_to_learn
-from router.lease import Lease
-from router.nouns import Ask, Evidence, Fleet, Flip, Outcome, Refusal, Sign, Strength, Verdict
-from router.router import Router
-from router.waiting import Waiting
+from cellgate.policies import POLICIES
+from cellgate.probes.base import Net
+from cellgate.probes.canary import Canary
+from cellgate.probes.engine_metrics import EngineMetrics
+from cellgate.proxy.config.limits import LIMITS, reached
+from cellgate.proxy.config.settings import TICK_S, Settings
+from cellgate.proxy.config.trusted_peers import Peers
+from cellgate.proxy.control.containment import Containment
+from cellgate.proxy.control.prober import Watch
+from cellgate.proxy.control.reach import Reach
+from cellgate.proxy.control.stall_watch import Vigil
+from cellgate.proxy.ingress.balancers import Balancers
+from cellgate.proxy.ingress.envoy_health import lines, readyz_headers
+from cellgate.proxy.ingress.haproxy_agent import GATE
+from cellgate.proxy.ingress.orca import Orca
+from cellgate.proxy.ingress.ready import as_json, readiness
+from cellgate.proxy.logs.access_log import AccessLog
+from cellgate.proxy.logs.events import Action, EventLog
+from cellgate.proxy.logs.record import Finished
+from cellgate.proxy.metrics.collectors import AccessLogMetrics, NodeAgentMetrics, PoolMetrics
+from cellgate.proxy.metrics.continuations import Continuations
+from cellgate.proxy.metrics.metrics import Metrics
+from cellgate.proxy.metrics.poison import PoisonMetrics
+from cellgate.proxy.metrics.routing import Routing
+from cellgate.proxy.process.descriptors import Descriptors, allowed
+from cellgate.proxy.process.listeners import Entrance
+from cellgate.proxy.request.exchange import Exchange
+from cellgate.proxy.request.explained import ExplainedExchange
+from cellgate.proxy.request.local_endpoints import OwnAnswers
+from cellgate.proxy.request.placed import PlacedExchange
+from cellgate.proxy.request.routing_headers import Wishes
+from cellgate.proxy.wire.body_memory import BodyMemory
+from cellgate.proxy.wire.downstream import ClientConnection
+from cellgate.proxy.wire.failure import Failure, Kind
+from cellgate.proxy.wire.heads import REQUEST_FIELDS
+from cellgate.proxy.wire.idle import least_missed
+from cellgate.proxy.wire.pool import MakeTls, Pool
+from cellgate.proxy.wire.request import Request
+from cellgate.proxy.wire.rota import Rota
+from cellgate.router.board import Board, Consequence
+from cellgate.router.cost_model import Usage
+from cellgate.router.judge import nothing_to_learn
+from cellgate.router.lease import Lease
+from cellgate.router.nouns import Ask, Evidence, Fleet, Flip, Outcome, Refusal, Sign, Strength, Verdict
+from cellgate.router.queue import Waiting
+from cellgate.router.router import Router
+from cellgate.router.unit_state import Desk
 
 if TYPE_CHECKING:
-    from proxy.tracing.tracing import Tracing
+    from cellgate.proxy.tracing.tracing import Tracing
 
 BACKLOG = 4096
 """Connections that may wait to be accepted; who finds no room tries again after 1 s, then 2 s. Usually the

@@ -12,14 +12,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from router import panic, silence
-from router.answers import AnswerLengths
-from router.books import ALL_BLOCKS, Elsewhere
-from router.cost import COSTS, Expected, forecast
-from router.desk import BUSY_S, Desk
-from router.judge import judge, open_case
-from router.lease import Lease
-from router.nouns import (
+from cellgate.router import panic, stall
+from cellgate.router.answers import AnswerLengths
+from cellgate.router.cost import COSTS, Expected, forecast
+from cellgate.router.cost_model import ALL_BLOCKS, Elsewhere
+from cellgate.router.judge import judge, open_case
+from cellgate.router.lease import Lease
+from cellgate.router.nouns import (
     Ask,
     Evidence,
     Fleet,
@@ -33,12 +32,13 @@ from router.nouns import (
     Unit,
     Verdict,
 )
-from router.pools import Pools
-from router.rates import learn_of_peers
-from router.remote_prefixes import ProvenPrefixes, RemotePrefixes
-from router.shared_prefixes import SharedPrefixes
-from router.slowness import Slowness, Speed, compare, fade
-from router.weights import shares
+from cellgate.router.outliers import Slowness, Speed, compare, fade
+from cellgate.router.pools import Pools
+from cellgate.router.rates import learn_of_peers
+from cellgate.router.remote_prefixes import ProvenPrefixes, RemotePrefixes
+from cellgate.router.shared_prefixes import SharedPrefixes
+from cellgate.router.unit_state import BUSY_S, Desk
+from cellgate.router.weights import shares
 
 ERRORS_S = 1.0
 """Errors so soon after each other, with no life between them, are of an engine that has nothing else."""
@@ -155,7 +155,7 @@ class Board:
             if before.verdict is not Verdict.SUSPECT:
                 desk.risen_at = evidence.at
                 desk.books.rise()
-            elif before.because is not None and before.because.source == silence.SOURCE:
+            elif before.because is not None and before.because.source == stall.SOURCE:
                 desk.cleared_at = evidence.at
             self.forecast(evidence.at)
         flip = Flip(desk.unit.name, desk.unit.cell, before.verdict, after.verdict, evidence.at, evidence)

@@ -20,9 +20,9 @@ from math import inf
 from statistics import median
 from typing import NamedTuple
 
-from router.answers import FIRST_ANSWER_TOKENS
-from router.rates import Rates
-from router.work import Work
+from cellgate.router.answers import FIRST_ANSWER_TOKENS
+from cellgate.router.backlog import Work
+from cellgate.router.rates import Rates
 
 KV_MAX_S = 60.0
 """The longest that a wait for KV cache is taken to be: for an ask that does not fit at all."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from router.board import Board
-from router.nouns import Candidate
+from cellgate.router.board import Board
+from cellgate.router.nouns import Candidate
 
 SHARE = 0.02
 """Of the predicted seconds of all picks, so much may be spent on trying units."""

@@ -13,7 +13,7 @@ from dataclasses import replace
 from enum import Enum
 from typing import NamedTuple
 
-from router.nouns import Case, Evidence, Rules, Sign, Strength, Verdict
+from cellgate.router.nouns import Case, Evidence, Rules, Sign, Strength, Verdict
 
 CANARY_SOURCE = "canary"
 ECHO_S = 3.0

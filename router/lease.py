@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from router.books import Bet
-from router.cost import Expected
-from router.nouns import Ask
-from router.work import ALONE
+from cellgate.router.backlog import ALONE
+from cellgate.router.cost import Expected
+from cellgate.router.cost_model import Bet
+from cellgate.router.nouns import Ask
 
 if TYPE_CHECKING:
-    from router.desk import Desk
+    from cellgate.router.unit_state import Desk
 
 
 class Lease:

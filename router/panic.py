@@ -6,7 +6,7 @@ an outage of everything. A unit whose leader, or any node, answers anything is n
 
 from __future__ import annotations
 
-from router.nouns import Rules
+from cellgate.router.nouns import Rules
 
 MUTE_S = 1.5
 """Longer than a period of the probes, and shorter than any way to DOWN without an answer."""

@@ -15,7 +15,7 @@ from collections.abc import Hashable, Sequence
 from math import exp, inf, isfinite, log, sqrt
 from statistics import median
 
-from router.latency import Latency
+from cellgate.router.latency import Latency
 
 FIRST_PREFILL_TOKENS_S = 4000.0
 FIRST_BYTES_PER_TOKEN = 4.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from router.nouns import Rules
+from cellgate.router.nouns import Rules
 
 
 class Attempts(NamedTuple):

@@ -14,15 +14,15 @@ from collections.abc import Callable, Iterable
 from math import inf
 from typing import NamedTuple, cast
 
-from router.board import Board
-from router.cost import Cost, Expected
-from router.explore import SHARE, Explorer
-from router.lease import Lease
-from router.nouns import Ask, Candidate, Policy, Refusal
-from router.offers import Bounds, Offered, offers
-from router.shared_prefixes import Reuses
-from router.shortlist import Shortlist
-from router.waiting import MOVED_S, Kind, PoolQueue, Ticket, Waiting
+from cellgate.router.board import Board
+from cellgate.router.candidates import Bounds, Offered, offers
+from cellgate.router.cost import Cost, Expected
+from cellgate.router.explore import SHARE, Explorer
+from cellgate.router.lease import Lease
+from cellgate.router.nouns import Ask, Candidate, Policy, Refusal
+from cellgate.router.queue import MOVED_S, Kind, PoolQueue, Ticket, Waiting
+from cellgate.router.sampling import Shortlist
+from cellgate.router.shared_prefixes import Reuses
 
 LOOKS = 16
 """So many of those who wait are looked at each time there may be room."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from math import inf
 
-from router.nouns import Load
+from cellgate.router.nouns import Load
 
 KV_FULL = 0.95
 """With so large a share in use, requests may wait for KV cache."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, NamedTuple
 
-from probes.base import Fetch, FetchError, Net, P, Probe, Reply, Trouble
-from router.nouns import Finding, Load, Node, Rules, Unit, Verdict
+from cellgate.probes.base import Fetch, FetchError, Net, P, Probe, Reply, Trouble
+from cellgate.router.nouns import Finding, Load, Node, Rules, Unit, Verdict
 
 Answer = Reply | Trouble
 

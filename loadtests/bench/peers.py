@@ -174,7 +174,7 @@ def cellgate(setup: Setup) -> Iterator[Running]:
     keys |= {"cells": [{"name": "bench", "units": units}]} | setup.gate
     config = setup.folder / "cellgate.yaml"
     config.write_text(yaml.safe_dump(keys))
-    command = [str(gate_python()), "-m", "proxy", "serve", "-c", str(config)]
+    command = [str(gate_python()), "-m", "cellgate", "serve", "-c", str(config)]
     with started(command, admin, "/readyz", setup.folder) as running:
         yield Running([port], running.pid)
 

@@ -6,10 +6,10 @@ import random
 from collections import OrderedDict
 from dataclasses import dataclass
 
+from cellgate.router.cost_model import BLOCK_BYTES
 from loadtests.gym.counting import Counting
 from loadtests.gym.nouns import Call, Request
 from loadtests.gym.world import World
-from router.books import BLOCK_BYTES
 
 BYTES_PER_TOKEN = 4.0
 """What those take a token for that count in tokens."""

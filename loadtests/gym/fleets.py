@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from cellgate.router.nouns import Cell, Unit
 from loadtests.gym.nouns import Change, Fleet, Place
 from loadtests.gym.sequences import Model
-from router.nouns import Cell, Unit
 
 MODEL = Model()
 SLOW = replace(MODEL, prefill_tokens_s=3500.0, base_s=0.032, per_sequence_s=0.00048)

@@ -1,7 +1,7 @@
 """The gate in the gym: the product's Board, Router and policy, called as proxy/ calls them.
 
 What proxy/ does between its sockets and the router is repeated here call for call, without the sockets:
-exchange.py and search.py (an attempt's life), gate.py (close, worked, room, the tick), redis_sharing.py (what
+exchange.py and selection.py (an attempt's life), gate.py (close, worked, room, the tick), sync.py (what
 gates tell each other); what probes find is in watch.py. Where one of them changes what it tells the Board,
 this has to follow.
 """
@@ -12,23 +12,23 @@ import random
 from collections.abc import Collection
 from functools import partial
 
+from cellgate.policies import POLICIES
+from cellgate.proxy.sharing.prefixes import PrefixSharing
+from cellgate.proxy.sharing.roster import Roster
+from cellgate.proxy.sharing.schema import View
+from cellgate.router.board import Board, Consequence
+from cellgate.router.cost_model import Elsewhere, Usage
+from cellgate.router.fair_queue import FairRules
+from cellgate.router.judge import nothing_to_learn
+from cellgate.router.lease import Lease
+from cellgate.router.nouns import Ask, Refusal, Rules, Sign, Strength, Verdict
+from cellgate.router.queue import Ticket, Waiting
+from cellgate.router.router import Router
+from cellgate.router.step_times import GAPS_MS
 from loadtests.gym.nouns import Call, Fleet
 from loadtests.gym.sequences import Shown
 from loadtests.gym.watch import TICK_S, Watch
 from loadtests.gym.world import World
-from policies import POLICIES
-from proxy.report.redis_prefixes import PrefixSharing
-from proxy.report.redis_roster import Roster
-from proxy.report.redis_schema import View
-from router.board import Board, Consequence
-from router.books import Elsewhere, Usage
-from router.fair import FairRules
-from router.judge import nothing_to_learn
-from router.lease import Lease
-from router.nouns import Ask, Refusal, Rules, Sign, Strength, Verdict
-from router.pace import GAPS_MS
-from router.router import Router
-from router.waiting import Ticket, Waiting
 
 POLICY = "prefix_affinity"
 BYTES_PER_TOKEN = 4
@@ -255,7 +255,7 @@ class _Known(Roster):
 
 
 class _Search:
-    """One request's, as in proxy/search.py."""
+    """One request's, as in proxy/request/selection.py."""
 
     __slots__ = ("ask", "is_moved", "lease", "ticket", "tried")
 
@@ -268,7 +268,7 @@ class _Search:
 
 
 def ask_of(call: Call, now: float) -> Ask:
-    """What proxy/ask.py and proxy/wishes.py make of the request."""
+    """What proxy/request/ask.py and proxy/request/routing_headers.py make of the request."""
     request = call.request
     prompt = request.prompt
     return Ask(

@@ -11,13 +11,13 @@ import random
 import sys
 from functools import partial
 
+from cellgate.router.cost import Cost, Expected
 from loadtests.gym.cells import Cell, rate_of, requests_for
 from loadtests.gym.fleets import FLEETS
 from loadtests.gym.gate import Gate, ask_of, make_gates
 from loadtests.gym.loads import LOADS
 from loadtests.gym.nouns import Run
 from loadtests.gym.world import World
-from router.cost import Cost, Expected
 
 HEAD = (
     f"{'s':>6} unit {'leases':>6} {'running':>7} {'waiting':>7} {'kv':>4} {'sent':>5} | learnt (true): "

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple, Protocol
 
+from cellgate.router.nouns import Cell, Unit
 from loadtests.gym.prompts import Text
 from loadtests.gym.sequences import Model
 from loadtests.gym.sequences import Sequence as EngineSequence
-from router.nouns import Cell, Unit
 
 
 @dataclass(slots=True, eq=False)

@@ -1,14 +1,14 @@
 """Texts as trees: what two prompts have in common is the same node, so no text need ever be made.
 
 A text is known by the names of its full blocks: the engines' (of BLOCK_TOKENS tokens) and the gate's (of
-BLOCK_BYTES bytes of the prompt, as proxy/prompt.py cuts them). Equal beginnings have equal names, and a name
-stands for all that comes before it as well.
+BLOCK_BYTES bytes of the prompt, as proxy/request/prompt.py cuts them). Equal beginnings have equal names, and
+a name stands for all that comes before it as well.
 """
 
 from __future__ import annotations
 
+from cellgate.router.cost_model import BLOCK_BYTES
 from loadtests.gym.kv import BLOCK_TOKENS
-from router.books import BLOCK_BYTES
 
 _PLACES = 20
 """Bits of a name for where in a text the block ends; the others are the node's number."""

@@ -1,7 +1,7 @@
 """What a gate in the gym learns of its units' health and load, told to the Board as proxy/ and probes/ do.
 
-watch.py and vigil.py (evidence, silence), probes/engine_metrics.py (reports), probes/canary.py. A canary goes
-through the simulated engine; whether a process is there is known from the world.
+prober.py and stall_watch.py (evidence, silence), probes/engine_metrics.py (reports), probes/canary.py.
+A canary goes through the simulated engine; whether a process is there is known from the world.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+from cellgate.router.board import Board, Consequence
+from cellgate.router.nouns import Evidence, Fleet, Load, Sign, Strength, Verdict
+from cellgate.router.outliers import COMPARE_S
+from cellgate.router.stall import SOURCE, silence, still_s
+from cellgate.router.unit_state import Desk
 from loadtests.gym.world import World
-from router.board import Board, Consequence
-from router.desk import Desk
-from router.nouns import Evidence, Fleet, Load, Sign, Strength, Verdict
-from router.silence import SOURCE, silence, still_s
-from router.slowness import COMPARE_S
 
 TICK_S = 0.25
 REPORT_S, IDLE_REPORT_S = 1.0, 3.0
@@ -86,7 +86,7 @@ class Watch:
     def observe(
         self, desk: Desk, sign: Sign, strength: Strength, source: str, at: float, epoch: str | None = None
     ) -> None:
-        """As Watch.observe in proxy/watch.py."""
+        """As Watch.observe in proxy/control/prober.py."""
         consequence = self._board.observe(Evidence(desk.unit.name, sign, strength, source, "", at, epoch))
         if consequence.wants_canary:
             self._fly(desk)

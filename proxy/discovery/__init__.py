@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from proxy.discovery.dns import DnsSource
-from proxy.discovery.ecs import EcsSource
-from proxy.discovery.file import FileSource
-from proxy.discovery.lws import LwsSource
+from cellgate.proxy.discovery.dns import DnsSource
+from cellgate.proxy.discovery.ecs import EcsSource
+from cellgate.proxy.discovery.file import FileSource
+from cellgate.proxy.discovery.lws import LwsSource
 
 SOURCES: dict[str, type[DnsSource | EcsSource | FileSource | LwsSource]] = {
     "dns": DnsSource,

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from router.nouns import Cell, Unit
+from cellgate.router.nouns import Cell, Unit
 
 GROUP = "group"
 """What stands for a node where a unit as a whole is meant."""

@@ -12,8 +12,8 @@ from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
-from proxy.discovery.base import Found, LostError, named
-from router.nouns import Node, Role, Unit
+from cellgate.proxy.discovery.base import Found, LostError, named
+from cellgate.router.nouns import Node, Role, Unit
 
 PATIENCE_S = 5.0
 LATER = 0.001

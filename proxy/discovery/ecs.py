@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from proxy.discovery.base import Found, LostError, named
-from proxy.discovery.groups import Group, Member, Ports, together
-from router.nouns import Unit
+from cellgate.proxy.discovery.base import Found, LostError, named
+from cellgate.proxy.discovery.groups import Group, Member, Ports, together
+from cellgate.router.nouns import Unit
 
 UNIT_TAG, ROLE_TAG, SIZE_TAG = "cellgate:unit", "cellgate:role", "cellgate:size"
 DESCRIBED_AT_ONCE = 100

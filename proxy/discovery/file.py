@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from proxy.discovery.base import Found, LostError
-from router.nouns import Unit
+from cellgate.proxy.discovery.base import Found, LostError
+from cellgate.router.nouns import Unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,8 @@ class FileSource:
             raise LostError(f"{self.path} cannot be read: {error.strerror}") from None
 
     def _units(self, data: bytes) -> tuple[Unit, ...]:
-        from proxy.discovery.file_units import units_in  # Late, for a gate without such a file does without.
+        from cellgate.proxy.discovery.file_units import (
+            units_in,  # Late, for a gate without such a file does without.
+        )
 
         return units_in(self.path, data, self.like)

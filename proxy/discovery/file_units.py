@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 from pydantic import ValidationError
 
-from proxy import config_yaml
-from proxy.config_errors import dotted, explained
-from proxy.config_units import Keys, NodeKeys, ProbeKeys, UnitKeys, unit_of
-from proxy.config_yaml import Problem
-from proxy.discovery.base import LostError
-from router.nouns import Unit
+from cellgate.proxy.config import yaml_file
+from cellgate.proxy.config.errors import dotted, explained
+from cellgate.proxy.config.units import Keys, NodeKeys, ProbeKeys, UnitKeys, unit_of
+from cellgate.proxy.config.yaml_file import Problem
+from cellgate.proxy.discovery.base import LostError
+from cellgate.router.nouns import Unit
 
 PROBLEMS_SHOWN = 3
 
@@ -33,9 +33,9 @@ SCHEMA: dict[str, type[Keys]] = {
 def units_in(path: str, data: bytes, like: Unit) -> tuple[Unit, ...]:
     """The units that the file at `path` says. Raises LostError."""
     try:
-        found, problems = config_yaml.parse(path, data, "units")
+        found, problems = yaml_file.parse(path, data, "units")
         keys = UnitsKeys.model_validate(found)
-    except config_yaml.UnreadableError as error:
+    except yaml_file.UnreadableError as error:
         raise LostError(str(error)) from None
     except ValidationError as error:
         problems = [explained(detail, SCHEMA) for detail in error.errors(include_url=False)]

@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from proxy.discovery.base import GROUP, Doubt, Found, LostError, Source
-from proxy.discovery.merge import merge
-from proxy.report.events import Action, ActionKind
-from router.nouns import Evidence, Fleet, Sign, Strength
+from cellgate.proxy.discovery.base import GROUP, Doubt, Found, LostError, Source
+from cellgate.proxy.discovery.merge import merge
+from cellgate.proxy.logs.events import Action, ActionKind
+from cellgate.router.nouns import Evidence, Fleet, Sign, Strength
 
 PAUSE_S = 1.0
 PAUSE_MAX_S = 5.0

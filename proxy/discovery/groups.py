@@ -9,8 +9,8 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from proxy.discovery.base import GROUP, Doubt, Found
-from router.nouns import Node, Role, Unit
+from cellgate.proxy.discovery.base import GROUP, Doubt, Found
+from cellgate.router.nouns import Node, Role, Unit
 
 
 @dataclass(frozen=True, slots=True)

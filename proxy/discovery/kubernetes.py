@@ -18,7 +18,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from proxy.discovery.base import LostError
+from cellgate.proxy.discovery.base import LostError
 
 WATCH_S = 60
 """How long one watch lasts: the server ends it, and the next goes on where it ended."""

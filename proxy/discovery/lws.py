@@ -14,9 +14,9 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from proxy.discovery.base import Found
-from proxy.discovery.groups import Group, Member, Ports, together
-from router.nouns import Unit
+from cellgate.proxy.discovery.base import Found
+from cellgate.proxy.discovery.groups import Group, Member, Ports, together
+from cellgate.router.nouns import Unit
 
 PREFIX = "leaderworkerset.sigs.k8s.io/"
 _MAIN = "kubectl.kubernetes.io/default-container"
@@ -50,7 +50,7 @@ class LwsSource:
     async def follow(self) -> AsyncGenerator[Found, None]:
         """The units at each change of a pod."""
         # Late: an HTTP client comes with it, for which no other gate, and no command, has to wait.
-        from proxy.discovery.kubernetes import own_namespace, pods
+        from cellgate.proxy.discovery.kubernetes import own_namespace, pods
 
         namespace, selector = self.namespace or own_namespace(), f"{PREFIX}name={self.name}"
         ports = Ports(self.port, self.agent_port, self.scheme)

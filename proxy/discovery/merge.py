@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from proxy.discovery.base import Found
-from router.nouns import Cell, Fleet, Unit
+from cellgate.proxy.discovery.base import Found
+from cellgate.router.nouns import Cell, Fleet, Unit
 
 
 class Merged(NamedTuple):

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from proxy.discovery.base import Found
+from cellgate.proxy.discovery.base import Found
 
 
 def _nobody_waits() -> None:

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 from prometheus_client import Metric
 from prometheus_client.registry import Collector
 
-from proxy.discovery import PACKAGES
-from proxy.discovery.base import Found
-from proxy.discovery.follow import Discovery
-from proxy.report.events import Action
-from proxy.report.families import gauge
-from proxy.settings import Settings
-from router.nouns import Evidence, Fleet
+from cellgate.proxy.config.settings import Settings
+from cellgate.proxy.discovery import PACKAGES
+from cellgate.proxy.discovery.base import Found
+from cellgate.proxy.discovery.follow import Discovery
+from cellgate.proxy.logs.events import Action
+from cellgate.proxy.metrics.families import gauge
+from cellgate.router.nouns import Evidence, Fleet
 
 if TYPE_CHECKING:
-    from proxy.gate import Gate
+    from cellgate.proxy.gate import Gate
 
 
 @dataclass(frozen=True, slots=True)

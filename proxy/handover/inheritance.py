@@ -11,8 +11,8 @@ from typing import Any
 
 import orjson
 
-from proxy.handover.channel import ANSWER_S, HELLO, READY, VARIABLE, receive
-from proxy.handover.view import VERSION, View
+from cellgate.proxy.handover.channel import ANSWER_S, HELLO, READY, VARIABLE, receive
+from cellgate.proxy.handover.view import VERSION, View
 
 
 class NoInheritanceError(Exception):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from proxy.handover.channel import HELLO, READY, VARIABLE, framed, send
+from cellgate.proxy.handover.channel import HELLO, READY, VARIABLE, framed, send
 
 Listeners = Mapping[str, Sequence[socket.socket]]
 """By what they are for: `listen`, `admin`, `agent_check`, each followed by the address as configured."""

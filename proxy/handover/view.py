@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from proxy.discovery import redis_fold
-from router.board import Board
-from router.desk import Desk
-from router.nouns import Case, Evidence, Sign, Strength, Verdict
+from cellgate.proxy.sharing import fleet_evidence
+from cellgate.router.board import Board
+from cellgate.router.nouns import Case, Evidence, Sign, Strength, Verdict
+from cellgate.router.unit_state import Desk
 
 VERSION = 1
 SOURCE = "predecessor"
 
-_COUNTED_HERE = (redis_fold.EPOCHS,)
+_COUNTED_HERE = (fleet_evidence.EPOCHS,)
 """Who reads epochs as numbers that begin anew with each process of ours."""
 
 Known = dict[str, Any]

@@ -5,7 +5,7 @@ Pure.
 
 from __future__ import annotations
 
-from router.board import Board
+from cellgate.router.board import Board
 
 
 def reason_to_wait(board: Board, now: float, *, stopping: bool, own_trouble: bool) -> str:

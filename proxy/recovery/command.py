@@ -12,8 +12,8 @@ from contextlib import suppress
 
 import orjson
 
-from proxy.recovery.dossier import environment
-from proxy.recovery.nouns import Dossier, Remedy, Report, Result
+from cellgate.proxy.recovery.incident import environment
+from cellgate.proxy.recovery.nouns import Dossier, Remedy, Report, Result
 
 OUTPUT_KEPT = 4096
 FLOOD_BYTES = 1024 * 1024

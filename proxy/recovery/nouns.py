@@ -10,7 +10,7 @@ from typing import Any
 BACKOFF_MAX_S = 3600.0
 
 Dossier = Mapping[str, Any]
-"""All that is known of a unit that is to be recovered, ready for JSON: see dossier.py."""
+"""All that is known of a unit that is to be recovered, ready for JSON: see incident.py."""
 
 
 @dataclass(frozen=True, slots=True)

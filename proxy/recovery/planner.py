@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from proxy.recovery.nouns import Remedy
-from router.nouns import Verdict
+from cellgate.proxy.recovery.nouns import Remedy
+from cellgate.router.nouns import Verdict
 
 
 class Row(NamedTuple):

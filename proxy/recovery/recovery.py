@@ -13,15 +13,15 @@ from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from proxy.discovery import SOURCES
-from proxy.recovery.dossier import dossier
-from proxy.recovery.nouns import Act, Dossier, Record, Remedy, Report, Result
-from proxy.recovery.planner import Course, Row, ended, plan
-from proxy.report.events import Action, ActionKind
-from proxy.report.log import utc
-from router.board import Board
-from router.desk import Desk
-from router.nouns import Verdict
+from cellgate.proxy.discovery import SOURCES
+from cellgate.proxy.logs.events import Action, ActionKind
+from cellgate.proxy.logs.log import utc
+from cellgate.proxy.recovery.incident import dossier
+from cellgate.proxy.recovery.nouns import Act, Dossier, Record, Remedy, Report, Result
+from cellgate.proxy.recovery.planner import Course, Row, ended, plan
+from cellgate.router.board import Board
+from cellgate.router.nouns import Verdict
+from cellgate.router.unit_state import Desk
 
 PERIOD_S = 1.0
 

@@ -9,15 +9,15 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from proxy.recovery import audit, command
-from proxy.recovery.caution import reason_to_wait
-from proxy.recovery.nouns import Dossier, Remedy, Report
-from proxy.recovery.recovery import Ports, Recovery
+from cellgate.proxy.recovery import audit, command
+from cellgate.proxy.recovery.caution import reason_to_wait
+from cellgate.proxy.recovery.nouns import Dossier, Remedy, Report
+from cellgate.proxy.recovery.recovery import Ports, Recovery
 
 if TYPE_CHECKING:
     import ssl
 
-    from proxy.gate import Gate
+    from cellgate.proxy.gate import Gate
 
 TROUBLE_S = 10.0
 """A gate that could not open a connection so recently, through no fault of a unit, does not act."""
@@ -31,7 +31,7 @@ def attend(gate: Gate, tls: Callable[[], ssl.SSLContext]) -> Recovery:
         if remedy.command:
             return await command.run(remedy, about)
         # Not at the start: its HTTP client takes 10 MB, which most gates have no use for.
-        webhook = await asyncio.to_thread(import_module, "proxy.recovery.webhook")
+        webhook = await asyncio.to_thread(import_module, "cellgate.proxy.recovery.webhook")
         report: Report = await webhook.caller(tls())(remedy, about)
         return report
 

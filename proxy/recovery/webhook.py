@@ -15,7 +15,7 @@ from collections.abc import Callable
 import aiohttp
 import orjson
 
-from proxy.recovery.nouns import Act, Dossier, Remedy, Report, Result
+from cellgate.proxy.recovery.nouns import Act, Dossier, Remedy, Report, Result
 
 ANSWER_KEPT = 4096
 TIMESTAMP, SIGNATURE = "X-Cellgate-Timestamp", "X-Cellgate-Signature"

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from proxy.answer import Answer
-from proxy.continuation import Continuation
-from proxy.exchange import Exchange
-from proxy.failure import Failure, Kind
-from proxy.report.continuations import Result
-from router.lease import Lease
-from router.nouns import Outcome, Refusal
+from cellgate.proxy.metrics.continuations import Result
+from cellgate.proxy.request.continuation import Continuation
+from cellgate.proxy.request.exchange import Exchange
+from cellgate.proxy.request.response import Answer
+from cellgate.proxy.wire.failure import Failure, Kind
+from cellgate.router.lease import Lease
+from cellgate.router.nouns import Outcome, Refusal
 
 if TYPE_CHECKING:
-    from proxy.tracing.trace import Trace
-    from proxy.wire.relay import Relay
-    from proxy.wire.upstream import ReplyHead
+    from cellgate.proxy.request.relay import Relay
+    from cellgate.proxy.tracing.trace import Trace
+    from cellgate.proxy.wire.upstream import ReplyHead
 
 
 class TracedAnswer(Answer):

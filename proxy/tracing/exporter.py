@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-from proxy.report.log import Level, log_line
+from cellgate.proxy.logs.log import Level, log_line
 
 
 class _FirstWords(logging.Handler):

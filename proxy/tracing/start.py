@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from proxy.report.log import log_line
-from proxy.settings import TracingSettings
+from cellgate.proxy.config.settings import TracingSettings
+from cellgate.proxy.logs.log import log_line
 
 if TYPE_CHECKING:
-    from proxy.tracing.tracing import Tracing
+    from cellgate.proxy.tracing.tracing import Tracing
 
 
 def trace(settings: TracingSettings | None) -> Tracing | None:
@@ -16,7 +16,9 @@ def trace(settings: TracingSettings | None) -> Tracing | None:
     if settings is None:
         return None
     try:
-        from proxy.tracing.tracing import Tracing  # Late, because it is an extra, and takes its time.
+        from cellgate.proxy.tracing.tracing import (
+            Tracing,  # Late, because it is an extra, and takes its time.
+        )
     except ModuleNotFoundError as error:
         why = f"{error.name} is not installed: pip install 'cellgate[otel]'"
         log_line("error", f"tracing is off, though it is configured: {why}")

@@ -17,12 +17,12 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, set_
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
-from proxy.report.continuations import Result
-from router.lease import Lease
-from router.nouns import Outcome
+from cellgate.proxy.metrics.continuations import Result
+from cellgate.router.lease import Lease
+from cellgate.router.nouns import Outcome
 
 if TYPE_CHECKING:
-    from proxy.tracing.exchange import TracedAnswer
+    from cellgate.proxy.tracing.exchange import TracedAnswer
 
 PROPAGATOR = TraceContextTextMapPropagator()
 OPERATIONS = {

@@ -23,17 +23,17 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.trace import SpanKind
 from opentelemetry.util.types import AttributeValue
 
-from proxy.routes import RouteKind, find_route, template
-from proxy.settings import TracingSettings
-from proxy.tracing.exchange import traced
-from proxy.tracing.exporter import Exporter
-from proxy.tracing.trace import PROPAGATOR, Trace
+from cellgate.proxy.config.settings import TracingSettings
+from cellgate.proxy.request.routes import RouteKind, find_route, template
+from cellgate.proxy.tracing.exchange import traced
+from cellgate.proxy.tracing.exporter import Exporter
+from cellgate.proxy.tracing.trace import PROPAGATOR, Trace
 
 if TYPE_CHECKING:
-    from proxy.exchange import Exchange
-    from proxy.gate import Gate
-    from proxy.wire.downstream import ClientConnection
-    from proxy.wire.request import Request
+    from cellgate.proxy.gate import Gate
+    from cellgate.proxy.request.exchange import Exchange
+    from cellgate.proxy.wire.downstream import ClientConnection
+    from cellgate.proxy.wire.request import Request
 
 EXPORT_TIMEOUT_S = 5.0
 EXPORT_EVERY_MS = 1000.0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from proxy.failure import Failure, Kind
-from proxy.wire.pool import Pool
-from proxy.wire.upstream import UnitConnection
+from cellgate.proxy.wire.failure import Failure, Kind
+from cellgate.proxy.wire.pool import Pool
+from cellgate.proxy.wire.upstream import UnitConnection
 
 REPLY_BYTES = 64 << 20
 

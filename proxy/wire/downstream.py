@@ -22,18 +22,18 @@ from collections.abc import Callable
 from math import inf
 from typing import TYPE_CHECKING, Protocol, cast
 
-from proxy.defects import guarded
-from proxy.failure import Failure, Kind, error_body
-from proxy.limits import LIMITS, reached
-from proxy.wire.heads import own_response
-from proxy.wire.memory import wanted
-from proxy.wire.reader import RequestReader
-from proxy.wire.request import Request
+from cellgate.proxy.config.limits import LIMITS, reached
+from cellgate.proxy.logs.defects import guarded
+from cellgate.proxy.wire.body_memory import wanted
+from cellgate.proxy.wire.failure import Failure, Kind, error_body
+from cellgate.proxy.wire.heads import own_response
+from cellgate.proxy.wire.reader import RequestReader
+from cellgate.proxy.wire.request import Request
 
 if TYPE_CHECKING:
-    from proxy.settings import Limits
-    from proxy.wire.memory import BodyMemory
-    from proxy.wire.rota import Rota
+    from cellgate.proxy.config.settings import Limits
+    from cellgate.proxy.wire.body_memory import BodyMemory
+    from cellgate.proxy.wire.rota import Rota
 
 PIPELINED_BYTES = 64 * 1024
 CLOSE_S = 5.0

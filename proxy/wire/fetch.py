@@ -11,10 +11,10 @@ import asyncio
 import math
 from collections.abc import Callable, Iterator, Mapping
 
-from probes.base import FetchError, Reply, Trouble
-from proxy.failure import Failure, Kind
-from proxy.wire.pool import LATE_S, Pool
-from proxy.wire.upstream import ReplyHead, UnitConnection
+from cellgate.probes.base import FetchError, Reply, Trouble
+from cellgate.proxy.wire.failure import Failure, Kind
+from cellgate.proxy.wire.pool import LATE_S, Pool
+from cellgate.proxy.wire.upstream import ReplyHead, UnitConnection
 
 FRESH_S = 30.0
 
@@ -55,7 +55,7 @@ class UnitFetch:
         timeout_s: float,
         max_bytes: int = 1 << 20,
     ) -> Reply:
-        """The whole reply; see `probes.base.Fetch`."""
+        """The whole reply; see `cellgate.probes.base.Fetch`."""
         now = self._loop.time()
         head = self._head(method, target, len(body), request_id)
         call = _Call(head, body, max_bytes, self._pool, now + timeout_s, self._loop)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
-from proxy.wire.heads import client_head, crossing
-from proxy.wire.upstream import ReplyHead
+from cellgate.proxy.wire.heads import client_head, crossing
+from cellgate.proxy.wire.upstream import ReplyHead
 
 LAST_CHUNK = b"0\r\n\r\n"
 _CHUNKED = b"transfer-encoding: chunked\r\n"

@@ -28,7 +28,7 @@ _HOP_BY_HOP = frozenset(
 PLACING_FIELDS = frozenset(
     {b"x-cellgate-unit", b"x-gateway-destination-endpoint", b"x-gateway-destination-endpoint-subset"}
 )
-"""Where the gate itself is to send the request (see placing.py)."""
+"""Where the gate itself is to send the request (see placement.py)."""
 
 REQUEST_FIELDS = (
     _HOP_BY_HOP

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from heapq import nsmallest
 
-from proxy.wire.downstream import ClientConnection
+from cellgate.proxy.wire.downstream import ClientConnection
 
 QUIET_S = 0.1
 """Who has been idle for so long may make way."""

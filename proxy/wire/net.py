@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from probes.base import FetchError, P, Trouble
-from proxy.failure import Kind
-from proxy.wire.fetch import TROUBLES, UnitFetch
-from proxy.wire.pool import LATE_S, MakeTls, Pool, StoodStillError, explain
-from proxy.wire.rota import Rota
+from cellgate.probes.base import FetchError, P, Trouble
+from cellgate.proxy.wire.failure import Kind
+from cellgate.proxy.wire.fetch import TROUBLES, UnitFetch
+from cellgate.proxy.wire.pool import LATE_S, MakeTls, Pool, StoodStillError, explain
+from cellgate.proxy.wire.rota import Rota
 
 
 class UnitNet:

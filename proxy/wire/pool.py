@@ -15,10 +15,10 @@ from collections.abc import Callable
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from proxy.failure import Failure, Kind
-from proxy.limits import LIMITS
-from proxy.wire.rota import Rota
-from proxy.wire.upstream import UnitConnection
+from cellgate.proxy.config.limits import LIMITS
+from cellgate.proxy.wire.failure import Failure, Kind
+from cellgate.proxy.wire.rota import Rota
+from cellgate.proxy.wire.upstream import UnitConnection
 
 IDLE_S = 4.0
 EARLY_S = 1.5

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Protocol
 
 import httptools
 
-from proxy.failure import Failure, Kind
-from proxy.limits import LIMITS, reached
-from proxy.wire.heads import REQUEST_FIELDS
-from proxy.wire.request import Request, check_head
+from cellgate.proxy.config.limits import LIMITS, reached
+from cellgate.proxy.wire.failure import Failure, Kind
+from cellgate.proxy.wire.heads import REQUEST_FIELDS
+from cellgate.proxy.wire.request import Request, check_head
 
 if TYPE_CHECKING:
-    from proxy.settings import Limits
+    from cellgate.proxy.config.settings import Limits
 
 _METHOD = re.compile(rb"[A-Za-z]+ ")
 _SIZE_LINE_BYTES = len(b"12345678\r\n\r\n") + 4

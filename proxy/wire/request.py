@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from proxy.failure import Failure, Kind
-from proxy.limits import LIMITS, reached
-from proxy.wire.heads import PLACING_FIELDS, REQUEST_FIELDS, Fields, connection_tokens
+from cellgate.proxy.config.limits import LIMITS, reached
+from cellgate.proxy.wire.failure import Failure, Kind
+from cellgate.proxy.wire.heads import PLACING_FIELDS, REQUEST_FIELDS, Fields, connection_tokens
 
 
 class Request:
     """One whole request. `lines` and `fields` hold its head (see heads.py).
 
-    `is_placed`: its sender has said which unit it is for (see placing.py); `is_explained`: it asks why it
+    `is_placed`: its sender has said which unit it is for (see placement.py); `is_explained`: it asks why it
     goes where it goes (see explained.py); `is_uncontinued`: no other unit is to go on with its stream.
 
     `target` is path and query as sent, `path` without the query, `given_id` the client's request id, `length`

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import httptools
 
-from proxy.failure import Failure, Kind
-from proxy.limits import LIMITS, reached
-from proxy.wire.heads import REPLY_FIELDS, Fields, head_size
-from proxy.wire.rota import PIECE_BYTES
-from proxy.wire.taken import took_all
+from cellgate.proxy.config.limits import LIMITS, reached
+from cellgate.proxy.wire.failure import Failure, Kind
+from cellgate.proxy.wire.heads import REPLY_FIELDS, Fields, head_size
+from cellgate.proxy.wire.rota import PIECE_BYTES
+from cellgate.proxy.wire.taken import took_all
 
 if TYPE_CHECKING:
-    from proxy.wire.pool import Pool
+    from cellgate.proxy.wire.pool import Pool
 
 HEAD_BYTES = 64 * 1024
 EVENT_ENDS = (b"\n\n\r\n", b"\r\n\r\n\r\n")

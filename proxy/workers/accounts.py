@@ -6,14 +6,14 @@ import os
 import resource
 from typing import TYPE_CHECKING
 
-from proxy.defects import DEFECTS
-from proxy.limits import REACHED
-from proxy.workers.frames import Report
-from router.desk import Desk
-from router.pace import GAPS_MS
+from cellgate.proxy.config.limits import REACHED
+from cellgate.proxy.logs.defects import DEFECTS
+from cellgate.proxy.workers.protocol import Report
+from cellgate.router.step_times import GAPS_MS
+from cellgate.router.unit_state import Desk
 
 if TYPE_CHECKING:
-    from proxy.workers.worker import WorkerGate
+    from cellgate.proxy.workers.worker import WorkerGate
 
 GAPS_EVERY = 4
 """Gaps between tokens are told with every fourth tick: what goes by them looks at the last ten seconds."""

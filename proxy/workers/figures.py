@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from prometheus_client import Metric
 from prometheus_client.registry import Collector
 
-from proxy.report.families import counter, gauge
-from proxy.workers.accounts import resident_bytes
-from proxy.workers.frames import Report
+from cellgate.proxy.metrics.families import counter, gauge
+from cellgate.proxy.workers.accounts import resident_bytes
+from cellgate.proxy.workers.protocol import Report
 
 if TYPE_CHECKING:
-    from proxy.workers.brain import BrainGate
+    from cellgate.proxy.workers.control_process import BrainGate
 
 
 class Record:

@@ -12,8 +12,8 @@ import socket
 from collections.abc import Callable
 from typing import cast
 
-from proxy.report.log import log_line
-from proxy.workers.frames import Frames, Message, framed
+from cellgate.proxy.logs.log import log_line
+from cellgate.proxy.workers.protocol import Frames, Message, framed
 
 LAZY_S = 0.005
 """So late at most the brain hears of what it need not answer: a place that has become free, for one."""

@@ -1,27 +1,27 @@
 """An exchange at a worker: its units are found by the brain, everything else is as at a gate of one process.
 
 A search here never has an answer at once: it asks, and the exchange goes on when it is told, as if it had
-waited in the queue. What an answer follows from stands in proxy/search.py, which the brain uses for it.
+waited in the queue. What an answer follows from stands in request/selection.py, which the brain uses for it.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from proxy.exchange import Exchange
-from proxy.explained import ExplainedExchange
-from proxy.failure import Failure
-from proxy.placed import PlacedExchange, PlacedSearch
-from proxy.search import Search, Tell
-from proxy.workers.frames import Message, ask_out
-from router.books import Bet
-from router.lease import Lease
-from router.nouns import Ask, Refusal
-from router.retry import Step
+from cellgate.proxy.request.exchange import Exchange
+from cellgate.proxy.request.explained import ExplainedExchange
+from cellgate.proxy.request.placed import PlacedExchange, PlacedSearch
+from cellgate.proxy.request.selection import Search, Tell
+from cellgate.proxy.wire.failure import Failure
+from cellgate.proxy.workers.protocol import Message, ask_out
+from cellgate.router.cost_model import Bet
+from cellgate.router.lease import Lease
+from cellgate.router.nouns import Ask, Refusal
+from cellgate.router.retry import Step
 
 if TYPE_CHECKING:
-    from proxy.workers.worker import WorkerGate
-    from router.desk import Desk
+    from cellgate.proxy.workers.worker import WorkerGate
+    from cellgate.router.unit_state import Desk
 
 QUEUED_S = 0.01
 """A question that takes longer is about one that waits."""

@@ -25,16 +25,16 @@ from typing import Any, NoReturn
 
 import uvloop
 
-from proxy.app import LISTEN, Reload, listeners_of
-from proxy.handover.inheritance import Inheritance
-from proxy.handover.successor import Listeners
-from proxy.report.log import log_line
-from proxy.service_manager import notify
-from proxy.settings import Settings
-from proxy.workers import control
-from proxy.workers.brain_app import read_anew, run_brain
-from proxy.workers.turns import Page
-from proxy.workers.worker_app import run_worker
+from cellgate.proxy.app import LISTEN, Reload, listeners_of
+from cellgate.proxy.config.settings import Settings
+from cellgate.proxy.handover.inheritance import Inheritance
+from cellgate.proxy.handover.successor import Listeners
+from cellgate.proxy.logs.log import log_line
+from cellgate.proxy.process.systemd import notify
+from cellgate.proxy.workers import supervisor_channel
+from cellgate.proxy.workers.accept_balance import Page
+from cellgate.proxy.workers.control_app import read_anew, run_brain
+from cellgate.proxy.workers.worker_app import run_worker
 
 BRAIN = -1
 """Its number; workers count from 0."""
@@ -132,7 +132,7 @@ class Supervisor:
         self._due.pop(number, None)
         self._page.await_beat(number)
         try:
-            ours, theirs = control.pair()
+            ours, theirs = supervisor_channel.pair()
             pid = os.fork()
         except OSError as error:
             if not self._served:
@@ -158,8 +158,8 @@ class Supervisor:
         try:
             one, other = socket.socketpair()
             with one, other:
-                control.send(self._children[BRAIN].line, {"do": "meet", "worker": worker}, one)
-                control.send(self._children[worker].line, {"do": "meet", "worker": worker}, other)
+                supervisor_channel.send(self._children[BRAIN].line, {"do": "meet", "worker": worker}, one)
+                supervisor_channel.send(self._children[worker].line, {"do": "meet", "worker": worker}, other)
         except (KeyError, BrokenPipeError, ConnectionResetError):
             # One of them is gone. Who comes in its place is introduced as well.
             return
@@ -170,7 +170,7 @@ class Supervisor:
     def _tell(self, child: Child, what: dict[str, Any]) -> None:
         # One that is gone, or does not read, is seen to elsewhere.
         with suppress(OSError):
-            control.send(child.line, what)
+            supervisor_channel.send(child.line, what)
 
     def _become(self, number: int, ours: socket.socket, line: socket.socket) -> NoReturn:
         """What a forked process does, to its end."""
@@ -283,7 +283,7 @@ class Supervisor:
                 self._page.beat(child.number, now)
 
     def _heard(self, child: Child) -> None:
-        received = control.receive(child.line)
+        received = supervisor_channel.receive(child.line)
         if received is None:
             self._ended(child)
             return

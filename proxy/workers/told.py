@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from proxy.containment import Containment
-from proxy.failure import Kind
-from proxy.own import OwnAnswers, response_of
-from proxy.report.balancers import Balancers
-from proxy.report.continuations import Continuations, Result
-from proxy.report.metrics import Metrics
-from proxy.report.orca import Orca
-from proxy.report.routing import Routing
-from proxy.vigil import Vigil
-from proxy.workers.frames import Say
-from proxy.workers.remote import RemoteLease
-from router.lease import Lease
-from router.nouns import Ask
+from cellgate.proxy.control.containment import Containment
+from cellgate.proxy.control.stall_watch import Vigil
+from cellgate.proxy.ingress.balancers import Balancers
+from cellgate.proxy.ingress.orca import Orca
+from cellgate.proxy.metrics.continuations import Continuations, Result
+from cellgate.proxy.metrics.metrics import Metrics
+from cellgate.proxy.metrics.routing import Routing
+from cellgate.proxy.request.local_endpoints import OwnAnswers, response_of
+from cellgate.proxy.wire.failure import Kind
+from cellgate.proxy.workers.protocol import Say
+from cellgate.proxy.workers.remote import RemoteLease
+from cellgate.router.lease import Lease
+from cellgate.router.nouns import Ask
 
 if TYPE_CHECKING:
-    from proxy.failure import Failure
-    from proxy.workers.worker import WorkerGate
+    from cellgate.proxy.wire.failure import Failure
+    from cellgate.proxy.workers.worker import WorkerGate
 
 
 class FarParts(NamedTuple):

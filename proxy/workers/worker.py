@@ -13,35 +13,35 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-from proxy.exchange import Exchange
-from proxy.failure import Failure
-from proxy.gate import Gate, ReadLarge
-from proxy.handover.view import view_of
-from proxy.report.access_log import AccessLog
-from proxy.report.events import EventLog
-from proxy.report.record import Finished
-from proxy.settings import Settings
-from proxy.vigil import LAG_S
-from proxy.wire.downstream import ClientConnection
-from proxy.wire.memory import BodyMemory
-from proxy.wire.pool import MakeTls
-from proxy.wire.request import Request
-from proxy.workers.accounts import Accounts
-from proxy.workers.copy import fleet_in, take
-from proxy.workers.frames import Message, Pulse, Say, Tell, ask_out, failure_in, failure_out
-from proxy.workers.line import Line
-from proxy.workers.remote import (
+from cellgate.proxy.config.settings import Settings
+from cellgate.proxy.control.stall_watch import LAG_S
+from cellgate.proxy.gate import Gate, ReadLarge
+from cellgate.proxy.handover.view import view_of
+from cellgate.proxy.logs.access_log import AccessLog
+from cellgate.proxy.logs.events import EventLog
+from cellgate.proxy.logs.record import Finished
+from cellgate.proxy.request.exchange import Exchange
+from cellgate.proxy.wire.body_memory import BodyMemory
+from cellgate.proxy.wire.downstream import ClientConnection
+from cellgate.proxy.wire.failure import Failure
+from cellgate.proxy.wire.pool import MakeTls
+from cellgate.proxy.wire.request import Request
+from cellgate.proxy.workers.accept_balance import Page, SharedEntrance
+from cellgate.proxy.workers.accounts import Accounts
+from cellgate.proxy.workers.board_replica import fleet_in, take
+from cellgate.proxy.workers.control_client import Line
+from cellgate.proxy.workers.protocol import Message, Pulse, Say, Tell, ask_out, failure_in, failure_out
+from cellgate.proxy.workers.remote import (
     RemoteExchange,
     RemoteExplainedExchange,
     RemoteLease,
     RemotePlacedExchange,
 )
-from proxy.workers.told import far_parts
-from proxy.workers.turns import Page, SharedEntrance
-from router.books import Usage
-from router.desk import Desk
-from router.lease import Lease
-from router.nouns import Fleet, Outcome, Refusal, Verdict
+from cellgate.proxy.workers.told import far_parts
+from cellgate.router.cost_model import Usage
+from cellgate.router.lease import Lease
+from cellgate.router.nouns import Fleet, Outcome, Refusal, Verdict
+from cellgate.router.unit_state import Desk
 
 OUTCOMES = tuple(Outcome)
 OUTCOME_INDEX = {outcome: index for index, outcome in enumerate(OUTCOMES)}

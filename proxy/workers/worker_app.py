@@ -9,19 +9,19 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
-from proxy.app import calm_the_collector
-from proxy.defects import DEFECTS
-from proxy.large import LargeBodies
-from proxy.life import Life
-from proxy.report.access_log import AccessLog, stdout_sink
-from proxy.report.events import EventLog
-from proxy.report.log_writer import Sink
-from proxy.settings import Settings
-from proxy.tls import client_context, unit_context
-from proxy.tracing.start import trace
-from proxy.workers.control import Control
-from proxy.workers.turns import Page
-from proxy.workers.worker import WorkerGate
+from cellgate.proxy.app import calm_the_collector
+from cellgate.proxy.config.settings import Settings
+from cellgate.proxy.logs.access_log import AccessLog, stdout_sink
+from cellgate.proxy.logs.defects import DEFECTS
+from cellgate.proxy.logs.events import EventLog
+from cellgate.proxy.logs.log_writer import Sink
+from cellgate.proxy.process.signals import Life
+from cellgate.proxy.process.tls import client_context, unit_context
+from cellgate.proxy.request.large_bodies import LargeBodies
+from cellgate.proxy.tracing.start import trace
+from cellgate.proxy.workers.accept_balance import Page
+from cellgate.proxy.workers.supervisor_channel import Control
+from cellgate.proxy.workers.worker import WorkerGate
 
 LINES_BYTES = 4096
 """What a pipe takes as one piece (PIPE_BUF), so that lines of several workers do not mix."""

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from proxy.report.admin import AdminView, admin_server
-from proxy.report.admin_http import AdminServer
-from proxy.report.events import Action, EventLog
-from proxy.report.metrics import Metrics
-from proxy.report.peers import Peers
-from router.board import Board
-from router.nouns import Cell, Evidence, Fleet, Node, Role, Rules, Sign, Strength, Unit
+from cellgate.proxy.admin.application import AdminView, admin_server
+from cellgate.proxy.admin.http_server import AdminServer
+from cellgate.proxy.config.trusted_peers import Peers
+from cellgate.proxy.logs.events import Action, EventLog
+from cellgate.proxy.metrics.metrics import Metrics
+from cellgate.router.board import Board
+from cellgate.router.nouns import Cell, Evidence, Fleet, Node, Role, Rules, Sign, Strength, Unit
 from tests.browser.chromium import Page, chromium
 
 TOKEN = "open sesame"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from router.nouns import Ask, Sign, Strength
+from cellgate.router.nouns import Ask, Sign, Strength
 from tests.browser.stage import TOKEN, Stage, fleet, leave, show
 
 DESK = (1280, 860)

@@ -16,15 +16,15 @@ from contextlib import contextmanager
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-from proxy.ask import read_ask
-from proxy.failure import Failure
-from proxy.gate import Gate
-from proxy.report.access_log import AccessLog
-from proxy.report.events import EventLog
-from proxy.settings import Settings
-from proxy.wire.downstream import ClientConnection
-from proxy.wire.upstream import UnitConnection
-from router.nouns import Ask, Evidence, Fleet, Sign, Strength, Unit
+from cellgate.proxy.config.settings import Settings
+from cellgate.proxy.gate import Gate
+from cellgate.proxy.logs.access_log import AccessLog
+from cellgate.proxy.logs.events import EventLog
+from cellgate.proxy.request.ask import read_ask
+from cellgate.proxy.wire.downstream import ClientConnection
+from cellgate.proxy.wire.failure import Failure
+from cellgate.proxy.wire.upstream import UnitConnection
+from cellgate.router.nouns import Ask, Evidence, Fleet, Sign, Strength, Unit
 
 UNITS = 2
 

@@ -10,9 +10,9 @@ import tracemalloc
 
 import pytest
 
-from proxy.ask import is_large, read_ask, read_large_ask
-from proxy.limits import LIMITS
-from router.nouns import Ask
+from cellgate.proxy.config.limits import LIMITS
+from cellgate.proxy.request.ask import is_large, read_ask, read_large_ask
+from cellgate.router.nouns import Ask
 from tests.cost.bench import counted
 
 MIB = 1 << 20

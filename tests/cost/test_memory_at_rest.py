@@ -15,7 +15,7 @@ FOR_FEW = {
     "importlib.metadata",
     "kubernetes_asyncio",
     "opentelemetry",
-    "proxy.workers",
+    "cellgate.proxy.workers",
     "pydantic",
     "redis",
     "yaml",
@@ -23,7 +23,8 @@ FOR_FEW = {
 
 _REST = """
 import os, sys, asyncio
-from proxy import app, cli
+from cellgate.proxy import app
+from cellgate.proxy.cli import commands
 
 def end():
     print(*sys.modules)
@@ -31,7 +32,7 @@ def end():
     os._exit(0)
 
 app.calm_the_collector = lambda: asyncio.get_running_loop().call_soon(end)
-cli.main(["serve", "--listen=127.0.0.1:0", "--admin=127.0.0.1:0", "--unit=http://127.0.0.1:1"])
+commands.main(["serve", "--listen=127.0.0.1:0", "--admin=127.0.0.1:0", "--unit=http://127.0.0.1:1"])
 """
 
 
@@ -40,5 +41,5 @@ def test_a_gate_at_rest_has_imported_nothing_that_most_gates_do_not_need() -> No
         [sys.executable, "-c", _REST], capture_output=True, text=True, check=True, timeout=60
     )
     imported = set(done.stdout.splitlines()[-1].split())
-    assert "proxy.gate" in imported
+    assert "cellgate.proxy.gate" in imported
     assert imported & FOR_FEW == set()

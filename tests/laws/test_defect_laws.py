@@ -15,19 +15,19 @@ from typing import Any
 
 import pytest
 
-from proxy.answer import Answer
-from proxy.ask import read_ask
-from proxy.continuation import Continuation
-from proxy.exchange import Exchange
-from proxy.failure import Failure
-from proxy.gate import Gate
-from proxy.search import Search
-from proxy.wire.downstream import ClientConnection
-from proxy.wire.pool import Pool
-from proxy.wire.reader import RequestReader
-from proxy.wire.relay import Relay
-from proxy.wire.upstream import UnitConnection
-from router.nouns import Ask, Evidence, Sign, Strength
+from cellgate.proxy.gate import Gate
+from cellgate.proxy.request.ask import read_ask
+from cellgate.proxy.request.continuation import Continuation
+from cellgate.proxy.request.exchange import Exchange
+from cellgate.proxy.request.relay import Relay
+from cellgate.proxy.request.response import Answer
+from cellgate.proxy.request.selection import Search
+from cellgate.proxy.wire.downstream import ClientConnection
+from cellgate.proxy.wire.failure import Failure
+from cellgate.proxy.wire.pool import Pool
+from cellgate.proxy.wire.reader import RequestReader
+from cellgate.proxy.wire.upstream import UnitConnection
+from cellgate.router.nouns import Ask, Evidence, Sign, Strength
 from tests.wire.client import Client, chat, get, post
 from tests.wire.replies import MalformedError
 from tests.wire.stage import Stage, simulated, stage

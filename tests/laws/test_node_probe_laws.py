@@ -17,14 +17,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from probes import NODE_PROBES
-from probes.base import Fetch, FetchError, Net, P, Patient, Trouble
-from probes.exporter import ExporterProbe
-from probes.grpc_health import GrpcProbe
-from probes.http_status import HttpProbe
-from probes.node import NodeProbe, Said, Word
-from probes.tcp_accept import TcpProbe
-from router.nouns import Evidence, Node, Role, Sign, Strength
+from cellgate.probes import NODE_PROBES
+from cellgate.probes.base import Fetch, FetchError, Net, P, Patient, Trouble
+from cellgate.probes.exporter import ExporterProbe
+from cellgate.probes.grpc_health import GrpcProbe
+from cellgate.probes.http_status import HttpProbe
+from cellgate.probes.node import NodeProbe, Said, Word
+from cellgate.probes.tcp_accept import TcpProbe
+from cellgate.router.nouns import Evidence, Node, Role, Sign, Strength
 from tests.patient import Answer, FakePatient, reply
 
 PROBES: dict[str, NodeProbe] = {

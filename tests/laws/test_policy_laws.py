@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies import POLICIES
-from policies.least_load import TIE_S
-from router.nouns import Ask, Candidate, Policy
+from cellgate.policies import POLICIES
+from cellgate.policies.least_load import TIE_S
+from cellgate.router.nouns import Ask, Candidate, Policy
 
 ASK = Ask("m")
 every_policy = pytest.mark.parametrize("name", POLICIES)

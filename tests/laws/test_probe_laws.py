@@ -16,9 +16,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from probes import PROBES
-from probes.base import Probe, Trouble
-from router.nouns import Evidence, Finding, Load, Models, Served, Sign, Strength, Verdict
+from cellgate.probes import PROBES
+from cellgate.probes.base import Probe, Trouble
+from cellgate.router.nouns import Evidence, Finding, Load, Models, Served, Sign, Strength, Verdict
 from tests.patient import Answer, FakePatient, look, reply
 
 every_probe = pytest.mark.parametrize("probe", [kind() for kind in PROBES.values()], ids=list(PROBES))

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.session import Session
-from router.nouns import Ask, Candidate
+from cellgate.policies.session import Session
+from cellgate.router.nouns import Ask, Candidate
 
 law = settings(derandomize=True, deadline=None, max_examples=100)
 sessions = st.text(max_size=20)

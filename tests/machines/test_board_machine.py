@@ -12,12 +12,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from policies import POLICIES
-from router.board import Board
-from router.desk import Desk
-from router.fair import FairRules
-from router.lease import Lease
-from router.nouns import (
+from cellgate.policies import POLICIES
+from cellgate.router.board import Board
+from cellgate.router.fair_queue import FairRules
+from cellgate.router.lease import Lease
+from cellgate.router.nouns import (
     Ask,
     Cell,
     Evidence,
@@ -31,8 +30,9 @@ from router.nouns import (
     Unit,
     Verdict,
 )
-from router.router import Router
-from router.waiting import Waiting
+from cellgate.router.queue import Waiting
+from cellgate.router.router import Router
+from cellgate.router.unit_state import Desk
 
 NAMES = ("a", "b", "c", "d")
 MODELS = ("small", "large")

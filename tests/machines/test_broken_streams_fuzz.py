@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.stream.keep import Keep
-from proxy.stream.passage import TAIL_BYTES, Passage
-from proxy.stream.plan import Tokens, extended, remaining
-from proxy.stream.said import Said
-from proxy.stream.seam import stops_of, token_start
-from proxy.stream.sse import BOM
-from proxy.stream.stitch import Stitch, UnlikeError, ending
+from cellgate.proxy.resume.passage import TAIL_BYTES, Passage
+from cellgate.proxy.resume.proof import Tokens, extended, remaining
+from cellgate.proxy.resume.replay_buffer import Keep
+from cellgate.proxy.resume.stitch import Stitch, UnlikeError, ending
+from cellgate.proxy.resume.stop_strings import stops_of, token_start
+from cellgate.proxy.resume.transcript import Said
+from cellgate.proxy.wire.sse import BOM
 from tests.machines.test_continuation_fuzz import Form, dumps, event, read, usage, words_in
 from tests.machines.test_wire_fuzz import fuzz
 

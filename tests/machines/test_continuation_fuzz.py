@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.stream.keep import Keep
-from proxy.stream.plan import Tokens, extended, remaining
-from proxy.stream.said import Said
-from proxy.stream.seam import SeamStops, token_start
-from proxy.stream.sse import payload, split
-from proxy.stream.stitch import Stitch, UnlikeError, ending
+from cellgate.proxy.resume.proof import Tokens, extended, remaining
+from cellgate.proxy.resume.replay_buffer import Keep
+from cellgate.proxy.resume.stitch import Stitch, UnlikeError, ending
+from cellgate.proxy.resume.stop_strings import SeamStops, token_start
+from cellgate.proxy.resume.transcript import Said
+from cellgate.proxy.wire.sse import payload, split
 
 WORDS = st.lists(
     st.sampled_from(

@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from router.fair import Entered, FairQueue, FairRules, NoPlace
-from router.turns import Place
+from cellgate.router.deficit_round_robin import Place
+from cellgate.router.fair_queue import Entered, FairQueue, FairRules, NoPlace
 
 RULES = FairRules(limit=12, limit_bytes=1000, quantum_tokens=10, age_s=10.0, age_tokens=100)
 TOKENS_S = 5.0

@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from router.prefix import PrefixCache
+from cellgate.router.prefix import PrefixCache
 
 # A prompt is a path of words; its blocks are numbers that stand for all that was said so far.
 prompts = st.lists(st.integers(1, 2), max_size=9).map(lambda words: blocks_of(words))

@@ -17,10 +17,10 @@ from typing import NamedTuple
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from proxy.report.record import Finished
-from proxy.settings import Limits, Timeouts
-from proxy.stream.sse import before_error, is_error, without_comments
-from router.nouns import Outcome
+from cellgate.proxy.config.settings import Limits, Timeouts
+from cellgate.proxy.logs.record import Finished
+from cellgate.proxy.wire.sse import before_error, is_error, without_comments
+from cellgate.router.nouns import Outcome
 from tests.sim import world
 from tests.wire.client import Client, chat, get, post
 from tests.wire.noise import CUTS, DAMAGES, WORDS, Cuts, Damage, damaged

@@ -121,7 +121,7 @@ def test_the_image_has_the_gate_its_extras_and_nothing_to_install_with(image: Pa
     )
     assert (good.returncode, bad.returncode) == (0, 2), good.stderr
     extras = "dns, kubernetes_asyncio, opentelemetry.sdk"
-    code = f"import {extras}, importlib.util as u, proxy; print(u.find_spec('pip'), proxy)"
+    code = f"import {extras}, importlib.util as u, cellgate; print(u.find_spec('pip'), cellgate)"
     out = subprocess.run(
         [image / "bin" / "python", "-c", code], cwd="/", capture_output=True, text=True, check=True
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from router.nouns import Sign, Strength
+from cellgate.router.nouns import Sign, Strength
 from tests.real.asking import post, steadily, until
 from tests.real.envoy import Envoy, envoy
 from tests.real.tiny_gate import TinyGate, listening

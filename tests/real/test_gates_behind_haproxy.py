@@ -64,7 +64,7 @@ class Restartable:
     def _start(self) -> None:
         self.generation += 1
         log = self._folder / f"gate.{self.generation}.log"
-        command = [sys.executable, "-m", "proxy", "serve", "-c", str(self._folder / "gate.yaml")]
+        command = [sys.executable, "-m", "cellgate", "serve", "-c", str(self._folder / "gate.yaml")]
         self._process = start(command, log)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from proxy.settings import Address
-from proxy.wire.listeners import listen
-from router.nouns import Sign, Strength
-from router.slowness import Slowness
+from cellgate.proxy.config.settings import Address
+from cellgate.proxy.process.listeners import listen
+from cellgate.router.nouns import Sign, Strength
+from cellgate.router.outliers import Slowness
 from tests.real.asking import post, steadily, until
 from tests.real.haproxy import Haproxy, Server, haproxy
 from tests.real.tiny_gate import TinyGate, listening

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from proxy.report.redis_connect import connector, in_words
-from proxy.report.redis_link import RedisLink, State
-from proxy.report.redis_roster import Roster
-from proxy.report.redis_schema import EXPIRY_HEARTBEATS, HEARTBEAT_S, Names, Seen, View, written
-from proxy.settings import RedisAccess, Tls
-from router.nouns import Verdict
+from cellgate.proxy.config.settings import RedisAccess, Tls
+from cellgate.proxy.sharing.connect import connector, in_words
+from cellgate.proxy.sharing.link import RedisLink, State
+from cellgate.proxy.sharing.roster import Roster
+from cellgate.proxy.sharing.schema import EXPIRY_HEARTBEATS, HEARTBEAT_S, Names, Seen, View, written
+from cellgate.router.nouns import Verdict
 from tests.real.programs import ROOT
 from tests.real.redis_server import RedisServer
 from tests.wire.stage import NO_TLS, live, live_for

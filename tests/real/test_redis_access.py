@@ -9,8 +9,8 @@ from pathlib import Path
 import orjson
 import pytest
 
+from cellgate.proxy.config.settings import Tls
 from loadtests.simunit.process import SimUnit
-from proxy.settings import Tls
 from tests.real.asking import post
 from tests.real.certificates import Certificate, authority, signed_by
 from tests.real.programs import free_port

@@ -7,16 +7,16 @@ from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from proxy.report.balancers import Balancers
-from proxy.report.envoy_health import readyz_headers, response_line, unit_headers
-from proxy.report.haproxy_agent import GATE, HaproxyAgent
-from proxy.report.orca import Orca
-from proxy.report.ready import readiness, unit_health
-from proxy.settings import Address
-from proxy.wire.heads import Fields
-from proxy.wire.listeners import listen
-from router.board import Board
-from router.nouns import Ask, Evidence, Fleet, Rules, Sign, Strength, Unit
+from cellgate.proxy.config.settings import Address
+from cellgate.proxy.ingress.balancers import Balancers
+from cellgate.proxy.ingress.envoy_health import readyz_headers, response_line, unit_headers
+from cellgate.proxy.ingress.haproxy_agent import GATE, HaproxyAgent
+from cellgate.proxy.ingress.orca import Orca
+from cellgate.proxy.ingress.ready import readiness, unit_health
+from cellgate.proxy.process.listeners import listen
+from cellgate.proxy.wire.heads import Fields
+from cellgate.router.board import Board
+from cellgate.router.nouns import Ask, Evidence, Fleet, Rules, Sign, Strength, Unit
 
 TICK_S = 0.25
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n%b\r\nok"

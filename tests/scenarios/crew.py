@@ -13,21 +13,21 @@ from itertools import cycle
 from random import Random
 from typing import Any
 
-from proxy.exchange import Exchange
-from proxy.report.access_log import AccessLog
-from proxy.report.events import EventLog
-from proxy.report.record import Finished
-from proxy.settings import Address, Settings
-from proxy.wire.downstream import ClientConnection
-from proxy.wire.listeners import Entrance
-from proxy.wire.request import Request
-from proxy.workers.brain import BrainGate, LogsOfWorkers
-from proxy.workers.link import Link
-from proxy.workers.remote import RemoteExchange
-from proxy.workers.turns import Page
-from proxy.workers.worker import WorkerGate
-from router.lease import Lease
-from router.nouns import Ask, Outcome
+from cellgate.proxy.config.settings import Address, Settings
+from cellgate.proxy.logs.access_log import AccessLog
+from cellgate.proxy.logs.events import EventLog
+from cellgate.proxy.logs.record import Finished
+from cellgate.proxy.process.listeners import Entrance
+from cellgate.proxy.request.exchange import Exchange
+from cellgate.proxy.wire.downstream import ClientConnection
+from cellgate.proxy.wire.request import Request
+from cellgate.proxy.workers.accept_balance import Page
+from cellgate.proxy.workers.control_process import BrainGate, LogsOfWorkers
+from cellgate.proxy.workers.link import Link
+from cellgate.proxy.workers.remote import RemoteExchange
+from cellgate.proxy.workers.worker import WorkerGate
+from cellgate.router.lease import Lease
+from cellgate.router.nouns import Ask, Outcome
 from tests.scenarios.harness import GATE_PORT, NoSink, Stage, read_large
 from tests.scenarios.observed import ObservedExchange, ObservedGate
 from tests.sim.client import Client

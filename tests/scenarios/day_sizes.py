@@ -17,7 +17,7 @@ from typing import Any
 
 from tests.sim.world import World
 
-PRODUCT = ("proxy.", "router.", "policies.", "probes.", "tests.scenarios.observed")
+PRODUCT = ("cellgate.", "tests.scenarios.observed")
 MORE = 1.1
 """So much more of something, and `FEW` items, may be there by chance: a probe that is just under way."""
 FEW = 8

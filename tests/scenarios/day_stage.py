@@ -10,8 +10,8 @@ from dataclasses import replace
 from itertools import count
 from typing import Any
 
-from proxy.settings import Timeouts
-from router.nouns import Fleet
+from cellgate.proxy.config.settings import Timeouts
+from cellgate.router.nouns import Fleet
 from tests.scenarios.gates import HOSTS, GatesStage
 from tests.scenarios.harness import BACK_S, LATENCY_S
 from tests.sim.engine import Engine

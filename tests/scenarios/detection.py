@@ -15,7 +15,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import repeat
 
-from router.nouns import Verdict
+from cellgate.router.nouns import Verdict
 from tests.scenarios.harness import Stage
 from tests.scenarios.users import Users
 from tests.scenarios.visit import Visit

@@ -11,14 +11,14 @@ from itertools import count
 from random import Random
 from typing import Any
 
-from proxy.report.ready import readiness
-from proxy.report.redis_bans import SharedBans
-from proxy.report.redis_link import RedisLink
-from proxy.report.redis_roster import Roster
-from proxy.report.redis_schema import HEARTBEAT_S, Names
-from proxy.report.redis_sharing import Sharing
-from proxy.settings import Address
-from router.nouns import Flip
+from cellgate.proxy.config.settings import Address
+from cellgate.proxy.ingress.ready import readiness
+from cellgate.proxy.sharing.bans import SharedBans
+from cellgate.proxy.sharing.link import RedisLink
+from cellgate.proxy.sharing.roster import Roster
+from cellgate.proxy.sharing.schema import HEARTBEAT_S, Names
+from cellgate.proxy.sharing.sync import Sharing
+from cellgate.router.nouns import Flip
 from tests.scenarios.harness import BACK_S, GATE_PORT, Stage
 from tests.scenarios.observed import ObservedGate
 from tests.sim.client import ORDINARY, Client, Manner
@@ -106,7 +106,7 @@ class GatesStage(Stage):
         await self.links.pop(gate).close()
 
     def _share(self, gate: ObservedGate, name: str) -> RedisLink:
-        """What redis_start.py does, with another Redis and a known chance."""
+        """What sharing/start.py does, with another Redis and a known chance."""
         roster = Roster(name, self.heartbeat_s)
         sharing = Sharing(
             gate.board,

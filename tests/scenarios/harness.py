@@ -20,15 +20,15 @@ from itertools import count
 from random import Random
 from typing import Any
 
-from probes.http_status import HttpProbe
-from probes.runner import JITTER
-from proxy.ask import read_ask
-from proxy.failure import Failure
-from proxy.report.access_log import AccessLog
-from proxy.report.events import EventLog
-from proxy.settings import Address, Limits, Poison, Settings, Timeouts
-from router.fair import FairRules
-from router.nouns import Ask, Cell, Fleet, Node, Role, Rules, Unit, Verdict
+from cellgate.probes.http_status import HttpProbe
+from cellgate.probes.runner import JITTER
+from cellgate.proxy.config.settings import Address, Limits, Poison, Settings, Timeouts
+from cellgate.proxy.logs.access_log import AccessLog
+from cellgate.proxy.logs.events import EventLog
+from cellgate.proxy.request.ask import read_ask
+from cellgate.proxy.wire.failure import Failure
+from cellgate.router.fair_queue import FairRules
+from cellgate.router.nouns import Ask, Cell, Fleet, Node, Role, Rules, Unit, Verdict
 from tests.scenarios.observed import ObservedGate, wrong_records
 from tests.scenarios.visit import Visit, chat, encode
 from tests.sim.client import ORDINARY, Client, Manner

@@ -10,16 +10,16 @@ from collections.abc import Iterable
 from random import Random
 from typing import Any, NamedTuple
 
-from proxy.exchange import Exchange
-from proxy.failure import Failure, Kind
-from proxy.gate import Gate
-from proxy.report.record import Finished
-from proxy.wire.downstream import ClientConnection
-from proxy.wire.request import Request
-from router.desk import Desk
-from router.lease import Lease
-from router.nouns import Ask, Outcome, Refusal, Verdict
-from router.router import Best, Router
+from cellgate.proxy.gate import Gate
+from cellgate.proxy.logs.record import Finished
+from cellgate.proxy.request.exchange import Exchange
+from cellgate.proxy.wire.downstream import ClientConnection
+from cellgate.proxy.wire.failure import Failure, Kind
+from cellgate.proxy.wire.request import Request
+from cellgate.router.lease import Lease
+from cellgate.router.nouns import Ask, Outcome, Refusal, Verdict
+from cellgate.router.router import Best, Router
+from cellgate.router.unit_state import Desk
 from tests.scenarios.visit import Visit
 
 

@@ -21,7 +21,7 @@ from contextlib import suppress
 from random import Random
 from typing import Any
 
-from proxy.settings import Timeouts
+from cellgate.proxy.config.settings import Timeouts
 from tests.scenarios.gates import GatesStage, roll_gates
 from tests.scenarios.harness import BACK_S, COMPLETIONS, RULES
 from tests.scenarios.visit import Visit

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from proxy.settings import Timeouts
+from cellgate.proxy.config.settings import Timeouts
 from tests.scenarios.harness import Stage
 from tests.scenarios.visit import Visit, chat, encode
 from tests.sim.chaos import STRIKES, Chaos

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from router.nouns import Outcome
+from cellgate.router.nouns import Outcome
 from tests.scenarios.harness import LATENCY_S, Stage
 from tests.scenarios.visit import Visit, chat
 from tests.sim.client import Manner

@@ -8,10 +8,10 @@ from itertools import count
 
 import pytest
 
-from proxy.failure import Kind
-from proxy.wire.pool import EARLY_S
-from proxy.wire.relay import Relay
-from router.nouns import Outcome, Verdict
+from cellgate.proxy.request.relay import Relay
+from cellgate.proxy.wire.failure import Kind
+from cellgate.proxy.wire.pool import EARLY_S
+from cellgate.router.nouns import Outcome, Verdict
 from tests.scenarios.harness import BACK_S, PROMISE_S, Stage
 from tests.sim.engine import PORT
 from tests.sim.tcp import Link

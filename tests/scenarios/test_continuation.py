@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from proxy.report.continuations import Result
-from proxy.settings import Timeouts
-from proxy.stream.stitch import Stitch, UnlikeError
+from cellgate.proxy.config.settings import Timeouts
+from cellgate.proxy.metrics.continuations import Result
+from cellgate.proxy.resume.stitch import Stitch, UnlikeError
 from tests.scenarios.harness import BACK_S, COMPLETIONS, RULES, Stage
 from tests.scenarios.users import Users
 from tests.scenarios.visit import Visit

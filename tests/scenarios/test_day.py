@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter, deque
 
-from router.board import Board
-from router.nouns import Rules
+from cellgate.router.board import Board
+from cellgate.router.nouns import Rules
 from tests.scenarios.day import Day
 from tests.scenarios.day_acts import ACTS
 from tests.scenarios.day_sizes import Mark, grown, sizes
@@ -24,7 +24,7 @@ class Kept:
         self.told = lambda: self.board
 
 
-Kept.__module__ = "proxy.kept"
+Kept.__module__ = "cellgate.kept"
 
 
 def test_in_a_short_day_of_churn_nobody_is_lost_and_nothing_grows() -> None:
@@ -46,5 +46,5 @@ def test_what_there_is_more_of_has_grown_and_chance_is_no_growth() -> None:
     assert grown(before, Mark(1.0, Counter({"Desk.news": 25}), 1500, Counter())) == []
     (line,) = grown(before, Mark(1.0, Counter({"Desk.news": 40}), 1500, Counter()))
     assert line == "Desk.news: 20 have become 40"
-    (line,) = grown(before, Mark(1.0, Counter({"Desk.news": 20}), 9000, Counter({"proxy.Lost": 8000})))
-    assert line == "8000 more objects are alive, of these: 8000 proxy.Lost"
+    (line,) = grown(before, Mark(1.0, Counter({"Desk.news": 20}), 9000, Counter({"cellgate.Lost": 8000})))
+    assert line == "8000 more objects are alive, of these: 8000 cellgate.Lost"

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from proxy.detection_times import kinds, rows
-from router.nouns import Rules, Verdict
+from cellgate.proxy.control.detection_bounds import kinds, rows
+from cellgate.router.nouns import Rules, Verdict
 from tests.scenarios.harness import Stage
 from tests.sim.behaviour import Behaviour
 from tests.sim.engine import Engine

@@ -8,10 +8,10 @@ from typing import Any
 import orjson
 import pytest
 
-from probes.canary import Canary
-from probes.runner import JITTER
-from proxy.report.unit_view import unit_page
-from router.nouns import Verdict
+from cellgate.probes.canary import Canary
+from cellgate.probes.runner import JITTER
+from cellgate.proxy.admin.unit_view import unit_page
+from cellgate.router.nouns import Verdict
 from tests.scenarios.harness import BACK_S, LATENCY_S, RULES, Stage
 from tests.sim.behaviour import Behaviour
 

@@ -7,8 +7,8 @@ import logging
 
 import pytest
 
-from proxy.settings import Timeouts
-from router.nouns import Verdict
+from cellgate.proxy.config.settings import Timeouts
+from cellgate.router.nouns import Verdict
 from tests.scenarios.harness import Stage
 from tests.scenarios.users import Users
 from tests.sim.behaviour import Behaviour, Break

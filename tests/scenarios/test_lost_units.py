@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from router.nouns import Verdict
+from cellgate.router.nouns import Verdict
 from tests.scenarios.harness import BACK_S, LATENCY_S, PROMISE_S, RULES, Stage
 from tests.scenarios.visit import Visit
 from tests.sim.behaviour import Behaviour

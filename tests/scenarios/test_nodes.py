@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from router.nouns import Verdict
+from cellgate.router.nouns import Verdict
 from tests.scenarios.harness import BACK_S, LATENCY_S, PROMISE_S, Stage
 from tests.scenarios.storms import shots
 from tests.scenarios.users import Users

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from proxy.gate import LINGER_S
-from router.fair import FairRules
-from router.nouns import Fleet, Verdict
+from cellgate.proxy.gate import LINGER_S
+from cellgate.router.fair_queue import FairRules
+from cellgate.router.nouns import Fleet, Verdict
 from tests.scenarios.harness import BACK_S, LATENCY_S, Stage
 from tests.scenarios.visit import chat
 from tests.sim.conversation import End

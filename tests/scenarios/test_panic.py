@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from proxy.settings import TICK_S
-from router.nouns import Verdict
+from cellgate.proxy.config.settings import TICK_S
+from cellgate.router.nouns import Verdict
 from tests.scenarios.harness import BACK_S, PROMISE_S, RULES, Stage
 from tests.scenarios.users import Users
 from tests.sim.timing import Timing

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from proxy.containment import BANS_A_MINUTE
-from proxy.settings import Poison as PoisonSettings
+from cellgate.proxy.config.settings import Poison as PoisonSettings
+from cellgate.proxy.control.containment import BANS_A_MINUTE
 from tests.scenarios.gates import GatesStage
 from tests.scenarios.harness import Stage
 from tests.scenarios.poisoned import DEATHS_MAX, drink, play, poisoned

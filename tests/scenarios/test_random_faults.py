@@ -9,9 +9,9 @@ from random import Random
 
 import pytest
 
-from policies import POLICIES
-from proxy.gate import COOL_S
-from proxy.settings import Timeouts
+from cellgate.policies import POLICIES
+from cellgate.proxy.config.settings import Timeouts
+from cellgate.proxy.gate import COOL_S
 from tests.scenarios.harness import BACK_S, CHAT, Stage
 from tests.scenarios.visit import Visit, chat
 from tests.sim.chaos import STRIKES, Chaos, Strike

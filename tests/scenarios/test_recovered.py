@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from proxy.recovery.caution import reason_to_wait
-from proxy.recovery.nouns import Dossier, Remedy, Report, Result
-from proxy.recovery.recovery import Ports, Recovery
-from router.nouns import Verdict
+from cellgate.proxy.recovery.caution import reason_to_wait
+from cellgate.proxy.recovery.nouns import Dossier, Remedy, Report, Result
+from cellgate.proxy.recovery.recovery import Ports, Recovery
+from cellgate.router.nouns import Verdict
 from tests.scenarios.harness import BACK_S, PROMISE_S, RULES, Stage
 from tests.sim.engine import Engine
 

@@ -7,9 +7,9 @@ import math
 
 import pytest
 
-from proxy.settings import Timeouts
-from proxy.wire.downstream import PIPELINED_BYTES
-from router.nouns import Outcome
+from cellgate.proxy.config.settings import Timeouts
+from cellgate.proxy.wire.downstream import PIPELINED_BYTES
+from cellgate.router.nouns import Outcome
 from tests.scenarios.harness import CHAT, LATENCY_S, Stage
 from tests.scenarios.visit import chat, encode
 from tests.sim.client import Manner

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.settings import Timeouts
-from router.nouns import Outcome, Rules, Verdict
+from cellgate.proxy.config.settings import Timeouts
+from cellgate.router.nouns import Outcome, Rules, Verdict
 from tests.scenarios.harness import BACK_S, Stage
 from tests.sim.behaviour import Behaviour, Break
 from tests.sim.conversation import End

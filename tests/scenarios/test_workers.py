@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from proxy.workers.line import WITHOUT_BRAIN_S
-from router.fair import FairRules
-from router.nouns import Outcome, Verdict
+from cellgate.proxy.workers.control_client import WITHOUT_BRAIN_S
+from cellgate.router.fair_queue import FairRules
+from cellgate.router.nouns import Outcome, Verdict
 from tests.scenarios.crew import CrewStage
 from tests.scenarios.harness import Stage
 from tests.sim.timing import Timing

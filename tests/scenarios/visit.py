@@ -12,8 +12,8 @@ from typing import Any, cast
 
 import orjson
 
-from proxy.failure import Kind
-from proxy.routes import RouteKind, find_route
+from cellgate.proxy.request.routes import RouteKind, find_route
+from cellgate.proxy.wire.failure import Kind
 from tests.sim.behaviour import Behaviour
 from tests.sim.conversation import End, Reply
 from tests.sim.http_server import Exchange

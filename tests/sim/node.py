@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, cast
 
-from probes.agent import BEAT_S, HEARTBEAT, LOOK_S, Status, chunk
+from cellgate.probes.agent import BEAT_S, HEARTBEAT, LOOK_S, Status, chunk
 from tests.sim.http_server import Connection, Exchange
 
 if TYPE_CHECKING:

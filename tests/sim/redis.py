@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from proxy.report.redis_talk import Command
+from cellgate.proxy.sharing.commands import Command
 
 if TYPE_CHECKING:
     from tests.sim.world import World

@@ -15,23 +15,23 @@ import aiohttp
 import pytest
 import uvloop
 
-from policies.prefix_affinity import PrefixAffinity
-from proxy.containment import Containment
-from proxy.own import OwnAnswers
-from proxy.report import admin, admin_http
-from proxy.report.admin import AdminView, admin_server
-from proxy.report.choice import Choice
-from proxy.report.events import Action, EventLog
-from proxy.report.metrics import Metrics
-from proxy.report.peers import Peers
-from proxy.report.trust import refusal
-from proxy.settings import Headers
-from router.bans import Ban
-from router.board import Board
-from router.fair import FairRules
-from router.nouns import Ask, Cell, Evidence, Fleet, Load, Node, Role, Rules, Sign, Strength, Unit
-from router.router import Router
-from router.waiting import Waiting
+from cellgate.policies.prefix_affinity import PrefixAffinity
+from cellgate.proxy.admin import application, http_server
+from cellgate.proxy.admin.application import AdminView, admin_server
+from cellgate.proxy.admin.auth import refusal
+from cellgate.proxy.config.settings import Headers
+from cellgate.proxy.config.trusted_peers import Peers
+from cellgate.proxy.control.containment import Containment
+from cellgate.proxy.logs.events import Action, EventLog
+from cellgate.proxy.metrics.metrics import Metrics
+from cellgate.proxy.request.local_endpoints import OwnAnswers
+from cellgate.proxy.request.routing_explain import Choice
+from cellgate.router.bans import Ban
+from cellgate.router.board import Board
+from cellgate.router.fair_queue import FairRules
+from cellgate.router.nouns import Ask, Cell, Evidence, Fleet, Load, Node, Role, Rules, Sign, Strength, Unit
+from cellgate.router.queue import Waiting
+from cellgate.router.router import Router
 
 NODES = (Node("a1-0", Role.LEADER), Node("a1-1", Role.FOLLOWER))
 FLEET = Fleet(
@@ -517,7 +517,7 @@ def test_stopping_does_not_wait_for_followers() -> None:
 
 
 def test_a_quiet_stream_carries_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admin, "HEARTBEAT_S", 0.005)
+    monkeypatch.setattr(application, "HEARTBEAT_S", 0.005)
 
     async def check(port: Port) -> None:
         async with port.client.get(port.url + "/events?follow=1") as reply:
@@ -541,7 +541,7 @@ def test_a_follower_that_leaves_is_forgotten_at_once() -> None:
 
 
 def test_a_follower_that_never_reads_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admin_http, "SEND_TIMEOUT_S", 0.02)
+    monkeypatch.setattr(http_server, "SEND_TIMEOUT_S", 0.02)
 
     async def check(port: Port) -> None:
         host, number = port.url.removeprefix("http://").split(":")

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 
 import uvloop
 
-from proxy.report.admin_http import AdminServer, Answer, Asked, Stream
+from cellgate.proxy.admin.http_server import AdminServer, Answer, Asked, Stream
 
 GET = b"GET %b HTTP/1.%d\r\nHost: gate\r\n\r\n"
 

@@ -14,17 +14,16 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import uvloop
 
-from proxy.report import admin_port
-from proxy.report.admin import AdminView
-from proxy.report.admin_port import BACKLOG, AdminPort
-from proxy.report.bulletin import Bulletin
-from proxy.report.events import EventLog
-from proxy.report.metrics import Metrics
-from proxy.report.peers import Peers
-from proxy.settings import Address
-from proxy.wire.listeners import listen
-from router.board import Board
-from router.nouns import Rules
+from cellgate.proxy.admin.application import AdminView
+from cellgate.proxy.admin.port import BACKLOG, AdminPort
+from cellgate.proxy.admin.shared_status import Bulletin
+from cellgate.proxy.config.settings import Address
+from cellgate.proxy.config.trusted_peers import Peers
+from cellgate.proxy.logs.events import EventLog
+from cellgate.proxy.metrics.metrics import Metrics
+from cellgate.proxy.process.listeners import listen
+from cellgate.router.board import Board
+from cellgate.router.nouns import Rules
 
 LOOPS = [uvloop.new_event_loop, asyncio.new_event_loop]
 Test = Callable[[AdminPort, Bulletin], Awaitable[None]]
@@ -115,7 +114,7 @@ def test_health_is_told_while_the_loop_stands_still() -> None:
 def test_a_herald_that_dies_is_replaced(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(admin_port, "RESTART_S", 0.01)
+    monkeypatch.setattr("cellgate.proxy.admin.port.RESTART_S", 0.01)
 
     async def check(port: AdminPort, bulletin: Bulletin) -> None:
         await asyncio.to_thread(get, port, "/livez")

@@ -21,13 +21,13 @@ from typing import Any, cast
 
 import pytest
 
-from probes import agent
-from probes.agent_link import AgentLink
-from probes.base import Net
-from probes.runner import Runner
-from proxy import cli
-from proxy.wire.net import UnitNet
-from router.nouns import Evidence, Sign, Strength
+from cellgate.probes import agent
+from cellgate.probes.agent_link import AgentLink
+from cellgate.probes.base import Net
+from cellgate.probes.runner import Runner
+from cellgate.proxy.cli import commands
+from cellgate.proxy.wire.net import UnitNet
+from cellgate.router.nouns import Evidence, Sign, Strength
 from tests.patient import FakePatient, reply
 
 SCRIPT = str(Path(str(agent.__file__)).resolve())
@@ -341,7 +341,7 @@ def test_pressure_is_told_each_time_it_is_measured() -> None:
     ],
 )
 @pytest.mark.parametrize(
-    "main", [agent.main, lambda flags: cli.main(["agent", *flags])], ids=["file", "cellgate"]
+    "main", [agent.main, lambda flags: commands.main(["agent", *flags])], ids=["file", "cellgate"]
 )
 def test_a_wrong_command_is_a_sentence(
     main: Callable[[list[str]], int],

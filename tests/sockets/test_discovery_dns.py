@@ -14,10 +14,10 @@ import dns.rdatatype
 import dns.rrset
 import pytest
 
-from proxy.discovery import dns as source_of_dns
-from proxy.discovery.base import Found, LostError
-from proxy.discovery.dns import LATER, DnsSource, Place, units_at, weighed
-from router.nouns import Unit
+from cellgate.proxy.discovery import dns as source_of_dns
+from cellgate.proxy.discovery.base import Found, LostError
+from cellgate.proxy.discovery.dns import LATER, DnsSource, Place, units_at, weighed
+from cellgate.router.nouns import Unit
 
 LIKE = Unit(name="", cell="c", url="", weight=2.0)
 NAME = "units.example."

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from kubernetes_asyncio.config import incluster_config
 
+from cellgate.proxy.discovery import kubernetes
+from cellgate.proxy.discovery.base import Found, LostError
+from cellgate.proxy.discovery.lws import LwsSource
+from cellgate.router.nouns import Unit
 from loadtests.fake_kubernetes import FakeKubernetes, group_pod, pod
-from proxy.discovery import kubernetes
-from proxy.discovery.base import Found, LostError
-from proxy.discovery.lws import LwsSource
-from router.nouns import Unit
 
 PATIENCE_S = 10.0
 LIKE = Unit(name="", cell="c", url="")

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from proxy.settings import Limits
+from cellgate.proxy.config.settings import Limits
 from tests.wire.client import Client, chat, get, post
 from tests.wire.stage import Stage, live, stage
 from tests.wire.unit import LAST_CHUNK, STREAM, chunk, whole

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.limits import LIMITS
+from cellgate.proxy.config.limits import LIMITS
 from tests.wire.client import chat, get
 from tests.wire.replies import Reply
 from tests.wire.stage import live, stage

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.nouns import Evidence, Sign, Strength
+from cellgate.router.nouns import Evidence, Sign, Strength
 from tests.wire.client import chat, get, post
 from tests.wire.replies import Reply
 from tests.wire.stage import Stage, live, stage

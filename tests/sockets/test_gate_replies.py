@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from proxy.settings import Timeouts
+from cellgate.proxy.config.settings import Timeouts
 from tests.wire.client import chat, get
 from tests.wire.stage import live, stage
 from tests.wire.unit import (
@@ -200,7 +200,7 @@ async def test_a_kept_connection_that_took_the_request_and_ended_is_no_stale_one
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The unit may have died of it: it is not sent there again as if nothing were."""
-    monkeypatch.setattr("proxy.wire.pool.EARLY_S", 0.0)
+    monkeypatch.setattr("cellgate.proxy.wire.pool.EARLY_S", 0.0)
 
     async def play(request: Received) -> None:
         if request.connection.requests == 2:
@@ -220,8 +220,8 @@ async def test_a_kept_connection_that_ended_before_the_request_came_gets_a_free_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The unit's kernel never acknowledged it."""
-    monkeypatch.setattr("proxy.wire.pool.EARLY_S", 0.0)
-    monkeypatch.setattr("proxy.wire.upstream.took_all", lambda _: False)
+    monkeypatch.setattr("cellgate.proxy.wire.pool.EARLY_S", 0.0)
+    monkeypatch.setattr("cellgate.proxy.wire.upstream.took_all", lambda _: False)
 
     async def play(request: Received) -> None:
         if request.connection.requests == 2:
@@ -256,7 +256,7 @@ async def test_a_free_try_is_not_given_once_the_unit_has_begun_to_answer() -> No
 async def test_a_connection_that_the_unit_closed_while_idle_is_not_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("proxy.wire.pool.EARLY_S", 0.0)
+    monkeypatch.setattr("cellgate.proxy.wire.pool.EARLY_S", 0.0)
     async with stage(STREAM) as here, here.client() as client:
         pool = here.gate.pool(here.gate.board.desks["u0"])
         for count in range(1, 4):
@@ -271,7 +271,7 @@ async def test_a_connection_that_the_unit_closed_while_idle_is_not_used(
 
 @live
 async def test_a_stream_that_begins_late_is_kept_warm_with_comments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxy.gate.TICK_S", 0.01)
+    monkeypatch.setattr("cellgate.proxy.gate.TICK_S", 0.01)
     begin = asyncio.Event()
 
     async def play(request: Received) -> None:
@@ -292,7 +292,7 @@ async def test_a_stream_that_begins_late_is_kept_warm_with_comments(monkeypatch:
 
 @live
 async def test_a_stream_kept_warm_can_still_move_to_another_unit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxy.gate.TICK_S", 0.01)
+    monkeypatch.setattr("cellgate.proxy.gate.TICK_S", 0.01)
 
     async def play(request: Received) -> None:
         request.write(SSE_HEAD)
@@ -315,7 +315,7 @@ async def test_a_stream_kept_warm_can_still_move_to_another_unit(monkeypatch: py
 async def test_a_stream_kept_warm_ends_in_an_error_event_when_no_unit_is_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("proxy.gate.TICK_S", 0.01)
+    monkeypatch.setattr("cellgate.proxy.gate.TICK_S", 0.01)
 
     async def play(request: Received) -> None:
         request.write(SSE_HEAD)
@@ -333,7 +333,7 @@ async def test_a_stream_kept_warm_ends_in_an_error_event_when_no_unit_is_left(
 async def test_a_unit_that_shows_nothing_is_given_up_at_the_last_resort(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("proxy.gate.TICK_S", 0.01)
+    monkeypatch.setattr("cellgate.proxy.gate.TICK_S", 0.01)
 
     async def silent(request: Received) -> None:
         await asyncio.sleep(60.0)

@@ -7,7 +7,7 @@ import base64
 
 import pytest
 
-from proxy.report.orca import encoded
+from cellgate.proxy.ingress.orca import encoded
 from tests.wire.client import chat, get
 from tests.wire.stage import live, stage
 from tests.wire.unit import STREAM, whole

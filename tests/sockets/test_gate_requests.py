@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from proxy.settings import Limits
+from cellgate.proxy.config.settings import Limits
 from tests.wire.client import chat, get, post
 from tests.wire.stage import live, stage
 from tests.wire.unit import LAST_CHUNK, PAUSE_S, STREAM, TOKENS, Received, chunk, whole

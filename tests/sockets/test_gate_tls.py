@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from proxy.limits import LIMITS
-from proxy.settings import Tls
+from cellgate.proxy.config.limits import LIMITS
+from cellgate.proxy.config.settings import Tls
 from tests.wire.client import chat, get
 from tests.wire.stage import live, stage
 from tests.wire.unit import SSE_HEAD, STREAM, TOKENS, Received, chunk, then_close, whole
@@ -139,7 +139,7 @@ async def test_plain_http_to_a_tls_port_is_nobodys_request() -> None:
 
 @live
 async def test_a_handshake_that_stalls_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxy.wire.listeners.LIMITS", replace(LIMITS, tls_handshake_s=0.05))
+    monkeypatch.setattr("cellgate.proxy.process.listeners.LIMITS", replace(LIMITS, tls_handshake_s=0.05))
     async with stage(STREAM, tls=TO_CLIENTS) as here, here.client() as plain:
         plain.send(b"\x16\x03\x01")
         assert await plain.rest() == b""

@@ -171,7 +171,7 @@ def test_a_successor_that_does_not_get_ready_is_killed(units: dict[str, SimUnit]
         assert eventually(lambda: "no hand-over: it was not ready within 3 s and was killed" in gate.log)
         assert models(gate).status == 200
         commands = [Path(f"/proc/{child}/cmdline").read_bytes() for child in children(gate.pid)]
-        assert [b"herald" in command for command in commands] == [True]
+        assert [b"health_process" in command for command in commands] == [True]
 
 
 def test_a_successor_may_have_other_units(units: dict[str, SimUnit], tmp_path: Path) -> None:
@@ -274,7 +274,7 @@ def test_what_is_promised_and_does_not_come_is_an_error(tmp_path: Path, units: d
     (tmp_path / "gate.yaml").write_text(
         yaml.safe_dump({"cells": [{"name": "c", "units": [{"name": "a", "url": units["a"].url}]}]})
     )
-    command = [sys.executable, "-m", "proxy", "serve", "-c", str(tmp_path / "gate.yaml")]
+    command = [sys.executable, "-m", "cellgate", "serve", "-c", str(tmp_path / "gate.yaml")]
     env = {**os.environ, "CELLGATE_HANDOVER": "77"}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 1

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from cellgate.proxy.handover.successor import HandoverError, hand_over
 from loadtests.processes import is_running
-from proxy.handover.successor import HandoverError, hand_over
 from tests.wire.stage import live
 
 IMPORTS = "import os, socket, sys, time; s = socket.socket(fileno=int(os.environ['CELLGATE_HANDOVER'])); "

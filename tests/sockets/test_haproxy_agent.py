@@ -8,13 +8,13 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from proxy.report import haproxy_agent
-from proxy.report.balancers import Balancers
-from proxy.report.haproxy_agent import HaproxyAgent
-from proxy.settings import Address
-from proxy.wire.listeners import listen
-from router.board import Board
-from router.nouns import Evidence, Fleet, Rules, Sign, Strength, Unit
+from cellgate.proxy.config.settings import Address
+from cellgate.proxy.ingress import haproxy_agent
+from cellgate.proxy.ingress.balancers import Balancers
+from cellgate.proxy.ingress.haproxy_agent import HaproxyAgent
+from cellgate.proxy.process.listeners import listen
+from cellgate.router.board import Board
+from cellgate.router.nouns import Evidence, Fleet, Rules, Sign, Strength, Unit
 from tests.wire.stage import live
 
 GATE_UP = b"up ready 100% maxconn:32\n"

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from proxy.report import herald
-from proxy.report.bulletin import Bulletin
-from proxy.report.herald import Herald
+from cellgate.proxy.admin import health_process
+from cellgate.proxy.admin.health_process import Herald
+from cellgate.proxy.admin.shared_status import Bulletin
 
 LIVEZ = b"GET /livez HTTP/1.1\r\nHost: gate\r\n\r\n"
 READYZ = b"GET /readyz HTTP/1.1\r\nHost: gate\r\n\r\n"
@@ -55,7 +55,7 @@ class Door:
 
 @pytest.fixture
 def door(monkeypatch: pytest.MonkeyPatch) -> Iterator[Door]:
-    monkeypatch.setattr(herald, "SWEEP_S", 0.005)
+    monkeypatch.setattr(health_process, "SWEEP_S", 0.005)
     door = Door()
     yield door
     door.close()
@@ -158,12 +158,12 @@ def test_silence_is_bounded(door: Door) -> None:
             # Its answer comes when the herald is done with the first.
             other.sendall(LIVEZ)
             read(other)
-        door.now = 100.0 + herald.IDLE_S
+        door.now = 100.0 + health_process.IDLE_S
         assert sock.recv(1) == b""
 
 
 def test_who_has_been_quiet_longest_makes_room(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(herald, "HELD_MAX", 2)
+    monkeypatch.setattr(health_process, "HELD_MAX", 2)
     with door.visit() as first, door.visit() as second:
         for sock in (first, second, first):
             sock.sendall(LIVEZ)

@@ -11,14 +11,14 @@ from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.events import StreamEnded
 
-from probes.base import Net
-from probes.exporter import ExporterProbe
-from probes.grpc_health import GrpcProbe
-from probes.http_status import HttpProbe
-from probes.node import NodeProbe
-from probes.tcp_accept import TcpProbe
-from proxy.wire.net import UnitNet
-from router.nouns import Evidence, Node, Role, Sign, Strength
+from cellgate.probes.base import Net
+from cellgate.probes.exporter import ExporterProbe
+from cellgate.probes.grpc_health import GrpcProbe
+from cellgate.probes.http_status import HttpProbe
+from cellgate.probes.node import NodeProbe
+from cellgate.probes.tcp_accept import TcpProbe
+from cellgate.proxy.wire.net import UnitNet
+from cellgate.router.nouns import Evidence, Node, Role, Sign, Strength
 from tests.patient import FakePatient, reply
 
 GOOD = (Sign.GOOD, Strength.WEAK)

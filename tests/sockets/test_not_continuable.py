@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from proxy.limits import REACHED
+from cellgate.proxy.config.limits import REACHED
 from tests.wire.client import chat, post
 from tests.wire.replies import Reply
 from tests.wire.stage import live, stage

@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from proxy.recovery import audit, command, webhook
-from proxy.recovery.command import FLOOD_BYTES, OUTPUT_KEPT
-from proxy.recovery.nouns import Remedy, Report, Result
-from proxy.settings import Tls
-from proxy.tls import webhook_context
+from cellgate.proxy.config.settings import Tls
+from cellgate.proxy.process.tls import webhook_context
+from cellgate.proxy.recovery import audit, command, webhook
+from cellgate.proxy.recovery.command import FLOOD_BYTES, OUTPUT_KEPT
+from cellgate.proxy.recovery.nouns import Remedy, Report, Result
 from tests.wire.process import eventually
 from tests.wire.stage import live
 
@@ -291,7 +291,7 @@ async def test_a_line_is_on_the_disk_before_it_is_said_to_be(
         synced.append(os.fstat(fd).st_size)
         fsync(fd)
 
-    monkeypatch.setattr("proxy.recovery.audit.os.fsync", note)
+    monkeypatch.setattr("cellgate.proxy.recovery.audit.os.fsync", note)
     path = tmp_path / "audit.jsonl"
     await audit.record(str(path), {"n": 1})
     assert path.stat().st_size == synced[0]
@@ -312,7 +312,7 @@ async def test_a_disk_that_takes_for_ever_does_not_hold_up_the_loop(
 ) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    monkeypatch.setattr("proxy.recovery.audit.WRITE_S", 0.1)
+    monkeypatch.setattr("cellgate.proxy.recovery.audit.WRITE_S", 0.1)
     with pytest.raises(OSError, match=r"not written within 0\.1 s"):
         await audit.record(str(pipe), {})
     # Lets the thread go.

@@ -16,10 +16,10 @@ import openai
 import orjson
 import pytest
 
+from cellgate.proxy.config.settings import TracingSettings
+from cellgate.proxy.tracing.tracing import Tracing
 from loadtests.collector import Collector, Seen, collecting
 from loadtests.simunit.process import SimUnit
-from proxy.settings import TracingSettings
-from proxy.tracing.tracing import Tracing
 from tests.wire.client import chat, get, post
 from tests.wire.process import GateProcess, eventually
 from tests.wire.stage import PROCESSES_S, Stage, live, live_for, stage

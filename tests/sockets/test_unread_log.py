@@ -41,7 +41,7 @@ def status(port: int, method: str, path: str) -> int:
 def test_a_gate_serves_on_though_nobody_reads_what_it_logs(tmp_path: Path, flags: Sequence[str]) -> None:
     reader, pipe = os.pipe()
     os.set_blocking(reader, False)
-    command = [sys.executable, "-m", "proxy", "serve", "--unit", "a=http://127.0.0.1:9", *flags]
+    command = [sys.executable, "-m", "cellgate", "serve", "--unit", "a=http://127.0.0.1:9", *flags]
     places = ["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]
     process = subprocess.Popen([*command, *places], cwd=ROOT, stdout=pipe, stderr=pipe)
     said = bytearray()

@@ -317,10 +317,8 @@ def is_zombie(pid: int) -> bool:
     ],
 )
 def test_a_number_of_workers_that_cannot_be_is_one_line(workers: str, said: str) -> None:
-    command = (
-        f"ulimit -n 100; exec {sys.executable} -m proxy serve --unit http://127.0.0.1:1 --workers {workers}"
-    )
-    places = " --listen 127.0.0.1:0 --admin 127.0.0.1:0"
+    command = f"ulimit -n 100; exec {sys.executable} -m cellgate serve --workers {workers}"
+    places = " --unit http://127.0.0.1:1 --listen 127.0.0.1:0 --admin 127.0.0.1:0"
     done = subprocess.run(
         ["sh", "-c", command + places], cwd=ROOT, capture_output=True, text=True, timeout=30, check=False
     )

@@ -18,8 +18,8 @@ import pytest
 import yaml
 from moto import mock_aws
 
-from proxy.config import load
-from proxy.config_process import Overrides
+from cellgate.proxy.config.load import load
+from cellgate.proxy.config.load_process import Overrides
 from tests.real.programs import ROOT, find
 
 DEPLOY = ROOT / "deploy"
@@ -30,7 +30,7 @@ TASKS = [
     DEPLOY / "agent" / "ecs-task.json",
     *(DEPLOY / "ecs" / f"{name}.json" for name in ("gate", "leader", "follower", "sidecar")),
 ]
-# That of recovery/ names files which test_recovery_examples.py makes.
+# That of recovery/ names files which recovery/test_examples.py makes.
 CONFIGURATIONS = sorted(set(DEPLOY.rglob("cellgate*.yaml")) - set(DEPLOY.glob("recovery/*")))
 
 Thing = dict[str, Any]

@@ -14,13 +14,13 @@ import orjson
 import pytest
 import yaml
 
-from probes import NODE_PROBES, PROBES
-from probes.engines import ENGINES
-from proxy import cli
-from proxy.config import load
-from proxy.config_process import Overrides
-from proxy.report.access_log import json_line
-from tests.unit.test_access_log import DONE
+from cellgate.probes import NODE_PROBES, PROBES
+from cellgate.probes.engines import ENGINES
+from cellgate.proxy.cli.commands import main
+from cellgate.proxy.config.load import load
+from cellgate.proxy.config.load_process import Overrides
+from cellgate.proxy.logs.access_log import json_line
+from tests.unit.logs.test_access_log import DONE
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -74,7 +74,7 @@ def test_whatever_is_told_to_type_exists(page: Path) -> None:
     text = page.read_text()
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert set(re.findall(r"(?:`|^ {4})make ([a-z][a-z-]*)", text, re.MULTILINE)) - targets == set()
-    for module in set(re.findall(r"python -m ((?:loadtests|proxy)[\w.]*)", text)):
+    for module in set(re.findall(r"python -m ((?:loadtests|cellgate)[\w.]*)", text)):
         assert find_spec(module) is not None, module
     for path in set(re.findall(r"\b(?:pytest(?: -\w)*|loadtests\.drill) ([\w/.-]+\.\w+)", text)):
         assert (ROOT / path).exists(), path
@@ -87,7 +87,7 @@ def test_every_command_of_the_readme_is_one(capsys: pytest.CaptureFixture[str]) 
     assert words >= {"check", "serve", "top", "units", "why", "drain", "undrain", "agent"}
     for word in words:
         with pytest.raises(SystemExit) as ended:
-            cli.main([word, "--help"])
+            main([word, "--help"])
         assert ended.value.code == 0
 
 
@@ -110,7 +110,7 @@ def test_the_page_of_logs_has_all_fields_and_no_others() -> None:
     operators, access = (
         re.findall(r"^\| `(\w+)` \|", part, re.MULTILINE) for part in page.split("## The access log")
     )
-    # test_log.py has what a line of the operator's log is.
+    # logs/test_log.py has what a line of the operator's log is.
     assert operators == ["time", "level", "message", "exception"]
     assert access == list(orjson.loads(json_line(0.0, DONE)))
 

@@ -12,12 +12,13 @@ ROOT = Path(__file__).parents[2]
 
 # Folder -> the modules of this repository that it may import, with what is inside them.
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
-    "proxy": ("proxy", "router", "policies", "probes"),
-    "policies": ("policies", "router.nouns"),
-    "probes": ("probes", "router.nouns"),
-    "router": ("router",),
+    "cellgate": ("cellgate",),
+    "proxy": ("cellgate",),
+    "policies": ("cellgate.policies", "cellgate.router.nouns"),
+    "probes": ("cellgate.probes", "cellgate.router.nouns"),
+    "router": ("cellgate.router",),
     "loadtests": ("loadtests",),
-    "tests": ("tests", "proxy", "router", "policies", "probes", "loadtests"),
+    "tests": ("tests", "cellgate", "loadtests"),
 }
 # What takes microseconds, or compares how units are chosen in virtual time, cannot be measured from outside.
 MEASURE_INSIDE = frozenset({ROOT / "loadtests" / "pick_cost.py", *(ROOT / "loadtests" / "gym").glob("*.py")})
@@ -60,6 +61,13 @@ def test_chance_is_handed_in(folder: str) -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
                 assert node.value.id != "random" or node.attr == "Random", f"{path}:{node.lineno}"
+
+
+def test_the_package_is_the_four_folders_and_nothing_imports_them_from_the_top() -> None:
+    """Other projects have packages of these names. The test above refuses to import ours by them."""
+    links = {path.name: path.readlink() for path in (ROOT / "cellgate").iterdir() if path.is_symlink()}
+    assert links == {name: Path("..", name) for name in ("policies", "probes", "proxy", "router")}
+    assert not {name for allowed in MAY_IMPORT.values() for name in allowed} & set(links)
 
 
 def test_every_folder_has_sources() -> None:

@@ -15,21 +15,21 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from probes.agent_link import Standing
-from proxy.containment import Containment
-from proxy.discovery.follow import Discovery
-from proxy.discovery.start import DiscoveryMetrics
-from proxy.report.collectors import NodeAgentMetrics
-from proxy.report.events import EventLog
-from proxy.report.metrics import Metrics
-from proxy.report.poison import PoisonMetrics
-from proxy.report.redis_link import RedisLink
-from proxy.report.redis_metrics import RedisMetrics
-from proxy.report.routing import Routing
-from router.board import Board
-from router.fair import FairRules
-from router.nouns import Evidence, Fleet, Load, Node, Role, Rules, Sign, Strength, Unit
-from router.waiting import Waiting
+from cellgate.probes.agent_link import Standing
+from cellgate.proxy.control.containment import Containment
+from cellgate.proxy.discovery.follow import Discovery
+from cellgate.proxy.discovery.start import DiscoveryMetrics
+from cellgate.proxy.logs.events import EventLog
+from cellgate.proxy.metrics.collectors import NodeAgentMetrics
+from cellgate.proxy.metrics.metrics import Metrics
+from cellgate.proxy.metrics.poison import PoisonMetrics
+from cellgate.proxy.metrics.routing import Routing
+from cellgate.proxy.sharing.link import RedisLink
+from cellgate.proxy.sharing.metrics import RedisMetrics
+from cellgate.router.board import Board
+from cellgate.router.fair_queue import FairRules
+from cellgate.router.nouns import Evidence, Fleet, Load, Node, Role, Rules, Sign, Strength, Unit
+from cellgate.router.queue import Waiting
 
 ROOT = Path(__file__).parents[2]
 MONITORING = ROOT / "deploy" / "monitoring"

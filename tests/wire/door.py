@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import cast
 
-from proxy.failure import Failure
-from proxy.limits import LIMITS
-from proxy.settings import Limits
-from proxy.wire.downstream import ClientConnection
-from proxy.wire.heads import REQUEST_FIELDS, own_response
-from proxy.wire.memory import BodyMemory
-from proxy.wire.request import Request
-from proxy.wire.rota import Rota
+from cellgate.proxy.config.limits import LIMITS
+from cellgate.proxy.config.settings import Limits
+from cellgate.proxy.wire.body_memory import BodyMemory
+from cellgate.proxy.wire.downstream import ClientConnection
+from cellgate.proxy.wire.failure import Failure
+from cellgate.proxy.wire.heads import REQUEST_FIELDS, own_response
+from cellgate.proxy.wire.request import Request
+from cellgate.proxy.wire.rota import Rota
 from tests.cost.bench import counted
 from tests.wire.rig import Wire
 

@@ -33,7 +33,7 @@ def eventually(is_so: Callable[[], object]) -> bool:
 
 
 class GateProcess:
-    """`python -m proxy serve` with a file of this configuration. Inside its context it listens.
+    """`python -m cellgate serve` with a file of this configuration. Inside its context it listens.
 
     `units` are the names and URLs of its units, `keys` more of the file's; `flags` and `environ` are more of
     the command line and of the environment.
@@ -62,7 +62,7 @@ class GateProcess:
         self._file.write_text(yaml.safe_dump({"cells": [{"name": "c", "units": rows}], **self._keys}))
 
     def __enter__(self) -> Self:
-        command = [sys.executable, "-m", "proxy", "serve", "-c", str(self._file)]
+        command = [sys.executable, "-m", "cellgate", "serve", "-c", str(self._file)]
         places = ["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--access-log", "off"]
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(

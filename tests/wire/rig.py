@@ -6,18 +6,18 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
-from proxy.failure import Failure
-from proxy.limits import LIMITS
-from proxy.wire.downstream import ClientConnection
-from proxy.wire.pool import Pool
-from proxy.wire.relay import Relay
-from proxy.wire.rota import Rota
-from proxy.wire.upstream import ReplyHead, UnitConnection
-from router.cost import Expected
-from router.desk import Desk
-from router.judge import open_case
-from router.lease import Lease
-from router.nouns import Ask, Cell, Unit
+from cellgate.proxy.config.limits import LIMITS
+from cellgate.proxy.request.relay import Relay
+from cellgate.proxy.wire.downstream import ClientConnection
+from cellgate.proxy.wire.failure import Failure
+from cellgate.proxy.wire.pool import Pool
+from cellgate.proxy.wire.rota import Rota
+from cellgate.proxy.wire.upstream import ReplyHead, UnitConnection
+from cellgate.router.cost import Expected
+from cellgate.router.judge import open_case
+from cellgate.router.lease import Lease
+from cellgate.router.nouns import Ask, Cell, Unit
+from cellgate.router.unit_state import Desk
 from tests.wire.replies import Reply, replies
 
 

@@ -19,15 +19,15 @@ from typing import Any, ParamSpec
 
 import uvloop
 
-from proxy.ask import read_ask
-from proxy.failure import Failure
-from proxy.gate import Gate
-from proxy.report.access_log import AccessLog
-from proxy.report.events import EventLog
-from proxy.report.record import Finished
-from proxy.settings import Address, Settings, Tls
-from proxy.tls import client_context, unit_context
-from router.nouns import Ask, Evidence, Fleet, Sign, Strength, Unit
+from cellgate.proxy.config.settings import Address, Settings, Tls
+from cellgate.proxy.gate import Gate
+from cellgate.proxy.logs.access_log import AccessLog
+from cellgate.proxy.logs.events import EventLog
+from cellgate.proxy.logs.record import Finished
+from cellgate.proxy.process.tls import client_context, unit_context
+from cellgate.proxy.request.ask import read_ask
+from cellgate.proxy.wire.failure import Failure
+from cellgate.router.nouns import Ask, Evidence, Fleet, Sign, Strength, Unit
 from tests.sim import world
 from tests.wire.client import Client, connected
 from tests.wire.unit import Script, ScriptedUnit, listening

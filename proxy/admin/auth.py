@@ -1,0 +1,88 @@
+"""Who may see and do what on the admin port. Pure.
+
+Probes and scrapers need no secret: liveness, readiness and metrics are for everyone. So is the status page,
+which is empty without what it asks for. All else shows addresses or changes rotation, and needs the token or
+a trusted peer: this machine, or one in a network that the configuration names. Who shows a token is judged by
+it alone: a wrong one is refused from anywhere.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+from collections.abc import Mapping
+from contextlib import suppress
+from http import HTTPStatus
+
+from cellgate.proxy.config.trusted_peers import Peers
+
+OPEN_PATHS = frozenset({"/", "/livez", "/readyz", "/metrics"})
+
+_NOT_FROM_HERE = ("X-Forwarded-For", "Forwarded", "X-Real-IP", "Via", "Origin")
+"""A trusted peer that sends one of these speaks for somebody else: a proxy's client, a page in a browser."""
+FIELDS_READ = ("Authorization", "Host", *_NOT_FROM_HERE)
+"""The headers that decide."""
+
+
+def refusal(
+    method: str, path: str, peer: str | None, headers: Mapping[str, str], token: str | None, peers: Peers
+) -> tuple[HTTPStatus, str] | None:
+    """None when the request is allowed, else the status and what the caller can do about it."""
+    if path in OPEN_PATHS and method in ("GET", "HEAD"):
+        return None
+    given = _shown_token(headers)
+    if given is not None:
+        return None if token is not None and is_token(given, token) else _wrong(token)
+    speaks_for_itself = not any(name in headers for name in _NOT_FROM_HERE)
+    if peers.trusts(peer or "") and speaks_for_itself and _asks_for_here(peer or "", headers):
+        return None
+    if token is None:
+        return HTTPStatus.FORBIDDEN, (
+            "this is for callers on the gate's own machine or in a network of `trusted`, and no admin token "
+            "is configured: call it from there (not through a proxy), or set an admin token and send "
+            "`Authorization: Bearer TOKEN`"
+        )
+    return HTTPStatus.UNAUTHORIZED, (
+        "this needs the gate's admin token: send `Authorization: Bearer TOKEN`, or call from the gate's own "
+        "machine or a network of `trusted` (not through a proxy)"
+    )
+
+
+def _shown_token(headers: Mapping[str, str]) -> bytes | None:
+    """The token that the caller shows, if any: other schemes of authorization are for somebody else."""
+    scheme, _, given = headers.get("Authorization", "").partition(" ")
+    return given.encode(errors="surrogateescape") if scheme.lower() == "bearer" else None
+
+
+def _wrong(token: str | None) -> tuple[HTTPStatus, str]:
+    why = "no admin token is configured here" if token is None else "it is not the gate's admin token"
+    return HTTPStatus.UNAUTHORIZED, (
+        f"a token was shown and {why}: send the right one, or none from the gate's own machine or a network "
+        "of `trusted`"
+    )
+
+
+def _asks_for_here(peer: str, headers: Mapping[str, str]) -> bool:
+    """Whether a request from this machine is meant for it: by an address, or as localhost.
+
+    A page of somebody else may have its name made to point here (DNS rebinding): then the browser sends that.
+    """
+    host = headers.get("Host", "")
+    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    return not _is_loopback(peer) or name in ("", "localhost") or _is_address(name)
+
+
+def _is_loopback(peer: str) -> bool:
+    return _is_address(peer) and ipaddress.ip_address(peer).is_loopback
+
+
+def _is_address(name: str) -> bool:
+    with suppress(ValueError):
+        ipaddress.ip_address(name)
+        return True
+    return False
+
+
+def is_token(given: bytes, token: str) -> bool:
+    """Whether this is the token. The time it takes does not tell how much of a guess was right."""
+    return hmac.compare_digest(given.strip(), token.encode())

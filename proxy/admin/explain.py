@@ -1,0 +1,140 @@
+"""Plain words about one unit, for whoever has to act on them. Pure.
+
+Is it in or out of rotation, since when, on what evidence, what comes next and what can be done (outlook.py).
+Nothing is decided here: where a unit stands is in rotation.py, what follows from evidence in router/judge.py.
+"""
+
+from __future__ import annotations
+
+from cellgate.proxy.admin.outlook import advice, what_comes
+from cellgate.proxy.admin.rotation import Moment, Standing, silent_s, standing
+from cellgate.router.nouns import Case, Evidence, Sign, Verdict
+from cellgate.router.unit_state import SLOW_START_LEAST, Desk
+
+QUIET_S = 0.25
+"""A unit that has requests and was heard of more recently is not called silent."""
+
+_HEADLINES: dict[Standing, str] = {
+    Standing.DRAINED: "{unit} is out of rotation: an operator drained it. {requests} still run there. "
+    "By itself it is {verdict}, for {time}.",
+    Standing.HELD: "{unit} is kept in rotation, although nothing of it has answered for {mute}: most units "
+    "are as silent, so this gate takes itself to be cut off.",
+    Standing.DOUBTED: "{unit} gets no request at the moment: it ended a connection out of turn {doubt} ago, "
+    "and may have started anew.",
+    Standing.SUSPECT: "{unit} is under suspicion, for {time}: it gets a request only when no other unit has "
+    "room.",
+    Standing.FULL: "{unit} is in rotation, but full: {requests} are there, and no more may be.",
+    Standing.IN: "{unit} is in rotation, for {time}.",
+    Standing.STARTING: "{unit} is out of rotation, for {time}: its engine has yet to prove that it works.",
+    Standing.DOWN: "{unit} is out of rotation, for {time}: it is down.",
+    Standing.PROBATION: "{unit} is out of rotation still: it was down, and answers again for {time}.",
+}
+_SOURCES = {"request": "requests of clients", "progress": "this gate's watch over its work"}
+
+
+def explain(desk: Desk, moment: Moment) -> list[str]:
+    """All there is to say, the most important first; each item is one line."""
+    stands = standing(desk, moment)
+    return [
+        _headline(desk, stands, moment),
+        *_because(desk, moment),
+        *_faults(desk),
+        *_besides(desk, stands, moment),
+        *_heard(desk, moment),
+        f"Next: {what_comes(desk, stands, moment)}",
+        *(f"You can {words}" for words in advice(desk, stands)),
+    ]
+
+
+def _headline(desk: Desk, stands: Standing, moment: Moment) -> str:
+    return _HEADLINES[stands].format(
+        unit=desk.unit.name,
+        verdict=desk.case.verdict.value,
+        time=moment.ago(desk.case.since),
+        requests=_requests(desk),
+        mute=moment.ago(max(desk.heard_at, desk.life_at)),
+        doubt=moment.ago(desk.doubted_at),
+    )
+
+
+def _because(desk: Desk, moment: Moment) -> list[str]:
+    because = desk.case.because
+    return [f"Because: {_said(because, moment) if because is not None else 'no probe has answered yet.'}"]
+
+
+def _faults(desk: Desk) -> list[str]:
+    """What stands against it until whoever said it takes it back."""
+    lines = []
+    for node, source in sorted(desk.case.faults):
+        last = desk.news.get((node, source))
+        if last is None or last is not desk.case.because:
+            said = f": {last.reason}" if last is not None else ""
+            lines.append(f"Stands against it: {_source(node, source)}{said}.")
+    return lines
+
+
+def _besides(desk: Desk, stands: Standing, moment: Moment) -> list[str]:
+    """What else is so now."""
+    lines, rules, now = [], moment.rules, moment.now
+    if stands in (Standing.IN, Standing.SUSPECT):
+        lines.append(f"{_requests(desk)} are there now.")
+    quiet_s = silent_s(desk, now)
+    if quiet_s is not None and quiet_s >= QUIET_S:
+        limit_s = desk.silent_limit_s(rules)
+        lines.append(f"Silent for {quiet_s:.1f} s of the {limit_s:.1f} s that its work may take to show.")
+    if degraded := desk.slowness.degraded:
+        lines.append(
+            f"Slow: a token takes {1.0 / (1.0 - degraded):.1f} times as long as in the other units of cell "
+            f"{desk.unit.cell}; its share of requests is {degraded:.0%} smaller."
+        )
+    risen_s = now - desk.risen_at
+    if desk.is_usable() and risen_s < rules.slow_start_s:
+        share, left_s = max(SLOW_START_LEAST, risen_s / rules.slow_start_s), rules.slow_start_s - risen_s
+        lines.append(f"Slow start: it gets {share:.0%} of its share now, all of it in {left_s:.1f} s.")
+    if stands is Standing.IN and desk.cool_until > now:
+        left_s = desk.cool_until - now
+        lines.append(f"It has just answered with an error: for {left_s:.1f} s more, other units come first.")
+    return lines
+
+
+def _heard(desk: Desk, moment: Moment) -> list[str]:
+    """The last word of every source: what is bad or open in full, what is good in one line."""
+    case, news = desk.case, sorted(desk.news.values(), key=_at, reverse=True)
+    told = [case.because, *(desk.news.get(fault) for fault in case.faults)]
+    lines = [
+        f"{'Also bad' if word.sign is Sign.BAD else 'Proves nothing'}: {_said(word, moment)}"
+        for word in news
+        if word.sign is not Sign.GOOD and word not in told and not _is_over(word, case)
+    ]
+    good = [w for w in news if w.sign is Sign.GOOD]
+    if good:
+        each = (f"{_source(w.node, w.source)} ({moment.ago(w.at)} ago)" for w in good)
+        lines.append(f"Last good news: {', '.join(each)}.")
+    return lines
+
+
+def _is_over(word: Evidence, case: Case) -> bool:
+    """What was said before a unit came up has been answered by that; a node's word holds until the next.
+
+    A mere reading of the epoch was never for or against it.
+    """
+    if word.epoch is not None and word.sign is Sign.NEUTRAL:
+        return True
+    return word.node is None and case.verdict in (Verdict.UP, Verdict.STARTING) and word.at < case.since
+
+
+def _at(evidence: Evidence) -> float:
+    return evidence.at
+
+
+def _said(evidence: Evidence, moment: Moment) -> str:
+    who = _source(evidence.node, evidence.source)
+    return f"{evidence.reason} ({who}, {moment.ago(evidence.at)} ago)."
+
+
+def _source(node: str | None, source: str) -> str:
+    return f"{source} of node {node}" if node is not None else _SOURCES.get(source, source)
+
+
+def _requests(desk: Desk) -> str:
+    return f"{desk.in_flight} of {desk.unit.max_in_flight} requests"

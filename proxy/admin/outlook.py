@@ -1,0 +1,80 @@
+"""What comes next for a unit, and when; and what an operator can do. In plain words, one line each. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cellgate.proxy.admin.rotation import Moment, Standing
+from cellgate.router.board import DOUBT_S
+from cellgate.router.nouns import Rules, Strength
+from cellgate.router.unit_state import SLOW_START_LEAST, Desk
+
+_NEXT: dict[Standing, str] = {
+    Standing.DRAINED: "nothing, until an operator puts it back (cellgate undrain {unit}).",
+    Standing.HELD: "each unit is judged by itself again when units answer, in {panic_left} at the latest.",
+    Standing.DOUBTED: "{canary}. Any work it shows ends the doubt; so do {doubt_left} without a new one.",
+    Standing.SUSPECT: "{canary}. If it passes, the suspicion is over; if it fails, the unit is down.",
+    Standing.FULL: "requests go there again as others end.",
+    Standing.IN: "{canary}, unless the unit shows work before.",
+    Standing.STARTING: "{canary}. When it passes, {then}",
+    Standing.DOWN: "{canary}. {passes} have to pass in a row; {then}",
+    Standing.PROBATION: "{canary}. {passed} of {passes} have passed; {then}",
+}
+_FAULTS = "nothing brings it back before that is taken back by {faults}; then a canary is sent at once."
+
+_ADVICE: dict[Standing, str] = {
+    Standing.HELD: "look at the network of this gate first: the units may be well.",
+    Standing.FULL: "raise its max_in_flight, if its engine can take more, or add units.",
+    Standing.SUSPECT: "take it out of rotation (cellgate drain {unit}); what runs there finishes.",
+    Standing.IN: "take it out of rotation (cellgate drain {unit}); what runs there finishes.",
+    Standing.STARTING: "wait while it loads its model; if it does not, look at its engine's log ({url}).",
+    Standing.DOWN: "look at its engine's log ({url}); one that hangs has to be started anew on all nodes.",
+}
+_GONE = "see that its engine runs and listens at {url}; this gate notices by itself."
+_NODES = "look at node {nodes}, and see that what it needs runs again; this gate notices by itself."
+_SLOW = "compare clocks, temperatures and links of its nodes with those of the other units."
+
+
+def what_comes(desk: Desk, stands: Standing, moment: Moment) -> str:
+    """What happens next, and when, if nobody does anything."""
+    rules, faults = moment.rules, sorted(desk.case.faults)
+    is_held_down = faults and not desk.drained and not desk.is_usable()
+    panic_s = moment.now - moment.panic_at if moment.panic_at is not None else 0.0
+    return (_FAULTS if is_held_down else _NEXT[stands]).format(
+        unit=desk.unit.name,
+        canary=_canary(moment),
+        passes=rules.passes,
+        passed=desk.case.passes,
+        then=_then(rules),
+        faults=" and ".join(f"{source} of node {node}" for node, source in faults),
+        panic_left=f"{max(0.0, rules.panic_max_s - panic_s):.1f} s",
+        doubt_left=f"{max(0.0, desk.doubted_at + DOUBT_S - moment.now):.1f} s",
+    )
+
+
+def advice(desk: Desk, stands: Standing) -> Iterator[str]:
+    """What an operator can do; nothing where there is nothing but to wait."""
+    because, nodes = desk.case.because, sorted({node for node, _ in desk.case.faults})
+    words = _ADVICE.get(stands, "")
+    if nodes and not desk.is_usable():
+        words = _NODES
+    elif stands is Standing.DOWN and because is not None and because.strength is Strength.FATAL:
+        words = _GONE
+    if words:
+        yield words.format(unit=desk.unit.name, url=desk.unit.url, nodes=" and ".join(nodes))
+    if desk.slowness.degraded:
+        yield _SLOW
+
+
+def _canary(moment: Moment) -> str:
+    if moment.canary_s is None:
+        return "no canary (a request for one token) is planned"
+    when = f"within {moment.canary_s:.1f} s" if moment.canary_s else "is on its way"
+    return f"a canary (a request for one token) {when}"
+
+
+def _then(rules: Rules) -> str:
+    if not rules.slow_start_s:
+        return "then it gets requests."
+    least, after_s = f"{SLOW_START_LEAST:.0%}", rules.slow_start_s
+    return f"then it gets requests, {least} of its share at first, all of it after {after_s:g} s."

@@ -1,0 +1,126 @@
+"""The admin port as one thing: the herald's process at the door, the application behind it on the event loop.
+
+Both processes hold the listeners, so that no caller is refused while a herald that died is replaced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+
+from cellgate.proxy.admin.application import AdminView, admin_server
+from cellgate.proxy.admin.health_process import RETIRE
+from cellgate.proxy.admin.shared_status import Bulletin
+from cellgate.proxy.logs.log import log_line
+
+BACKLOG = 128
+RESTART_S = 1.0
+END_S = 2.0
+_FDS_AT_ONCE = 32
+_COMMAND = (sys.executable, "-m", "cellgate.proxy.admin.health_process")
+
+
+class AdminPort:
+    """Listens between `open` and `close`. What /readyz says has to be published on `bulletin`."""
+
+    def __init__(self, view: AdminView, bulletin: Bulletin) -> None:
+        self._server = admin_server(view)
+        self._events = view.events
+        self._bulletin = bulletin
+        self._loop = asyncio.get_running_loop()
+        self._listeners: list[socket.socket] = []
+        self._arriving: set[asyncio.Task[None]] = set()
+        self._keeper: asyncio.Task[None] | None = None
+
+    async def open(self, listeners: Sequence[socket.socket]) -> None:
+        """Answer on these."""
+        self._listeners = list(listeners)
+        self._door, self._doorstep = socket.socketpair()
+        self._door.setblocking(False)
+        self._loop.add_reader(self._door, self._receive)
+        self._herald = await self._start_herald()
+        self._keeper = self._loop.create_task(self._keep_herald())
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port listened on."""
+        host, port = self._listeners[0].getsockname()[:2]
+        return host, port
+
+    @property
+    def herald_pid(self) -> int:
+        """The process at the door."""
+        return self._herald.pid
+
+    def tick(self, now: float) -> None:
+        """See to connections that are silent."""
+        self._server.tick(now)
+
+    def retire(self) -> None:
+        """Accept no more: another process answers on the same listeners. Who is connected is answered."""
+        self._stop_listening()
+        if self._keeper is not None:
+            self._keeper.cancel()
+        with suppress(OSError):
+            self._door.send(RETIRE)
+
+    async def close(self) -> None:
+        """Stop listening, and end what is open."""
+        self._stop_listening()
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.wait([self._keeper])
+            self._loop.remove_reader(self._door)
+            self._door.close()
+            self._doorstep.close()
+            await self._end_herald()
+        await asyncio.gather(*self._arriving)
+        self._events.close()
+        await self._server.close()
+        self._bulletin.close()
+
+    def _stop_listening(self) -> None:
+        for listener in self._listeners:
+            listener.close()
+
+    async def _start_herald(self) -> asyncio.subprocess.Process:
+        fds = [self._bulletin.fd, self._doorstep.fileno(), *(each.fileno() for each in self._listeners)]
+        return await asyncio.create_subprocess_exec(
+            *_COMMAND, *map(str, fds), pass_fds=fds, stdin=asyncio.subprocess.DEVNULL
+        )
+
+    async def _keep_herald(self) -> None:
+        """Start another whenever it dies."""
+        while True:
+            code = await self._herald.wait()
+            log_line("error", f"admin port: its process ended with {code}; another is started")
+            await asyncio.sleep(RESTART_S)
+            self._herald = await self._start_herald()
+
+    async def _end_herald(self) -> None:
+        """It ends by itself, since its door is closed; unless it is stopped."""
+        try:
+            async with asyncio.timeout(END_S):
+                await self._herald.wait()
+        except TimeoutError:
+            self._herald.kill()
+            await self._herald.wait()
+
+    def _receive(self) -> None:
+        """The herald hands connections over that nobody has read from."""
+        _, fds, _, _ = socket.recv_fds(self._door, _FDS_AT_ONCE, _FDS_AT_ONCE)
+        for fd in fds:
+            task = self._loop.create_task(self._serve(socket.socket(fileno=fd)))
+            self._arriving.add(task)
+            task.add_done_callback(self._arriving.discard)
+
+    async def _serve(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        try:
+            await self._loop.connect_accepted_socket(self._server.connection, sock)
+        except OSError:
+            # It has left meanwhile.
+            sock.close()

@@ -1,0 +1,133 @@
+"""The caller's side of the admin port: one bounded request, and what to do when it fails."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from cellgate.proxy.config.load_process import TOKEN_VARIABLE
+from cellgate.proxy.config.settings import Address
+
+TIMEOUT_S = 5.0
+
+
+class AdminError(Exception):
+    """The gate did not do what was asked. `str()` is one line that says what to do."""
+
+
+def units(admin: Address) -> list[dict[str, Any]]:
+    """All units of the gate as its `GET /units` shows them. Raises AdminError."""
+    found = _call(admin, "GET", "/units")
+    if not isinstance(found, list):
+        raise _stranger(admin)
+    return found
+
+
+def status(admin: Address) -> dict[str, Any]:
+    """The fleet at a glance, as `GET /status` shows it. Raises AdminError."""
+    found = _call(admin, "GET", "/status")
+    if not isinstance(found, dict) or "units" not in found:
+        raise _stranger(admin)
+    return found
+
+
+def events(admin: Address) -> list[dict[str, Any]]:
+    """The last flips and actions, oldest first. Raises AdminError."""
+    found = _call(admin, "GET", "/events")
+    if not isinstance(found, list):
+        raise _stranger(admin)
+    return found
+
+
+def why(admin: Address, unit: str) -> list[str]:
+    """What the gate has to say of one unit, line by line. Raises AdminError, with a near miss if unknown."""
+    found = _call(admin, "GET", _path(unit))
+    lines = found.get("why") if isinstance(found, dict) else None
+    if not isinstance(lines, list):
+        raise _stranger(admin)
+    return [str(line) for line in lines]
+
+
+def set_drain(admin: Address, unit: str, *, drained: bool) -> None:
+    """Takes a unit out of rotation or puts it back. Raises AdminError."""
+    _call(admin, "POST", f"{_path(unit)}/{'drain' if drained else 'undrain'}")
+
+
+def set_cell_drain(admin: Address, cell: str, *, drained: bool) -> list[str]:
+    """The same for all units of a cell, which are returned. Raises AdminError."""
+    found = _call(admin, "POST", f"/cells/{quote(cell, safe='')}/{'drain' if drained else 'undrain'}")
+    try:
+        return [str(unit["name"]) for unit in found["units"]]
+    except (LookupError, TypeError):
+        raise _stranger(admin) from None
+
+
+def explain(admin: Address, asked: Mapping[str, str]) -> dict[str, Any]:
+    """Where such a request would go now, as `GET /explain` tells. Raises AdminError."""
+    found = _call(admin, "GET", f"/explain?{urlencode(asked)}")
+    if not isinstance(found, dict) or "units" not in found:
+        raise _stranger(admin)
+    return found
+
+
+def poison(admin: Address) -> dict[str, Any]:
+    """The prompts that are refused, as `GET /poison` shows them. Raises AdminError."""
+    found = _call(admin, "GET", "/poison")
+    if not isinstance(found, dict) or not isinstance(found.get("bans"), list):
+        raise _stranger(admin)
+    return found
+
+
+def clear_poison(admin: Address, fingerprint: str | None) -> list[str]:
+    """Lets a prompt be asked again, or all of them; those are returned. Raises AdminError."""
+    path = f"/poison/{quote(fingerprint, safe='')}/clear" if fingerprint else "/poison/clear"
+    found = _call(admin, "POST", path)
+    if not isinstance(found, dict) or not isinstance(found.get("cleared"), list):
+        raise _stranger(admin)
+    return [str(name) for name in found["cleared"]]
+
+
+def _path(unit: str) -> str:
+    return f"/units/{quote(unit, safe='')}"
+
+
+def _call(admin: Address, method: str, path: str) -> Any:
+    token = os.environ.get(TOKEN_VARIABLE)
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    request = urllib.request.Request(f"http://{admin}{path}", method=method, headers=headers)
+    # Not through a proxy of the environment: the gate is near, and trusts this machine only without one.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=TIMEOUT_S) as response:
+            return json.load(response)
+    except urllib.error.HTTPError as error:
+        raise AdminError(_refusal(admin, error)) from None
+    except (http.client.HTTPException, ValueError):
+        raise _stranger(admin) from None
+    except OSError as error:
+        reason = getattr(error, "reason", error)
+        raise AdminError(
+            f"no gate answers at {admin} ({getattr(reason, 'strerror', None) or reason}): is it running? "
+            "Its admin address is given with --admin HOST:PORT"
+        ) from None
+
+
+def _refusal(admin: Address, error: urllib.error.HTTPError) -> str:
+    """What the gate says of a request it does not grant, and the flag or variable that helps."""
+    with error:
+        try:
+            message = str(json.load(error)["error"]["message"])
+        except (http.client.HTTPException, OSError, ValueError, LookupError, TypeError):
+            return str(_stranger(admin))
+    hint = f" (this command sends the token in {TOKEN_VARIABLE})" if error.code in (401, 403) else ""
+    return f"{message}{hint}"
+
+
+def _stranger(admin: Address) -> AdminError:
+    return AdminError(f"what answers at {admin} is not a gate's admin port: give that with --admin HOST:PORT")

@@ -1,0 +1,203 @@
+"""`cellgate plan`: how much of a model fits into a unit, as text. The formulas are in proxy/capacity."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from cellgate.proxy.capacity.fit import GIB, Devices, Plan, Workload, plan
+from cellgate.proxy.capacity.live import LiveCache, LiveError, ask_cache
+from cellgate.proxy.capacity.memory import kv_bytes_per_token, parameters, weight_bytes, windows
+from cellgate.proxy.capacity.shape import Shape, read_shape
+from cellgate.proxy.config.load_process import ConfigError
+
+INDEX = "model.safetensors.index.json"
+_UNITS = {
+    "KIB": 1 << 10,
+    "MIB": 1 << 20,
+    "GIB": GIB,
+    "TIB": 1 << 40,
+    "KB": 1e3,
+    "MB": 1e6,
+    "GB": 1e9,
+    "TB": 1e12,
+}
+_FAILED = 1
+_CLOSE = 0.05
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's flags; those of the engine have the names vLLM gives them."""
+    add = parser.add_argument
+    add("model", metavar="CONFIG", type=Path, help="the model's config.json, or the folder that has it")
+    add("--memory", metavar="SIZE", type=_size, required=True, help="of one device: 80GiB, 96GB")
+    add("--tensor-parallel-size", metavar="N", type=_positive, default=1, help="default: %(default)s")
+    add("--pipeline-parallel-size", metavar="N", type=_positive, default=1, help="default: %(default)s")
+    add("--gpu-memory-utilization", metavar="SHARE", type=_share, default=0.9, help="default: %(default)s")
+    add(
+        "--reserve",
+        metavar="SIZE",
+        type=_size,
+        default=2 * GIB,
+        help="for activations and graphs; default: 2GiB",
+    )
+    add(
+        "--context",
+        metavar="TOKENS",
+        type=_positive,
+        default=4096,
+        help="of a sequence; default: %(default)s",
+    )
+    add("--max-num-seqs", metavar="N", type=_positive, default=256, help="default: %(default)s")
+    add("--block-size", metavar="TOKENS", type=_positive, default=16, help="default: %(default)s")
+    add("--kv-bits", metavar="N", type=_positive, help="8 for fp8; default: as the model's dtype")
+    add("--weight-bits", metavar="N", type=_bits, help="default: as the file says")
+    add("--unit", metavar="URL", help="a unit that runs: what its engine says is set beside the plan")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the plan; 0 when the model fits and the unit that was named has answered. Raises ConfigError."""
+    folder = args.model if args.model.is_dir() else args.model.parent
+    file = folder / "config.json" if args.model.is_dir() else args.model
+    shape = read_shape(_json(file), str(file), args.weight_bits)
+    devices = Devices(
+        args.memory,
+        args.tensor_parallel_size,
+        args.pipeline_parallel_size,
+        args.gpu_memory_utilization,
+        args.reserve,
+    )
+    workload = Workload(args.context, args.max_num_seqs, args.kv_bits or shape.dtype_bits, args.block_size)
+    scale = _scale(shape, folder / INDEX)
+    made = plan(shape, devices, workload, scale)
+    for name, text in _lines(shape, devices, made, scale):
+        print(f"{name:<10}{text}")
+    if args.unit:
+        try:
+            print(f"{'unit':<10}{_compared(ask_cache(args.unit), made, shape)}")
+        except LiveError as error:
+            print(f"cellgate: {error}", file=sys.stderr)
+            return _FAILED
+    return 0 if made.fits else _FAILED
+
+
+def _lines(shape: Shape, devices: Devices, made: Plan, scale: float) -> Iterator[tuple[str, str]]:
+    """The plan, a name and a text for each line."""
+    work = made.workload
+    yield "model", ", ".join(_model(shape))
+    count = devices.tensor * devices.pipeline
+    of = f", each stage of {devices.tensor}" if devices.pipeline > 1 else ""
+    yield (
+        "devices",
+        f"{count} of {_gib(devices.memory_bytes)}{of}; the engine takes {devices.utilization:.0%}",
+    )
+    source = f"as {INDEX} says" if scale != 1.0 else "reckoned"
+    yield "weights", f"{_gib(made.weight_bytes)} a device ({source}), {_gib(devices.reserve_bytes)} reserved"
+    if not made.fits:
+        short = made.sequence_bytes - made.kv_bytes
+        yield "fits", f"not: {_gib(short)} a device are missing for one sequence of {work.context:,} tokens"
+        return
+    token = kv_bytes_per_token(shape, devices.tensor, work.kv_bits)
+    kept = "".join(f"; {layers} layers keep {window:,} tokens" for window, layers in windows(shape))
+    yield "KV cache", f"{_gib(made.kv_bytes)} a device; a token takes {token:,.0f} bytes a layer{kept}"
+    yield "fits", f"{made.tokens:,} tokens, {made.sequences:,} sequences of {work.context:,}"
+    yield (
+        "configure",
+        f"max_in_flight: {made.max_in_flight}, weight: {made.weight:g}, kv_tokens: {made.tokens}",
+    )
+
+
+def _model(shape: Shape) -> Iterator[str]:
+    yield f"{shape.kind or 'unnamed'} of {parameters(shape) / 1e9:.4g}e9 parameters"
+    yield f"{shape.layers} layers"
+    if shape.latent is not None:
+        yield f"latent attention ({shape.latent.kv_rank} + {shape.latent.rope_dim})"
+    else:
+        yield f"{shape.kv_heads} of {shape.heads} heads cached, {shape.head_dim} wide"
+    if shape.experts is not None:
+        yield f"{shape.experts.count} experts in {len(shape.experts.layers)} of them"
+    yield f"{shape.weight_bits:.4g} bits a weight"
+
+
+def _compared(live: LiveCache, made: Plan, shape: Shape) -> str:
+    """What the engine has beside what was planned."""
+    engines = f" in {live.engines} engines" if live.engines > 1 else ""
+    text = f"{live.tokens:,} tokens ({live.blocks:,} blocks of {live.block}{engines})"
+    if any(window is not None for window in shape.windows):
+        return f"{text}; its blocks are of groups of layers, so that they do not compare with the plan"
+    ratio = live.tokens / made.tokens if made.tokens else float("inf")
+    if abs(ratio - 1.0) <= _CLOSE:
+        return f"{text}: as planned, within {_CLOSE:.0%}"
+    which = "less" if ratio < 1.0 else "more"
+    return (
+        f"{text}: {ratio:.2f} x the plan; it has {which} room than --gpu-memory-utilization and --reserve say"
+    )
+
+
+def _scale(shape: Shape, index: Path) -> float:
+    """By how much weights are larger than reckoned, going by the size of their files; 1 without an index."""
+    if not index.is_file():
+        return 1.0
+    total = _json(index).get("metadata", {}).get("total_size")
+    if not isinstance(total, int | float) or total <= 0:
+        raise ConfigError([f"{index}: metadata.total_size is missing (bytes of all weights)"])
+    return total * shape.dtype_bits / shape.file_bits / weight_bytes(shape, range(shape.layers), 1)
+
+
+def _json(file: Path) -> Mapping[str, Any]:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError([f"{file}: cannot be read: {error.strerror}"]) from None
+    except ValueError as error:
+        raise ConfigError([f"{file}: no JSON: {error}"]) from None
+    if not isinstance(found, dict):
+        raise ConfigError([f"{file}: expected an object, found {type(found).__name__}"])
+    return found
+
+
+def _gib(size: float) -> str:
+    return f"{size / GIB:,.1f} GiB"
+
+
+def _size(text: str) -> float:
+    """Bytes of a size such as 80GiB or 96GB."""
+    number = text.rstrip("BGIKMTbgikmt")
+    unit = text[len(number) :].upper()
+    try:
+        size = float(number) * _UNITS[unit]
+    except (KeyError, ValueError):
+        raise argparse.ArgumentTypeError(f"expected a size such as 80GiB, found {text!r}") from None
+    if not 0.0 <= size < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a size such as 80GiB, found {text!r}")
+    return size
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"expected a whole number above 0, found {text!r}")
+    return int(text)
+
+
+def _bits(text: str) -> float:
+    try:
+        bits = float(text)
+    except ValueError:
+        bits = 0.0
+    if not 1.0 <= bits <= 64.0:
+        raise argparse.ArgumentTypeError(f"expected bits such as 8 or 4.25, found {text!r}")
+    return bits
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = 0.0
+    if not 0.0 < share <= 1.0:
+        raise argparse.ArgumentTypeError(f"expected a share above 0 and up to 1, found {text!r}")
+    return share

@@ -1,0 +1,139 @@
+"""What the commands print: units as tables of text, made from what was configured or what the gate says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cellgate.router.nouns import Fleet
+
+_TERMS = ("total", "queue", "prefill", "decode", "beside")
+_OTHERS = ("kv", "seat", "evict", "shared", "error", "doubt", "far", "latency")
+_STEPS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
+
+
+def fleet_table(fleet: Fleet) -> str:
+    """The units as configured, one a line."""
+    head = ("UNIT", "CELL", "URL", "WEIGHT", "MAX IN FLIGHT", "MODELS", "NODES")
+    rows = (
+        (
+            unit.name,
+            unit.cell,
+            unit.url,
+            f"{unit.weight:g}, cell {fleet.cell(unit.cell).weight:g}",
+            str(unit.max_in_flight),
+            ", ".join(unit.models) or "asked of the unit",
+            ", ".join(f"{node.name} ({node.role.value})" for node in unit.nodes),
+        )
+        for unit in fleet.units
+    )
+    return table([head, *rows])
+
+
+def units_table(units: Sequence[Mapping[str, Any]]) -> str:
+    """The units of a running gate (`GET /units`), one a line."""
+    head = ("UNIT", "CELL", "VERDICT", "FOR", "IN FLIGHT", "RUNNING/WAITING", "REASON")
+    rows = (
+        (
+            str(unit["name"]),
+            str(unit["cell"]),
+            _verdict(unit),
+            duration(unit["since_s"]),
+            f"{unit['in_flight']} of {unit['max_in_flight']}",
+            f"{load['running']}/{load['waiting']}" if (load := unit["load"]) else "-",
+            str(unit["reason"]),
+        )
+        for unit in units
+    )
+    return table([head, *rows])
+
+
+def choice_text(found: Mapping[str, Any]) -> str:
+    """Where a request would go (`GET /explain`): the outcome in a line, units in their rank, and notes."""
+    head = (
+        "UNIT",
+        "CELL",
+        "TOTAL",
+        "QUEUE",
+        "PREFILL",
+        "DECODE",
+        "BESIDE",
+        "OTHER",
+        "IN FLIGHT",
+        "NOTE",
+    )
+    rows = (
+        (
+            str(unit["unit"]),
+            str(unit["cell"]),
+            *(_seconds(unit["cost"][f"{name}_s"]) for name in _TERMS),
+            _seconds(sum(unit["cost"][f"{name}_s"] or 0.0 for name in _OTHERS)),
+            f"{unit['in_flight']} of {unit['places']}",
+            _note(unit),
+        )
+        for unit in found["units"]
+    )
+    wait = f" for about {_seconds(found['wait_s'])}" if found.get("wait_s") is not None else ""
+    outcome = f"{found['decision']}{wait}: {found['reason']} (policy {found['policy']})"
+    return "\n".join([shown(outcome), "", table([head, *rows]), *map(shown, found["notes"])])
+
+
+def _note(unit: Mapping[str, Any]) -> str:
+    """What else there is to say of a unit: why it is out, or that it has no room; and what is a guess."""
+    words = [str(unit["why_not"])] if unit["why_not"] else [] if unit["has_room"] else ["no room"]
+    if unit["guessed"]:
+        words.append(f"guessed: {', '.join(unit['guessed'])}")
+    return "; ".join(words)
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f} s"
+
+
+def _verdict(unit: Mapping[str, Any]) -> str:
+    """The verdict, and what else decides how many requests go there."""
+    beside = [word for word in ("drained", "doubted", "degraded") if unit[word]]
+    return ", ".join([str(unit["verdict"]), *beside])
+
+
+def duration(seconds: float) -> str:
+    """Seconds as the two largest units of time that say something: 7s, 3m 5s, 2d 4h."""
+    left = int(seconds)
+    parts: list[str] = []
+    for size, letter in _STEPS:
+        count, left = divmod(left, size)
+        if count or parts:
+            parts.append(f"{count}{letter}")
+    return " ".join(parts[:2]) or "0s"
+
+
+def poison_table(found: Mapping[str, Any]) -> str:
+    """The prompts that are refused, one a line."""
+    if not found["bans"]:
+        return "no prompt is refused"
+    head = ("FINGERPRINT", "MODEL", "ENDED", "AGE", "LEFT", "TOLD BY")
+    rows = (
+        (
+            str(ban["fingerprint"]),
+            str(ban["model"]),
+            ", ".join(ban["units"]),
+            duration(ban["age_s"]),
+            duration(ban["left_s"]),
+            str(ban["gate"] or "this gate"),
+        )
+        for ban in found["bans"]
+    )
+    return table((head, *rows))
+
+
+def shown(text: str) -> str:
+    """The text on one line; what could move a terminal's cursor is shown as '?'."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of text as columns, as wide as they need to be."""
+    cells = [[shown(text) for text in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = ("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in cells)
+    return "\n".join(line.rstrip() for line in lines)

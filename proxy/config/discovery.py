@@ -1,0 +1,142 @@
+"""What may stand under `discover` of a cell: the name of a source, its keys, and those of all its units."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import re
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass
+from typing import Annotated, Any
+
+from pydantic import Field, PlainValidator, create_model
+
+from cellgate.proxy.config import probing, values
+from cellgate.proxy.config.units import Keys
+from cellgate.proxy.config.values import MisfitError, choice
+from cellgate.proxy.discovery import PACKAGES, SOURCES
+from cellgate.proxy.discovery.base import Source
+from cellgate.router.nouns import Unit
+
+_LIKE = Unit(name="", cell="", url="")
+
+
+class LikeKeys(Keys):
+    """What all units of a source have in common: keys of a unit, under `unit`."""
+
+    weight: Annotated[float, PlainValidator(values.weight)] = _LIKE.weight
+    max_in_flight: Annotated[int, PlainValidator(values.count)] = _LIKE.max_in_flight
+    models: Annotated[tuple[str, ...], PlainValidator(values.models)] = _LIKE.models
+    engine: Annotated[str, PlainValidator(probing.engine)] = _LIKE.engine
+    canary: Annotated[str, PlainValidator(probing.canary)] = _LIKE.canary
+    api_key_file: Annotated[str | None, PlainValidator(values.token_in_file)] = Field(None, repr=False)
+
+
+def _source(found: object) -> str:
+    return choice("a source", found, sorted(SOURCES))
+
+
+def _record(found: object) -> str:
+    return choice("a type of record", found, ["A", "AAAA", "SRV"])
+
+
+def _scheme(found: object) -> str:
+    return choice("a scheme", found, ["http", "https"])
+
+
+def _port(found: object) -> int:
+    if type(found) is int and 0 < found < 65536:
+        return found
+    raise MisfitError("a port from 1 to 65535")
+
+
+def _word(what: str) -> Any:
+    def check(found: object) -> str:
+        if isinstance(found, str) and re.fullmatch(r"[!-~]{1,255}", found):
+            return found
+        raise MisfitError(what)
+
+    return PlainValidator(check)
+
+
+def _words(what: str) -> Any:
+    def check(found: object) -> tuple[str, ...]:
+        if isinstance(found, list) and found and all(isinstance(word, str) and word for word in found):
+            return tuple(found)
+        raise MisfitError(what, f"did you mean [{found}]?" if isinstance(found, str) else "")
+
+    return PlainValidator(check)
+
+
+def _given(kind: Any) -> Any:
+    return Annotated[Any, PlainValidator(kind) if callable(kind) else kind]
+
+
+_CHECKS: dict[str, Any] = {
+    "host": _word("the name to resolve"),
+    "record": _record,
+    "server": values.target,
+    "path": _word("the name of a file"),
+    "name": _word("the name of a LeaderWorkerSet"),
+    "namespace": _word("the name of a namespace"),
+    "kubeconfig": values.readable_file,
+    "cluster": _word("the name or ARN of a cluster"),
+    "services": _words("a list of names of services"),
+    "region": _word("the name of a region"),
+    "port": _port,
+    "agent_port": _port,
+    "scheme": _scheme,
+    "period_s": values.seconds,
+}
+
+
+def _default(key: str) -> object:
+    """What the sources that have this key take for it, where they agree; only shown."""
+    given = {f.default for kind in SOURCES.values() for f in dataclasses.fields(kind) if f.name == key}
+    return given.pop() if len(given) == 1 and MISSING not in given else None
+
+
+_fields: dict[str, Any] = {"from": (_given(_source), ...)}
+_fields |= {key: (_given(check), _default(key)) for key, check in _CHECKS.items()}
+_fields["unit"] = (LikeKeys, None)
+DiscoverKeys = create_model("DiscoverKeys", __base__=Keys, **_fields)
+
+
+@dataclass(frozen=True, slots=True)
+class Discover:
+    """A source that is yet to be told its cell."""
+
+    kind: str
+    fields: Mapping[str, object]
+    like: LikeKeys
+
+    def source(self, cell: str, api_key: str) -> Source:
+        """The source of this cell; `api_key` is what probes send where the file names none."""
+        common = {key: value for key, value in self.like if key != "api_key_file"}
+        like = Unit(name="", cell=cell, url="", api_key=self.like.api_key_file or api_key, **common)
+        return SOURCES[self.kind](like, **self.fields)  # type: ignore[arg-type]
+
+
+def discovered_by(found: object) -> Discover:
+    """Reads the mapping under `discover`."""
+    keys = DiscoverKeys.model_validate(found)
+    given = {key: value for key, value in keys if key in keys.model_fields_set}
+    name, like = given.pop("from"), given.pop("unit", LikeKeys.model_validate({}))
+    fields = {f.name: f.default for f in dataclasses.fields(SOURCES[name]) if f.name != "like"}
+    # Units of a file have all their keys there.
+    known = ", ".join(fields if name == "file" else [*fields, "unit"])
+    if strange := [key for key in keys.model_fields_set if key not in known.split(", ") and key != "from"]:
+        raise MisfitError(f"keys that from: {name} has ({known})", found=", ".join(strange))
+    if missing := [key for key, default in fields.items() if default is MISSING and key not in given]:
+        raise MisfitError(f"{' and '.join(missing)} beside from: {name}", found="nothing")
+    if name == "dns" and ("port" in given) == (given.get("record") == "SRV"):
+        wanted = (
+            "no port beside record: SRV, which has its own" if "port" in given else "port beside from: dns"
+        )
+        raise MisfitError(wanted, found="one" if "port" in given else "nothing")
+    package, extra = PACKAGES.get(name, ("", ""))
+    if package and importlib.util.find_spec(package) is None:
+        raise MisfitError(
+            f"the package that from: {name} needs", f"type: pip install 'cellgate[{extra}]'", found="none"
+        )
+    return Discover(name, given, like)

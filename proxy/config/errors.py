@@ -1,0 +1,74 @@
+"""How a problem with a configuration is said: where it stands, what was expected, what was found."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from pydantic import BaseModel
+from pydantic_core import ErrorDetails
+
+from cellgate.proxy.config.values import MisfitError, did_you_mean
+from cellgate.proxy.config.yaml_file import Place, Problem
+
+Schema = Mapping[str, type[BaseModel]]
+"""Every mapping of a file by its place, as in proxy/config/schema.py."""
+
+
+def dotted(place: Place) -> str:
+    """`cells[0].units[1].url`; a key that is no plain word is quoted."""
+    parts = (
+        f"[{key}]"
+        if isinstance(key, int)
+        else f".{key if re.fullmatch('[A-Za-z0-9_-]+', key) else repr(key)}"
+        for key in place
+    )
+    return "".join(parts).removeprefix(".")
+
+
+def explained(error: ErrorDetails, schema: Schema) -> Problem:
+    """Where an error of the schema is, and the sentence about it."""
+    place, found = error["loc"], error["input"]
+    match error["type"]:
+        case "value_error":
+            return place, sentence(error["ctx"]["error"], found)
+        case "missing":
+            return place, "expected this key, found nothing"
+        case "extra_forbidden":
+            return place, sentence(MisfitError("a known key", _known_keys(place, schema)), place[-1])
+        case "invalid_key":
+            return (*place[:-1], _shown(found)), f"expected a word, found {_shown(found)}; put it in quotes"
+        case "list_type":
+            return place, sentence(MisfitError("a list"), found)
+        case _:
+            return place, sentence(MisfitError("a mapping"), found)
+
+
+def sentence(wrong: MisfitError, found: object = None) -> str:
+    """What was expected, what was found, and what may help."""
+    text = f"expected {wrong.expected}, found {wrong.found or _shown(found)}"
+    return f"{text}; {wrong.hint}" if wrong.hint else text
+
+
+def _shown(found: object) -> str:
+    """A value in few words, as YAML has it."""
+    match found:
+        case None:
+            return "nothing"
+        case bool():
+            return str(found).lower()
+        case dict():
+            return "a mapping"
+        case list():
+            return "a list"
+    text = repr(found) if isinstance(found, str) else str(found)
+    return text if len(text) <= 80 else f"{text[:80]}…"
+
+
+def _known_keys(place: Place, schema: Schema) -> str:
+    """The hint for an unknown key: the nearest here, the same elsewhere, or all that there are here."""
+    level = dotted(tuple(0 if isinstance(key, int) else key for key in place[:-1])).replace("[0]", "[]")
+    here, key = schema[level].model_fields, str(place[-1])
+    elsewhere = [f"{other}.{key}" for other, keys in schema.items() if key in keys.model_fields]
+    near = did_you_mean(key, here) or did_you_mean(".".join(elsewhere[:1]), elsewhere)
+    return near or f"known here: {', '.join(here)}"

@@ -1,0 +1,202 @@
+"""Configuration: a YAML file, flags and environment become Settings, or a line for every problem there is.
+
+Flags win over the file. Tokens and keys come from the environment or from files of their own, never from the
+configuration, so that the configuration may be shown to anyone.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+from pydantic import ValidationError
+
+from cellgate.proxy.config import yaml_file
+from cellgate.proxy.config.errors import dotted, explained, sentence
+from cellgate.proxy.config.load_process import TOKEN_VARIABLE, ConfigError, Overrides
+from cellgate.proxy.config.recovery import SECRET_VARIABLE, remedies, unsigned
+from cellgate.proxy.config.schema import SCHEMA, FileKeys
+from cellgate.proxy.config.settings import RedisAccess, Settings
+from cellgate.proxy.config.units import unit_of
+from cellgate.proxy.config.values import MisfitError, token
+from cellgate.proxy.config.yaml_file import Place, Problem
+from cellgate.proxy.discovery.base import Source
+from cellgate.proxy.discovery.redis import RedisSource
+from cellgate.router.nouns import Cell, Fleet
+
+AGENT_TOKEN_VARIABLE = "CELLGATE_AGENT_TOKEN"
+REDIS_USERNAME_VARIABLE = "CELLGATE_REDIS_USERNAME"
+REDIS_PASSWORD_VARIABLE = "CELLGATE_REDIS_PASSWORD"
+UNIT_API_KEY_VARIABLE = "CELLGATE_UNIT_API_KEY"
+_VARIABLES = (
+    TOKEN_VARIABLE,
+    AGENT_TOKEN_VARIABLE,
+    UNIT_API_KEY_VARIABLE,
+    REDIS_USERNAME_VARIABLE,
+    REDIS_PASSWORD_VARIABLE,
+    SECRET_VARIABLE,
+)
+
+_FLAGS = {
+    "workers": "--workers",
+    "listen": "--listen",
+    "admin": "--admin",
+    "cells": "--unit",
+    "redis": "--redis",
+    "policy": "--policy",
+    "access_log": "--access-log",
+}
+
+
+def load(path: str | None, overrides: Overrides, environ: Mapping[str, str] = os.environ) -> Settings:
+    """The settings that the file at `path` (if any), the flags and the environment make together.
+
+    Raises ConfigError with every problem of all three; a file that holds no YAML mapping has that one only.
+    """
+    flags = overrides.keys()
+    written, repeated = _read(path)
+    keys = {**written, **flags}
+    file, misfits = _checked(keys)
+    problems = [_line(path, {}, *problem) for problem in repeated]
+    problems += [_line(path, flags, *problem) for problem in (*_repeated_names(keys), *misfits)]
+    secrets: dict[str, str] = {}
+    for variable in _VARIABLES:
+        try:
+            secrets[variable] = token(environ[variable]) if environ.get(variable) else ""
+        except MisfitError as error:
+            problems.append(f"{variable}: {sentence(error)}")
+    if file is not None:
+        secret = environ.get(SECRET_VARIABLE, "")
+        problems += [_line(path, flags, *problem) for problem in unsigned(file.cells, secret)]
+    if file is None or problems:
+        raise ConfigError(problems)
+    return _settings(file, secrets)
+
+
+def _read(path: str | None) -> tuple[dict[object, object], list[Problem]]:
+    if path is None:
+        return {}, []
+    try:
+        return yaml_file.read(path)
+    except yaml_file.UnreadableError as error:
+        raise ConfigError([str(error)]) from None
+
+
+def _settings(file: FileKeys, secrets: Mapping[str, str]) -> Settings:
+    api_key = secrets[UNIT_API_KEY_VARIABLE]
+    return Settings(
+        fleet=Fleet(
+            cells=tuple(Cell(cell.name, cell.weight, cell.spill_s) for cell in file.cells),
+            units=tuple(unit_of(cell.name, unit, api_key) for cell in file.cells for unit in cell.units),
+        ),
+        sources=_sources(file, api_key),
+        workers=file.workers,
+        listen=file.listen,
+        admin=file.admin,
+        agent_check=file.agent_check,
+        trusted=file.trusted,
+        remedies=remedies(file.cells, secrets[SECRET_VARIABLE]),
+        redis=_redis(file, secrets),
+        advertise=file.advertise,
+        admin_token=secrets[TOKEN_VARIABLE] or file.admin_token_file,
+        agent_token=secrets[AGENT_TOKEN_VARIABLE] or None,
+        policy=file.policy,
+        queue=file.queue,
+        headers=file.headers,
+        rules=file.rules,
+        limits=file.limits,
+        timeouts=file.timeouts,
+        tls=file.tls,
+        poison=file.poison,
+        access_log=file.access_log,
+        tracing=file.tracing,
+        pool_metrics=file.pool_metrics,
+        pass_unlisted=file.pass_unlisted,
+        no_continuation=file.no_continuation,
+    )
+
+
+def _sources(file: FileKeys, api_key: str) -> tuple[Source, ...]:
+    if file.discovery:
+        return (RedisSource(),)
+    return tuple(cell.discover.source(cell.name, api_key) for cell in file.cells if cell.discover)
+
+
+def _redis(file: FileKeys, secrets: Mapping[str, str]) -> RedisAccess | None:
+    if file.redis is None:
+        return None
+    return RedisAccess(
+        file.redis,
+        secrets[REDIS_USERNAME_VARIABLE] or file.redis_username,
+        secrets[REDIS_PASSWORD_VARIABLE] or file.redis_password_file,
+        file.redis_prefix,
+    )
+
+
+# What is wrong, and how it is said.
+
+
+def _line(path: str | None, flags: Mapping[object, object], place: Place, text: str) -> str:
+    """The problem `text` at `place`, after the flag or the file that it comes from."""
+    if place and (path is None or place[0] in flags):
+        return f"{_FLAGS[str(place[0])]}: {text}"
+    return f"{path}: {dotted(place)}: {text}"
+
+
+def _checked(keys: Mapping[Any, object]) -> tuple[FileKeys | None, list[Problem]]:
+    try:
+        return FileKeys.model_validate(keys), []
+    except ValidationError as error:
+        return None, [explained(detail, SCHEMA) for detail in error.errors(include_url=False)]
+
+
+# Names that stand twice. This looks at what was written, as one bad value elsewhere must not hide it.
+
+
+def _mappings(parent: object, key: str) -> list[tuple[int, dict[str, object]]]:
+    """The mappings in the list under `key`, with their indexes; the schema minds all else."""
+    items = parent.get(key) if isinstance(parent, dict) else None
+    if not isinstance(items, list):
+        return []
+    return [(index, item) for index, item in enumerate(items) if isinstance(item, dict)]
+
+
+def _repeated_names(keys: object) -> Iterator[Problem]:
+    """Cells and units of the same name, units at the same URL, nodes of the same name in one unit."""
+    cells = [(("cells", c), cell) for c, cell in _mappings(keys, "cells")]
+    units = [((*place, "units", u), unit) for place, cell in cells for u, unit in _mappings(cell, "units")]
+    yield from _repeated("name", cells)
+    yield from _repeated("name", units)
+    yield from _repeated("url", units)
+    for place, unit in units:
+        yield from _repeated("name", [((*place, "nodes", n), node) for n, node in _mappings(unit, "nodes")])
+
+
+def _repeated(key: str, items: Iterable[tuple[Place, dict[str, object]]]) -> Iterator[Problem]:
+    seen: set[str] = set()
+    for place, item in items:
+        value = item.get(key)
+        if isinstance(value, str) and value in seen:
+            yield (*place, key), f"expected a {key} of its own, found {value!r} a second time"
+        elif isinstance(value, str):
+            seen.add(value)
+
+
+def main() -> None:
+    """Answer the gate's process: see load_process.py. A gate that has ended meanwhile wants no answer."""
+    with suppress(EOFError, BrokenPipeError):
+        path, flags = pickle.load(sys.stdin.buffer)
+        try:
+            told: Settings | list[str] = load(path, flags)
+        except ConfigError as error:
+            told = list(error.problems)
+        with open(sys.stdout.fileno(), "wb", closefd=False) as answer:
+            pickle.dump(told, answer)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""Reads the configuration in a process of its own, which ends with that.
+
+All that checks a configuration takes 11 MB, and for a thousand units more than a second: a gate that serves
+has no use for the one, and its streams none for the other. What is wrong is told as if it were read here.
+"""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from cellgate.proxy.config.settings import Settings
+
+TOKEN_VARIABLE = "CELLGATE_ADMIN_TOKEN"
+_COMMAND = (sys.executable, "-m", "cellgate.proxy.config.load")
+
+
+class ConfigError(Exception):
+    """The configuration cannot be used. `problems` has one line for each reason, all of them at once."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = tuple(problems)
+
+
+@dataclass(frozen=True, slots=True)
+class Overrides:
+    """What the flags say, as typed. `units` are URL or NAME=URL; given any, they replace the file's cells."""
+
+    listen: str | None = None
+    admin: str | None = None
+    units: tuple[str, ...] = ()
+    policy: str | None = None
+    access_log: str | None = None
+    redis: str | None = None
+    workers: int | str | None = None
+
+    def keys(self) -> dict[object, object]:
+        """The top-level keys of the file that the flags set."""
+        keys: dict[object, object] = {
+            "listen": self.listen,
+            "admin": self.admin,
+            "cells": [{"name": "default", "units": list(self._units())}] if self.units else None,
+            "policy": self.policy,
+            "access_log": self.access_log,
+            "redis": self.redis,
+            "workers": self.workers,
+        }
+        return {key: value for key, value in keys.items() if value is not None}
+
+    def _units(self) -> Iterator[dict[str, str]]:
+        """Units as the file would have them; one without a name is unit-N after its position from 1."""
+        for position, text in enumerate(self.units, 1):
+            name, equals, url = text.partition("=")
+            if equals and "://" not in name:
+                yield {"name": name, "url": url}
+            else:
+                yield {"name": f"unit-{position}", "url": text}
+
+
+class Reading:
+    """The configuration is being read; meanwhile there may be something else to do.
+
+    Raises OSError when there is no process to read it in.
+    """
+
+    def __init__(self, path: str | None, flags: Overrides) -> None:
+        pipe = subprocess.PIPE
+        # In a group of its own: a Ctrl-C is for the gate.
+        self._process = subprocess.Popen(_COMMAND, stdin=pipe, stdout=pipe, process_group=0)
+        self._asked = pickle.dumps((path, flags))
+
+    def settings(self) -> Settings:
+        """Waits for them. Raises ConfigError."""
+        told, _ = self._process.communicate(self._asked)
+        if code := self._process.returncode:
+            raise ConfigError([f"the process that reads the configuration ended with {code}; try again"])
+        found: Settings | list[str] = pickle.loads(told)
+        if isinstance(found, list):
+            raise ConfigError(found)
+        return found
+
+
+def read(path: str | None, flags: Overrides) -> Settings:
+    """The settings as they are now. Raises ConfigError."""
+    try:
+        return Reading(path, flags).settings()
+    except OSError as error:
+        raise ConfigError([f"no process to read the configuration in: {error.strerror}"]) from None

@@ -1,0 +1,312 @@
+"""Containment of poison: keeps a request that ends units away from them. router/poison.py judges.
+
+Here is what follows: where the request goes next, what waits until a suspect has shown what it is, whose
+prompt is refused, and what operators are told. It stands between a search and the router, and only as long
+as there is something to contain (`watchful`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import Protocol
+
+from cellgate.proxy.config.limits import LIMITS, reached
+from cellgate.proxy.logs.events import Action, EventLog
+from cellgate.proxy.wire.failure import Failure, Kind
+from cellgate.router.bans import Ban, Bans
+from cellgate.router.board import Board
+from cellgate.router.lease import Lease
+from cellgate.router.nouns import Ask, Flip, Outcome, Refusal, Verdict
+from cellgate.router.poison import SIBLING_S, SPACE_S, Fate, Ledger, Loss, Record
+from cellgate.router.queue import MOVED_S
+from cellgate.router.unit_state import Desk
+
+BANS_A_MINUTE = 5
+"""Where more prompts than these end units within a minute, it is the units: no more prompts are refused."""
+LOOKS = 64
+"""So many of those that are held are looked at in one turn."""
+_LOST = frozenset({Kind.CLOSED_EARLY, Kind.TRUNCATED, Kind.EVICTED, Kind.CUT})
+_REPORTED = frozenset({Kind.UNIT_ERROR, Kind.FIRST_EVENT_ERROR, Kind.STREAM_ERROR})
+"""Errors that may be the last words of an engine: they are of a death if the unit is lost soon."""
+
+Settle = Callable[[Lease | Refusal], None]
+
+
+class Pick(Protocol):
+    """`Router.pick`."""
+
+    def __call__(
+        self, ask: Ask, now: float, tried: Iterable[str], *, evicted: bool, retry: bool
+    ) -> Lease | Refusal: ...
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class Held:
+    """One that waits until a suspect has shown what it is. `settle` is called once, unless it is let go."""
+
+    ask: Ask
+    tried: tuple[str, ...]
+    entered_at: float
+    settle: Settle
+
+
+class Containment:
+    """One gate's. `pick` is the router's, `soon` the loop's, `answered` how many requests a unit answered.
+
+    `counts` are what metrics show; `on_ban` is told of each new ban of ours, and of each that is lifted.
+    """
+
+    def __init__(
+        self,
+        board: Board,
+        pick: Pick,
+        events: EventLog,
+        now: Callable[[], float],
+        soon: Callable[[Callable[[], None]], object],
+        *,
+        answered: Callable[[str], int],
+        ban_s: float,
+    ) -> None:
+        self.ledger = Ledger(LIMITS.poison_records, partial(reached, "poison_records"))
+        self.bans = Bans(LIMITS.poison_bans, partial(reached, "poison_bans"))
+        self.ban_s = ban_s
+        self.watchful = False
+        """Whether there is anything to contain."""
+        self.counts = {"deaths": 0, "ended": 0, "refused": 0, "bans": 0}
+        self.on_ban: Callable[[Ban, bool], None] = lambda _ban, _lifted: None
+        self._board = board
+        self._pick = pick
+        self._events = events
+        self._now = now
+        self._soon = soon
+        self._answered = answered
+        self._answered_before: dict[str, int] = {}
+        """How many a unit had answered when it last came up."""
+        self._banned_at: deque[float] = deque(maxlen=BANS_A_MINUTE)
+        self._told: set[int] = set()
+        self._held: dict[Held, None] = {}
+        self._serving = False
+
+    # -- what units do -------------------------------------------------------------------------------------
+
+    def broke(self, lease: Lease, kind: Kind, tokens: int, shown: int) -> None:
+        """An attempt has failed. `tokens`: shown to its client in all; `shown`: of these by this unit."""
+        desk, ask, now = lease.desk, lease.ask, self._now()
+        # A unit that an operator has drained or taken off is stopped by them, and a stream that one alone has
+        # forgotten is no death.
+        if desk.drained or desk.retired or not ask.fingerprint or (kind is Kind.CUT and not lease.evicted):
+            return
+        is_loss = kind in _LOST
+        if not is_loss and kind not in _REPORTED:
+            return
+        loss = Loss(
+            desk.unit.name,
+            ask.fingerprint,
+            ask.model or "",
+            lease.opened_at,
+            now,
+            tokens,
+            shown,
+            is_loss=is_loss,
+            is_reply=kind is Kind.UNIT_ERROR and desk.case.verdict is Verdict.UP,
+        )
+        self.counts["deaths"] += is_loss
+        self.watchful = True
+        if self.ledger.lost(loss, lambda: _there(desk), works=self._works(desk)) is Fate.ENDS:
+            self._end(ask.fingerprint)
+        self._serve_soon()
+
+    def flipped(self, flip: Flip) -> None:
+        """A verdict has changed."""
+        if flip.after is Verdict.UP and flip.before is not Verdict.SUSPECT:
+            self._answered_before[flip.unit] = self._answered(flip.unit)
+        elif flip.after in (Verdict.DOWN, Verdict.STARTING):
+            for fingerprint in self.ledger.fell(flip.unit, flip.at):
+                self._end(fingerprint)
+
+    def closed(self, lease: Lease, outcome: Outcome) -> None:
+        """An attempt has ended. To be called while there is something to contain."""
+        fingerprint = lease.ask.fingerprint
+        if outcome is Outcome.OK and fingerprint in self.ledger.records:
+            self.ledger.answered(fingerprint)
+            if self.bans.find(fingerprint, self._now()) is not None:
+                self.lift(fingerprint, "the gate: it was answered whole")
+        self._serve_soon()
+
+    def tick(self, now: float) -> None:
+        """Time has passed."""
+        if self.watchful:
+            self.ledger.tick(now)
+            self.bans.tick(now)
+            self._told &= self.ledger.records.keys()
+            self.watchful = bool(self.ledger.records or len(self.bans) or self._held)
+            self._serve()
+
+    # -- for searches --------------------------------------------------------------------------------------
+
+    def pick(self, ask: Ask, tried: tuple[str, ...], *, evicted: bool, retry: bool) -> Lease | Refusal:
+        """What Router.pick is, for one that may be suspected. HELD: it may wait for others to be cleared."""
+        if self.bars(ask, tried):
+            return Refusal.POISON
+        now, record = self._now(), self.ledger.records.get(ask.fingerprint)
+        pick = partial(self._pick, ask, now, evicted=evicted, retry=retry)
+        if record is None or record.marks[-1].passed:
+            return pick(tried)
+        if record.is_to_wait(now):
+            return Refusal.HELD
+        trial = record.on_trial() if record.standing else None
+        if trial is not None and (record.is_suspect or now - trial.opened_at < SIBLING_S):
+            return Refusal.HELD
+        answer = self._find(ask, record, tried, pick, now)
+        if isinstance(answer, Lease):
+            self.ledger.placed(record, answer)
+        return answer
+
+    def bars(self, ask: Ask, tried: Collection[str]) -> bool:
+        """Whether it may be sent to no unit any more."""
+        if self.bans.find(ask.fingerprint, self._now()) is not None:
+            return True
+        record = self.ledger.records.get(ask.fingerprint)
+        return record is not None and record.ended and bool(tried)
+
+    def failure(self, ask: Ask, tried: Collection[str]) -> Failure:
+        """What a client is told whose request is sent to no unit any more."""
+        ban, mark = self.bans.find(ask.fingerprint, self._now()), name_of(ask.fingerprint)
+        self.counts["ended" if tried else "refused"] += 1
+        rest = f", for another {ban.until - self._now():.0f} s" if ban is not None else ""
+        reason = f"units broke off while they had this prompt ({mark}): it is sent to none{rest}; change it"
+        return Failure(Kind.POISON_SUSPECTED, reason)
+
+    def hold(self, ask: Ask, tried: tuple[str, ...], settle: Settle) -> Held | None:
+        """Wait; `settle` is called once, later. None: too many do, or there is nothing to wait for."""
+        if not self._board.could_serve(ask, tried):
+            return None
+        if len(self._held) >= LIMITS.poison_held:
+            reached("poison_held")
+            return None
+        held = Held(ask, tried, self._now(), settle)
+        self._held[held] = None
+        return held
+
+    def leave(self, held: Held) -> None:
+        """Nobody waits for this one any more."""
+        self._held.pop(held, None)
+
+    @property
+    def held(self) -> int:
+        """How many wait."""
+        return len(self._held)
+
+    # -- for operators, and for other gates ----------------------------------------------------------------
+
+    def take(self, ban: Ban) -> None:
+        """Refuse what another gate refuses."""
+        if self.ban_s and self.bans.add(ban):
+            self.watchful = True
+
+    def lift(self, fingerprint: int, by: str, *, tell: bool = True) -> bool:
+        """End a ban, and what stands against the prompt; False when there is none. `tell` others."""
+        ban = self.bans.lift(fingerprint)
+        self.ledger.answered(fingerprint)
+        if ban is None:
+            return False
+        self._events.add(Action("poison_lifted", by, detail=name_of(fingerprint)))
+        if tell:
+            self.on_ban(ban, True)
+        self._serve_soon()
+        return True
+
+    # -- inside --------------------------------------------------------------------------------------------
+
+    def _works(self, desk: Desk) -> bool:
+        """Whether it has answered others since it came up, or is just doing so."""
+        name = desk.unit.name
+        before = self._answered_before.get(name, 0)
+        return self._answered(name) > before or any(lease.committed for lease in desk.leases)
+
+    def _end(self, fingerprint: int) -> None:
+        """This is the one. It is told, and what it asks refused, as far as that is proven."""
+        record, now = self.ledger.records[fingerprint], self._now()
+        if self.bans.find(fingerprint, now) is not None:
+            return
+        is_many = len(self._banned_at) == BANS_A_MINUTE and now - self._banned_at[0] < 60.0
+        if not self.ban_s or is_many or not self.ledger.is_proven(fingerprint):
+            self._tell(fingerprint, record, 0.0)
+            return
+        self._banned_at.append(now)
+        ban = Ban(fingerprint, record.model, now, now + self.ban_s, record.units())
+        self.bans.add(ban)
+        self.counts["bans"] += 1
+        self._tell(fingerprint, record, self.ban_s)
+        self.on_ban(ban, False)
+
+    def _tell(self, fingerprint: int, record: Record, ban_s: float) -> None:
+        if not ban_s and fingerprint in self._told:
+            return
+        self._told.add(fingerprint)
+        mark, what = name_of(fingerprint), f"model {record.model}" if record.model else "no model"
+        then = (
+            f"it is ended, and refused for {ban_s:g} s; the access log has its requests as poison_suspected; "
+            f"`cellgate poison clear {mark}` lifts this"
+            if ban_s
+            else "what was there is ended; the prompt is not refused: bans are off, others died likewise, or "
+            "too many prompts do at once; look at the units"
+        )
+        detail = f"prompt {mark} ({what}) was there when {' and '.join(record.units())} died; {then}"
+        self._events.add(Action("poison", "gate", detail=detail))
+
+    def _find(
+        self,
+        ask: Ask,
+        record: Record,
+        tried: tuple[str, ...],
+        pick: Callable[..., Lease | Refusal],
+        now: float,
+    ) -> Lease | Refusal:
+        """A unit for one that has met a death."""
+        if record.is_suspect:
+            if now - self.ledger.last_at < SPACE_S:
+                return Refusal.HELD
+            shut = self.ledger.suspected()
+            answer = pick((*tried, *shut))
+            return Refusal.HELD if shut and isinstance(answer, Refusal) else answer
+        units = {d.unit.name for d in self._board if d.is_usable() and d.serves(ask)}.difference(tried)
+        crowded = self.ledger.crowded(record, units)
+        answer = pick((*tried, *crowded)) if crowded else Refusal.FULL
+        return answer if isinstance(answer, Lease) else pick(tried)
+
+    def _serve_soon(self) -> None:
+        if self._held and not self._serving:
+            self._serving = True
+            self._soon(self._serve)
+
+    def _serve(self) -> None:
+        """Give units to those that are held, whoever was lost first coming first."""
+        self._serving = False
+        now = self._now()
+        for held in list(islice(sorted(self._held, key=self._since), LOOKS)):
+            if held not in self._held:
+                continue
+            answer = self.pick(held.ask, held.tried, evicted=bool(held.tried), retry=False)
+            settled = isinstance(answer, Lease) or answer in (Refusal.POISON, Refusal.UNKNOWN_MODEL)
+            hopeless = now - held.entered_at >= MOVED_S or not self._board.could_serve(held.ask, held.tried)
+            if settled or hopeless:
+                del self._held[held]
+                held.settle(Refusal.NO_UNIT if answer is Refusal.HELD else answer)
+
+    def _since(self, held: Held) -> tuple[float, float]:
+        record = self.ledger.records.get(held.ask.fingerprint)
+        return record.since if record is not None else held.entered_at, held.entered_at
+
+
+def name_of(fingerprint: int) -> str:
+    """A fingerprint as people and other gates read it."""
+    return f"{fingerprint:016x}"
+
+
+def _there(desk: Desk) -> list[int]:
+    return [lease.ask.fingerprint for lease in desk.leases]

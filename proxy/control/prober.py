@@ -1,0 +1,291 @@
+"""The watch: keeps probes running on every unit and turns what is found into what must follow.
+
+1. All evidence, of probes and of finished requests, goes through `observe`: nothing else flips a unit.
+2. A finding about a unit that has left the board, or was replaced under its name, is dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, cast
+
+from cellgate.probes import GATE_PROBES, PROBES
+from cellgate.probes.agent_link import AgentLink, Standing, standing
+from cellgate.probes.base import Fetch, Net, Probe
+from cellgate.probes.canary import Canary
+from cellgate.probes.engine_metrics import EngineMetrics
+from cellgate.probes.gate_word import VIA_GATE
+from cellgate.probes.runner import Runner
+from cellgate.proxy.config.limits import LIMITS, reached
+from cellgate.proxy.control.reach import Ways
+from cellgate.router.board import Board, Consequence
+from cellgate.router.nouns import (
+    Evidence,
+    Finding,
+    Load,
+    Models,
+    Node,
+    Rules,
+    Served,
+    Sign,
+    Strength,
+    Unit,
+    Verdict,
+)
+from cellgate.router.unit_state import Desk
+
+
+@dataclass(frozen=True, slots=True)
+class _DeskPatient:
+    """One probe's view of a desk, or of a node of it."""
+
+    desk: Desk
+    node: Node | None
+    rules: Rules
+    fetch: Fetch
+    net: Net
+    loop: asyncio.AbstractEventLoop
+    rng: random.Random
+    notes: dict[str, Any]
+
+    @property
+    def unit(self) -> Unit:
+        return self.desk.unit
+
+    @property
+    def verdict(self) -> Verdict:
+        return self.desk.case.verdict
+
+    @property
+    def in_flight(self) -> int:
+        return self.desk.in_flight
+
+    @property
+    def life_at(self) -> float:
+        return self.desk.life_at
+
+    @property
+    def is_others_turn(self) -> bool:
+        return self.desk.turn_at >= self.desk.life_at
+
+    @property
+    def load(self) -> Load | None:
+        return self.desk.load
+
+    @property
+    def silent_limit_s(self) -> float:
+        return self.desk.silent_limit_s(self.rules)
+
+    @property
+    def held_down(self) -> bool:
+        return bool(self.desk.case.faults)
+
+    @property
+    def hides_work(self) -> bool:
+        return self.desk.hides_work(self.loop.time())
+
+    @property
+    def shows_work(self) -> bool:
+        return self.desk.shows_work()
+
+    @property
+    def engine(self) -> str:
+        return self.desk.engine
+
+    @property
+    def models(self) -> frozenset[str]:
+        return self.desk.models
+
+    def now(self) -> float:
+        return self.loop.time()
+
+    async def pause(self, pause_s: float) -> None:
+        await asyncio.sleep(pause_s)
+
+    def new_id(self) -> str:
+        return f"{self.rng.getrandbits(40):010x}"
+
+    def heard(self) -> None:
+        self.desk.heard_at = self.loop.time()
+
+
+class Watch:
+    """Probes all units of a board. `on_consequence` is called for each flip, once the board has it."""
+
+    def __init__(
+        self,
+        board: Board,
+        ways_to: Callable[[Desk], Ways],
+        rng: random.Random,
+        on_consequence: Callable[[Consequence], None],
+        agent_token: str = "",
+    ) -> None:
+        self._board = board
+        self._agent_token = agent_token
+        self._ways_to = ways_to
+        self._rng = rng
+        self._on_consequence = on_consequence
+        self._probes = [kind() for kind in PROBES.values()]
+        self._gate_probes = [kind() for kind in GATE_PROBES.values()]
+        self._all: dict[str, list[Runner]] = {}
+        self._runners: dict[str, dict[str, Runner]] = {}
+        """Those that look at the unit as a whole, by the name of their probe."""
+        self._agents: dict[str, dict[str, Mapping[str, Any]]] = {}
+        """What the links to agents have noted, by unit and node."""
+        self._trust_from = -math.inf
+        self.distrusted = 0
+        """How much evidence was not counted because the gate itself lagged."""
+        self._tasks: dict[str, list[asyncio.Task[None]]] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+
+    def start(self, unit: Unit) -> None:
+        """Watch a unit that is on the board; one watched already is watched anew. Needs a running loop."""
+        self.stop(unit.name)
+        desk, tasks = self._board.desks[unit.name], []
+        runners = self._runners[unit.name] = {}
+        everyone = self._all[unit.name] = []
+        ways = self._ways_to(desk)
+        agents = self._agents[unit.name] = {}
+        for node, probe in self._looks_at(unit):
+            notes: dict[str, Any] = {}
+            runner = self._runner(desk, node, probe, ways, notes)
+            if node is not None and isinstance(probe, AgentLink):
+                agents[node.name] = notes
+            everyone.append(runner)
+            if node is None:
+                runners[probe.name] = runner
+            of = f"{unit.name} {node.name}" if node is not None else unit.name
+            tasks.append(asyncio.create_task(runner.run(), name=f"{probe.name} of {of}"))
+        self._tasks[unit.name] = tasks
+
+    def _looks_at(self, unit: Unit) -> list[tuple[Node | None, Probe]]:
+        """Every probe of a unit, with the node that it looks at, if it is at one."""
+        if not unit.url:
+            # Its source does not know yet where it is, and says so.
+            return []
+        probes = self._gate_probes if unit.engine == VIA_GATE else self._probes
+        looks: list[tuple[Node | None, Probe]] = [(None, probe) for probe in probes]
+        for node in unit.nodes:
+            looks += [(node, cast("Probe", probe)) for probe in node.probes]
+            if node.agent:
+                looks.append((node, AgentLink(node.agent, self._agent_token)))
+        return looks
+
+    def _runner(
+        self, desk: Desk, node: Node | None, probe: Probe, ways: Ways, notes: dict[str, Any]
+    ) -> Runner:
+        loop, rules = asyncio.get_running_loop(), self._board.rules
+        patient = _DeskPatient(desk, node, rules, ways.fetch, ways.net, loop, self._rng, notes)
+        return Runner(probe, patient, partial(self._take, desk), self._rng)
+
+    def stop(self, name: str) -> None:
+        """Stop watching a unit; nothing happens when it is not watched."""
+        self._runners.pop(name, None)
+        self._all.pop(name, None)
+        self._agents.pop(name, None)
+        for task in self._tasks.pop(name, ()):
+            task.cancel()
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+
+    async def close(self) -> None:
+        """Stop watching all units; returns when no probe is left."""
+        for name in list(self._tasks):
+            self.stop(name)
+        await asyncio.gather(*self._ending, return_exceptions=True)
+
+    def sweep(self, now: float) -> None:
+        """End the looks that take too long."""
+        for runners in self._all.values():
+            for runner in runners:
+                runner.sweep(now)
+
+    def observe(self, evidence: Evidence) -> Consequence:
+        """Fold evidence into the board, and see to what follows from it."""
+        if evidence.at < self._trust_from and evidence.sign is Sign.BAD:
+            evidence = self._distrusted(evidence)
+        consequence = self._board.observe(evidence)
+        if consequence.wants_canary:
+            self.look_now(evidence.unit, Canary.name)
+        if consequence.flip is not None:
+            if consequence.flip.after is Verdict.PROBATION:
+                # It may have started anew while it was down: that must be known before it gets users.
+                self.look_now(evidence.unit, EngineMetrics.name)
+            self._on_consequence(consequence)
+        return consequence
+
+    def look_now(self, unit: str, *probes: str) -> None:
+        """Let these probes look at a unit now."""
+        runners = self._runners.get(unit, {})
+        for name in probes:
+            if name in runners:
+                runners[name].nudge()
+
+    def due_s(self, unit: str, probe: str, now: float) -> float | None:
+        """In how many seconds a probe looks again, as things stand; None when there is no such probe."""
+        runner = self._runners.get(unit, {}).get(probe)
+        return max(0.0, runner.due_at() - now) if runner is not None else None
+
+    def agents(self) -> dict[tuple[str, str], Standing]:
+        """How it stands with the agents, by unit and node."""
+        return {
+            (unit, node): standing(notes)
+            for unit, nodes in self._agents.items()
+            for node, notes in nodes.items()
+        }
+
+    def trust_from(self, at: float) -> None:
+        """Count no bad news that rests on waiting before `at`: the gate itself has lagged."""
+        self._trust_from = at
+
+    def _distrusted(self, evidence: Evidence) -> Evidence:
+        # A refused connection or the word of an agent is a fact however late it is read.
+        if evidence.strength is Strength.FATAL:
+            return evidence
+        self.distrusted += 1
+        reason = f"{evidence.reason}; not counted, because the gate itself lagged"
+        return replace(evidence, sign=Sign.NEUTRAL, reason=reason)
+
+    def _take(self, desk: Desk, finding: Finding) -> None:
+        if self._board.desks.get(desk.unit.name) is not desk:
+            return
+        match finding:
+            case Evidence():
+                self.observe(finding)
+            case Load():
+                self._take_load(desk, finding)
+            case Models():
+                self._board.serve(_bounded(finding))
+            case Served():
+                self._board.runs(finding)
+
+    def _take_load(self, desk: Desk, load: Load) -> None:
+        known = dict(desk.case.epochs).get(EngineMetrics.name)
+        if load.epoch is not None and _is_news(load.epoch, known):
+            reason = f"its process started at {load.epoch}" + (f", not at {known} any more" if known else "")
+            source = EngineMetrics.name
+            self.observe(
+                Evidence(load.unit, Sign.NEUTRAL, Strength.WEAK, source, reason, load.at, epoch=load.epoch)
+            )
+        self._board.report(load)
+
+
+def _bounded(models: Models) -> Models:
+    """What is heeded of a unit's list: each request is looked up in it, and all of it is shown to clients."""
+    if len(models.names) <= LIMITS.unit_models:
+        return models
+    reached("unit_models")
+    return replace(models, names=models.names[: LIMITS.unit_models])
+
+
+def _is_news(born: str, known: str | None) -> bool:
+    """Whether a process that started at `born` tells of a restart since `known`.
+
+    One that started earlier is another process behind the same port: an engine may have several front ends.
+    """
+    return known is None or float(born) > float(known)

@@ -1,0 +1,181 @@
+"""ORCA: the gate's load in the words of Envoy and gRPC, as one header line of every proxied response.
+
+The message is xds.data.orca.v3.OrcaLoadReport; its carriers are those of gRFC A51 and Envoy. Rules:
+1. Lines are rendered once a tick of the gate; a request only picks one.
+2. `application_utilization` and `rps_fractional` are means of the same window, so that their quotient, which
+   is the weight a balancer gives the gate, is what its units can do, however much they are sent just now.
+3. The means hold still while there is nothing to measure: no unit, or no work. A weight that fell meanwhile
+   would keep requests away, and with them the reports that could raise it again.
+4. `application_utilization` is never 0, which would mean "not set".
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import struct
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import orjson
+
+from cellgate.proxy.wire.heads import Fields
+from cellgate.router.board import Board
+from cellgate.router.unit_state import Desk
+
+FORMAT_FIELD = b"endpoint-load-metrics-format"
+"""The request field that asks for another carrier. It is for the gate and never goes on to a unit."""
+REPORT_FIELDS = frozenset({b"endpoint-load-metrics", b"endpoint-load-metrics-bin"})
+"""The reply fields an engine may report in. They never cross: the gate's own report stands in their place."""
+
+WINDOW_S = 5.0
+"""The time constant of every mean, in seconds in which there was work."""
+KV_FULL = 0.9
+"""From this share of the KV cache on, engines preempt: a unit counts as full."""
+LEAST = 0.001
+
+_NOT_WORK = frozenset(
+    {"denied", "health", "model", "models", "tokenize", "unit_health", "unlisted", "unread", "version"}
+)
+"""Routes that no unit computes tokens for: they are cheap, and tell nothing of what a gate can do."""
+
+# Protobuf wire format: a tag is (field number << 3 | wire type); 1: eight bytes, 2: length-delimited.
+_DOUBLE = struct.Struct("<Bd")
+_RPS, _EPS, _UTILIZATION = (number << 3 | 1 for number in (6, 7, 9))
+_NAMED_METRICS, _KEY, _VALUE = 8 << 3 | 2, 1 << 3 | 2, 2 << 3 | 1
+
+
+class Report(NamedTuple):
+    """One load report. Utilization 1 is full and more is overload; rates are per second."""
+
+    application_utilization: float
+    rps_fractional: float
+    eps: float = 0.0
+    named_metrics: Mapping[str, float] = {}
+
+
+def encoded(report: Report) -> bytes:
+    """The report in protobuf's wire format. As there, what is 0 is left out."""
+    doubles = (
+        (_RPS, report.rps_fractional),
+        (_EPS, report.eps),
+        (_UTILIZATION, report.application_utilization),
+    )
+    named = (_entry(name.encode(), value) for name, value in report.named_metrics.items())
+    return b"".join((*(_DOUBLE.pack(tag, value) for tag, value in doubles if value), *named))
+
+
+def bin_line(report: Report) -> bytes:
+    """The header line of gRFC A51, read by Envoy and gRPC without being asked for."""
+    return b"endpoint-load-metrics-bin: %b\r\n" % base64.b64encode(encoded(report))
+
+
+def text_line(report: Report) -> bytes:
+    """The TEXT carrier. Its separator is ":": older Envoys drop a whole report that has "="."""
+    named = {f"named_metrics.{name}": value for name, value in report.named_metrics.items()}
+    pairs = {**report._asdict(), **named}
+    del pairs["named_metrics"]
+    text = ",".join(f"{name}:{value:.6g}" for name, value in pairs.items())
+    return b"endpoint-load-metrics: TEXT %b\r\n" % text.encode()
+
+
+def json_line(report: Report) -> bytes:
+    """The JSON carrier: protobuf's JSON mapping with the field names of the message."""
+    return b"endpoint-load-metrics: JSON %b\r\n" % orjson.dumps(report._asdict())
+
+
+class Orca:
+    """The gate's report. `responses` are the counts of requests that ended, by route and status (as in
+    `Metrics`), `waiting` is how many wait for a unit.
+    """
+
+    def __init__(
+        self, board: Board, responses: Mapping[tuple[str, int], int], waiting: Callable[[], int]
+    ) -> None:
+        self._board = board
+        self._responses = responses
+        self._waiting = waiting
+        self._at = math.inf
+        self._ended = self._failed = 0
+        self._utilization = self._rps = self._eps = 0.0
+        self.report = Report(LEAST, 0.0)
+        self._lines: dict[bytes, bytes] = {}
+        self._render()
+
+    def refresh(self, now: float) -> None:
+        """Measure and render anew. To be called by the gate's tick."""
+        waiting, (ended, failed) = self._waiting(), self._counts()
+        utilization = gate_utilization(self._board, waiting)
+        if utilization is not None and (utilization > 0.0 or ended > self._ended) and now > self._at:
+            passed_s = now - self._at
+            part = 1.0 - math.exp(-passed_s / WINDOW_S)
+            self._utilization += part * (utilization - self._utilization)
+            self._rps += part * ((ended - self._ended) / passed_s - self._rps)
+            self._eps += part * ((failed - self._failed) / passed_s - self._eps)
+        self._at, self._ended, self._failed = now, ended, failed
+        self.report = Report(
+            max(LEAST, self._utilization), self._rps, self._eps, named_metrics(self._board, waiting)
+        )
+        self._render()
+
+    def line(self, fields: Fields) -> bytes:
+        """The header line for a request with these fields, with its line end."""
+        for name, value in fields:
+            if name == FORMAT_FIELD:
+                return self._lines.get(value.strip().lower(), self._bin)
+        return self._bin
+
+    def lines(self) -> tuple[bytes, dict[bytes, bytes]]:
+        """The line that goes with every answer, and those that may be asked for instead."""
+        return self._bin, self._lines
+
+    def _render(self) -> None:
+        self._bin = bin_line(self.report)
+        self._lines = {b"text": text_line(self.report), b"json": json_line(self.report)}
+
+    def _counts(self) -> tuple[int, int]:
+        """Generations that have ended so far, and those of them that failed or were turned away."""
+        ended = failed = 0
+        for (route, status), count in self._responses.items():
+            if route not in _NOT_WORK:
+                ended += count
+                failed += count if status >= 500 or status == 429 else 0
+        return ended, failed
+
+
+def gate_utilization(board: Board, waiting: int) -> float | None:
+    """How much of what its usable units can take at once is taken now; requests that wait count as taken.
+    None: no unit is usable.
+
+    A gate is as full as its units: each counts with its max_in_flight, and with the requests there, others'
+    as well, or with its KV cache where that is nearer to its end.
+    """
+    usable = [desk for desk in board if desk.is_usable()]
+    capacity = sum(desk.unit.max_in_flight for desk in usable)
+    return (sum(map(_taken, usable)) + waiting) / capacity if capacity else None
+
+
+def named_metrics(board: Board, waiting: int) -> dict[str, float]:
+    """What else a balancer or a person may want to know. `kv_cache_usage` is the mean of the usable units."""
+    usable = [desk for desk in board if desk.is_usable()]
+    kv_uses = [desk.load.kv_use for desk in usable if desk.load is not None]
+    return {
+        "in_flight": float(board.in_flight),
+        "queued": float(waiting),
+        "kv_cache_usage": sum(kv_uses) / len(kv_uses) if kv_uses else 0.0,
+        "units_ready": float(len(usable)),
+        "units_total": float(len(board.desks)),
+    }
+
+
+def _taken(desk: Desk) -> float:
+    """How many of a unit's places are taken."""
+    kv_use = desk.load.kv_use if desk.load is not None else 0.0
+    return max(float(desk.in_flight + desk.foreign), desk.unit.max_in_flight * kv_use / KV_FULL)
+
+
+def _entry(name: bytes, value: float) -> bytes:
+    """One entry of a map<string, double>: a message of a key (1) and a value (2)."""
+    # Its length is one byte of the format as long as names are short, and ours are.
+    inner = bytes((_KEY, len(name))) + name + _DOUBLE.pack(_VALUE, value)
+    return bytes((_NAMED_METRICS, len(inner))) + inner

@@ -1,0 +1,201 @@
+"""The access log: one line per finished request, written off the hot path.
+
+1. A line is made at once and written by a thread of its own. Making lines there too would cost ten times as
+   much: two threads that run Python wait for each other, and records that wait are cold when they are read.
+2. A sink that is stuck costs log lines, oldest first and counted, never a request and never memory.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+
+import orjson
+
+from cellgate.proxy.config.settings import LogFormat
+from cellgate.proxy.logs.log import Level, log_line, one_line, utc
+from cellgate.proxy.logs.log_writer import Sink, write_all
+from cellgate.proxy.logs.record import Finished
+
+KEPT = 16_384
+"""Lines that wait for the sink at most; some 6 MiB."""
+TEXT_MAX = 256
+"""Characters of a text that the client chose (path, model, id): a log line is no place to store a body in."""
+CLOSE_TIMEOUT_S = 2.0
+COMPLAIN_EVERY_S = 10.0
+
+
+def stdout_sink() -> Sink:
+    """Standard output, unbuffered: a thread that is stuck in a buffered one would hold up the exit."""
+    return open(sys.stdout.fileno(), "wb", buffering=0, closefd=False)
+
+
+class AccessLog:
+    """Writes finished requests to `sink`. `wall` is the wall clock (seconds since 1970)."""
+
+    def __init__(
+        self,
+        form: LogFormat,
+        sink: Sink,
+        wall: Callable[[], float],
+        log: Callable[[Level, str], None] = log_line,
+    ) -> None:
+        self._sink = sink
+        self._wall = wall
+        self._log = log
+        self._format = _FORMATS.get(form)
+        self._pending: deque[bytes] = deque(maxlen=KEPT)
+        # One batch is being written and one may wait. While both are taken, lines stay in `_pending`.
+        self._batches: queue.Queue[list[bytes] | None] = queue.Queue(maxsize=1)
+        self._writer = threading.Thread(target=self._run, name="cellgate-access-log", daemon=True)
+        # Two counts, because each has one thread that adds to it.
+        self._overflowed = 0
+        self._failed = 0
+        self._trouble = "it is stuck"
+        self._complained = 0
+        self._complained_at = -COMPLAIN_EVERY_S
+        if self._format is not None:
+            self._writer.start()
+
+    @property
+    def dropped(self) -> int:
+        """Lines that were never written, because the sink was stuck or broken."""
+        return self._overflowed + self._failed
+
+    def write(self, record: Finished) -> None:
+        """Take note of a finished request."""
+        if self._format is None:
+            return
+        self._overflowed += len(self._pending) == KEPT
+        self._pending.append(self._format(self._wall(), record))
+
+    def flush(self) -> None:
+        """Hand what is pending to the writer. Never blocks; to be called a few times a second."""
+        self._complain()
+        if not self._pending:
+            return
+        try:
+            self._batches.put_nowait(list(self._pending))
+        except queue.Full:
+            return
+        self._pending.clear()
+
+    def close(self) -> None:
+        """Write what is left. Blocks for at most CLOSE_TIMEOUT_S; meant for the end of the process."""
+        if not self._writer.is_alive():
+            return
+        patience = CLOSE_TIMEOUT_S / 3
+        try:
+            self._batches.put(list(self._pending), timeout=patience)
+            self._pending.clear()
+            self._batches.put(None, timeout=patience)
+        except queue.Full:
+            return
+        self._writer.join(patience)
+
+    def _complain(self) -> None:
+        lost, now = self.dropped - self._complained, self._wall()
+        if lost and now - self._complained_at >= COMPLAIN_EVERY_S:
+            self._complained, self._complained_at = self.dropped, now
+            self._log(
+                "warning", f"access log: {lost} lines lost, its output does not take them: {self._trouble}"
+            )
+
+    def _run(self) -> None:
+        while (batch := self._batches.get()) is not None:
+            try:
+                write_all(self._sink, b"".join(batch))
+            except Exception as error:
+                # Whatever it was, the next batch is tried: a log that fell silent would look like no traffic.
+                self._failed += len(batch)
+                self._trouble = str(error) or repr(error)
+
+
+def json_line(at: float, record: Finished) -> bytes:
+    """The record as one JSON object; the schema is in docs/logs.md."""
+    # Taken apart in one go: a named tuple's fields by name take a microsecond a line.
+    (
+        request_id,
+        peer,
+        method,
+        path,
+        route,
+        model,
+        status,
+        code,
+        unit,
+        outcome,
+        attempts,
+        ttft_s,
+        duration_s,
+        events,
+        bytes_in,
+        bytes_out,
+        continued,
+    ) = record
+    if len(path) + len(model) > TEXT_MAX:
+        path, model = _short(path), _short(model)
+    fields = {
+        "time": utc(at),
+        "request_id": request_id,
+        "peer": peer,
+        "method": method,
+        "path": path,
+        "route": route,
+        "model": model,
+        "status": status,
+        "code": code,
+        "unit": unit,
+        "outcome": outcome._value_,
+        "attempts": attempts,
+        "continued": continued,
+        "ttft_s": None if ttft_s is None else _tenth_ms(ttft_s),
+        "duration_s": _tenth_ms(duration_s),
+        "events": events,
+        "bytes_in": bytes_in,
+        "bytes_out": bytes_out,
+    }
+    try:
+        # A new object: orjson's own holds 4 KB or more for any line, as long as that waits.
+        return orjson.dumps(fields) + b"\n"
+    except TypeError:
+        # A lone surrogate: orjson refuses it, json escapes it.
+        return json.dumps(fields).encode() + b"\n"
+
+
+def console_line(at: float, record: Finished) -> bytes:
+    """The record as a short aligned line for people."""
+    ttft = "-" if record.ttft_s is None else f"{record.ttft_s:.3f}s"
+    outcome = f"{record.outcome.value} ({record.code})" if record.code else record.outcome.value
+    parts = (
+        utc(at),
+        str(record.status),
+        f"{record.method:<4} {_short(record.path):<20}",
+        f"{record.unit or '-':<8} {outcome:<12}",
+        f"ttft {ttft:<7} total {record.duration_s:.3f}s",
+        f"{record.events} events {_size(record.bytes_in)} in {_size(record.bytes_out)} out",
+        f"{record.peer} {_short(record.request_id)}",
+        f"{record.attempts} attempts" if record.attempts > 1 else "",
+        f"continued {record.continued} times" if record.continued else "",
+    )
+    return one_line("  ".join(parts).rstrip()).encode(errors="backslashreplace") + b"\n"
+
+
+_FORMATS: dict[LogFormat, Callable[[float, Finished], bytes]] = {"json": json_line, "console": console_line}
+
+
+def _tenth_ms(seconds: float) -> float:
+    """Rounded to a tenth of a millisecond, in a tenth of the time that `round` takes."""
+    return int(seconds * 10_000 + 0.5) / 10_000
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= TEXT_MAX else text[: TEXT_MAX - 1] + "…"
+
+
+def _size(n: int) -> str:
+    return f"{n}B" if n < 10_000 else f"{n / 1000:.0f}kB" if n < 10_000_000 else f"{n / 1_000_000:.0f}MB"

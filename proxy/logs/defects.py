@@ -1,0 +1,81 @@
+"""Exceptions of the gate's own: none leaves a client without an answer, and none goes unseen.
+
+1. `guarded` is around whatever calls an exchange: its client, its unit, the queue, a clock. An exception that
+   comes out of it there ends this exchange and no other.
+2. All of them, those of tasks as well, come to the loop's exception handler: one line, and a count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVarTuple
+
+from cellgate.proxy.logs.log import log_line
+
+Args = TypeVarTuple("Args")
+
+TOLD_S = 10.0
+"""A defect is told of at most once in so long, by its place in the code."""
+PLACES_KEPT = 64
+_FRAMES = 3
+
+
+class Guarded(Protocol):
+    """What has callbacks, and an end that does not depend on them."""
+
+    def crashed(self, error: Exception) -> None:
+        """A callback has failed: come to an end. Never raises."""
+
+
+def guarded(whose: Guarded, callback: Callable[[*Args], object], *args: *Args) -> None:
+    """Call `callback` of `whose`."""
+    try:
+        callback(*args)
+    except Exception as error:
+        whose.crashed(error)
+
+
+class Defects:
+    """Tells of the exceptions of one process, and counts them."""
+
+    def __init__(
+        self, log: Callable[..., None] = log_line, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.count = 0
+        self._log = log
+        self._now = now
+        self._told: dict[str, tuple[float, int]] = {}
+
+    def handle(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """The loop's exception handler."""
+        error, what = context.get("exception"), context.get("message", "")
+        if task := context.get("task") or context.get("future"):
+            what = f"{what} ({getattr(task, 'get_name', lambda: task)()})"
+        if isinstance(error, Exception) and not isinstance(error, OSError):
+            self.count += 1
+        self._tell(what, error)
+
+    def _tell(self, what: str, error: BaseException | None) -> None:
+        place, now = what if error is None else f"{type(error).__name__} {where(error)}", self._now()
+        told_at, silent = self._told.get(place, (-TOLD_S, 0))
+        if now - told_at < TOLD_S:
+            self._told[place] = told_at, silent + 1
+            return
+        if len(self._told) >= PLACES_KEPT:
+            del self._told[next(iter(self._told))]
+        self._told[place] = now, 0
+        more = f"; {silent} more of these since it was told of last" if silent else ""
+        self._log("error", f"{what}: {error!r} at {place}{more}" if error is not None else f"{what}{more}")
+
+
+def where(error: BaseException) -> str:
+    """The innermost frames of an exception, the last one first."""
+    frames = traceback.extract_tb(error.__traceback__)[-_FRAMES:]
+    return " < ".join(f"{frame.filename}:{frame.lineno} {frame.name}" for frame in reversed(frames))
+
+
+DEFECTS = Defects()
+"""Those of this process."""

@@ -1,0 +1,262 @@
+"""What happened to the units: the last flips and operator actions with their reasons, and who follows live.
+
+Every event is told three times in the same words: in the log, in `/events`, and to each follower.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from cellgate.proxy.logs.log import Level, log_line, one_line, utc
+from cellgate.router.lease import Lease
+from cellgate.router.nouns import Flip, Strength, Verdict
+
+Event = dict[str, Any]
+"""One event, ready for JSON: `id`, `time`, `kind`, `line` (for people), and what its kind adds."""
+
+KEPT = 256
+FOLLOWER_BACKLOG = 64
+
+ActionKind = Literal[
+    "drain",
+    "undrain",
+    "reload",
+    "panic",
+    "panic_over",
+    "degraded",
+    "recovered",
+    "lag",
+    "own_trouble",
+    "broken_streams",
+    "discovered",
+    "source_lost",
+    "source_back",
+    "clash",
+    "recovery",
+    "recovery_done",
+    "recovery_failed",
+    "recovery_held",
+    "recovery_gave_up",
+    "recovery_unrecorded",
+    "handover",
+    "handover_failed",
+    "poison",
+    "poison_lifted",
+]
+_LEVELS: dict[Verdict | ActionKind, Level] = {
+    Verdict.SUSPECT: "warning",
+    Verdict.DOWN: "warning",
+    "panic": "warning",
+    "degraded": "warning",
+    "lag": "warning",
+    "own_trouble": "warning",
+    "broken_streams": "warning",
+    "source_lost": "warning",
+    "clash": "warning",
+    "recovery": "warning",
+    "recovery_failed": "warning",
+    "recovery_held": "warning",
+    "recovery_gave_up": "error",
+    "recovery_unrecorded": "error",
+    "handover_failed": "error",
+    "poison": "error",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """Something an operator did, or the gate by itself. `by` is who: an address, a signal, "gate".
+
+    `cell` is set where it concerns all units of one.
+    """
+
+    kind: ActionKind
+    by: str
+    unit: str | None = None
+    detail: str = ""
+    cell: str | None = None
+
+
+class Follower:
+    """One reader of the live stream: an async iterator of events that ends when the gate does.
+
+    A follower that does not keep up gets what was queued for it, an event of kind `cut`, and the end.
+    """
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[Event | None] = asyncio.Queue()
+        self.ended = False
+
+    def put(self, event: Event) -> None:
+        """Queue an event, or end the stream when too many are waiting."""
+        if self._queue.qsize() < FOLLOWER_BACKLOG:
+            self._queue.put_nowait(event)
+            return
+        line = f"cut: {FOLLOWER_BACKLOG} events were waiting to be read; GET /events has the last {KEPT}"
+        self._queue.put_nowait({"id": event["id"], "time": event["time"], "kind": "cut", "line": line})
+        self.end()
+
+    def end(self) -> None:
+        """No more events will come."""
+        self.ended = True
+        self._queue.put_nowait(None)
+
+    def __aiter__(self) -> Follower:
+        return self
+
+    async def __anext__(self) -> Event:
+        event = await self._queue.get()
+        if event is None:
+            raise StopAsyncIteration
+        return event
+
+
+class EventLog:
+    """Remembers the last events, logs them and passes them on. `wall` is the wall clock (seconds since 1970).
+
+    `passes` is the number of canaries that bring a DOWN unit back (Rules.passes).
+    """
+
+    def __init__(
+        self, wall: Callable[[], float], passes: int, log: Callable[[Level, str], None] = log_line
+    ) -> None:
+        self._wall = wall
+        self._passes = passes
+        self._log = log
+        self._events: deque[Event] = deque(maxlen=KEPT)
+        self._followers: set[Follower] = set()
+        self._count = 0
+
+    def add(self, happened: Flip | Action, evicted: Sequence[Lease] = ()) -> None:
+        """Take note of a flip (with the leases it evicted) or of an action."""
+        self._count += 1
+        head: Event = {"id": self._count, "time": utc(self._wall())}
+        if isinstance(happened, Flip):
+            event = head | _flip_event(happened, evicted, self._passes)
+            self._log(_LEVELS.get(happened.after, "info"), event["line"])
+        else:
+            event = head | _action_event(happened)
+            self._log(_LEVELS.get(happened.kind, "info"), event["line"])
+        self._events.append(event)
+        for follower in tuple(self._followers):
+            follower.put(event)
+            if follower.ended:
+                self._followers.discard(follower)
+
+    def last(self) -> list[Event]:
+        """The events remembered, oldest first."""
+        return list(self._events)
+
+    @property
+    def followers(self) -> int:
+        """How many follow."""
+        return len(self._followers)
+
+    def subscribe(self) -> Follower:
+        """Follow what happens from now on; to be given back with `unsubscribe`."""
+        follower = Follower()
+        self._followers.add(follower)
+        return follower
+
+    def unsubscribe(self, follower: Follower) -> None:
+        """Stop following."""
+        self._followers.discard(follower)
+
+    def close(self) -> None:
+        """End all live streams: the gate is going."""
+        for follower in self._followers:
+            follower.end()
+        self._followers.clear()
+
+
+def _flip_event(flip: Flip, evicted: Sequence[Lease], passes: int) -> Event:
+    cut = sum(lease.committed for lease in evicted)
+    moved = len(evicted) - cut
+    why = flip.evidence
+    return {
+        "kind": "flip",
+        "unit": flip.unit,
+        "cell": flip.cell,
+        "node": why.node,
+        "before": flip.before.value,
+        "after": flip.after.value,
+        "source": why.source,
+        "strength": why.strength.name.lower(),
+        "reason": why.reason,
+        "moved": moved,
+        "cut": cut,
+        "line": _flip_line(flip, moved, cut, passes),
+    }
+
+
+def _flip_line(flip: Flip, moved: int, cut: int, passes: int) -> str:
+    source = flip.evidence.source + (f", node {flip.evidence.node}" if flip.evidence.node else "")
+    parts = [
+        f"unit {flip.unit} (cell {flip.cell}) {flip.before.value} -> {flip.after.value}: "
+        f"{flip.evidence.reason} (source {source})"
+    ]
+    if moved or cut or flip.after is Verdict.DOWN:
+        parts.append(f"{_count(moved, 'request')} moved, {_count(cut, 'stream')} broken")
+    node = flip.evidence.node
+    if flip.after is Verdict.DOWN and node is not None and flip.evidence.strength is Strength.FATAL:
+        parts.append(f"it returns once node {node} is well again and {_canaries(passes)}")
+    else:
+        parts.append(_prospect(flip.after, passes))
+    return one_line("; ".join(parts))
+
+
+def _prospect(after: Verdict, passes: int) -> str:
+    """What is going to happen to the unit, so that nobody has to look it up at night."""
+    canaries = _canaries(passes)
+    return {
+        Verdict.STARTING: "it gets requests once a canary passes",
+        Verdict.UP: "it gets requests",
+        Verdict.SUSPECT: "a canary is sent now; until it passes, other units are preferred",
+        Verdict.DOWN: f"it returns after {canaries}",
+        Verdict.PROBATION: f"it gets requests once {canaries} in a row",
+    }[after]
+
+
+def _action_event(action: Action) -> Event:
+    whom = f"cell {action.cell}" if action.cell is not None else f"unit {action.unit}"
+    line = {
+        "drain": f"{whom} drained by {action.by}: no new requests, running ones finish",
+        "undrain": f"{whom} undrained by {action.by}",
+        "reload": f"configuration reloaded by {action.by}",
+        "panic": "panic",
+        "panic_over": "panic is over",
+        "degraded": f"unit {action.unit} is degraded",
+        "recovered": f"unit {action.unit} is no longer degraded",
+        "lag": "the gate itself lags",
+        "own_trouble": "the gate itself is in trouble",
+        "handover": "handed over",
+        "handover_failed": "no hand-over",
+        "broken_streams": f"streams that unit {action.unit} broke in the middle",
+        "recovery": f"recovering unit {action.unit}",
+        "recovery_done": f"recovery of unit {action.unit}",
+        "recovery_failed": f"recovery of unit {action.unit} failed",
+        "recovery_held": "recovery waits",
+        "recovery_gave_up": f"recovery gave unit {action.unit} up",
+        "recovery_unrecorded": f"the end of a recovery of unit {action.unit} is not in the audit log",
+        "discovered": "units found",
+        "source_lost": "a source of units is lost",
+        "source_back": "a source of units is back",
+        "clash": "two units have one name",
+        "poison": "a request ends units",
+        "poison_lifted": f"a prompt is no longer refused, by {action.by}",
+    }[action.kind]
+    line += f": {action.detail}" if action.detail else ""
+    event = {"kind": action.kind, "unit": action.unit, "by": action.by, "line": line}
+    return event if action.cell is None else event | {"cell": action.cell}
+
+
+def _canaries(passes: int) -> str:
+    return "1 canary passes" if passes == 1 else f"{passes} canaries pass"
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}{'' if n == 1 else 's'}"

@@ -1,0 +1,95 @@
+"""The operator's log: one line per thing worth knowing, on stderr, each with a UTC timestamp.
+
+1. A line stays one line whatever a unit put into a reason: control characters are escaped.
+2. Nothing of a gate that serves writes to stderr by itself: an output that nobody reads would stop it.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import TYPE_CHECKING, Literal
+
+import orjson
+
+from cellgate.proxy.logs.log_writer import LogWriter, stderr_sink
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
+
+Level = Literal["info", "warning", "error"]
+
+_LOGGER = logging.getLogger("cellgate")
+_LEVELS: dict[Level, int] = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+_ESCAPES = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))}
+
+
+def log_line(level: Level, message: str) -> None:
+    """Tell the operator something."""
+    _LOGGER.log(_LEVELS[level], "%s", message)
+
+
+def configure(form: Literal["console", "json"]) -> None:
+    """Say how lines look. Called once at start; warnings come out in the same form."""
+    root = logging.getLogger()
+    root.handlers[:] = [LogWriter(stderr_sink(), _Json() if form == "json" else _Console())]
+    root.setLevel(logging.WARNING)
+    _LOGGER.setLevel(logging.INFO)
+    logging.captureWarnings(True)
+    threading.excepthook = _thread_ended
+    sys.unraisablehook = _unraisable
+
+
+def _thread_ended(args: threading.ExceptHookArgs) -> None:
+    about = (args.exc_type, args.exc_value or args.exc_type(), args.exc_traceback)
+    _LOGGER.error("a thread ended by an exception", exc_info=about)
+
+
+def _unraisable(args: UnraisableHookArgs) -> None:
+    about = (args.exc_type, args.exc_value or args.exc_type(), args.exc_traceback)
+    _LOGGER.error("%s", args.err_msg or "an exception that nobody could be told of", exc_info=about)
+
+
+_MILLISECONDS = tuple(f".{number:03}Z" for number in range(1000))
+
+
+def utc(timestamp: float) -> str:
+    """A wall-clock time as ISO 8601 in UTC, to the millisecond."""
+    second = int(timestamp)
+    return _second(second) + _MILLISECONDS[int((timestamp - second) * 1000)]
+
+
+@lru_cache(maxsize=4)
+def _second(timestamp: int) -> str:
+    """Lines come many a second, and a date takes as long to write as all the rest of one."""
+    return datetime.fromtimestamp(timestamp, UTC).isoformat().removesuffix("+00:00")
+
+
+def one_line(text: str) -> str:
+    """`text` with its control characters escaped."""
+    return text if text.isprintable() else text.translate(_ESCAPES)
+
+
+class _Console(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line = f"{utc(record.created)} {record.levelname:<7} {_from(record)}{one_line(record.getMessage())}"
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+class _Json(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": utc(record.created),
+            "level": record.levelname.lower(),
+            "message": _from(record) + record.getMessage(),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return orjson.dumps(line).decode()
+
+
+def _from(record: logging.LogRecord) -> str:
+    return "" if record.name == _LOGGER.name else f"{record.name}: "

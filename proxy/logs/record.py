@@ -1,0 +1,34 @@
+"""What is kept of one finished request: the source of metrics and of the access log."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from cellgate.router.nouns import Outcome
+
+
+class Finished(NamedTuple):
+    """One request, from its first byte to the last of its answer.
+
+    `status` is what the client was sent (499: it left before), `code` the failure-table row or empty,
+    `unit` the unit that answered, or went on last (empty when none did), `attempts` how many units were
+    asked, `continued` how often another unit went on with a stream that was broken.
+    """
+
+    request_id: str
+    peer: str
+    method: str
+    path: str
+    route: str
+    model: str
+    status: int
+    code: str
+    unit: str
+    outcome: Outcome
+    attempts: int
+    ttft_s: float | None
+    duration_s: float
+    events: int
+    bytes_in: int
+    bytes_out: int
+    continued: int = 0

@@ -1,0 +1,88 @@
+"""What a scrape shows of the gate's lines to others: agents of nodes, HAProxy, the access log; and of the
+gate as one engine. Each is included where its line is made, so that one that is not there shows nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from prometheus_client import Metric
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from cellgate.probes.agent_link import Standing
+from cellgate.proxy.ingress.haproxy_agent import HaproxyAgent
+from cellgate.proxy.metrics.families import counter, gauge
+from cellgate.router.board import Board
+
+
+class AgentCheckMetrics(Collector):
+    """The port of HAProxy's agent checks."""
+
+    def __init__(self, agent: HaproxyAgent) -> None:
+        self._agent = agent
+
+    def collect(self) -> Iterator[Metric]:
+        """The one family."""
+        text = "Questions of HAProxy's agent checks, by what was said to them."
+        rows = (((answer,), count) for answer, count in self._agent.counts.items())
+        yield counter("agent_check_questions", text, ("answer",), rows)
+
+
+class NodeAgentMetrics(Collector):
+    """The connections to the agents of nodes, by unit and node."""
+
+    def __init__(self, agents: Callable[[], Mapping[tuple[str, str], Standing]]) -> None:
+        self._agents = agents
+
+    def collect(self) -> Iterator[Metric]:
+        """All families."""
+        agents, labels = self._agents(), ("unit", "node")
+        yield gauge(
+            "agent_connected",
+            "1 while the agent of this node is heard.",
+            labels,
+            ((place, standing.connected) for place, standing in agents.items()),
+        )
+        yield counter(
+            "agent_losses",
+            "Connections to the agent of this node that were lost, or could not be made.",
+            labels,
+            ((place, standing.losses) for place, standing in agents.items()),
+        )
+
+
+class AccessLogMetrics(Collector):
+    """The access log; `dropped` is how many lines were never written."""
+
+    def __init__(self, dropped: Callable[[], int]) -> None:
+        self._dropped = dropped
+
+    def collect(self) -> Iterator[Metric]:
+        """The one family."""
+        text = "Lines of the access log that were lost: its output did not take them."
+        yield counter("access_log_dropped", text, (), [((), self._dropped())])
+
+
+class PoolMetrics(Collector):
+    """The gate and its usable units as one engine, in vLLM's words: by these an endpoint picker of the
+    Gateway API Inference Extension compares the members of a pool. `waiting` is how many wait at the gate.
+    """
+
+    def __init__(self, board: Board, waiting: Callable[[], int]) -> None:
+        self._board = board
+        self._waiting = waiting
+
+    def collect(self) -> Iterator[Metric]:
+        """All families; without a usable unit the pool is full."""
+        usable = [desk for desk in self._board if desk.is_usable()]
+        loads = [desk.load for desk in usable if desk.load is not None]
+        running = sum(desk.load.running if desk.load is not None else desk.in_flight for desk in usable)
+        waiting = self._waiting() + sum(load.waiting for load in loads)
+        kv_use = sum(load.kv_use for load in loads) / len(loads) if loads else float(not usable)
+        for name, text, value in (
+            ("num_requests_running", "Requests that usable units compute.", float(running)),
+            ("num_requests_waiting", "Requests queued at the gate and at usable units.", float(waiting)),
+            ("kv_cache_usage_perc", "Mean share of KV cache in use, 0 to 1.", kv_use),
+        ):
+            yield GaugeMetricFamily(f"vllm:{name}", text, value)

@@ -1,0 +1,283 @@
+"""What a scrape shows: the counts of `Metrics` and the state of the Board as Prometheus metric families.
+
+Series that may be watched by an alert exist at zero from the start: Prometheus sees no increase in a series
+that is born with its first event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import permutations
+from typing import TYPE_CHECKING
+
+from prometheus_client import Metric
+from prometheus_client.registry import Collector
+
+from cellgate import VERSION
+from cellgate.proxy.config.limits import REACHED
+from cellgate.proxy.logs.defects import DEFECTS
+from cellgate.proxy.metrics.families import Row, counter, gauge, histogram
+from cellgate.proxy.metrics.histogram import Buckets, Histogram, buckets, gap_buckets
+from cellgate.router.board import Board
+from cellgate.router.nouns import Load, Sign, Verdict
+from cellgate.router.unit_state import Desk
+
+if TYPE_CHECKING:
+    from cellgate.proxy.metrics.metrics import Metrics
+
+_FLIPS = tuple(permutations(Verdict, 2))
+
+
+class Exposition(Collector):
+    """Renders everything anew at each scrape; holds nothing of its own."""
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        board: Board,
+        now: Callable[[], float],
+        waiting: Callable[[], int],
+        connections: Callable[[], Mapping[str, int]],
+    ) -> None:
+        self._metrics = metrics
+        self._board = board
+        self._now = now
+        self._waiting = waiting
+        self._connections = connections
+
+    def collect(self) -> Iterator[Metric]:
+        """All families of the gate."""
+        yield gauge("build_info", "Constant 1; the labels tell what runs.", ("version", "python"), [_build()])
+        yield from self._requests()
+        yield from self._latencies()
+        yield from self._gate()
+        yield from self._units()
+        yield from self._judgement()
+        yield from self._loads()
+
+    def _requests(self) -> Iterator[Metric]:
+        m = self._metrics
+        units = [(name, tally) for name, tally in m.tallies.items() if name]
+        yield counter(
+            "requests",
+            "Attempts on a unit, by how they ended.",
+            ("unit", "outcome"),
+            (((name, outcome.value), n) for name, tally in units for outcome, n in tally.outcomes.items()),
+        )
+        yield counter(
+            "responses",
+            "Requests answered, by kind of path and by the status the client was sent (499: it left before).",
+            ("route", "status"),
+            (((route, str(status)), n) for (route, status), n in m.responses.items()),
+        )
+        yield counter(
+            "retries",
+            "Requests that went on to another unit because this one failed them.",
+            ("unit",),
+            (((name,), tally.retries) for name, tally in units),
+        )
+        yield counter(
+            "continuations",
+            "Streams that this unit broke in the middle, by what became of them.",
+            ("unit", "result"),
+            (((name, result.value), n) for name, tally in units for result, n in tally.continuations.items()),
+        )
+        yield counter(
+            "refusals",
+            "Requests that no unit could be given to, by reason.",
+            ("reason",),
+            (((reason.value,), n) for reason, n in m.refusals.items()),
+        )
+        yield counter(
+            "flips",
+            "Changes of verdict.",
+            ("unit", "before", "after"),
+            (
+                ((name, before.value, after.value), n)
+                for name, tally in units
+                for (before, after), n in (dict.fromkeys(_FLIPS, 0) | tally.flips).items()
+            ),
+        )
+
+        yield counter(
+            "forged_placements",
+            "Requests that named a unit, or asked to be explained, and came from a peer that is not trusted.",
+            (),
+            [((), m.forged)],
+        )
+
+    def _latencies(self) -> Iterator[Metric]:
+        tallies = self._metrics.tallies
+        yield histogram(
+            "ttft_seconds",
+            "From a request's first byte to the first token sent to its client, by the unit that answered.",
+            ("unit",),
+            (((name,), *_rendered(tally.ttft)) for name, tally in tallies.items() if name),
+        )
+        yield histogram(
+            "inter_token_latency_seconds",
+            "Between two pieces of a stream as the unit sent them, by unit.",
+            ("unit",),
+            (((desk.unit.name,), *gap_buckets(desk.gaps_ms)) for desk in self._board),
+        )
+        yield histogram(
+            "request_duration_seconds",
+            "From a request's first byte to its answer's last, by the unit that answered (empty: none).",
+            ("unit",),
+            (((name,), *_rendered(tally.duration)) for name, tally in tallies.items()),
+        )
+
+    def _gate(self) -> Iterator[Metric]:
+        m = self._metrics
+        yield counter(
+            "bytes",
+            "Bytes from (in) and to (out) clients.",
+            ("direction",),
+            [(("in",), m.bytes_in), (("out",), m.bytes_out)],
+        )
+        yield histogram(
+            "loop_lag_seconds", "How late timers of the event loop fire.", (), [((), *_rendered(m.lag))]
+        )
+        yield gauge(
+            "loop_lag_max_seconds",
+            "How late the latest timer of the last minute fired.",
+            (),
+            [((), max(m.last_lags_s, default=0.0))],
+        )
+        yield gauge(
+            "tasks",
+            "Asyncio tasks alive: probes, and what the admin port does.",
+            (),
+            [((), len(asyncio.all_tasks()))],
+        )
+        yield gauge("waiting", "Requests waiting for a unit with room.", (), [((), self._waiting())])
+        yield gauge(
+            "connections",
+            "Open connections, by who is at the other end.",
+            ("side",),
+            (((side,), n) for side, n in self._connections().items()),
+        )
+
+    def _units(self) -> Iterator[Metric]:
+        board = self._board
+        # A unit that was replaced may be on the Board twice under one name while its last streams end.
+        in_flight: Counter[str] = Counter()
+        for desk in (*board, *board.leaving):
+            in_flight[desk.unit.name] += desk.in_flight
+        yield gauge(
+            "in_flight",
+            "Attempts open on a unit now.",
+            ("unit",),
+            (((name,), n) for name, n in in_flight.items()),
+        )
+        yield gauge(
+            "unit_verdict",
+            "What is believed of a unit: 1 at its verdict, 0 at the others.",
+            ("unit", "cell", "verdict"),
+            (
+                ((desk.unit.name, desk.unit.cell, verdict.value), desk.case.verdict is verdict)
+                for desk in board
+                for verdict in Verdict
+            ),
+        )
+        yield gauge(
+            "unit_drained",
+            "1 when an operator took the unit out of rotation.",
+            ("unit", "cell"),
+            (((desk.unit.name, desk.unit.cell), desk.drained) for desk in board),
+        )
+
+    def _judgement(self) -> Iterator[Metric]:
+        board = self._board
+        yield gauge(
+            "unit_degraded",
+            "How much slower than the others of its cell a unit is: 0 not at all, 0.5 half as fast.",
+            ("unit", "cell"),
+            (((desk.unit.name, desk.unit.cell), desk.slowness.degraded) for desk in board),
+        )
+        yield gauge(
+            "unit_doubted",
+            "1 while a unit gets nothing because it may have started anew.",
+            ("unit", "cell"),
+            (((desk.unit.name, desk.unit.cell), desk.is_doubted()) for desk in board),
+        )
+        yield gauge(
+            "node_up",
+            "1 when the last word of this source about the node was good.",
+            ("unit", "node", "source"),
+            (
+                ((desk.unit.name, node, source), word.sign is Sign.GOOD)
+                for desk in board
+                for (node, source), word in desk.news.items()
+                if node is not None
+            ),
+        )
+        yield gauge(
+            "panic",
+            "1 while units that nothing answers of are held in rotation.",
+            (),
+            [((), board.panic_at is not None)],
+        )
+        yield counter(
+            "recoveries",
+            "Attempts to recover a unit of a cell, by how they ended.",
+            ("cell", "result"),
+            self._metrics.recoveries.items(),
+        )
+        yield counter(
+            "evidence_suspended",
+            "Bad news not counted because the gate itself lagged.",
+            (),
+            [((), self._metrics.suspended())],
+        )
+        yield counter(
+            "own_troubles",
+            "Connections not opened through no fault of a unit, and times that accepting had to stop.",
+            (),
+            [((), self._metrics.own_troubles())],
+        )
+        yield counter(
+            "defects",
+            "Exceptions of the gate's own, in requests and in tasks: each is told of in the log.",
+            (),
+            [((), DEFECTS.count + self._metrics.defects)],
+        )
+        yield counter(
+            "limits",
+            "Times that a bound on what one client or unit may do took effect, by its name.",
+            ("limit",),
+            (((name,), count + self._metrics.limits[name]) for name, count in REACHED.items()),
+        )
+
+    def _loads(self) -> Iterator[Metric]:
+        known = [(desk, desk.load) for desk in self._board if desk.load is not None]
+        now = self._now()
+
+        def per_unit(name: str, text: str, value: Callable[[Load], float]) -> Metric:
+            return gauge(name, text, ("unit",), ((_unit(desk), value(load)) for desk, load in known))
+
+        yield per_unit(
+            "unit_load_running", "Requests the engine says it is computing.", lambda load: load.running
+        )
+        yield per_unit(
+            "unit_load_waiting", "Requests the engine says it has queued.", lambda load: load.waiting
+        )
+        yield per_unit(
+            "unit_load_kv_use", "Share of the engine's KV cache in use, 0 to 1.", lambda load: load.kv_use
+        )
+        yield per_unit("unit_load_age_seconds", "How old the engine's report is.", lambda load: now - load.at)
+
+
+def _build() -> Row:
+    return (VERSION, platform.python_version()), 1
+
+
+def _unit(desk: Desk) -> Sequence[str]:
+    return (desk.unit.name,)
+
+
+def _rendered(histogram: Histogram) -> tuple[Buckets, float]:
+    return buckets(histogram), histogram.total

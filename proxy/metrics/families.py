@@ -1,0 +1,39 @@
+"""One family of metrics from rows of label values and a number; each name begins with `cellgate_`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+from cellgate.proxy.metrics.histogram import Buckets
+
+Row = tuple[Sequence[str], float]
+"""Label values, and the number they have."""
+
+
+def counter(name: str, text: str, labels: Sequence[str], rows: Iterable[Row]) -> Metric:
+    """What only grows; `_total` is added to its name."""
+    family = CounterMetricFamily(f"cellgate_{name}", text, labels=labels)
+    for row, value in rows:
+        family.add_metric(row, value)
+    return family
+
+
+def gauge(name: str, text: str, labels: Sequence[str], rows: Iterable[Row]) -> Metric:
+    """What is so now."""
+    family = GaugeMetricFamily(f"cellgate_{name}", text, labels=labels)
+    for row, value in rows:
+        family.add_metric(row, float(value))
+    return family
+
+
+def histogram(
+    name: str, text: str, labels: Sequence[str], rows: Iterable[tuple[Sequence[str], Buckets, float]]
+) -> Metric:
+    """Cumulated buckets and a sum for each row of labels."""
+    family = HistogramMetricFamily(f"cellgate_{name}", text, labels=labels)
+    for row, bounds, total in rows:
+        family.add_metric(row, bounds, total)
+    return family

@@ -1,0 +1,71 @@
+"""What is told of poison: to operators as JSON, and what a scrape shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from prometheus_client import Metric
+from prometheus_client.registry import Collector
+
+from cellgate.proxy.control.containment import Containment, name_of
+from cellgate.proxy.metrics.families import counter, gauge
+from cellgate.router.bans import Ban
+
+_COUNTS = {
+    "deaths": "Attempts that ended with the loss of their unit, or of a connection that it had.",
+    "ended": "Requests that were ended because units had died of what they ask.",
+    "refused": "Requests that were refused because of what they ask, without a unit being touched.",
+    "bans": "Prompts that came to be refused, by what this gate has seen.",
+}
+
+
+def listing(containment: Containment, now: float) -> dict[str, Any]:
+    """The prompts that are refused, and how many are suspected."""
+    return {
+        "ban_s": containment.ban_s,
+        "bans": [_entry(ban, now) for ban in containment.bans.all()],
+        "suspects": sum(
+            record.is_suspect and not record.ended for record in containment.ledger.records.values()
+        ),
+        "held": containment.held,
+    }
+
+
+def _entry(ban: Ban, now: float) -> dict[str, Any]:
+    return {
+        "fingerprint": name_of(ban.fingerprint),
+        "model": ban.model,
+        "units": list(ban.units),
+        "age_s": round(now - ban.since, 1),
+        "left_s": round(ban.until - now, 1),
+        "gate": ban.gate,
+    }
+
+
+class PoisonMetrics(Collector):
+    """What was contained, and what is."""
+
+    def __init__(self, containment: Containment) -> None:
+        self._containment = containment
+
+    def collect(self) -> Iterator[Metric]:
+        """All families."""
+        contained = self._containment
+        for name, text in _COUNTS.items():
+            yield counter(f"poison_{name}", text, (), [((), contained.counts[name])])
+        records = contained.ledger.records.values()
+        for name, text, value in (
+            (
+                "poison_banned",
+                "Prompts that are refused now, this gate's own and other gates'.",
+                len(contained.bans),
+            ),
+            (
+                "poison_suspects",
+                "Prompts that were there when two units died, and are not known to be innocent.",
+                sum(record.is_suspect for record in records),
+            ),
+            ("poison_held", "Requests that wait until a suspect has shown what it is.", contained.held),
+        ):
+            yield gauge(name, text, (), [((), value)])

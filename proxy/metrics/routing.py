@@ -1,0 +1,132 @@
+"""What a scrape shows of routing: how good its predictions are, what prefix caches saved, and the queue."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+
+from prometheus_client import Metric
+from prometheus_client.registry import Collector
+
+from cellgate.proxy.metrics.families import counter, gauge, histogram
+from cellgate.proxy.metrics.histogram import TTFT_BOUNDS_S, Buckets, Histogram, buckets
+from cellgate.router.board import Board
+from cellgate.router.cost_model import Usage
+from cellgate.router.lease import Lease
+from cellgate.router.queue import Waiting
+
+
+class _Tally:
+    """What is counted of one unit."""
+
+    __slots__ = ("expected", "found", "missed", "predicted", "prompt")
+
+    def __init__(self) -> None:
+        self.predicted = Histogram(TTFT_BOUNDS_S)
+        self.missed = Histogram(TTFT_BOUNDS_S)
+        self.prompt = self.expected = self.found = 0
+
+
+class Routing(Collector):
+    """Counts in plain numbers while requests come and go. `ignored`: header lines that made no sense."""
+
+    def __init__(self, board: Board, waiting: Waiting, ignored: Callable[[], int] = int) -> None:
+        self._board = board
+        self._ignored = ignored
+        self._waiting = waiting
+        self._tallies: defaultdict[str, _Tally] = defaultdict(_Tally)
+        self._waits = Histogram(TTFT_BOUNDS_S)
+
+    def waited(self, seconds: float) -> None:
+        """A request has left the queue, whatever for."""
+        self._waits.observe(seconds)
+
+    def shown(self, lease: Lease) -> None:
+        """A unit has shown the first token of a stream."""
+        tally, due_s = self._tallies[lease.unit], lease.bet.ttft_s
+        tally.predicted.observe(due_s)
+        tally.missed.observe(abs(lease.first_at - lease.opened_at - due_s))
+
+    def worked(self, lease: Lease, usage: Usage | None) -> None:
+        """A generation has ended well."""
+        tally, bet = self._tallies[lease.unit], lease.bet
+        tally.prompt += bet.prompt_tokens
+        tally.expected += bet.cached_tokens
+        if usage is not None and usage.cached_tokens is not None:
+            tally.found += usage.cached_tokens
+
+    def collect(self) -> Iterator[Metric]:
+        """All families."""
+        for name in self._tallies.keys() - self._board.desks.keys():
+            del self._tallies[name]
+        tallies = [(name, self._tallies[name]) for name in self._board.desks]
+        yield histogram(
+            "ttft_predicted_seconds",
+            "From an attempt's begin to its first token, as was foreseen when its unit was picked.",
+            ("unit",),
+            (((name,), *_rendered(tally.predicted)) for name, tally in tallies),
+        )
+        yield histogram(
+            "ttft_missed_seconds",
+            "By how much the time to first token was foreseen wrongly, in either direction.",
+            ("unit",),
+            (((name,), *_rendered(tally.missed)) for name, tally in tallies),
+        )
+        for field, (name, text) in _TOKENS.items():
+            yield counter(
+                name, text, ("unit",), [((unit,), getattr(tally, field)) for unit, tally in tallies]
+            )
+        yield histogram(
+            "queue_wait_seconds", "How long requests waited for a unit.", (), [((), *_rendered(self._waits))]
+        )
+        yield gauge(
+            "queue_tokens",
+            "Uncached tokens of the prompts that wait for a unit.",
+            (),
+            [((), self._waiting.tokens)],
+        )
+        yield counter(
+            "ignored_headers",
+            "Header lines of other systems that made no sense and changed nothing.",
+            (),
+            [((), self._ignored())],
+        )
+        yield from self._rates()
+
+    def _rates(self) -> Iterator[Metric]:
+        books = [((desk.unit.name,), desk.books) for desk in self._board]
+        yield gauge(
+            "unit_prefill_tokens_per_second",
+            "Uncached tokens a unit computes in a second, as learnt.",
+            ("unit",),
+            ((unit, book.rates.prefill_tokens_s.value) for unit, book in books),
+        )
+        yield gauge(
+            "unit_step_seconds",
+            "A decoding step of a unit with the sequences it has, as learnt.",
+            ("unit",),
+            ((unit, book.rates.steps.at(book.work.batch)) for unit, book in books),
+        )
+        yield gauge(
+            "unit_queued_tokens",
+            "Uncached tokens of this gate's prompts that a unit has yet to compute.",
+            ("unit",),
+            ((unit, book.work.queued_tokens) for unit, book in books),
+        )
+        yield gauge(
+            "prefix_blocks",
+            "Blocks of prompts that a unit's prefix cache is believed to hold.",
+            ("unit",),
+            ((unit, len(book.prefixes)) for unit, book in books),
+        )
+
+
+_TOKENS = {
+    "prompt": ("prompt_tokens", "Tokens of the prompts a unit has answered, as estimated."),
+    "expected": ("prefix_expected_tokens", "Of those, what was believed to be in its prefix cache."),
+    "found": ("prefix_found_tokens", "Tokens that it said were in its prefix cache, where it tells."),
+}
+
+
+def _rendered(tallied: Histogram) -> tuple[Buckets, float]:
+    return buckets(tallied), tallied.total

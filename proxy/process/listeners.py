@@ -1,0 +1,175 @@
+"""Listening sockets: opened by us, so that another process can have them as well, and closed politely."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import math
+import socket
+import ssl
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+from cellgate.proxy.config.limits import LIMITS
+from cellgate.proxy.config.settings import Address
+
+HANDSHAKE_S = 0.25
+"""How long a handshake that has begun may take to end."""
+PAUSE_S = 0.1
+"""How long nobody is accepted when there is no room for more."""
+_SO_ATTACH_FILTER = 26
+# Classic BPF over the TCP header: byte 13 has the flags; a SYN is dropped, all else is let through.
+_DROP_SYN = struct.pack("HBBI" * 4, 0x30, 0, 0, 13, 0x45, 0, 1, 0x02, 0x06, 0, 0, 0, 0x06, 0, 0, 0xFFFFFFFF)
+
+
+def tls_options(tls: ssl.SSLContext | None) -> dict[str, Any]:
+    """How the loop is to accept clients: by TLS, if there is any, and in bounded time."""
+    return {} if tls is None else {"ssl": tls, "ssl_handshake_timeout": LIMITS.tls_handshake_s}
+
+
+async def listen(address: Address, backlog: int) -> list[socket.socket]:
+    """A listener on each address that the host's name stands for. Raises OSError."""
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(
+        address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    listeners: list[socket.socket] = []
+    try:
+        for family, kind, protocol, _, place in dict.fromkeys(found):
+            listener = socket.socket(family, kind, protocol)
+            listeners.append(listener)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            listener.bind(place)
+            listener.listen(backlog)
+            listener.setblocking(False)
+    except BaseException:
+        for listener in listeners:
+            listener.close()
+        raise
+    return listeners
+
+
+class Entrance:
+    """Where clients come in. `connection` makes the protocol of each.
+
+    `has_room` says, at a time, whether one more may come; while it says no, those who come wait in the queue
+    of the listener.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, connection: Callable[[], asyncio.Protocol]) -> None:
+        self._loop = loop
+        self._connection = connection
+        self.has_room: Callable[[float], bool] = lambda _now: True
+        self._tls: ssl.SSLContext | None = None
+        self._listeners: Sequence[socket.socket] = ()
+        self._backlog = 0
+        self._servers: list[asyncio.Server] = []
+        self._port = 0
+        self._pause: asyncio.TimerHandle | None = None
+        self._resuming: asyncio.Task[None] | None = None
+        self.shut_at = math.inf
+        """Since when nobody is accepted for want of room; infinity: not so."""
+
+    async def open(
+        self,
+        address: Address,
+        listeners: Sequence[socket.socket],
+        tls: ssl.SSLContext | None,
+        backlog: int,
+    ) -> None:
+        """Accept on `listeners`, or, without any, at `address`. Raises OSError when it cannot be had."""
+        self._listeners, self._tls, self._backlog = listeners, tls, backlog
+        await self._accept()
+        if not listeners:
+            create = self._loop.create_server
+            options = tls_options(tls)
+            server = await create(self._connection, address.host, address.port, backlog=backlog, **options)
+            self._servers.append(server)
+        self._port = self._servers[0].sockets[0].getsockname()[1]
+
+    @property
+    def port(self) -> int:
+        """The port listened on; 0: none."""
+        return self._port
+
+    def close(self) -> None:
+        """Accept no more. Whoever waits is reset, unless another process has the listeners, too."""
+        self._port = 0
+        for pending in (self._pause, self._resuming):
+            if pending is not None:
+                pending.cancel()
+        listeners, self._listeners = self._listeners, ()
+        self._close_servers()
+        for listener in listeners:
+            listener.close()
+
+    async def _accept(self) -> None:
+        create = self._loop.create_server
+        for listener in self._listeners:
+            # A server that ends closes its socket; who waits is reset only when the last one is closed.
+            sock = listener.dup()
+            options = tls_options(self._tls)
+            self._servers.append(await create(self._enter, sock=sock, backlog=self._backlog, **options))
+
+    def _enter(self) -> asyncio.Protocol:
+        """One more client is accepted; whether others are after it is seen now."""
+        if self._pause is None and not self.has_room(self._loop.time()):
+            self.shut_at = self._loop.time()
+            self._pause = self._loop.call_later(PAUSE_S, self._look_for_room)
+            # Not now: this is called while the server accepts.
+            self._loop.call_soon(self._close_servers)
+        return self._connection()
+
+    def _look_for_room(self) -> None:
+        if self.has_room(self._loop.time()):
+            self._resuming = self._loop.create_task(self._resume())
+        else:
+            self._pause = self._loop.call_later(PAUSE_S, self._look_for_room)
+
+    async def _resume(self) -> None:
+        try:
+            await self._accept()
+            self._pause = None
+            self.shut_at = math.inf
+        except OSError:
+            self._close_servers()
+            self._pause = self._loop.call_later(PAUSE_S, self._look_for_room)
+
+    def _close_servers(self) -> None:
+        servers, self._servers = self._servers, []
+        for server in servers:
+            server.close()
+
+    async def close_politely(self) -> None:
+        """Accept all who have come, then close: nobody is reset, and who comes later is refused."""
+        if self._listeners:
+            _let_nobody_in(self._listeners)
+            # Who is in the middle of the handshake may end it.
+            await asyncio.sleep(HANDSHAKE_S)
+        for sock in _waiting(self._listeners):
+            sock.setblocking(False)
+            with suppress(OSError):
+                await self._loop.connect_accepted_socket(self._connection, sock, **tls_options(self._tls))
+        self.close()
+
+
+def _let_nobody_in(listeners: Sequence[socket.socket]) -> None:
+    """Ignore who begins to connect: it tries again after a second, and is refused then."""
+    program = ctypes.create_string_buffer(_DROP_SYN, len(_DROP_SYN))
+    option = struct.pack("HxxxxxxP", len(_DROP_SYN) // 8, ctypes.addressof(program))
+    for listener in listeners:
+        # Where the system has no such filters, the microseconds before the close remain.
+        with suppress(OSError):
+            listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, option)
+
+
+def _waiting(listeners: Sequence[socket.socket]) -> Iterator[socket.socket]:
+    """Accept who waits in the queues."""
+    for listener in listeners:
+        with suppress(OSError):
+            while True:
+                yield listener.accept()[0]

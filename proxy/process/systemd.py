@@ -1,0 +1,24 @@
+"""Tells systemd how the gate is, where it is one of its services (sd_notify: datagrams to NOTIFY_SOCKET)."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+
+from cellgate.proxy.logs.log import log_line
+
+
+def notify(*words: str, environ: Mapping[str, str] = os.environ) -> None:
+    """Send assignments such as READY=1. Nothing happens where nobody listens."""
+    address = environ.get("NOTIFY_SOCKET", "")
+    if not address:
+        return
+    # A leading @ stands for the abstract namespace.
+    place = "\0" + address[1:] if address.startswith("@") else address
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+            sock.settimeout(1.0)
+            sock.sendto("\n".join(words).encode(), place)
+    except OSError as error:
+        log_line("warning", f"systemd was not told {' '.join(words)}: {error}")

@@ -1,0 +1,73 @@
+"""What a command or a webhook is told of the unit to be recovered: JSON, and environment variables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cellgate.proxy.logs.log import one_line, utc
+from cellgate.proxy.recovery.nouns import Dossier, Remedy
+from cellgate.router.nouns import Evidence
+from cellgate.router.unit_state import Desk
+
+EVIDENCE_KEPT = 16
+_REASON_MAX = 1024
+
+
+def dossier(
+    desk: Desk, *, action_id: str, attempt: int, down_at: float, remedy: Remedy, now: float, wall: float
+) -> Dossier:
+    """The case of a unit that is to be recovered, all its nodes as one. Times are ISO 8601 in UTC."""
+    unit, because = desk.unit, desk.case.because
+    words = sorted({*desk.news.values(), *desk.case.window}, key=lambda word: word.at)
+
+    def at(moment: float) -> str:
+        return utc(wall - (now - moment))
+
+    def told(word: Evidence) -> dict[str, Any]:
+        return {
+            "time": at(word.at),
+            "sign": word.sign.value,
+            "strength": word.strength.name.lower(),
+            "source": word.source,
+            "node": word.node,
+            "reason": word.reason,
+        }
+
+    return {
+        "id": action_id,
+        "unit": unit.name,
+        "cell": unit.cell,
+        "url": unit.url,
+        "nodes": [{"name": node.name, "role": node.role.value, "agent": node.agent} for node in unit.nodes],
+        "reason": because.reason if because is not None else "",
+        "node": because.node if because is not None else None,
+        "source": because.source if because is not None else "",
+        "epoch": dict(sorted(desk.case.epochs)),
+        "since": at(down_at),
+        "down_s": round(now - down_at, 3),
+        "attempt": attempt,
+        "attempts": remedy.attempts,
+        "dry_run": remedy.dry_run,
+        "evidence": [told(word) for word in words[-EVIDENCE_KEPT:]],
+    }
+
+
+def environment(about: Dossier, base: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a command: the gate's own without its secrets, and what it needs of the unit."""
+    epoch = ",".join(f"{reader}={reading}" for reader, reading in about["epoch"].items())
+    told = {
+        "ID": about["id"],
+        "UNIT": about["unit"],
+        "CELL": about["cell"],
+        "URL": about["url"],
+        "NODES": ",".join(node["name"] for node in about["nodes"]),
+        "REASON": one_line(about["reason"])[:_REASON_MAX],
+        "NODE": about["node"] or "",
+        "EPOCH": epoch,
+        "SINCE": about["since"],
+        "ATTEMPT": str(about["attempt"]),
+    }
+    # Tokens and passwords of the gate come by such variables, too.
+    kept = {name: value for name, value in base.items() if not name.startswith("CELLGATE_")}
+    return kept | {f"CELLGATE_{name}": value for name, value in told.items()}

@@ -1,0 +1,125 @@
+"""From a request to an Ask: the body is parsed once, here, and nowhere else."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any
+
+import orjson
+from xxhash import xxh3_64_intdigest
+
+from cellgate.proxy.config.limits import LIMITS, reached
+from cellgate.proxy.request.prompt import read_prompt
+from cellgate.proxy.resume.eligible import why_not
+from cellgate.proxy.wire.failure import Failure, Kind
+from cellgate.router.nouns import Ask
+
+LARGE_BYTES = 1 << 20
+"""Bodies above this are parsed off the loop: a parse of a megabyte stalls every stream by a millisecond."""
+
+_BYTES_PER_TOKEN = 4
+_LOOKED_AT_BYTES = 1 << 20
+_MARKS = b",[{"
+"""One stands before each value that is not the only one: reading takes time and memory by their number."""
+_NO_MARKS = bytes(set(range(256)) - set(_MARKS + b'"'))
+_new = tuple.__new__
+"""What a named tuple's own constructor calls, in a third of the time."""
+
+
+def is_large(body: bytes) -> bool:
+    """Whether it is to be read off the loop: all streams would stand still meanwhile."""
+    if len(body) <= LIMITS.json_nodes_on_loop:
+        return False
+    return len(body) > LIMITS.json_bytes_on_loop or has_more_nodes(body, LIMITS.json_nodes_on_loop)
+
+
+def has_more_nodes(body: bytes, limit: int) -> bool:
+    """Whether JSON has more than `limit` values, known without parsing it."""
+    if _marks(body) <= limit:
+        return False
+    # Marks in strings are none: the strings go, once it is known where they end.
+    bare = body.replace(rb"\\", b"").replace(rb"\"", b"").translate(None, _NO_MARKS)
+    # A value has one key at most, so that there are two strings for each: no need to look at more.
+    if bare.count(b'"') > 4 * (limit + 1):
+        return True
+    return sum(map(len, bare.split(b'"')[::2])) > limit
+
+
+def read_large_ask(body: bytes) -> Ask | Failure:
+    """`read_ask` for a body of any size, off the loop: one with too many values is not even parsed."""
+    if has_more_nodes(body, LIMITS.json_nodes):
+        reached("json_nodes")
+        return Failure(Kind.BAD_JSON, f"the body has more than {LIMITS.json_nodes} values")
+    return read_ask(body)
+
+
+def read_ask(body: bytes) -> Ask | Failure:
+    """What a JSON body asks for, or what is wrong with it (the position is named where there is one)."""
+    try:
+        data: Any = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        return _unreadable(error)
+    if not isinstance(data, dict):
+        return Failure(Kind.BAD_JSON, f"the body must be a JSON object, not {_kind_of(data)}")
+    model = data.get("model")
+    if model is not None and not isinstance(model, str):
+        return Failure(Kind.BAD_JSON, f"`model` must be a string, not {_kind_of(model)}", param="model")
+    if model is not None and len(model) > LIMITS.name_chars:
+        reached("name_chars")
+        reason = f"`model` is longer than {LIMITS.name_chars} characters"
+        return Failure(Kind.BAD_JSON, reason, param="model")
+    follows, user, priority = data.get("previous_response_id"), data.get("user"), data.get("priority")
+    blocks, size, fingerprint = read_prompt(data, body)
+    stream = data.get("stream") is True
+    limit = data.get("max_tokens") or data.get("max_completion_tokens") or data.get("max_output_tokens")
+    ask = (
+        model,
+        stream,
+        size // _BYTES_PER_TOKEN,
+        None,
+        follows if isinstance(follows, str) and len(follows) <= LIMITS.name_chars else None,
+        size,
+        blocks,
+        user[: LIMITS.name_chars] if isinstance(user, str) else "",
+        "",
+        # Whether it is one that the engine understands is for the engine to say.
+        priority if isinstance(priority, int) else 0,
+        inf,
+        stream and not why_not(data, chat="messages" in data),
+        fingerprint,
+        limit if type(limit) is int and limit > 0 else 0,
+    )
+    return _new(Ask, ask)
+
+
+def _marks(body: bytes) -> int:
+    return len(body) - len(body.translate(None, _MARKS))
+
+
+def _unreadable(error: orjson.JSONDecodeError) -> Failure:
+    what, where = error.msg, f"line {error.lineno} column {error.colno} (char {error.pos})"
+    if what.startswith("depth limit"):
+        reached("json_depth")
+        what = f"more than {LIMITS.json_depth} objects and arrays within each other"
+    return Failure(Kind.BAD_JSON, f"the body is not valid JSON: {what} at {where}")
+
+
+def plain_ask(target: bytes, body: bytes) -> Ask:
+    """The ask of a request that has no JSON to be read; of its body no more than the beginning counts."""
+    return Ask(fingerprint=xxh3_64_intdigest(target + b"\0" + body[:_LOOKED_AT_BYTES], len(body)))
+
+
+def _kind_of(value: object) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "a boolean"
+        case int() | float():
+            return "a number"
+        case str():
+            return "a string"
+        case list():
+            return "an array"
+        case _:
+            return "an object"

@@ -1,0 +1,90 @@
+"""The process that reads large bodies for a gate: bodies in on stdin, what they ask for out on stdout.
+
+1. Each body has so much CPU time and so much memory. Out of memory is an answer; out of time, the kernel ends
+   the process, for the parser cannot be interrupted otherwise.
+2. After a body that leaves much memory behind the process ends, and says so with its answer.
+3. It ends with the gate: there is nobody left who writes to it.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import resource
+import signal
+import sys
+from typing import BinaryIO, NamedTuple
+
+from cellgate.proxy.config.limits import LIMITS, REACHED, reached
+from cellgate.proxy.request.ask import read_large_ask
+from cellgate.proxy.wire.failure import Failure, Kind
+from cellgate.router.nouns import Ask
+
+LENGTH_BYTES = 8
+"""Each message is its length, big-endian, and then so many bytes."""
+_BYTES_EACH = 16
+"""Memory for each byte of a body, beside the constant: a character of a text may take four, twice."""
+_KEPT_BYTES = 128 << 20
+_NICE = 5
+
+
+class Told(NamedTuple):
+    """What is answered: what the body asks for, or is refused for; or `trouble`, an exception of our own.
+
+    `reached` are the limits that took effect, `ends` says that the process has now ended.
+    """
+
+    ask: Ask | Failure | None
+    trouble: str
+    reached: tuple[str, ...]
+    ends: bool
+
+
+def main() -> None:
+    """Read bodies until there are no more."""
+    for each in (signal.SIGINT, signal.SIGTERM):
+        # They may be sent to all processes of a service, and are for the gate.
+        signal.signal(each, signal.SIG_IGN)
+    os.nice(_NICE)
+    bodies, answers = sys.stdin.buffer, sys.stdout.buffer
+    while head := bodies.read(LENGTH_BYTES):
+        length = int.from_bytes(head, "big")
+        _bound(length)
+        told = read(bodies, length)
+        packed = pickle.dumps(told)
+        answers.write(len(packed).to_bytes(LENGTH_BYTES, "big") + packed)
+        answers.flush()
+        if told.ends:
+            return
+
+
+def read(bodies: BinaryIO, length: int) -> Told:
+    """Read the next body, of so many bytes."""
+    before, trouble, ends = dict(REACHED), "", False
+    ask: Ask | Failure | None = None
+    try:
+        ask = read_large_ask(bodies.read(length))
+    except MemoryError:
+        reached("large_body_memory")
+        ask = Failure(Kind.BODY_TOO_LARGE, "the request's body takes more memory to read than one may")
+        ends = True
+    except Exception as error:
+        trouble = repr(error)
+    counted = tuple(name for name, count in REACHED.items() for _ in range(count - before[name]))
+    return Told(ask, trouble, counted, ends or _resident_bytes() > _KEPT_BYTES)
+
+
+def _bound(length: int) -> None:
+    """What reading the next body may take."""
+    size, (_, hard) = LIMITS.large_body_memory + _BYTES_EACH * length, resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (size if hard < 0 else min(size, hard), hard))
+    # It counts CPU time only, and so nothing while the next body is waited for.
+    signal.setitimer(signal.ITIMER_PROF, LIMITS.large_body_cpu_s)
+
+
+def _resident_bytes() -> int:
+    try:
+        with open("/proc/self/statm", "rb") as statm:
+            return int(statm.read().split()[1]) * resource.getpagesize()
+    except OSError:
+        return 0

@@ -1,0 +1,97 @@
+"""How a request is addressed to a unit, and what a gate answers that cannot take it there. Pure.
+
+`x-cellgate-unit: NAME` is how a gate asks another one for a unit of it. The other fields are those of the
+Gateway API Inference Extension, whose endpoint pickers know units by ADDRESS:PORT.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from cellgate.proxy.admin.auth import is_token
+from cellgate.proxy.config.trusted_peers import Peers
+from cellgate.proxy.wire.failure import Kind
+from cellgate.proxy.wire.heads import Fields
+from cellgate.router.board import Board
+
+UNIT_FIELD = b"x-cellgate-unit"
+ENDPOINT_FIELD = b"x-gateway-destination-endpoint"
+"""ADDRESS:PORT of units, the best first; the others are for when that one fails."""
+SUBSET_FIELD = b"x-gateway-destination-endpoint-subset"
+"""ADDRESS:PORT of the units among which the gate may choose."""
+TOKEN_FIELD = b"x-cellgate-token"
+"""The admin token, from who is no trusted peer and wants to say, or to know, where requests go."""
+REASON_FIELD = b"x-cellgate-reason"
+"""In a 503 of a gate: why the unit is not to be had there, in a word."""
+
+_FINAL = Kind.POISON_SUSPECTED
+_BUSY = frozenset(kind.value.encode() for kind in (Kind.BUSY, Kind.FULL, Kind.LATE))
+
+
+class Place(NamedTuple):
+    """The units a request may go to; `ordered`: they are to be tried in this order."""
+
+    units: tuple[str, ...]
+    ordered: bool
+
+
+def may_place(peer: str, fields: Fields, peers: Peers, token: str | None) -> bool:
+    """Whether a request of this peer may say where it goes, or ask why: it is trusted, or shows the token."""
+    if peers.trusts(peer):
+        return True
+    given = next((value for name, value in fields if name == TOKEN_FIELD), None)
+    return given is not None and token is not None and is_token(given, token)
+
+
+def place(fields: Fields, board: Board) -> Place:
+    """Where the fields of a request want it, as far as there are such units."""
+    given = dict(fields)
+    if (name := given.get(UNIT_FIELD)) is not None:
+        unit = name.decode("utf-8", "replace")
+        return Place((unit,) if unit in board.desks else (), ordered=True)
+    at = {_authority(desk.unit.url): desk.unit.name for desk in board}
+    inside, wanted = (_named(given.get(field), at) for field in (SUBSET_FIELD, ENDPOINT_FIELD))
+    if wanted is None:
+        return Place(inside or (), ordered=False)
+    return Place(tuple(unit for unit in wanted if inside is None or unit in inside), ordered=True)
+
+
+def why_not(board: Board, unit: str | None) -> str:
+    """What the unit is that a request cannot be given to, in a word; None: no particular one."""
+    if unit is None:
+        return Kind.NO_UNIT.value
+    if (desk := board.desks.get(unit)) is None:
+        return "unknown"
+    return "drained" if desk.drained else desk.case.verdict.value
+
+
+def is_final(status: int, fields: Fields) -> bool:
+    """Whether a refusal of the gate before a unit is for the client: no other unit is to get its request."""
+    return status == _FINAL.row.status and (REASON_FIELD, _FINAL.value.encode()) in fields
+
+
+def told(status: int, fields: Fields) -> Kind | None:
+    """What the gate before a unit means by a refusal of its own; None when the answer is the unit's."""
+    reason = next((value for name, value in fields if name == REASON_FIELD), None) if status == 503 else None
+    if reason is None:
+        return None
+    # A unit without room is well: it is no evidence, and to ask the next one costs of the retry budget.
+    return Kind.BUSY if reason in _BUSY else Kind.NOT_HERE
+
+
+def _named(value: bytes | None, at: Mapping[str, str]) -> tuple[str, ...] | None:
+    """The units at a list of addresses; None when there is no list."""
+    if value is None:
+        return None
+    parts = (part.strip() for part in value.decode("latin-1").split(","))
+    return tuple(at[part] for part in parts if part in at)
+
+
+@lru_cache(4096)
+def _authority(url: str) -> str:
+    """ADDRESS:PORT of a unit's URL."""
+    parts = urlsplit(url)
+    return parts.netloc if parts.port else f"{parts.netloc}:{443 if parts.scheme == 'https' else 80}"

@@ -1,0 +1,41 @@
+"""What a unit's reply is by its status: one for the client, or a failure that is tried elsewhere first."""
+
+from __future__ import annotations
+
+from cellgate.proxy.request.placement import is_final, told
+from cellgate.proxy.wire.failure import Failure, Kind
+from cellgate.proxy.wire.upstream import ReplyHead
+from cellgate.router.board import Board
+from cellgate.router.nouns import Outcome
+
+_OK = Outcome.OK
+_BUSY = (429, 503)
+# FastAPI's engines say so when they have no such path; clients get OpenAI's error shape and a reason instead.
+_NO_SUCH_PATH = str(len('{"detail":"Not Found"}')).encode()
+
+
+def lacks_path(head: ReplyHead) -> bool:
+    """Whether the engine does not know the path, which is not for its client to see."""
+    return head.status == 404 and head.length == _NO_SUCH_PATH
+
+
+def failure_of(head: ReplyHead, unit: str, board: Board, now: float) -> Failure | None:
+    """The failure that a busy or broken unit's reply is; None: it is for the client."""
+    status = head.status
+    if (status < 500 and status != 429) or is_final(status, head.fields):
+        return None
+    kind = told(status, head.fields)
+    if kind is None:
+        kind = Kind.BUSY if status in _BUSY else Kind.UNIT_ERROR
+        if status == 503 and board.is_falsely_busy(unit, now):
+            kind = Kind.FALSE_BUSY
+    return Failure(kind, f"unit {unit} answered {status}")
+
+
+def outcome_of(status: int) -> Outcome:
+    """What a reply that came whole counts as."""
+    if status < 400:
+        return _OK
+    if status in _BUSY:
+        return Outcome.BUSY
+    return Outcome.CLIENT_ERROR if status < 500 else Outcome.UNIT_ERROR

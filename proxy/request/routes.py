@@ -1,0 +1,145 @@
+"""The table of what each path is. A path that is not here is off, unless `pass_unlisted` is on.
+
+GENERATE asks a unit for work: retry, load, affinity, evidence. READ asks any usable unit for a fact.
+STICKY asks the unit that made the thing. OWN is answered by the gate. DENIED is engine administration:
+whoever may pause or reload an engine does so at the engine. DEVIOUS paths have empty or dot segments, or a
+backslash (/v1/models/../../pause): what they name depends on who reads them, so nobody after us gets to.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum, auto
+from urllib.parse import unquote_to_bytes
+
+from cellgate.proxy.wire.failure import Failure, Kind
+
+
+class RouteKind(Enum):
+    """What the gate does with a path."""
+
+    GENERATE = auto()
+    READ = auto()
+    STICKY = auto()
+    OWN = auto()
+    DENIED = auto()
+    DEVIOUS = auto()
+    UNLISTED = auto()
+
+
+# A member of an enum is a slow attribute on CPython 3.11, so those of the hot path are looked up once.
+GENERATE, STICKY, OWN = RouteKind.GENERATE, RouteKind.STICKY, RouteKind.OWN
+DENIED, DEVIOUS, UNLISTED = RouteKind.DENIED, RouteKind.DEVIOUS, RouteKind.UNLISTED
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One row. `methods` are those allowed; `json` means that the body must be a JSON object."""
+
+    kind: RouteKind
+    name: str
+    methods: tuple[bytes, ...] = ()
+    json: bool = False
+
+
+_POST, _GET = (b"POST",), (b"GET", b"HEAD")
+
+
+def _generate(name: str, *, json: bool = True) -> Route:
+    return Route(GENERATE, name, _POST, json)
+
+
+_EXACT: dict[bytes, Route] = {
+    b"/v1/chat/completions": _generate("chat"),
+    b"/v1/completions": _generate("completions"),
+    b"/v1/responses": _generate("responses"),
+    b"/v1/messages": _generate("messages"),
+    b"/v1/embeddings": _generate("embeddings"),
+    b"/v1/rerank": _generate("rerank"),
+    b"/v2/rerank": _generate("rerank"),
+    b"/rerank": _generate("rerank"),
+    b"/v1/score": _generate("score"),
+    b"/score": _generate("score"),
+    b"/pooling": _generate("pooling"),
+    b"/classify": _generate("classify"),
+    b"/generate": _generate("generate"),
+    b"/inference/v1/generate": _generate("generate"),
+    b"/v1/audio/transcriptions": _generate("audio", json=False),
+    b"/v1/audio/translations": _generate("audio", json=False),
+    b"/tokenize": Route(RouteKind.READ, "tokenize", _POST, json=True),
+    b"/detokenize": Route(RouteKind.READ, "tokenize", _POST, json=True),
+    b"/v1/messages/count_tokens": Route(RouteKind.READ, "tokenize", _POST, json=True),
+    b"/version": Route(RouteKind.READ, "version", _GET),
+    b"/v1/models": Route(OWN, "models", _GET),
+    b"/health": Route(OWN, "health", _GET),
+    b"/readyz": Route(OWN, "health", _GET),
+    b"/livez": Route(OWN, "health", _GET),
+}
+
+_DENIED = re.compile(
+    rb"/(?:pause|resume|is_paused|sleep|wake_up|is_sleeping|flush_cache|abort_request|reset_prefix_cache"
+    rb"|reset_mm_cache|reset_encoder_cache|collective_rpc|start_profile|stop_profile|scale_elastic_ep"
+    rb"|fault_tolerance|pause_generation|continue_generation|pd_role_switch|update_weights\w*"
+    rb"|init_weights_update_group|release_memory_occupation|resume_memory_occupation|configure_logging|slow_down"
+    rb"|server_info|get_server_info|v1/load_lora_adapter|v1/unload_lora_adapter|load_lora_adapter"
+    rb"|unload_lora_adapter|v2/repository)(?:/|$)"
+)
+
+# URLs as browsers read them have a backslash for a slash (https://url.spec.whatwg.org/#path-state).
+_DEVIOUS = re.compile(rb"//|/\.\.?(?:[/;]|$)|\\")
+
+_TRITON_MODEL = rb"/v2/models/[^/]+(?:/versions/\d+)?"
+
+_ADMINISTRATION = Route(DENIED, "denied")
+
+_PATTERNS: tuple[tuple[re.Pattern[bytes], Route], ...] = (
+    (_DENIED, _ADMINISTRATION),
+    (re.compile(rb"/v1/responses/[^/]+(?:/cancel|/input_items)?$"), Route(STICKY, "responses")),
+    (re.compile(rb"/healthz/unit/[^/]+$"), Route(OWN, "unit_health", _GET)),
+    (re.compile(rb"/v1/models/.+$"), Route(RouteKind.READ, "model", _GET)),
+    (re.compile(_TRITON_MODEL + rb"/(?:generate|generate_stream|infer)$"), _generate("triton")),
+    (re.compile(rb"/v2(?:/health/(?:live|ready))?$"), Route(RouteKind.READ, "triton", _GET)),
+    (re.compile(_TRITON_MODEL + rb"(?:/ready|/config)?$"), Route(RouteKind.READ, "triton", _GET)),
+)
+
+_TWISTED = Route(DEVIOUS, "devious")
+_UNLISTED = Route(UNLISTED, "unlisted")
+
+
+def find_route(path: bytes) -> Route:
+    """The route of a path (without its query). Trailing slashes count: engines do not ignore them either."""
+    route = _EXACT.get(path)
+    if route is not None:
+        return route
+    # Engines decode a path before they look at it.
+    decoded = unquote_to_bytes(path) if b"%" in path else path
+    if _DEVIOUS.search(decoded):
+        return _TWISTED
+    for pattern, row in _PATTERNS:
+        if pattern.match(path):
+            return row
+    return _ADMINISTRATION if _DENIED.match(decoded) else _UNLISTED
+
+
+def template(path: bytes) -> str:
+    """The path, where it is the same for all requests of its route; empty where parts of it are names."""
+    return path.decode() if path in _EXACT else ""
+
+
+def why_refused(route: Route, method: bytes, *, pass_unlisted: bool) -> Failure | None:
+    """Why the gate does not even look at a request; None when it does."""
+    if route.methods and method not in route.methods:
+        return Failure(Kind.METHOD_NOT_ALLOWED, f"this path takes {b', '.join(route.methods).decode()}")
+    if route.kind is GENERATE:
+        # Nearly all are.
+        return None
+    if route.kind is DENIED:
+        return Failure(Kind.DENIED, "engine administration does not pass the gate; ask the engine itself")
+    if route.kind is DEVIOUS:
+        reason = "the path has an empty segment, one of dots, or a backslash; send the path that is meant"
+        return Failure(Kind.BAD_REQUEST, reason)
+    if route.kind is UNLISTED and not pass_unlisted:
+        reason = "the gate does not pass this path on; see pass_unlisted in its configuration"
+        return Failure(Kind.UNKNOWN_PATH, reason)
+    return None

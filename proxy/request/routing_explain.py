@@ -1,0 +1,213 @@
+"""Why a request goes where it goes, for people: `/explain` of the admin port, and `x-cellgate-explain`.
+
+What is shown is what the router reckons with (router/dry_run.py); looking at it changes nothing.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from statistics import median
+from typing import Any
+
+from cellgate.proxy.config.settings import Headers
+from cellgate.proxy.request.ask import read_ask
+from cellgate.proxy.request.local_endpoints import OwnAnswers
+from cellgate.proxy.request.routing_headers import Wishes
+from cellgate.proxy.wire.failure import Failure, Kind
+from cellgate.router.dry_run import Look, Preview, cost_of, preview
+from cellgate.router.explore import IDLE_S
+from cellgate.router.lease import Lease
+from cellgate.router.nouns import Ask, Refusal
+from cellgate.router.rates import FIRST_BYTES_PER_TOKEN
+from cellgate.router.router import Router
+from cellgate.router.sampling import LOOK_AT_ALL, SAMPLE
+
+TOKENS_MAX = 100_000_000
+WITHOUT_BODY = ("model", "prompt_tokens")
+PARAMETERS = ("session", "tenant", "priority", "ttft_ms", "tried")
+
+_REFUSED: dict[Refusal, str] = {
+    Refusal.NO_UNIT: "503: no unit can take it; it is said of each what it lacks",
+    Refusal.UNKNOWN_MODEL: "404: no unit here serves this model",
+    Refusal.LATE: "429: it could not be answered before its deadline",
+    Refusal.FULL: "429: it would have to wait, and the queue takes no more",
+    Refusal.POISON: "502: units have died of what it asks",
+    Refusal.HELD: "it waits until it is known whether units have died of what it asks",
+    Refusal.UNSURE: "it waits for a canary: the only units for it may have started anew",
+}
+_WHY_NOT = {
+    "drained": "an operator has drained it",
+    "starting": "its engine has yet to prove that it works",
+    "down": "it is down",
+    "probation": "it was down, and has to pass canaries first",
+    "tried": "the request has failed there",
+    "bound_elsewhere": "another unit alone can answer this",
+    "model": "it does not serve this model",
+    "doubted": "it may have started anew; a canary asks",
+    "full": "it has no place left, and others have",
+    "suspect": "it is under suspicion: it comes after all others that have room",
+    "cooling": "it has just answered with an error: others that have room come first",
+    "slow_start": "it has just come up, and is considered for a share of requests only",
+}
+
+
+class Choice:
+    """Tells what would become of a request now. `now` is the gate's clock; `rng` decides where chance has a
+    say, in place of the gate's own.
+    """
+
+    def __init__(
+        self,
+        router: Router,
+        own: OwnAnswers,
+        headers: Headers,
+        policy: str,
+        now: Callable[[], float],
+        rng: random.Random,
+    ) -> None:
+        self._router = router
+        self._own = own
+        self._wishes = Wishes(headers)
+        # What is told by a parameter here stands in these header lines of a request.
+        self._lines = {
+            "session": headers.session.encode(),
+            "tenant": headers.tenant.encode(),
+            "priority": headers.priority.encode(),
+            "ttft_ms": b"x-slo-ttft-ms",
+        }
+        self._policy = policy
+        self._now = now
+        self._rng = rng
+
+    def explain(self, query: Mapping[str, str], body: bytes | None = None) -> dict[str, Any] | Failure:
+        """What `/explain` answers, or what is wrong with the question; `body` is one as clients send it."""
+        known = PARAMETERS if body is not None else (*WITHOUT_BODY, *PARAMETERS)
+        if (unknown := next((name for name in query if name not in known), None)) is not None:
+            message = f"{unknown[:64]!r} is no parameter of this; there are: {', '.join(known)}"
+            return Failure(Kind.BAD_REQUEST, message, param=unknown)
+        ask = self._ask(query) if body is None else read_ask(body)
+        if isinstance(ask, Ask):
+            lines = [(self._lines[name], query[name].encode()) for name in query if name in self._lines]
+            ask = self._wishes.heed(ask, lines, self._now())
+        if isinstance(ask, Failure):
+            return ask
+        ask = self._own.placed(ask)
+        tried = [name for name in query.get("tried", "").split(",") if name]
+        found = preview(self._router, ask, self._now(), self._rng, tried=tried, size=len(body or b""))
+        return {
+            "policy": self._policy,
+            **_outcome(found),
+            "notes": self._notes(found),
+            "ask": _asked(ask),
+            "queue": self._queue(ask.model),
+            "units": [self._unit(look) for look in found.looks],
+        }
+
+    def _ask(self, query: Mapping[str, str]) -> Ask | Failure:
+        """A request of which no text is given: nothing of it can be cached."""
+        text = query.get("prompt_tokens", "0")
+        if not (text.isascii() and text.isdigit() and int(text) <= TOKENS_MAX):
+            message = f"prompt_tokens: expected an integer from 0 to {TOKENS_MAX}, found {text[:64]!r}"
+            return Failure(Kind.BAD_REQUEST, message, param="prompt_tokens")
+        learnt = [desk.books.rates.bytes_per_token.value for desk in self._router.board]
+        size = int(int(text) * (median(learnt) if learnt else FIRST_BYTES_PER_TOKEN))
+        return Ask(query.get("model"), stream=True, prompt_tokens=int(text), prompt_bytes=size)
+
+    def _queue(self, model: str | None) -> dict[str, Any]:
+        waiting, rules = self._router.waiting, self._router.waiting.rules
+        return {
+            "waiting": len(waiting),
+            "waiting_max": rules.limit,
+            "moved": waiting.moved_count,
+            "tokens": waiting.tokens,
+            "bytes": sum(place.size for place in waiting.places()),
+            "bytes_max": rules.limit_bytes,
+            "tenants": len({place.tenant for place in waiting.places()}),
+            "drain_s": _seconds(self._router.drain_s(model)),
+            "tokens_s": round(self._router.board.tokens_s(self._router.board.pools.of(model))),
+        }
+
+    def _unit(self, look: Look) -> dict[str, Any]:
+        desk, now, board = look.desk, self._now(), self._router.board
+        return {
+            "unit": desk.unit.name,
+            "cell": desk.unit.cell,
+            "candidate": not look.why_not,
+            "why_not": f"{look.why_not}: {_WHY_NOT[look.why_not]}" if look.why_not else None,
+            "has_room": look.has_room,
+            "cost": {name: _seconds(value) for name, value in look.cost._asdict().items()},
+            "prompt_tokens": round(look.prompt_tokens),
+            "cached_tokens": round(look.cached_tokens),
+            "guessed": desk.books.guessed(),
+            "in_flight": desk.in_flight,
+            "places": int(min(desk.narrowed, desk.unit.max_in_flight)),
+            "backlog_s": _seconds(desk.books.backlog_s(now)),
+            "share": round(desk.share(now, board.rules), 3),
+        }
+
+    def _notes(self, found: Preview) -> list[str]:
+        """What else may decide."""
+        if not self._router.policy.by_seconds:
+            return ["this policy does not go by seconds: costs are shown, and decide nothing"]
+        notes, now = [], self._now()
+        if (count := len(self._router.board.desks)) > LOOK_AT_ALL:
+            notes.append(
+                f"of {count} units a request looks at {SAMPLE}, drawn for it, and at the one that got the "
+                "beginning of its prompt last"
+            )
+        idle = [
+            look.desk.unit.name
+            for look in found.looks[1:]
+            if look.has_room and not look.why_not and now - look.desk.asked_at > IDLE_S
+        ]
+        if idle:
+            more = f" and {len(idle) - 5} more" if len(idle) > 5 else ""
+            notes.append(
+                f"{', '.join(idle[:5])}{more} had nothing for {IDLE_S:.0f} s or longer: now and then "
+                "such a unit gets a request to show how fast it is"
+            )
+        return notes
+
+
+def header_line(lease: Lease, waited_s: float) -> bytes:
+    """`x-cellgate-explain` for the attempt of a lease that has just been opened."""
+    words = [f"unit={lease.unit}"]
+    words += [f"{name}={value:.4f}" for name, value in cost_of(lease)._asdict().items()]
+    words += [f"prompt_tokens={lease.bet.prompt_tokens}", f"cached_tokens={lease.bet.cached_tokens}"]
+    return f"x-cellgate-explain: {' '.join(words)} waited_s={waited_s:.4f}\r\n".encode()
+
+
+def _outcome(found: Preview) -> dict[str, Any]:
+    if found.refusal is None:
+        return {"decision": "sent", "unit": found.best, "reason": f"unit {found.best} ranks first"}
+    if found.wait_s is None:
+        return {"decision": "refused", "unit": None, "reason": _REFUSED[found.refusal]}
+    if found.refusal is Refusal.UNSURE:
+        return {"decision": "waits", "unit": None, "reason": _REFUSED[found.refusal]}
+    first = next(look for look in found.looks if look.desk.unit.name == found.best)
+    reason = (
+        "others wait, and it comes after them by its turn"
+        if first.has_room
+        else f"unit {found.best} ranks first and has no room"
+        if any(look.has_room and not look.why_not for look in found.looks)
+        else "no unit has room"
+    )
+    return {"decision": "waits", "unit": found.best, "reason": reason, "wait_s": _seconds(found.wait_s)}
+
+
+def _asked(ask: Ask) -> dict[str, Any]:
+    return {
+        "model": ask.model,
+        "prompt_bytes": ask.prompt_bytes,
+        "prefix_blocks": len(ask.blocks),
+        "session": ask.session,
+        "tenant": ask.tenant,
+        "priority": ask.priority,
+        "bound_to": ask.unit,
+    }
+
+
+def _seconds(value: float) -> float | None:
+    """As JSON has it, which knows no infinity."""
+    return round(value, 4) if value < 1e9 else None

@@ -1,0 +1,27 @@
+"""What an answer says it has used: read off its end by name and not parsed, for only estimates go by it."""
+
+from __future__ import annotations
+
+from re import compile as pattern
+
+from cellgate.router.cost_model import Usage
+
+_PROMPT = pattern(rb'"(?:prompt|input)_tokens"\s*:\s*(\d{1,9})')
+_ANSWER = pattern(rb'"(?:completion|output)_tokens"\s*:\s*(\d{1,9})')
+_CACHED = pattern(rb'"cached_tokens"\s*:\s*(\d{1,9})')
+
+
+def read_usage(end: bytes) -> Usage | None:
+    """The last `usage` object in the end of an answer, whole or in events; None where there is none.
+
+    https://platform.openai.com/docs/api-reference/chat/object: prompt_tokens, completion_tokens, and
+    prompt_tokens_details.cached_tokens; input_tokens and output_tokens in responses.
+    """
+    at = end.rfind(b'"usage"')
+    if at < 0:
+        return None
+    prompt = _PROMPT.search(end, at)
+    if prompt is None:
+        return None
+    answer, cached = _ANSWER.search(end, at), _CACHED.search(end, at)
+    return Usage(int(prompt[1]), int(answer[1]) if answer else 0, int(cached[1]) if cached else None)

@@ -1,0 +1,129 @@
+"""Events of one reply on their way: which may go on to the client, and what is wrong with the next. Pure."""
+
+from __future__ import annotations
+
+from cellgate.proxy.config.limits import LIMITS, reached
+from cellgate.proxy.resume.stitch import Stitch, UnlikeError
+from cellgate.proxy.wire.failure import Failure, Kind
+from cellgate.proxy.wire.sse import (
+    BOM,
+    before_error,
+    carries_data,
+    end_of_events,
+    first_end,
+    is_error,
+    message_of,
+    without_comments,
+)
+
+TAIL_BYTES = 16 * 1024
+"""More of an event than that is shown before its end has come, if it goes on as it is."""
+_TOO_LARGE = f"an event larger than {LIMITS.event_bytes} bytes"
+
+
+class Passage:
+    """Holds the beginning of a stream until it shows what it is, and later the beginning of each event.
+
+    `in_event`: a large event was shown in part. `stitch` rewrites the events of a unit that goes on for
+    another: these must be whole.
+    """
+
+    __slots__ = ("_before", "_begun", "_size", "_tail", "in_event", "stitch")
+
+    def __init__(self) -> None:
+        self._tail: list[bytes] = []
+        self._size = 0
+        self._before = b"\n"
+        """The byte before what comes next: a line end where an event may begin."""
+        self._begun = False
+        self.in_event = False
+        self.stitch: Stitch | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is held, and the next event is yet to begin."""
+        return not self._size and not self.in_event
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all was said, though the unit may not have ended."""
+        return self.stitch is not None and self.stitch.is_over
+
+    def begin(self, body: bytes, *, ended: bool) -> bytes | Failure | None:
+        """All that has come, once it shows work; None: not yet; or what is wrong. `ended`: that is all."""
+        events = self._take(body)
+        if events and not self._begun:
+            self._begun = True
+            events = events.removeprefix(BOM)
+        if carries_data(events):
+            if is_error(events):
+                return Failure(
+                    Kind.FIRST_EVENT_ERROR, f"its stream began with an error: {message_of(events)}"
+                )
+            shown = without_comments(events)
+            return shown + self._flush() if self._tail else shown
+        if ended:
+            return Failure(Kind.CLOSED_EARLY, "its stream ended without an event")
+        if self._size > LIMITS.event_bytes:
+            reached("event_bytes")
+            return Failure(Kind.GARBAGE, f"its stream began with {_TOO_LARGE}")
+        return None
+
+    def feed(self, body: bytes, *, ended: bool) -> tuple[bytes, Failure | None]:
+        """What may be shown now, and what is wrong with what follows."""
+        if self.in_event:
+            return self._feed_rest(body, ended=ended)
+        events = self._take(body)
+        if ended:
+            events += self._flush()
+        elif self._size > TAIL_BYTES and self.stitch is None:
+            before = self._before
+            events += self._flush()
+            self._before, self.in_event = before, True
+        good, failure = before_error(events), None
+        if len(good) < len(events):
+            failure = Failure(Kind.STREAM_ERROR, f"it failed in its stream: {message_of(events)}")
+        elif self._size > LIMITS.event_bytes:
+            reached("event_bytes")
+            failure = Failure(Kind.NOT_CONTINUED, f"it went on with {_TOO_LARGE}")
+        if good and self.stitch is not None:
+            try:
+                good = self.stitch.feed(good)
+            except UnlikeError as error:
+                return error.shown, Failure(Kind.NOT_CONTINUED, f"it went on with {error}")
+        return good, failure
+
+    def _feed_rest(self, body: bytes, *, ended: bool) -> tuple[bytes, Failure | None]:
+        """The rest of an event that was shown in part goes on as it comes."""
+        end = first_end(body, self._before)
+        if not end:
+            self._before = body[-1:] or self._before
+            return body, None
+        self.in_event, self._before = False, b"\n"
+        events, failure = self.feed(body[end:], ended=ended)
+        return body[:end] + events, failure
+
+    def _take(self, body: bytes) -> bytes:
+        """The events that are complete with `body`; what follows them is held."""
+        end = end_of_events(body, self._before)
+        if end == len(body) and not self._tail:
+            return body
+        if not end:
+            if body:
+                self._tail.append(body)
+                self._size += len(body)
+                self._before = body[-1:]
+            return b""
+        events = b"".join((*self._tail, body[:end])) if self._tail else body[:end]
+        rest = body[end:]
+        self._tail, self._size = ([rest], len(rest)) if rest else ([], 0)
+        self._before = rest[-1:] or b"\n"
+        return events
+
+    def _flush(self) -> bytes:
+        """What was held."""
+        if not self._tail:
+            return b""
+        held = b"".join(self._tail)
+        self._tail, self._size, self._before = [], 0, b"\n"
+        return held

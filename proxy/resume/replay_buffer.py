@@ -1,0 +1,54 @@
+"""What a client has been shown of a stream, kept in case its unit breaks. Pure.
+
+Bytes are kept as they were sent and are read only when they are many or the stream has broken: as long as
+all is well, keeping costs an append. Of a stream that no unit could go on with, the end alone is kept.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from cellgate.proxy.resume.transcript import DONE, Said
+from cellgate.proxy.wire.sse import is_end
+
+FOLD_BYTES = 12 * 1024
+"""So many bytes are kept raw; then what they say replaces them."""
+END_CHUNKS = 3
+"""The last token, what was used, and the end."""
+
+
+class Keep:
+    """One stream's. `chunks` are whole HTTP chunks if `framed`, else bytes of the body, in order.
+
+    `whole`: all of it is kept, not its end alone.
+    """
+
+    __slots__ = ("_said", "chunks", "whole")
+
+    def __init__(self, *, framed: bool, whole: bool = True) -> None:
+        self._said = Said(framed=framed)
+        self.whole = whole
+        self.chunks: list[bytes] | deque[bytes] = [] if whole else deque(maxlen=END_CHUNKS)
+
+    def read(self) -> Said:
+        """Fold all that was kept, and say what it amounts to."""
+        self._said.read(self.chunks)
+        self.chunks.clear()
+        return self._said
+
+    def end(self) -> bytes:
+        """What was shown last, as far as it has not been folded."""
+        return b"".join(list(self.chunks)[-END_CHUNKS:])
+
+    def keep_end(self) -> None:
+        """Nobody could go on with it: from now on keep its end alone."""
+        self.whole = False
+        self._said.skip()
+        self.chunks = deque(self.chunks, maxlen=END_CHUNKS)
+
+    def lacks_end(self) -> bool:
+        """Whether it breaks off in the middle of an answer."""
+        if self.chunks and is_end(self.chunks[-1], DONE):
+            return False
+        said = self.read()
+        return said.has_choice and not said.is_done and not said.finish

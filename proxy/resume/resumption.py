@@ -1,0 +1,172 @@
+"""How a stream goes on that its unit broke: what was shown, the proof that another can go on, its request.
+
+What may be continued stands in eligible.py and transcript.py, how in proof.py. Here the
+questions of the proof are put to the unit, one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import orjson
+
+from cellgate.proxy.config.limits import reached
+from cellgate.proxy.resume.eligible import LONG_STOPS, why_not
+from cellgate.proxy.resume.proof import Proof, Tokens, UnprovenError, extended, prove, remaining
+from cellgate.proxy.resume.replay_buffer import Keep
+from cellgate.proxy.resume.stitch import Stitch, ending, wants_usage
+from cellgate.proxy.resume.stop_strings import stops_of, token_start
+from cellgate.proxy.wire.call import Call
+from cellgate.proxy.wire.failure import Failure, Kind
+from cellgate.proxy.wire.pool import Pool
+from cellgate.proxy.wire.request import Request
+
+MakeHead = Callable[[bytes, int], bytes]
+"""The head of a request to the unit, of a path and the length of a body."""
+
+
+class Resuming(Protocol):
+    """The exchange. One of these is called once after `Resumption.begin`, unless that is abandoned."""
+
+    def go_on(self, body: bytes, keep: Keep, stitch: Stitch) -> None:
+        """It is proven: send the unit this, and stitch what it answers to what is kept."""
+
+    def conclude(self, events: bytes) -> None:
+        """All is said: these are the last events."""
+
+    def refused(self, reason: str) -> None:
+        """The unit cannot go on, and no other could."""
+
+    def failed(self, failure: Failure) -> None:
+        """The unit failed before it was proven."""
+
+
+class Resumption:
+    """One broken stream, of which `keep` has been shown."""
+
+    __slots__ = (
+        "_body",
+        "_call",
+        "_chat",
+        "_head",
+        "_keep",
+        "_owner",
+        "_pool",
+        "_proof",
+        "_request",
+        "_start",
+    )
+
+    def __init__(self, request: Request, keep: Keep, *, chat: bool) -> None:
+        self._owner: Resuming
+        self._request = request
+        self._keep = keep
+        self._chat = chat
+        self._body: dict[str, Any] = orjson.loads(request.body)
+        self._proof: Proof | None = None
+        self._call: Call | None = None
+        self._pool: Pool | None = None
+        self._start = 0
+        self._head: MakeHead = lambda _path, _length: b""
+
+    @property
+    def is_proving(self) -> bool:
+        """Whether a unit is being asked."""
+        return self._call is not None and not self._call.over
+
+    def why_not(self) -> str:
+        """Why it cannot be continued as it stands; empty when it can, or is complete."""
+        if reason := why_not(self._body, chat=self._chat):
+            if reason is LONG_STOPS:
+                reached("stop_bytes")
+            return reason
+        said = self._keep.read()
+        if not said.closed:
+            return "it broke in the middle of an event"
+        return said.why_not or ("" if self._keep.whole else "only its end was kept")
+
+    def last_events(self) -> bytes | None:
+        """What a complete text still lacks, if no unit need be asked for it."""
+        said = self._keep.read()
+        if said.is_done:
+            return b""
+        return ending(self._body, said, None, chat=self._chat) if said.finish else None
+
+    def begin(self, owner: Resuming, pool: Pool, engine: str, head: MakeHead, *, fresh: bool = False) -> None:
+        """Ask a unit that runs `engine` to go on; `owner` is told what came of it."""
+        self._owner = owner
+        said = self._keep.read()
+        self._start = len(said.text) if said.finish else token_start(said.text, stops_of(self._body))
+        if not self._start and not said.finish:
+            # It begins anew: it is the same request, and only the frame is stitched.
+            self._owner.go_on(self._request.body, self._keep, Stitch(self._body, said, Tokens(None, 0), 0))
+            return
+        self._pool, self._head = pool, head
+        text = said.text[: self._start]
+        if said.finish and not self._body.get("include_stop_str_in_output"):
+            # It was generated as well, and only its tokens are asked for here.
+            text += said.stop
+        self._proof = prove(self._body, text, chat=self._chat, engine=engine)
+        self._ask(None, fresh=fresh)
+
+    def abandon(self) -> None:
+        """Stop asking."""
+        if self._call is not None:
+            self._call.abandon()
+
+    # -- the unit's answers --------------------------------------------------------------------------------
+
+    def answered(self, status: int, body: bytes) -> None:
+        """What it answered to a question."""
+        if status >= 500 or status == 429:
+            kind = Kind.BUSY if status in (429, 503) else Kind.UNIT_ERROR
+            self._owner.failed(Failure(kind, f"it answered {status} when asked whether it can go on"))
+            return
+        answer = _object(body) if status == 200 else None
+        if answer is None:
+            self._owner.refused(f"its engine answered {status} to /tokenize or /detokenize")
+        else:
+            self._ask(answer)
+
+    def failed(self, failure: Failure) -> None:
+        """It gave no answer."""
+        self._owner.failed(failure)
+
+    def _ask(self, answer: dict[str, Any] | None, *, fresh: bool = False) -> None:
+        assert self._proof is not None
+        assert self._pool is not None
+        try:
+            # The first "answer" is none, which starts the generator.
+            question = self._proof.send(answer)  # type: ignore[arg-type]
+        except StopIteration as end:
+            self._proven(end.value)
+        except UnprovenError as error:
+            self._owner.refused(str(error))
+        else:
+            body = orjson.dumps(question.body)
+            self._call = Call(self, self._pool, self._head(question.path.encode(), len(body)), body)
+            self._call.begin(fresh=fresh)
+
+    def _proven(self, tokens: Tokens) -> None:
+        said, body = self._keep.read(), self._body
+        left = None if said.finish else remaining(body, tokens.shown, chat=self._chat)
+        if left is not None:
+            stitch = Stitch(body, said, tokens, self._start)
+            longer = extended(body, said.text[: self._start], chat=self._chat) | left | stitch.options
+            self._owner.go_on(orjson.dumps(longer), self._keep, stitch)
+            return
+        events = ending(body, said, tokens, chat=self._chat)
+        if events is None:
+            assert wants_usage(body)
+            self._owner.refused("all was said but the count of its tokens, which only its own unit knew")
+        else:
+            self._owner.conclude(events)
+
+
+def _object(body: bytes) -> dict[str, Any] | None:
+    try:
+        answer = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+    return answer if isinstance(answer, dict) else None

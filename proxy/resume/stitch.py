@@ -1,0 +1,246 @@
+"""Two streams made one: the events of the unit that goes on, rewritten as if the first had sent them. Pure.
+
+The client has one id, one role, one count of tokens and one end; where the seam is, nothing tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import orjson
+
+from cellgate.proxy.resume.proof import Tokens
+from cellgate.proxy.resume.stop_strings import SeamStops, stops_of
+from cellgate.proxy.resume.transcript import DONE, STOPPED_BY, Said, strange_in
+from cellgate.proxy.wire.sse import name_of, payload, split
+
+_COUNTS = ("prompt_tokens", "completion_tokens")
+
+
+class UnlikeError(Exception):
+    """The unit that goes on says what cannot follow: something else than was shown, or no text at all.
+
+    `shown` is what the client gets of what came before.
+    """
+
+    shown = b""
+
+
+class Stitch:
+    """Rewrites what one unit sends. `said` is what the client has been shown, and grows with it.
+
+    It goes on from the first `start` characters of the text, which are `tokens` by its count. `is_over`: all
+    was said, the unit is not to be heard any more.
+    """
+
+    __slots__ = (
+        "_again",
+        "_events",
+        "_options",
+        "_seam",
+        "_spells_stops",
+        "_tokens",
+        "_usage_so_far",
+        "_used",
+        "_wants_usage",
+        "is_over",
+        "said",
+    )
+
+    def __init__(self, body: dict[str, Any], said: Said, tokens: Tokens, start: int | None = None) -> None:
+        self.said = said
+        self._tokens = tokens
+        text = said.text
+        start = len(text) if start is None else start
+        self._seam = SeamStops(text[:start], _stops(body, tokens.shown))
+        # What it has to say once more, because it was shown behind the place where it goes on.
+        self._again = text[start:]
+        self._spells_stops = bool(body.get("include_stop_str_in_output"))
+        self._wants_usage = wants_usage(body)
+        self._usage_so_far = _option(body, "continuous_usage_stats")
+        self._options = body.get("stream_options")
+        self._used: dict[str, Any] | None = None
+        """What it last told to have used, as of one answer."""
+        self._events = 0
+        """Of its text: usually one for each token."""
+        self.is_over = False
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Fields its request needs besides: if the text may end here, its tokens must be counted here."""
+        if self._seam.is_over or not self._wants_usage or not isinstance(self._options, dict):
+            return {}
+        return {"stream_options": {**self._options, "continuous_usage_stats": True}}
+
+    def feed(self, events: bytes) -> bytes:
+        """Complete events in, what the client gets out. Raises UnlikeError."""
+        out = []
+        whole, tail = split(events)
+        # The last event of a stream may lack its empty line.
+        for event in [*whole, tail] if tail else whole:
+            try:
+                out.append(self._stitched(event))
+            except UnlikeError as error:
+                error.shown = b"".join(out)
+                raise
+            if self.is_over:
+                break
+        return b"".join(out)
+
+    def _stitched(self, event: bytes) -> bytes:
+        if name := name_of(event):
+            raise UnlikeError(f"events with {name}")
+        data = payload(event)
+        if not data:
+            return event
+        if data == DONE:
+            self.said.is_done = True
+            return _event(DONE)
+        return self._rewritten(data)
+
+    def _rewritten(self, data: bytes) -> bytes:
+        document = _object(data)
+        if strange := strange_in(document):
+            raise UnlikeError(strange)
+        document.update((key, value) for key, value in self.said.frame.items() if key in document)
+        choices = document.get("choices")
+        usage = self._take_usage(document)
+        if choices and not self._stitch_choice(choices[0]) and not usage:
+            return b""
+        self.said.take(document)
+        event = _event(document)
+        if self.is_over:
+            event += self._ended(document)
+        return event
+
+    def _take_usage(self, document: dict[str, Any]) -> dict[str, Any] | None:
+        """What the client is told to have been used, as of one answer."""
+        usage, choices = document.get("usage"), document.get("choices") or []
+        self._events += bool(choices) and not _is_role(choices[0])
+        if not usage:
+            return None
+        if not isinstance(usage, dict) or not all(isinstance(usage.get(key) or 0, int) for key in _COUNTS):
+            raise UnlikeError("a usage of another form")
+        self._used = _summed(usage, self._tokens)
+        if choices and not self._usage_so_far:
+            # It was asked for on our own account.
+            del document["usage"]
+            return None
+        return self._used
+
+    def _stitch_choice(self, choice: dict[str, Any]) -> bool:
+        """Whether it has anything for the client."""
+        part, key = (choice["delta"], "content") if choice.get("delta") is not None else (choice, "text")
+        if part is not choice and self.said.has_role:
+            part.pop("role", None)
+        text = part.get(key) or ""
+        if self._again or not self._seam.is_over:
+            text = self._behind_seam(choice, text)
+            if text or key in part:
+                part[key] = text
+        return bool(text or choice.get("finish_reason") or (part is not choice and any(part.values())))
+
+    def _behind_seam(self, choice: dict[str, Any], text: str) -> str:
+        """What is new of `text`; it ends where a stop string does that began before the seam."""
+        text, stop = self._seam.feed(text)
+        if stop is not None:
+            if self._wants_usage and self._tokens.prompt is None and self._used is None:
+                raise UnlikeError("no word of how many tokens it used, where its text has to end")
+            choice["finish_reason"] = "stop"
+            choice |= {name: self._seam.stop for name in STOPPED_BY if name in choice}
+            self.is_over = True
+            news = self._news(stop, ended=True)
+            return news if self._spells_stops else ""
+        if choice.get("finish_reason"):
+            text += self._seam.flush()
+        return self._news(text, ended=bool(choice.get("finish_reason")))
+
+    def _news(self, text: str, *, ended: bool) -> str:
+        """`text` without what was shown already."""
+        again = self._again
+        if not again.startswith(text[: len(again)]) or (ended and len(text) < len(again)):
+            raise UnlikeError("another text than had been shown")
+        self._again = again[len(text) :]
+        return text[len(again) :]
+
+    def _ended(self, document: dict[str, Any]) -> bytes:
+        """What follows the event that ends the text, when it is us who end it."""
+        self.said.is_done = True
+        usage, prompt = self._used, self._tokens.prompt
+        if usage is None and prompt is not None:
+            usage = _usage(prompt, self._tokens.shown + self._events)
+        if usage is None or not self._wants_usage:
+            return _event(DONE)
+        return _event({**document, "choices": [], "usage": usage}) + _event(DONE)
+
+
+def ending(body: dict[str, Any], said: Said, tokens: Tokens | None, *, chat: bool) -> bytes | None:
+    """The last events of a stream whose text is complete; None when they cannot be known.
+
+    `tokens`, of the text and the stop string that ended it, are needed when the client wants its usage and
+    has not been told.
+    """
+    kind = "chat.completion.chunk" if chat else "text_completion"
+    document = {"object": kind, **said.frame}
+    out = b""
+    if not said.finish:
+        part: dict[str, Any] = {"delta": {}} if chat else {"text": ""}
+        out += _event({**document, "choices": [{"index": 0, **part, "finish_reason": "length"}]})
+    if wants_usage(body) and not said.has_usage:
+        if tokens is None or tokens.prompt is None:
+            return None
+        # The token that ended the text has none, unless the text was cut there.
+        said_tokens = tokens.shown + (said.finish == "stop" and not said.stop)
+        out += _event({**document, "choices": [], "usage": _usage(tokens.prompt, said_tokens)})
+    return out + _event(DONE)
+
+
+def wants_usage(body: dict[str, Any]) -> bool:
+    """Whether the client has asked for an event with the token counts at the end."""
+    return _option(body, "include_usage")
+
+
+def _option(body: dict[str, Any], name: str) -> bool:
+    options = body.get("stream_options")
+    return isinstance(options, dict) and bool(options.get(name))
+
+
+def _is_role(choice: dict[str, Any]) -> bool:
+    """Whether it only says who speaks."""
+    delta = choice.get("delta") or {}
+    return "role" in delta and not delta.get("content") and not choice.get("finish_reason")
+
+
+def _object(data: bytes) -> dict[str, Any]:
+    try:
+        document = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        document = None
+    if not isinstance(document, dict):
+        raise UnlikeError("an event that is no JSON object")
+    return document
+
+
+def _stops(body: dict[str, Any], shown: int) -> Iterable[str]:
+    least = body.get("min_tokens")
+    return () if isinstance(least, int) and least > shown else stops_of(body)
+
+
+def _summed(usage: dict[str, Any], tokens: Tokens) -> dict[str, Any]:
+    """What the unit took for a part of the prompt was generated."""
+    said = (usage.get("completion_tokens") or 0) + tokens.shown
+    prompt = (usage.get("prompt_tokens") or 0) - tokens.shown if tokens.prompt is None else tokens.prompt
+    usage |= _usage(prompt, said)
+    details = usage.get("prompt_tokens_details")
+    if isinstance(details, dict) and isinstance(cached := details.get("cached_tokens"), int):
+        details["cached_tokens"] = min(cached, prompt)
+    return usage
+
+
+def _usage(prompt: int, said: int) -> dict[str, int]:
+    return {"prompt_tokens": prompt, "completion_tokens": said, "total_tokens": prompt + said}
+
+
+def _event(data: bytes | dict[str, Any]) -> bytes:
+    return b"data: %b\n\n" % (data if isinstance(data, bytes) else orjson.dumps(data))

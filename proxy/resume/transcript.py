@@ -1,0 +1,232 @@
+"""What a stream of chat or completions has said so far, read from its events. Pure.
+
+Only what is known to be plain text of one choice is taken for it. Whatever else an event carries (reasoning,
+tool calls, log probabilities, a second choice) makes the stream one that no other unit can go on with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import orjson
+
+from cellgate.proxy.config.limits import LIMITS, reached
+from cellgate.proxy.wire.sse import name_of, payload, split
+
+TEXT_CHARS = 1 << 20
+"""Longer texts are not continued: they would have to be sent as a prompt, and kept until then."""
+DONE = b"[DONE]"
+
+STOPPED_BY = ("stop_reason", "matched_stop")
+"""What vLLM and SGLang call the stop string, or the token, that ended a text."""
+
+_FRAME = ("id", "created", "model", "system_fingerprint")
+_OF_A_CHOICE = frozenset({"index", "delta", "text", "finish_reason", "stop_reason", "matched_stop"})
+_OF_A_DELTA = frozenset({"role", "content"})
+_EMPTY: tuple[object, ...] = (None, "", [], {}, False)
+_NO_MOULD = (b"", b"")
+_FEW = 4
+"""So few pieces are not worth a look at all of them at once."""
+
+
+class Said:
+    """What one client has been shown of one answer; `framed`, when that is read in whole HTTP chunks.
+
+    `frame` is what all its events have in common, `finish` its finish reason, `stop` the stop string behind
+    that, `strange` what it has carried that is no plain text, `closed` whether its last event was complete,
+    `events` how many had an object.
+    """
+
+    __slots__ = (
+        "_is_framed",
+        "_mould",
+        "_parts",
+        "_size",
+        "_tail",
+        "closed",
+        "events",
+        "finish",
+        "frame",
+        "has_choice",
+        "has_role",
+        "has_usage",
+        "is_done",
+        "stop",
+        "strange",
+    )
+
+    def __init__(self, *, framed: bool = False) -> None:
+        self._parts: list[str] = []
+        self._size = 0
+        self._tail = b""
+        self._mould = _NO_MOULD
+        self._is_framed = framed
+        self.frame: dict[str, Any] = {}
+        self.events = 0
+        self.finish = self.strange = self.stop = ""
+        self.has_choice = self.has_role = self.has_usage = self.is_done = False
+        self.closed = True
+
+    @property
+    def text(self) -> str:
+        """All text so far."""
+        if len(self._parts) > 1:
+            self._parts = ["".join(self._parts)]
+        return self._parts[0] if self._parts else ""
+
+    @property
+    def why_not(self) -> str:
+        """Why it cannot be continued, as far as the stream tells; empty when it can."""
+        if self.strange:
+            return f"its stream has carried {self.strange}"
+        if self._size > TEXT_CHARS:
+            return f"it is longer than {TEXT_CHARS} characters"
+        return ""
+
+    def read(self, pieces: Iterable[bytes]) -> None:
+        """Take in what was shown; what follows the last complete event waits for the next piece."""
+        left = iter(pieces)
+        while self._mould is _NO_MOULD and (piece := next(left, None)) is not None:
+            self._read_piece(piece)
+        self._read_alike(list(left))
+
+    def _read_alike(self, pieces: list[bytes]) -> None:
+        """Read what is for the most part alike: all at once if it all is, else the more so in halves."""
+        if len(pieces) > _FEW:
+            if not self._cast_all(pieces):
+                middle = len(pieces) // 2
+                self._read_alike(pieces[:middle])
+                self._read_alike(pieces[middle:])
+            return
+        for piece in pieces:
+            self._read_piece(piece)
+
+    def _read_piece(self, piece: bytes) -> None:
+        if self._is_framed:
+            piece = piece[piece.index(b"\n") + 1 : -len(b"\r\n")]
+        for event in self._events(piece):
+            self._read_event(event)
+
+    def skip(self) -> None:
+        """What is read next does not follow what was read last."""
+        self._tail, self.closed = b"", True
+
+    def _events(self, data: bytes) -> list[bytes]:
+        events, self._tail = split(self._tail + data)
+        self.closed = not self._tail
+        if len(self._tail) > LIMITS.event_bytes:
+            reached("event_bytes")
+            self.strange = self.strange or f"an event larger than {LIMITS.event_bytes} bytes"
+            self._tail = b""
+        return events
+
+    def _read_event(self, event: bytes) -> None:
+        if name := name_of(event):
+            self.strange = self.strange or f"events with {name}"
+        if (data := payload(event) or b"") == DONE:
+            self.is_done = True
+        elif data:
+            self._parse(data, event)
+
+    def take(self, document: dict[str, Any]) -> None:
+        """Take the object of one event in."""
+        self.events += 1
+        if not self.frame:
+            self.frame = {key: document[key] for key in _FRAME if key in document}
+        self.strange = self.strange or strange_in(document)
+        choices = document.get("choices") or []
+        for choice in choices if isinstance(choices, list) else [choices]:
+            self.has_choice = True
+            if isinstance(choice, dict):
+                self._take_choice(choice)
+        # With a choice it is what has been used so far: that is not the last word.
+        self.has_usage = self.has_usage or (bool(document.get("usage")) and not choices)
+
+    def _parse(self, data: bytes, event: bytes) -> None:
+        try:
+            document = orjson.loads(data)
+        except orjson.JSONDecodeError:
+            document = None
+        if not isinstance(document, dict):
+            self.strange = "an event that is no JSON object"
+            return
+        known = len(self._parts)
+        self.take(document)
+        is_plain = len(self._parts) == known + 1 and not self.finish and not document.get("usage")
+        if is_plain and self._is_framed:
+            self._make_mould(event, self._parts[-1])
+
+    def _make_mould(self, event: bytes, text: str) -> None:
+        """Nearly all events of a stream differ in their text alone: what stands around it is remembered."""
+        key = b'"content":' if b'"content":' in event else b'"text":'
+        before, found, behind = event.partition(key + orjson.dumps(text))
+        if found and key not in behind:
+            self._mould = (before + key, behind + b"\r\n")
+
+    def _cast_all(self, pieces: list[bytes]) -> bool:
+        """Take in chunks that were all cast in the mould, each with one event; False, and none is, if not.
+
+        This is for each token of long streams: what stands between the halves of the mould is the JSON of a
+        text, and many of them are parsed at once. An event more in a chunk would be no JSON there.
+        """
+        if not self.closed:
+            return False
+        before, behind = self._mould
+        skipped, cut = len(before), -len(behind)
+        casts = [
+            piece[start + skipped : cut]
+            for piece in pieces
+            if piece.startswith(before, start := piece.index(b"\n") + 1) and piece.endswith(behind)
+        ]
+        if len(casts) < len(pieces):
+            return False
+        try:
+            texts = orjson.loads(b"[%b]" % b",".join(casts))
+        except orjson.JSONDecodeError:
+            return False
+        if len(texts) != len(pieces) or set(map(type, texts)) != {str}:
+            return False
+        self.events += len(texts)
+        self._add("".join(texts))
+        return True
+
+    def _take_choice(self, choice: dict[str, Any]) -> None:
+        self.finish = choice.get("finish_reason") or self.finish
+        self.stop = next(
+            (stop for name in STOPPED_BY if isinstance(stop := choice.get(name), str)), self.stop
+        )
+        delta = choice.get("delta") or {}
+        if isinstance(delta, dict):
+            self.has_role = self.has_role or bool(delta.get("role"))
+            text = delta.get("content") or choice.get("text")
+            if isinstance(text, str):
+                self._add(text)
+
+    def _add(self, text: str) -> None:
+        self._size += len(text)
+        if text and self._size <= TEXT_CHARS:
+            self._parts.append(text)
+
+
+def strange_in(document: dict[str, Any]) -> str:
+    """What the object of an event carries besides the plain text of one choice; empty: nothing."""
+    choices = document.get("choices") or []
+    if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
+        return "choices of another form"
+    if len(choices) > 1 or any(choice.get("index") for choice in choices):
+        return "a second choice"
+    for choice in choices:
+        delta = {} if choice.get("delta") is None else choice["delta"]
+        if not isinstance(delta, dict):
+            return "a choice of another form"
+        if strange := _unknown(choice, _OF_A_CHOICE) or _unknown(delta, _OF_A_DELTA):
+            return strange
+        if not all(isinstance(text or "", str) for text in (delta.get("content"), choice.get("text"))):
+            return "a content that is no text"
+    return ""
+
+
+def _unknown(fields: dict[str, Any], known: frozenset[str]) -> str:
+    """A field that is not known and says something."""
+    return next((key for key in fields.keys() - known if fields[key] not in _EMPTY), "")

@@ -1,0 +1,122 @@
+"""What gates tell each other of prompts that end units: a JSON document for each. docs/redis.md describes it.
+
+Advisory as all else in Redis: what makes no sense, is of a gate that nobody knows, or has no end, changes
+nothing but a count. How long a ban holds here is bounded by this gate's own `poison.ban_s`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple
+
+import orjson
+
+from cellgate.proxy.control.containment import Containment, name_of
+from cellgate.router.bans import Ban
+
+VERSION = 1
+DOCUMENT_MAX = 4096
+MEMBERS_MAX = 1024
+"""So many entries of the index are looked at."""
+LEFT_MS_MAX = 1 << 40
+LIFTED_MS = 1000
+"""So long it can be read that a ban was lifted."""
+_BEGIN = b'{"poison":'
+_MARK = re.compile(r"[0-9a-f]{16}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_MODEL_MAX, _UNITS_MAX = 128, 8
+
+
+class Told(NamedTuple):
+    """One document. `left_ms`: how long it holds; 0: it is lifted."""
+
+    mark: str
+    gate: str
+    model: str
+    units: tuple[str, ...]
+    left_ms: int
+
+
+class Row(NamedTuple):
+    """What is to be written: the document of a prompt, and for how long."""
+
+    mark: str
+    document: bytes
+    expiry_ms: int
+    is_lifted: bool
+
+
+def is_ban(document: bytes) -> bool:
+    """Whether what came on the channel is to be one of these."""
+    return document.startswith(_BEGIN)
+
+
+def read(document: bytes) -> Told | None:
+    """What a document says; None when that is nothing that can be used."""
+    try:
+        found = orjson.loads(document) if len(document) <= DOCUMENT_MAX else None
+    except orjson.JSONDecodeError:
+        return None
+    if not isinstance(found, dict) or found.get("v") != VERSION:
+        return None
+    mark, gate = _fit(found.get("poison"), _MARK), _fit(found.get("gate"), _NAME)
+    left_ms, model, units = found.get("left_ms"), found.get("model"), found.get("units")
+    if mark is None or gate is None or not isinstance(left_ms, int) or not 0 <= left_ms <= LEFT_MS_MAX:
+        return None
+    named = [str(unit) for unit in units if _fit(unit, _NAME)] if isinstance(units, list) else []
+    model = model[:_MODEL_MAX] if isinstance(model, str) else ""
+    return Told(mark, gate, model, tuple(named[:_UNITS_MAX]), left_ms)
+
+
+class SharedBans:
+    """One gate's part in it, under the name `gate`."""
+
+    def __init__(self, containment: Containment, gate: str, now: Callable[[], float]) -> None:
+        self._containment = containment
+        self._gate = gate
+        self._now = now
+
+    def own(self) -> list[Row]:
+        """The bans of this gate."""
+        return [self.row(ban, lifted=False) for ban in self._containment.bans.all() if not ban.gate]
+
+    def row(self, ban: Ban, *, lifted: bool) -> Row:
+        """What to write of a ban that begins, or has been lifted."""
+        left_ms = 0 if lifted else max(1, round(1000 * (ban.until - self._now())))
+        told = {
+            "poison": name_of(ban.fingerprint),
+            "v": VERSION,
+            "gate": self._gate,
+            "model": ban.model[:_MODEL_MAX],
+            "units": ban.units[:_UNITS_MAX],
+            "left_ms": left_ms,
+        }
+        return Row(name_of(ban.fingerprint), orjson.dumps(told), left_ms or LIFTED_MS, lifted)
+
+    def knows(self, mark: str) -> bool:
+        """Whether that prompt is refused here."""
+        return (
+            _fit(mark, _MARK) is not None
+            and self._containment.bans.find(int(mark, 16), self._now()) is not None
+        )
+
+    def heard(self, document: Any, gates: Collection[str], left_ms: int | None = None) -> bool:
+        """Take over what one of `gates` tells; False when it does not count. `left_ms`: as the key has it."""
+        told = read(document) if isinstance(document, bytes) else None
+        if told is None or told.gate not in gates or told.gate == self._gate:
+            return False
+        mark, contained = int(told.mark, 16), self._containment
+        if not told.left_ms:
+            contained.lift(mark, f"gate {told.gate}", tell=False)
+            return True
+        left_s = min(told.left_ms if left_ms is None else left_ms, told.left_ms) / 1000.0
+        now = self._now()
+        until = now + min(left_s, contained.ban_s)
+        if until > now:
+            contained.take(Ban(mark, told.model, now, until, told.units, told.gate))
+        return True
+
+
+def _fit(found: Any, pattern: re.Pattern[str]) -> str | None:
+    return found if isinstance(found, str) and pattern.fullmatch(found) else None

@@ -1,0 +1,187 @@
+"""What a gate and Redis say to each other: writing documents, the index of who writes what, and reading.
+
+Each exchange is a batch of commands, bounded in time, of at most SLICE units: the loop turns between two, so
+that no stream feels how many units there are. What Redis refuses, it refuses command by command; the rest
+counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, NamedTuple, TypeVar
+
+from redis.asyncio import Redis
+from redis.exceptions import ResponseError
+
+from cellgate.proxy.sharing.bans import MEMBERS_MAX as BANS_MAX
+from cellgate.proxy.sharing.bans import Row
+from cellgate.proxy.sharing.connect import EXCHANGE_S
+from cellgate.proxy.sharing.schema import Names, View, written
+
+SLICE = 32
+MEMBERS_MAX = 20_000
+CELLS_MAX = 1_000
+
+T = TypeVar("T")
+Command = tuple[str | bytes | int, ...]
+
+
+class Member(NamedTuple):
+    """An entry of an index: this gate tells of this unit, which is of this cell."""
+
+    cell: str
+    unit: str
+    gate: str
+
+
+class Talk:
+    """The exchanges on one connection."""
+
+    def __init__(self, client: Redis, names: Names) -> None:
+        self._client = client
+        self._names = names
+
+    async def put(self, views: Iterable[View], expiry_ms: int) -> tuple[set[Member], list[ResponseError]]:
+        """Write these documents. Whose they are, and what was refused."""
+        members: set[Member] = set()
+        refused: list[ResponseError] = []
+        for part in _slices(views):
+            members.update(Member(view.cell, view.unit, view.gate) for view in part)
+            answers = await self._exchange([self._set(view, written(view), expiry_ms) for view in part])
+            refused += [answer for answer in answers if isinstance(answer, ResponseError)]
+        return members, refused
+
+    async def tell(self, flips: Iterable[View], expiry_ms: int) -> None:
+        """Write these, and tell of them on the channel of flips."""
+        for part in _slices(flips):
+            commands: list[Command] = []
+            for view in part:
+                document = written(view)
+                commands.append(("PUBLISH", self._names.flips, document))
+                commands.append(self._set(view, document, expiry_ms))
+            await self._exchange(commands)
+
+    async def cells(self) -> list[str]:
+        """All cells that anybody tells of."""
+        (found,) = await self._exchange([("SMEMBERS", self._names.cells)])
+        return sorted(_texts(found))[:CELLS_MAX]
+
+    async def index(self, cells: Sequence[str]) -> set[Member]:
+        """Who tells of units of these cells."""
+        if not cells:
+            return set()
+        found = await self._exchange([("SMEMBERS", self._names.units_of(cell)) for cell in cells])
+        rows = zip(cells, found, strict=True)
+        return set(islice((member for cell, row in rows for member in _members(cell, row)), MEMBERS_MAX))
+
+    async def enlist(self, members: Iterable[Member]) -> None:
+        """Put these on the index."""
+        for part in _slices(members):
+            commands: list[Command] = []
+            for member in part:
+                commands.append(("SADD", self._names.cells, member.cell))
+                commands.append(("SADD", self._names.units_of(member.cell), f"{member.unit}:{member.gate}"))
+            await self._exchange(commands)
+
+    async def delist(self, members: Iterable[Member]) -> None:
+        """Take these off the index."""
+        for part in _slices(members):
+            await self._exchange(
+                [
+                    ("SREM", self._names.units_of(member.cell), f"{member.unit}:{member.gate}")
+                    for member in part
+                ]
+            )
+
+    async def get(self, members: Iterable[Member]) -> AsyncIterator[tuple[Member, Any, Any]]:
+        """What stands at each key, and the milliseconds that it has left; as found, whatever that is."""
+        for part in _slices(members):
+            keys = [self._names.unit(member.unit, member.gate) for member in part]
+            answers = await self._exchange([(word, key) for key in keys for word in ("GET", "PTTL")])
+            for row in zip(part, answers[::2], answers[1::2], strict=True):
+                yield row
+
+    async def tell_bans(self, rows: Iterable[Row], *, publish: bool = True) -> None:
+        """Write these bans, or that they are lifted, and tell of them on the channel of flips."""
+        for part in _slices(rows):
+            commands: list[Command] = []
+            for row in part:
+                if publish:
+                    commands.append(("PUBLISH", self._names.flips, row.document))
+                commands.append(("SET", self._names.ban(row.mark), row.document, "PX", row.expiry_ms))
+                commands.append(("SREM" if row.is_lifted else "SADD", self._names.poison, row.mark))
+            await self._exchange(commands)
+
+    async def bans(self) -> set[str]:
+        """The prompts that anybody refuses."""
+        (found,) = await self._exchange([("SMEMBERS", self._names.poison)])
+        return set(islice(_texts(found), BANS_MAX))
+
+    async def get_bans(self, marks: Iterable[str]) -> AsyncIterator[tuple[str, Any, Any]]:
+        """What stands at the key of each, and the milliseconds that it has left; what is gone is delisted."""
+        for part in _slices(marks):
+            keys = [self._names.ban(mark) for mark in part]
+            answers = await self._exchange([(word, key) for key in keys for word in ("GET", "PTTL")])
+            if gone := [mark for mark, found in zip(part, answers[::2], strict=True) if found is None]:
+                await self._exchange([("SREM", self._names.poison, mark) for mark in gone])
+            for row in zip(part, answers[::2], answers[1::2], strict=True):
+                yield row
+
+    async def put_prefixes(self, gate: str, document: bytes, expiry_ms: int) -> None:
+        """Write what this gate tells of prefix caches. It is no loss if that is refused."""
+        await self._exchange([("SET", self._names.prefixes(gate), document, "PX", expiry_ms)])
+
+    async def get_prefixes(self, gates: Iterable[str]) -> AsyncIterator[tuple[str, Any]]:
+        """What stands at the keys of these gates; None: nothing."""
+        for part in _slices(gates):
+            answers = await self._exchange([("GET", self._names.prefixes(gate)) for gate in part])
+            for row in zip(part, answers, strict=True):
+                yield row
+
+    def _set(self, view: View, document: bytes, expiry_ms: int) -> Command:
+        return "SET", self._names.unit(view.unit, view.gate), document, "PX", expiry_ms
+
+    async def _exchange(self, commands: Sequence[Command]) -> list[Any]:
+        """The answers to these commands; an error of the server stands in the place of an answer."""
+        # A pipeline of redis-py does the same, but looks after each command for what none of these needs:
+        # that is half of what it costs to write a document.
+        pool: Any = self._client.connection_pool
+        async with asyncio.timeout(EXCHANGE_S):
+            line = await pool.get_connection()
+            try:
+                await line.send_packed_command(line.pack_commands(commands))
+                return [await _answer(line) for _ in commands]
+            finally:
+                await pool.release(line)
+
+
+async def _answer(line: Any) -> Any:
+    # However this ends otherwise, the connection is closed: no later exchange finds an answer of this one.
+    try:
+        return await line.read_response(timeout=math.inf)
+    except ResponseError as error:
+        return error
+
+
+def _slices(rows: Iterable[T]) -> Iterator[list[T]]:
+    rest = iter(rows)
+    while part := list(islice(rest, SLICE)):
+        yield part
+
+
+def _texts(found: Any) -> Iterator[str]:
+    """The entries of a set, as far as it is one."""
+    for entry in found if isinstance(found, list) else ():
+        if isinstance(entry, bytes):
+            yield entry.decode("latin-1")
+
+
+def _members(cell: str, found: Any) -> Iterator[Member]:
+    """The entries of an index that have the form of one."""
+    for entry in _texts(found):
+        unit, _, gate = entry.partition(":")
+        if unit and gate and ":" not in gate:
+            yield Member(cell, unit, gate)

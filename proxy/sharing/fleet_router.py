@@ -1,0 +1,95 @@
+"""The fleet's router: keeps a gate's fleet, and what it believes of it, to what other gates tell in Redis.
+
+1. Redis gone: the last fleet holds. A gate that is missed in it is asked itself, at its /readyz, before
+   anything is believed to be gone.
+2. Nothing here waits for Redis, and no request waits for anything here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from cellgate.probes.base import FetchError
+from cellgate.proxy.discovery.redis import Feed
+from cellgate.proxy.sharing.fleet_evidence import Fold, is_own_finding
+from cellgate.proxy.sharing.fleet_units import Sight, Ways, found
+from cellgate.proxy.sharing.roster import Roster
+from cellgate.proxy.sharing.schema import Seen
+from cellgate.router.nouns import Strength, Verdict
+
+if TYPE_CHECKING:
+    from cellgate.proxy.gate import Gate
+
+CHECK_S = 0.5
+READY_S = 1.0
+"""How long a gate may take to say that it is ready: it does from memory."""
+
+
+class FleetRouter:
+    """What a gate does whose units are other gates'. `tick` and `heard` are called by it."""
+
+    def __init__(self, gate: Gate, roster: Roster, feed: Feed) -> None:
+        self._gate = gate
+        self._roster = roster
+        self._feed = feed
+        self._ways = Ways(roster)
+        self._fold = Fold(gate.board, gate.watch.observe, gate.set_drain, gate.events.add)
+        self._sights: dict[str, Sight] = {}
+        self._is_due = False
+        self._check_at = 0.0
+        self._checking: asyncio.Task[None] | None = None
+        feed.on_taken = self._fold_all
+
+    def heard(self, _: Seen) -> None:
+        """A verdict has changed: what follows does at once, for all that were heard of in this turn."""
+        if not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(lambda: self.tick(self._gate.now()))
+
+    def tick(self, now: float) -> None:
+        """Take over what is known now."""
+        self._is_due = False
+        self._note_refusals()
+        self._sights = self._ways.refresh(now)
+        self._feed.put(found(self._sights.values()))
+        self._fold.keep(set(self._sights))
+        self._fold_all()
+        if now >= self._check_at and (self._checking is None or self._checking.done()):
+            self._check_at = now + CHECK_S
+            self._checking = asyncio.get_running_loop().create_task(self._check(), name="gates of the fleet")
+
+    def _fold_all(self) -> None:
+        now = self._gate.now()
+        for sight in self._sights.values():
+            self._fold.take(sight, now)
+
+    def _note_refusals(self) -> None:
+        """A gate that refuses connections is gone; its units may have another one."""
+        for desk in self._gate.board:
+            if desk.case.verdict is Verdict.DOWN and is_own_finding(desk.case, Strength.FATAL):
+                self._ways.lost.add(desk.unit.url)
+
+    # -- asking gates --------------------------------------------------------------------------------------
+
+    async def _check(self) -> None:
+        """Ask those gates that are missed or did not let a request in whether they are ready."""
+        now, missed = self._gate.now(), self._roster.missed(self._gate.now())
+        for name in [name for name in missed if self._ways.successor(name)]:
+            missed.discard(name)
+            self._roster.not_ready(name, now)
+        urls = {view.gate_url for (_, name), view, _ in self._roster.everything() if name in missed}
+        asked = sorted(urls | self._ways.lost)
+        answers = dict(zip(asked, await asyncio.gather(*map(self._is_ready, asked)), strict=True))
+        self._ways.lost -= {url for url, is_ready in answers.items() if is_ready}
+        for (_, name), view, _ in list(self._roster.everything()):
+            if name in missed and not answers.get(view.gate_url, True):
+                self._roster.not_ready(name, self._gate.now())
+
+    async def _is_ready(self, url: str) -> bool:
+        """Whether the gate at a URL is ready."""
+        try:
+            reply = await self._gate.net().fetch(url)("GET", "/readyz", timeout_s=READY_S)
+        except FetchError:
+            return False
+        return reply.status == 200

@@ -1,0 +1,151 @@
+"""Which units there are by what gates tell, and by way of which gate each is reached. Pure.
+
+1. A unit stays as long as a gate holds on to it (see Roster), and for FORGET_S more, so that a fleet that
+   has fallen is not taken for one that never was.
+2. Of several gates of a unit one is its way: the same for as long as that one is there, and not the same one
+   for all units, so that gates share the work.
+3. A gate that has just appeared gets units of others only after SETTLE_S: it may be about to restart again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+from zlib import crc32
+
+from cellgate.probes.gate_word import VIA_GATE, via_gate
+from cellgate.proxy.discovery.base import Found
+from cellgate.proxy.sharing.roster import Roster
+from cellgate.proxy.sharing.schema import View
+from cellgate.router.nouns import Cell, Unit, Verdict
+
+FORGET_S = 60.0
+SETTLE_S = 10.0
+_LEAST_WEIGHT = 0.001
+_DEFAULT = Unit("", "", "")
+USABLE = (Verdict.UP, Verdict.SUSPECT)
+
+
+class Told(NamedTuple):
+    """What one gate says, and when it did."""
+
+    view: View
+    at: float
+
+
+class Sight(NamedTuple):
+    """One unit of the fleet. `name` is its own on the Board; `said` is the word of the gate that is its way,
+    `in_flight` how many requests all gates have there, `drained_by` names a gate that wants none there.
+
+    `gone_since`: no gate holds on to it any more since then, and `said` is the last that was heard.
+    """
+
+    name: str
+    said: Told
+    in_flight: int
+    drained_by: str = ""
+    gone_since: float | None = None
+
+
+class Ways:
+    """The fleet as it is known. `lost` are URLs of gates that do not answer, as was found out elsewhere."""
+
+    def __init__(self, roster: Roster) -> None:
+        self._roster = roster
+        self._sights: dict[tuple[str, str], Sight] = {}
+        self._since: dict[str, float] = {}
+        """Since when each gate, by its URL, is heard of."""
+        self.lost: set[str] = set()
+
+    def refresh(self, now: float) -> dict[str, Sight]:
+        """All units now, by their name on the Board."""
+        told: defaultdict[tuple[str, str], dict[str, Told]] = defaultdict(dict)
+        for (unit, _), view, at in self._roster.everything():
+            if view.gate_url:
+                by_url, one = told[view.cell, unit], Told(view, at)
+                # At one place there may be a gate that stops and its successor.
+                by_url[view.gate_url] = max(by_url.get(view.gate_url, one), one, key=_standing)
+        self._note_gates((url for by_url in told.values() for url in by_url), now)
+        shared = _shared(unit for _, unit in told.keys() | self._sights.keys())
+        self._sights = {
+            key: self._sight(key, told.get(key), now, shared)
+            for key in sorted(told.keys() | self._sights.keys())
+            if key in told or not self._is_forgotten(key, now)
+        }
+        return {sight.name: sight for sight in self._sights.values()}
+
+    def successor(self, gate: str) -> bool:
+        """Whether another gate is heard of since, at the very place of this one: it has been started anew."""
+        views = [(view, at) for (_, name), view, at in self._roster.everything() if name == gate]
+        if not views:
+            return False
+        url, at = views[0][0].gate_url, max(at for _, at in views)
+        return any(
+            view.gate_url == url and view.gate != gate and later > at
+            for _, view, later in self._roster.everything()
+        )
+
+    def _sight(
+        self, key: tuple[str, str], told: Mapping[str, Told] | None, now: float, shared: frozenset[str]
+    ) -> Sight:
+        cell, unit = key
+        name = f"{cell}.{unit}" if unit in shared else unit
+        before = self._sights.get(key)
+        if told is None:
+            assert before is not None
+            since = before.gone_since if before.gone_since is not None else now
+            return before._replace(name=name, in_flight=0, gone_since=since)
+        url = self._choose(unit, told, before.said.view.gate_url if before is not None else "", now)
+        drained_by = next((one.view.gate for one in told.values() if one.view.drained), "")
+        return Sight(name, told[url], sum(one.view.in_flight for one in told.values()), drained_by)
+
+    def _choose(self, unit: str, told: Mapping[str, Told], known: str, now: float) -> str:
+        if len(told) == 1:
+            return next(iter(told))
+
+        def rank(url: str) -> tuple[bool, bool, bool, bool, int]:
+            is_new = url != known and now - self._since[url] < SETTLE_S
+            is_usable = url == known or told[url].view.verdict in USABLE
+            tie = crc32(f"{unit} {url}".encode())
+            return url in self.lost, told[url].view.stopping, not is_usable, is_new, tie
+
+        return min(told, key=rank)
+
+    def _is_forgotten(self, key: tuple[str, str], now: float) -> bool:
+        since = self._sights[key].gone_since
+        return since is not None and now - since >= FORGET_S
+
+    def _note_gates(self, urls: Iterable[str], now: float) -> None:
+        self._since = {url: self._since.get(url, now) for url in urls}
+        self.lost &= self._since.keys()
+
+
+def found(sights: Iterable[Sight]) -> Found:
+    """The fleet, as discovery has it."""
+    units = tuple(_unit(sight) for sight in sights)
+    cells = tuple(Cell(name) for name in sorted({unit.cell for unit in units}))
+    return Found(units, cells)
+
+
+def _unit(sight: Sight) -> Unit:
+    view = sight.said.view
+    return Unit(
+        sight.name,
+        view.cell,
+        view.gate_url,
+        view.models,
+        max(view.weight, _LEAST_WEIGHT),
+        view.max_in_flight or _DEFAULT.max_in_flight,
+        nodes=via_gate(view.unit),
+        engine=VIA_GATE,
+    )
+
+
+def _standing(told: Told) -> tuple[bool, float]:
+    return not told.view.stopping, told.at
+
+
+def _shared(names: Iterable[str]) -> frozenset[str]:
+    """Names that units of several cells have."""
+    return frozenset(name for name, count in Counter(names).items() if count > 1)

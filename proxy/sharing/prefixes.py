@@ -1,0 +1,139 @@
+"""What gates tell each other of prefix caches: a JSON document for each gate. docs/redis.md describes it.
+
+It holds hashes of blocks of prompts (request/prompt.py), by unit, that the gate has proven there just now.
+Pure but for the Board. Advisory as all else in Redis: a document that makes no sense, or is of a gate that
+tells of no such unit, changes nothing but a count. One that lies makes units look cheaper for some prompts,
+until what their engines say they have found corrects it.
+"""
+
+from __future__ import annotations
+
+import struct
+from base64 import b64encode
+from binascii import Error as Base64Error
+from binascii import a2b_base64
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import orjson
+
+from cellgate.proxy.sharing.roster import Roster
+from cellgate.router.board import Board
+from cellgate.router.remote_prefixes import ProvenPrefixes, RemotePrefixes
+from cellgate.router.unit_state import Desk
+
+VERSION = 1
+HASHES_A_BEAT = 256
+"""So many hashes are told for the first time in one heartbeat: 3 kB."""
+BEATS = 2
+"""In so many heartbeats each is told: who reads as often as this gate writes misses one now and then."""
+HASHES_MAX = 1024
+"""So many hashes of one document are taken over."""
+DOCUMENT_MAX = 64 * 1024
+GATES_MAX = 64
+"""The documents of so many other gates are read."""
+_BLOCK_BITS = 60
+
+Told = dict[str, list[int]]
+
+
+def written(gate: str, told: Mapping[str, list[int]]) -> bytes:
+    """The document."""
+    units = {
+        unit: b64encode(struct.pack(f"<{len(blocks)}Q", *blocks)).decode() for unit, blocks in told.items()
+    }
+    return orjson.dumps({"v": VERSION, "gate": gate, "units": units})
+
+
+def read(document: Any) -> tuple[str, Told] | None:
+    """Who tells, and what; None when that is nothing that can be used."""
+    try:
+        found = (
+            orjson.loads(document) if isinstance(document, bytes) and len(document) <= DOCUMENT_MAX else None
+        )
+    except orjson.JSONDecodeError:
+        return None
+    if not isinstance(found, dict) or found.get("v") != VERSION:
+        return None
+    gate, units = found.get("gate"), found.get("units")
+    if not isinstance(gate, str) or not isinstance(units, dict):
+        return None
+    told, left = Told(), HASHES_MAX
+    for unit, text in units.items():
+        if (blocks := _blocks(text)) is None:
+            return None
+        told[unit] = blocks[:left]
+        left -= len(told[unit])
+    return gate, told
+
+
+class _Part(NamedTuple):
+    """What was told of one unit in one beat. `reborn`: as its case had it then."""
+
+    desk: Desk
+    reborn: tuple[str, float] | None
+    hashes: list[int]
+
+
+class PrefixSharing:
+    """One gate's part in it. `roster` holds what other gates say of units."""
+
+    def __init__(self, board: Board, gate: str, roster: Roster, now: Callable[[], float]) -> None:
+        self.remote = board.remote = RemotePrefixes()
+        self._proven = board.proven = ProvenPrefixes()
+        self._board = board
+        self._gate = gate
+        self._roster = roster
+        self._now = now
+        self._beats: list[list[_Part]] = []
+        """What was told in the last beats."""
+        self._heard: dict[str, int] = {}
+        """By gate: the hash of the document that was read last."""
+
+    def document(self) -> tuple[bytes | None, int]:
+        """What there is to tell in this beat (None: nothing), and how many hashes are told the first time."""
+        news, desks = self._proven.take(HASHES_A_BEAT, self._now()), self._board.desks
+        beat = [_Part(desks[u], desks[u].case.reborn, hashes) for u, hashes in news.items() if u in desks]
+        self._beats = [*self._beats[1 - BEATS :], beat]
+        told = Told()
+        for part in (part for beat in self._beats for part in beat):
+            # What was proven of another incarnation is gone.
+            if part.desk.case.reborn == part.reborn and not part.desk.retired:
+                told.setdefault(part.desk.unit.name, []).extend(part.hashes)
+        return (written(self._gate, told) if told else None), sum(len(part.hashes) for part in beat)
+
+    def heard(self, gate: str, document: Any) -> int | None:
+        """Take over what stands at another gate's key: how many hashes. None: it does not count."""
+        mark = hash(document) if isinstance(document, bytes) else 0
+        if mark and self._heard.get(gate) == mark:
+            return 0
+        found = read(document)
+        if found is None or found[0] != gate or gate == self._gate:
+            return None
+        if len(self._heard) >= GATES_MAX:
+            self._heard.clear()
+        self._heard[gate] = mark
+        taken = 0
+        for unit, blocks in found[1].items():
+            desk = self._board.desks.get(unit)
+            if desk is not None and self._is_of_now(desk, gate):
+                self.remote.take(unit, blocks, self._now())
+                taken += len(blocks)
+        return taken
+
+    def _is_of_now(self, desk: Desk, gate: str) -> bool:
+        """Whether that gate tells of the unit, and means the incarnation that this one knows."""
+        view = self._roster.said(desk.unit.name, gate)
+        if view is None:
+            return False
+        own, theirs = {epoch for _, epoch in desk.case.epochs}, set(filter(None, view.epoch.split(",")))
+        return not own or not theirs or not own.isdisjoint(theirs)
+
+
+def _blocks(text: Any) -> list[int] | None:
+    try:
+        data = a2b_base64(text, strict_mode=True) if isinstance(text, str) else b"?"
+        blocks = list(struct.unpack(f"<{len(data) // 8}Q", data))
+    except (Base64Error, ValueError, struct.error):
+        return None
+    return blocks if max(blocks, default=0) >> _BLOCK_BITS == 0 else None

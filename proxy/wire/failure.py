@@ -1,0 +1,199 @@
+"""The failure table: for each kind of failure whose fault it is, what it proves, and what the client is told.
+
+Every response of the gate that is not a unit's own is a row of this table. Rules:
+1. Only `Fault.UNIT` rows carry evidence; a client's or the gate's own failures never change a verdict.
+2. `by_response` failures draw on the retry budget (see router/retry.py); the others mean the unit is gone.
+3. Bodies have OpenAI's error shape: {"error": {"message", "type", "param", "code"}}.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import orjson
+
+from cellgate.router.nouns import Outcome, Strength
+
+
+class Fault(Enum):
+    """Whose fault a failure is."""
+
+    CLIENT = "client"
+    GATE = "gate"
+    UNIT = "unit"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row. `strength` None means neutral; `retryable` means before anything was shown to the client.
+
+    `is_final`: whoever asks again gets the same, and is told not to.
+    """
+
+    fault: Fault
+    status: int
+    type: str
+    outcome: Outcome
+    strength: Strength | None = None
+    retryable: bool = False
+    by_response: bool = False
+    closes: bool = False
+    retry_after_s: int | None = None
+    is_final: bool = False
+
+
+_BAD = "invalid_request_error"
+_DOWN = "service_unavailable_error"
+
+
+def _client(status: int, *, closes: bool = False, kind: str = _BAD) -> Row:
+    return Row(Fault.CLIENT, status, kind, Outcome.CLIENT_ERROR, closes=closes)
+
+
+def _gate(status: int, *, retry_after_s: int | None = 1, retryable: bool = False) -> Row:
+    kind = "rate_limit_error" if status == 429 else _DOWN
+    return Row(Fault.GATE, status, kind, Outcome.GATE_ERROR, retryable=retryable, retry_after_s=retry_after_s)
+
+
+def _unit(status: int, outcome: Outcome, strength: Strength | None, *, by_response: bool = False) -> Row:
+    return Row(Fault.UNIT, status, _DOWN, outcome, strength, True, by_response, retry_after_s=1)
+
+
+class Kind(Enum):
+    """Every way in which a request can fail. The value is the error code clients and metrics see."""
+
+    # The client's.
+    BAD_REQUEST = "bad_request"
+    BAD_JSON = "bad_json"
+    BAD_HEADER = "bad_header"
+    DENIED = "denied"
+    UNKNOWN_PATH = "unknown_path"
+    UNKNOWN_MODEL = "unknown_model"
+    NOT_SERVED = "not_served"
+    NOT_TRUSTED = "not_trusted"
+    METHOD_NOT_ALLOWED = "method_not_allowed"
+    METHOD_NOT_SUPPORTED = "method_not_supported"
+    HEAD_TIMEOUT = "head_timeout"
+    BODY_TIMEOUT = "body_timeout"
+    BODY_TOO_LARGE = "body_too_large"
+    BAD_EXPECTATION = "bad_expectation"
+    HEAD_TOO_LARGE = "head_too_large"
+    # The gate's.
+    FULL = "full"
+    LATE = "late"
+    NO_UNIT = "no_unit"
+    NO_MEMORY = "no_memory"
+    NO_RESOURCES = "no_resources"
+    NO_BRAIN = "no_brain"
+    EVICTED = "evicted"
+    INTERNAL = "internal"
+    POISON_SUSPECTED = "poison_suspected"
+    # The unit's, before anything was shown.
+    REFUSED = "refused"
+    UNREACHABLE = "unreachable"
+    CONNECT_TIMEOUT = "connect_timeout"
+    STALE_CONNECTION = "stale_connection"
+    CLOSED_EARLY = "closed_early"
+    GARBAGE = "garbage"
+    ANSWER_TIMEOUT = "answer_timeout"
+    BUSY = "busy"
+    NOT_HERE = "not_here"
+    FALSE_BUSY = "busy_without_work"
+    UNIT_ERROR = "unit_error"
+    FIRST_EVENT_ERROR = "first_event_error"
+    # The unit's, in the middle of an answer.
+    TRUNCATED = "truncated"
+    STREAM_ERROR = "stream_error"
+    CUT = "cut"
+    NOT_CONTINUED = "not_continued"
+
+    @property
+    def row(self) -> Row:
+        """The row of this kind."""
+        return TABLE[self]
+
+
+TABLE: dict[Kind, Row] = {
+    # The client's.
+    Kind.BAD_REQUEST: _client(400, closes=True),
+    Kind.BAD_JSON: _client(400),
+    Kind.BAD_HEADER: _client(400),
+    Kind.DENIED: _client(403, kind="permission_error"),
+    Kind.UNKNOWN_PATH: _client(404, kind="not_found_error"),
+    Kind.UNKNOWN_MODEL: _client(404, kind="not_found_error"),
+    Kind.NOT_SERVED: _client(404, kind="not_found_error"),
+    Kind.NOT_TRUSTED: _client(403, kind="permission_error"),
+    Kind.METHOD_NOT_ALLOWED: _client(405),
+    Kind.METHOD_NOT_SUPPORTED: _client(501, closes=True),
+    Kind.HEAD_TIMEOUT: _client(408, closes=True),
+    Kind.BODY_TIMEOUT: _client(408, closes=True),
+    Kind.BODY_TOO_LARGE: _client(413, closes=True),
+    Kind.BAD_EXPECTATION: _client(417, closes=True),
+    Kind.HEAD_TOO_LARGE: _client(431, closes=True),
+    # The gate's.
+    Kind.FULL: _gate(429),
+    Kind.LATE: _gate(429),
+    Kind.NO_UNIT: _gate(503),
+    Kind.NO_MEMORY: Row(Fault.GATE, 503, _DOWN, Outcome.GATE_ERROR, closes=True, retry_after_s=1),
+    Kind.NO_RESOURCES: _gate(503, retryable=True),
+    Kind.NO_BRAIN: _gate(503),
+    Kind.EVICTED: Row(Fault.GATE, 503, _DOWN, Outcome.EVICTED, retryable=True, retry_after_s=1),
+    Kind.INTERNAL: Row(Fault.GATE, 500, "internal_server_error", Outcome.GATE_ERROR, closes=True),
+    Kind.POISON_SUSPECTED: Row(Fault.GATE, 502, _DOWN, Outcome.GATE_ERROR, is_final=True),
+    # The unit's, before anything was shown.
+    Kind.REFUSED: _unit(503, Outcome.UNIT_ERROR, Strength.FATAL),
+    Kind.UNREACHABLE: _unit(503, Outcome.UNIT_ERROR, Strength.STRONG),
+    Kind.CONNECT_TIMEOUT: _unit(504, Outcome.UNIT_ERROR, Strength.STRONG),
+    Kind.STALE_CONNECTION: _unit(502, Outcome.UNIT_ERROR, None),
+    Kind.CLOSED_EARLY: _unit(502, Outcome.UNIT_ERROR, Strength.STRONG),
+    Kind.GARBAGE: _unit(502, Outcome.UNIT_ERROR, Strength.WEAK, by_response=True),
+    Kind.ANSWER_TIMEOUT: _unit(504, Outcome.UNIT_ERROR, Strength.STRONG),
+    Kind.BUSY: _unit(503, Outcome.BUSY, None, by_response=True),
+    # The word of the gate before the unit (see placement.py).
+    Kind.NOT_HERE: _unit(503, Outcome.BUSY, Strength.STRONG),
+    Kind.FALSE_BUSY: _unit(503, Outcome.UNIT_ERROR, Strength.STRONG, by_response=True),
+    Kind.UNIT_ERROR: _unit(502, Outcome.UNIT_ERROR, Strength.WEAK, by_response=True),
+    Kind.FIRST_EVENT_ERROR: _unit(502, Outcome.STREAM_ERROR, Strength.STRONG, by_response=True),
+    # The unit's, in the middle of an answer.
+    Kind.TRUNCATED: Row(Fault.UNIT, 502, _DOWN, Outcome.TRUNCATED, Strength.STRONG),
+    Kind.STREAM_ERROR: Row(Fault.UNIT, 502, _DOWN, Outcome.STREAM_ERROR, Strength.STRONG),
+    Kind.CUT: Row(Fault.UNIT, 503, _DOWN, Outcome.EVICTED),
+    Kind.NOT_CONTINUED: Row(Fault.UNIT, 502, _DOWN, Outcome.EVICTED),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One failure that happened: its kind, and a sentence for the person who has to act.
+
+    `retry_after_s` is told where more is known than the row of its kind says.
+    """
+
+    kind: Kind
+    message: str
+    param: str | None = None
+    retry_after_s: int | None = None
+
+
+def error_body(failure: Failure) -> bytes:
+    """The JSON body for a failure, in OpenAI's error shape."""
+    error = {
+        "message": failure.message,
+        "type": failure.kind.row.type,
+        "param": failure.param,
+        "code": failure.kind.value,
+    }
+    return orjson.dumps({"error": error})
+
+
+def error_event(failure: Failure) -> bytes:
+    """The SSE event that ends a stream honestly after tokens were shown."""
+    return b"data: " + error_body(failure) + b"\n\n"
+
+
+def as_told(failure: Failure, unit: str, *, committed: bool) -> Failure:
+    """A unit's failure as its client is told: which unit, in which phase, who knows more; not where it is."""
+    phase = "in the middle of its answer" if committed else "before it showed anything"
+    message = f"unit {unit} failed {phase} ({failure.kind.value}); the gate's /units and /events say why"
+    return Failure(failure.kind, message)

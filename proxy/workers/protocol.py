@@ -1,0 +1,197 @@
+"""What a worker and the brain say to each other, and how it stands on their socket.
+
+A message is a tuple whose first item says what it is. All that is said in one turn of the loop is one frame:
+its length in 4 bytes, and a list of messages as marshal writes it. Marshal, because it is the fastest that
+takes tuples, bytes and infinities, and makes nothing but plain values; both ends are forks of one process, so
+that they have one version of it.
+"""
+
+from __future__ import annotations
+
+import marshal
+import struct
+from array import array
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from cellgate.proxy.wire.failure import Failure, Kind
+from cellgate.router.nouns import Ask
+
+Message = tuple[Any, ...]
+
+_LENGTH = struct.Struct("!I")
+_VERSION = 2
+"""Later ones look for what occurs twice, which takes longer than to write it twice."""
+FRAME_MAX = 1 << 28
+
+
+class Say:
+    """What a worker says; what follows in the message stands behind it."""
+
+    HELLO = 0
+    """Fleet and view (None: nothing yet), leases: what it knows of units, and has open."""
+    ACCEPTING = 1
+    PICK = 2
+    """Id, `Wanted`: a unit is to be found for an ask. The answer is GRANT or REFUSE."""
+    LEAVE = 3
+    """Id: nobody waits for that any more."""
+    COMMIT = 4
+    """Id, at: the lease of that id has shown something."""
+    CLOSE = 5
+    """Id, outcome, at."""
+    WORKED = 6
+    """Id, events, usage, at."""
+    BLAME = 7
+    """Id, failure."""
+    FINISHED = 8
+    """Route, status, unit, TTFT, duration, bytes in, bytes out."""
+    RARE = 9
+    """What seldom happens: a name, and what belongs to it (see session.py)."""
+    DOUBT = 10
+    """Unit, version of the fleet: it ended a connection out of turn."""
+    MADE = 11
+    """Response, unit: who has it."""
+    TICK = 12
+    """A `Report`."""
+    BROKE = 13
+    """Id, kind of failure, tokens shown to the client in all, and by this unit: that attempt has failed."""
+
+
+class Tell:
+    """What the brain says."""
+
+    FLEET = 0
+    """Version, cells, units: all that is configured or discovered."""
+    UNITS = 1
+    """What has changed of units: a list of `Known`."""
+    PULSE = 2
+    """`Pulse`: four times a second; also, that the brain is there."""
+    OPEN = 3
+    """Clients may be accepted."""
+    GRANT = 4
+    """Id, unit, at, header line: a lease is open under that id."""
+    REFUSE = 5
+    """Id, failure."""
+    EVICT = 6
+    """Ids of leases whose unit went down."""
+
+
+class Wanted(NamedTuple):
+    """An ask as a worker puts it. See proxy/request/selection.py for what decides here.
+
+    `size` is that of its body; `queued`: it was turned away just now, and is to wait; `failed`: it has a
+    failure to show already; `received_at`, if not 0: it wants to know why it goes where it goes; `units`,
+    where it names them, are the only ones, in this order. An ask for the unit "" is for the one that made the
+    response it follows.
+    """
+
+    ask: Message
+    size: int
+    tried: tuple[str, ...] = ()
+    moved: bool = False
+    draws: bool = False
+    queued: bool = False
+    failed: bool = False
+    received_at: float = 0.0
+    units: tuple[str | None, ...] | None = None
+
+
+class Report(NamedTuple):
+    """What a worker tells once a tick. Counts are what came since the last one."""
+
+    version: int
+    """Of the fleet that names of units are of."""
+    at: float
+    lag_s: float
+    lives: list[tuple[str, float]]
+    """Units that have shown life, and when."""
+    gaps: list[tuple[str, list[tuple[int, int]]]]
+    """Gaps between tokens, by unit: milliseconds, and how many."""
+    paused: list[tuple[int, bool]]
+    """Leases whose clients have begun, or ceased, to read nothing."""
+    clients: int
+    connections: int
+    """Those to units."""
+    cpu_s: float
+    resident_bytes: int
+    log_dropped: int
+    ignored: int
+    forged: int
+    limits: list[tuple[str, int]]
+    """Bounds that took effect, by name (see proxy/config/limits.py)."""
+    defects: int
+
+
+class Pulse(NamedTuple):
+    """What the brain tells once a tick."""
+
+    at: float
+    lives: list[tuple[str, float]]
+    orca: tuple[bytes, dict[bytes, bytes]]
+    """The line of the gate's load, and those in other words by format."""
+    panic_at: float | None
+
+
+def framed(messages: list[Message]) -> bytes:
+    """Messages as one frame."""
+    body = marshal.dumps(messages, _VERSION)
+    return _LENGTH.pack(len(body)) + body
+
+
+class Frames:
+    """Takes what was read, gives the messages that are whole. What is no frame raises ValueError."""
+
+    __slots__ = ("_rest",)
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> Iterator[Message]:
+        """The messages that end in `data`."""
+        data, at = self._rest + data if self._rest else data, 0
+        while len(data) - at >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(data, at)
+            if length > FRAME_MAX:
+                raise ValueError(f"a frame of {length} bytes")
+            end = at + _LENGTH.size + length
+            if end > len(data):
+                break
+            messages: list[Message] = marshal.loads(data[at + _LENGTH.size : end])
+            at = end
+            yield from messages
+        self._rest = data[at:]
+
+
+FEW_BLOCKS = 16
+"""So many are sent as they are sooner than they are packed."""
+_BLOCKS = Ask._fields.index("blocks")
+_ask = tuple.__new__
+
+
+def ask_out(ask: Ask) -> Message:
+    """An ask as it is sent: the hashes of its blocks, if they are many, as bytes, eight each."""
+    plain = tuple(ask)
+    if len(ask.blocks) <= FEW_BLOCKS:
+        return plain
+    return (*plain[:_BLOCKS], array("Q", ask.blocks).tobytes(), *plain[_BLOCKS + 1 :])
+
+
+def ask_in(plain: Message) -> Ask:
+    """An ask that was sent."""
+    packed = plain[_BLOCKS]
+    if type(packed) is not bytes:
+        return _ask(Ask, plain)
+    hashes = array("Q")
+    hashes.frombytes(packed)
+    return _ask(Ask, (*plain[:_BLOCKS], tuple(hashes), *plain[_BLOCKS + 1 :]))
+
+
+def failure_out(failure: Failure) -> Message:
+    """A failure as it is sent."""
+    return failure.kind.value, failure.message, failure.param, failure.retry_after_s
+
+
+def failure_in(plain: Message) -> Failure:
+    """A failure that was sent."""
+    kind, message, param, retry_after_s = plain
+    return Failure(Kind(kind), message, param, retry_after_s)

@@ -1,0 +1,290 @@
+"""A worker's place at the brain: what it asks is answered, what it tells is booked, what it leaves is closed.
+
+1. Each of its leases is one here, under the same id; the Board sees no difference to one of this process.
+2. When the worker is gone its leases are closed and its asks forgotten, at once and once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from cellgate.proxy.logs.record import Finished
+from cellgate.proxy.metrics.continuations import Result
+from cellgate.proxy.request.local_endpoints import OwnAnswers
+from cellgate.proxy.request.placed import PlacedSearch
+from cellgate.proxy.request.routing_explain import header_line
+from cellgate.proxy.request.selection import Search
+from cellgate.proxy.wire.failure import Failure, Kind
+from cellgate.proxy.workers.figures import Record
+from cellgate.proxy.workers.protocol import (
+    Message,
+    Report,
+    Say,
+    Tell,
+    Wanted,
+    ask_in,
+    failure_in,
+    failure_out,
+)
+from cellgate.proxy.workers.worker import OUTCOMES
+from cellgate.router.cost_model import Usage
+from cellgate.router.lease import Lease
+from cellgate.router.nouns import Ask, Outcome, Refusal
+from cellgate.router.retry import Attempts
+
+if TYPE_CHECKING:
+    from cellgate.proxy.workers.control_process import BrainGate
+    from cellgate.proxy.workers.link import Link
+
+_SHOWN_ALREADY = Failure(Kind.NO_UNIT, "it has a failure to show, and that is shown")
+_ENOUGH_RETRIES = Failure(Kind.NO_UNIT, "no unit may be tried again: enough retries are under way")
+_new = tuple.__new__
+
+
+class Seat:
+    """One worker's. `link` is set before anything is heard."""
+
+    def __init__(self, brain: BrainGate, number: int, record: Record) -> None:
+        self.number = number
+        self.record = record
+        self.link: Link
+        self.report: Report | None = None
+        """The last one."""
+        self.informed = False
+        """Whether it has been told of the units."""
+        self.accepting = False
+        self._brain = brain
+        self._asks: dict[int, Search] = {}
+        self._early: dict[int, Message] = {}
+        """What was asked before all was known that is open."""
+        self._leases: dict[int, Lease] = {}
+        self._closed: tuple[int, Lease | None] = (0, None)
+        self._handlers: dict[int, Callable[..., None]] = {
+            Say.HELLO: self._hello,
+            Say.ACCEPTING: self._accepts,
+            Say.PICK: self._pick,
+            Say.LEAVE: self._leave,
+            Say.COMMIT: self._commit,
+            Say.CLOSE: self._close,
+            Say.WORKED: self._worked,
+            Say.BLAME: self._blame,
+            Say.BROKE: self._broke,
+            Say.FINISHED: self._finished,
+            Say.RARE: self._rare,
+            Say.DOUBT: self._doubt,
+            Say.MADE: brain.own_answers.made,
+            Say.TICK: self._tick,
+        }
+
+    def __len__(self) -> int:
+        """Leases that it has open."""
+        return len(self._leases)
+
+    def hear(self, message: Message) -> None:
+        """Act on what it says."""
+        self._handlers[message[0]](*message[1:])
+
+    def begin(self) -> None:
+        """Answer what was asked early."""
+        early, self._early = self._early, {}
+        for number, plain in early.items():
+            self._pick(number, plain)
+
+    def vacate(self) -> None:
+        """It is gone."""
+        self._early.clear()
+        for search in list(self._asks.values()):
+            search.leave()
+        self._asks.clear()
+        leases, self._leases = self._leases, {}
+        for lease in leases.values():
+            self._brain.close(lease, Outcome.GATE_ERROR)
+
+    # -- asks ----------------------------------------------------------------------------------------------
+
+    def _pick(self, number: int, plain: Message) -> None:
+        if not self._brain.knows_all:
+            self._early[number] = plain
+            return
+        wanted = _new(Wanted, plain)
+        ask = _placed(ask_in(wanted.ask), self._brain.own_answers)
+        if isinstance(ask, Failure):
+            self._refuse(number, ask)
+            return
+        search = self._search(ask, wanted)
+        if wanted.queued:
+            if search.waits_again(partial(self._settle, number, search, wanted.received_at)):
+                self._asks[number] = search
+            else:
+                self._refuse(number, self._brain.explain(Refusal.FULL, ask))
+        elif wanted.draws and self._brain.has_enough_retries():
+            self._refuse(number, _ENOUGH_RETRIES)
+        else:
+            answer = search.pick(draws=wanted.draws, moved=wanted.moved)
+            if isinstance(answer, Lease):
+                self._grant(number, answer, wanted.received_at)
+            else:
+                self._settle(number, search, wanted.received_at, answer)
+
+    def _search(self, ask: Ask, wanted: Wanted) -> Search:
+        if wanted.units is None:
+            search = Search(self._brain, wanted.size)
+        else:
+            search = PlacedSearch(self._brain, wanted.size)
+            search.units = wanted.units
+        search.ask = ask
+        if wanted.tried:
+            search.history = Attempts(wanted.tried)
+        if wanted.failed:
+            search.failure = _SHOWN_ALREADY
+        return search
+
+    def _settle(self, number: int, search: Search, received_at: float, answer: Lease | Refusal) -> None:
+        """What a pick, or later the queue, has to say."""
+        found = search.heed(answer, partial(self._settle, number, search, received_at))
+        if found is None:
+            self._asks[number] = search
+            return
+        self._asks.pop(number, None)
+        if isinstance(found, Failure):
+            self._refuse(number, found)
+        else:
+            self._grant(number, found, received_at)
+
+    def _grant(self, number: int, lease: Lease, received_at: float) -> None:
+        lease.on_evict = partial(self._brain.evicted, self, number)
+        self._leases[number] = lease
+        line = header_line(lease, lease.opened_at - received_at) if received_at else b""
+        self.link.send((Tell.GRANT, number, lease.unit, lease.opened_at, line))
+
+    def _refuse(self, number: int, why: Failure) -> None:
+        self.link.send((Tell.REFUSE, number, failure_out(why)))
+
+    def _leave(self, number: int) -> None:
+        self._early.pop(number, None)
+        if (search := self._asks.pop(number, None)) is not None:
+            search.leave()
+        elif (lease := self._leases.pop(number, None)) is not None:
+            # It was given a unit just now, and nothing was sent there.
+            self._brain.withdraw(lease)
+
+    # -- leases --------------------------------------------------------------------------------------------
+
+    def _commit(self, number: int, at: float) -> None:
+        lease = self._leases.get(number)
+        if lease is None or lease.committed:
+            return
+        lease.commit(at)
+        self._brain.board.prove(lease)
+        if lease.ask.stream:
+            lease.desk.life_at = max(lease.desk.life_at, at)
+            self._brain.routing.shown(lease)
+            # One prompt less to compute.
+            self._brain.room()
+
+    def _close(self, number: int, outcome: int, at: float) -> None:
+        lease = self._leases.pop(number, None)
+        self._closed = number, lease
+        if lease is not None:
+            self._brain.close(lease, OUTCOMES[outcome], at)
+
+    def _worked(self, number: int, events: int, usage: Message | None, at: float, was_paused: bool) -> None:
+        if (lease := self._lease(number)) is not None:
+            lease.was_paused = was_paused
+            used = None if usage is None else Usage(*usage)
+            self._brain.worked(lease, events, used, at)
+
+    def _blame(self, number: int, failure: Message) -> None:
+        if (lease := self._lease(number)) is not None:
+            self._brain.blame(lease, failure_in(failure))
+
+    def _broke(self, number: int, kind: str, tokens: int, shown: int) -> None:
+        if (lease := self._lease(number)) is not None:
+            self._brain.containment.broke(lease, Kind(kind), tokens, shown)
+
+    def _lease(self, number: int) -> Lease | None:
+        """One that is open, or was closed with the last word about leases."""
+        closed, lease = self._closed
+        return lease if closed == number else self._leases.get(number)
+
+    # -- what else it tells --------------------------------------------------------------------------------
+
+    def _hello(self, known: tuple[Message, dict[str, Any]] | None, leases: list[Message]) -> None:
+        if known is not None:
+            self._brain.learn(*known)
+        for number, unit, ask, opened_at, retry, first_at, paused in leases:
+            lease = self._brain.adopt(unit, ask_in(ask), opened_at, retry=retry)
+            if lease is None:
+                continue
+            lease.paused = paused
+            if first_at:
+                lease.committed, lease.first_at = True, first_at
+                # When its prompt was done is not known here, so nothing is learnt of that.
+                lease.desk.books.show(lease, lease.ask, lease.bet, self._brain.now())
+            lease.on_evict = partial(self._brain.evicted, self, number)
+            self._leases[number] = lease
+        self._brain.greeted()
+
+    def _accepts(self) -> None:
+        self.accepting = True
+        self._brain.on_accepting()
+
+    def _finished(
+        self,
+        route: str,
+        status: int,
+        unit: str,
+        ttft_s: float | None,
+        duration_s: float,
+        bytes_in: int,
+        bytes_out: int,
+    ) -> None:
+        self.record.requests += 1
+        # What only the worker's access log tells is left out. The fields stand in their order.
+        self._brain.metrics.finished(
+            _new(
+                Finished,
+                (
+                    *("", "", "", "", route, "", status, "", unit, Outcome.OK, 0, ttft_s, duration_s),
+                    *(0, bytes_in, bytes_out, 0),
+                ),
+            )
+        )
+
+    def _rare(self, name: str, what: tuple[Any, ...]) -> None:
+        _RARE[name](self._brain, *what)
+
+    def _doubt(self, unit: str, version: int) -> None:
+        if version == self._brain.version:
+            self._brain.doubt(unit)
+
+    def _tick(self, *plain: Any) -> None:
+        self.report = _new(Report, plain)
+        self.record.take(self.report)
+        self._brain.reported(self.report)
+        for number, paused in self.report.paused:
+            if (lease := self._leases.get(number)) is not None:
+                lease.paused = paused
+                if not paused:
+                    lease.desk.work_at = max(lease.desk.work_at, self.report.at)
+
+
+def _placed(ask: Ask, own: OwnAnswers) -> Ask | Failure:
+    """The ask, bound to the unit that has what it follows."""
+    if ask.unit == "":
+        return own.sticky_ask(b"/v1/responses/" + (ask.follows or "").encode("latin-1"))
+    return own.placed(ask)
+
+
+def _continued(brain: BrainGate, unit: str, result: str, reason: str) -> None:
+    brain.continuations.note(unit, Result(result), reason)
+
+
+_RARE: dict[str, Callable[..., None]] = {
+    "continuation": _continued,
+    "balancer": lambda brain, *told: brain.balancers.told(*told),
+    "trouble": lambda brain, reason: brain.own_trouble(reason),
+    "retry": lambda brain, unit: brain.metrics.retry(unit),
+}

@@ -1,0 +1,304 @@
+"""The books of one unit: how fast it is, what it has yet to do for this gate, what its prefix cache holds.
+
+From them follows what an ask would cost there, in seconds (cost.py). Rules:
+1. An attempt is entered when its lease opens and struck out when it closes; sums are exact.
+2. How fast a unit was stays with it through a restart as a guess; what its cache held does not.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from cellgate.router.backlog import Beside, Job, Prefilled, Work
+from cellgate.router.cost import (
+    COSTS,
+    Cost,
+    Expected,
+    Facts,
+    Forecast,
+    Price,
+    Report,
+    Terms,
+    forecast,
+    price,
+    terms,
+)
+from cellgate.router.nouns import Ask, Load, Unit
+from cellgate.router.prefix import DEFAULT_KV_TOKENS, PrefixCache, blocks_for
+from cellgate.router.rates import Errors, Rates
+from cellgate.router.seats import Seats
+
+BLOCK_BYTES = 512
+"""Bytes of prompt that one block hash of an ask stands for (prompt.py cuts them): about 128 tokens."""
+ALL_BLOCKS = 2 << 20
+"""All prefix caches together are believed to hold at most so many blocks: 300 MB."""
+
+
+_new = tuple.__new__
+"""What a named tuple's own constructor calls, in half the time."""
+
+SURE = 16
+"""After so many prompts that were computed right behind another a prefill rate is no guess any more."""
+MISS = 2.0
+"""A first token has to be predicted so many times later than its deadline to be given up: it is a guess."""
+PREFILL_MOST = 0.5
+STEPS_LEAST = 8
+"""A shorter stream says little about how long a step takes."""
+
+
+class Elsewhere(NamedTuple):
+    """What other gates tell that they have at a unit: attempts, and tokens of prompts yet to be computed."""
+
+    in_flight: int = 0
+    uncached_tokens: int = 0
+
+
+NOTHING_ELSEWHERE = Elsewhere()
+
+
+class Bet(NamedTuple):
+    """What was expected of an attempt when it was sent.
+
+    `held_blocks` of its prompt were held before, `record` is what the prefix cache calls it, `ttft_s` is when
+    the first token was due, `expected` is what was expected wherever it went.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int
+    held_blocks: int
+    record: int
+    ttft_s: float
+    expected: Expected = Expected()
+
+
+class Usage(NamedTuple):
+    """What an engine says an answer has used. `cached_tokens` is None where it does not tell."""
+
+    prompt_tokens: int
+    answer_tokens: int
+    cached_tokens: int | None = None
+
+
+class Quote(NamedTuple):
+    """What an ask would cost on a unit: the terms (see Cost), and what they were reckoned from."""
+
+    terms: Terms
+    prompt_tokens: float
+    cached_tokens: float
+
+
+class Books:
+    """What is known of one unit that bears on how soon it answers."""
+
+    __slots__ = ("_price", "errors", "forecast", "kv_tokens", "prefixes", "rates", "seats", "work")
+
+    def __init__(self, rates: Rates, unit: Unit) -> None:
+        self.rates = rates
+        self.work = Work()
+        self.prefixes = PrefixCache(1)
+        self.errors = Errors()
+        self.seats = Seats()
+        self.kv_tokens = 0
+        self.foresee(forecast([Facts(rates)], COSTS)[0])
+        self.size(unit, None, ALL_BLOCKS)
+        if unit.prefill_tokens_s:
+            rates.prefill_tokens_s.guess(unit.prefill_tokens_s, is_given=True)
+
+    def size(self, unit: Unit, load: Load | None, share: int) -> None:
+        """Take over the size of the KV cache, configured or told; at most `share` blocks of it are kept."""
+        self.kv_tokens = unit.kv_tokens or (load.kv_tokens if load is not None else 0) or self.kv_tokens
+        limit = blocks_for(self.kv_tokens or DEFAULT_KV_TOKENS, self.rates.bytes_per_token.value, BLOCK_BYTES)
+        limit = min(limit, share)
+        # Bytes per token are learnt and move a little all the time.
+        if not 0.8 <= self.prefixes.limit / limit <= 1.25:
+            self.prefixes.resize(limit)
+
+    def foresee(self, one: Forecast) -> None:
+        """Take over a forecast."""
+        self.forecast: Forecast = one
+        self._price: Price = price(one, self.rates, is_sure=self.is_sure())
+
+    def offer(self, ask: Ask, held: int, expected: Expected, now: float) -> tuple[float, float]:
+        """The total of `quote`, and `backlog_s`.
+
+        This is made for each unit and ask, and so without the terms, and from a price a tick old. `held`
+        blocks of its prompt are believed to be there.
+        """
+        (
+            tokens_s, token_s, total_s, step_s, sequence_s, uncached_s, beside_s, kv_room, seat_room,
+            byte_tokens, sure_tokens_s, hidden, _, _,
+        ) = self._price  # fmt: skip
+        answer_tokens, shared, charged = expected
+        work, tokens = self.work, ask.prompt_bytes * byte_tokens
+        batch = work.batch
+        # As Work.backlog_tokens, without the call.
+        queued = work.queued_tokens - hidden
+        if (front := work.front_tokens) and (front_s := now - work.front_since) > 0.0:
+            queued += abs(front - front_s * tokens_s) - front
+        if queued < 0.0:
+            queued = 0.0
+        if work.kv_tokens + tokens + answer_tokens > kv_room or batch >= seat_room:
+            return self.quote(ask, held, expected, now).terms[0], queued / sure_tokens_s
+        total_s += queued * token_s + answer_tokens * (step_s + sequence_s * batch)
+        charged_tokens = tokens
+        if held:
+            charged_tokens -= held * BLOCK_BYTES * byte_tokens * self.prefixes.trust
+        if charged_tokens < 1.0:
+            charged_tokens = 1.0
+        if shared > held:
+            charged_tokens -= (shared - held) * BLOCK_BYTES * byte_tokens * (1.0 - charged)
+            if charged_tokens < 0.0:
+                charged_tokens = 0.0
+        return total_s + charged_tokens * (uncached_s + beside_s * batch), queued / sure_tokens_s
+
+    def quote(self, ask: Ask, held: int, expected: Expected, now: float) -> Quote:
+        """What `ask` would cost on this unit now; `held` as for `offer`."""
+        bytes_per_token = self.rates.bytes_per_token.value
+        tokens = ask.prompt_bytes / bytes_per_token
+        block_tokens = BLOCK_BYTES / bytes_per_token
+        cached = held * block_tokens * self.prefixes.trust
+        spared = self.spared_tokens(held, expected)
+        reckoned = terms(self.forecast, self.work, tokens, cached, spared, expected.answer_tokens, now)
+        return _new(Quote, (reckoned, tokens, cached))
+
+    def spared_tokens(self, held: int, expected: Expected) -> float:
+        """What is not charged of a prompt of which the unit holds so many blocks (see Expected)."""
+        lacks = max(expected.shared_blocks - held, 0)
+        return lacks * BLOCK_BYTES / self.rates.bytes_per_token.value * (1.0 - expected.charged)
+
+    def is_sure(self) -> bool:
+        """Whether its prefill rate is no guess any more."""
+        return self.rates.followed >= SURE
+
+    def guessed(self) -> list[str]:
+        """What of it is a guess, of the configuration, the engine or its peers, and was not learnt here
+        yet.
+        """
+        rates = self.rates
+        known = {
+            "prefill rate": rates.prefill_tokens_s.seen,
+            "step": rates.steps.seen,
+            "latency": rates.latency.seen,
+            "bytes per token": rates.bytes_per_token.seen,
+        }
+        return [name for name, seen in known.items() if not seen]
+
+    def backlog_s(self, now: float) -> float:
+        """Seconds of this gate's prompts that the unit has yet to compute; 0 while that would be a guess."""
+        if not self.is_sure():
+            return 0.0
+        tokens_s = self.forecast.tokens_s
+        return self.work.backlog_tokens(now, tokens_s, self.forecast.latency_s) / tokens_s
+
+    def enter(self, key: object, ask: Ask, expected: Expected, held: int, now: float) -> Bet:
+        """An attempt goes to the unit, which holds so many blocks of its prompt."""
+        price, work, prefixes, blocks = self._price, self.work, self.prefixes, ask.blocks
+        bytes_per_token = self.rates.bytes_per_token.value
+        tokens = ask.prompt_bytes / bytes_per_token
+        cached = held * BLOCK_BYTES / bytes_per_token * prefixes.trust if held else 0.0
+        left = max(tokens - cached, 1.0)
+        answer_tokens = expected.answer_tokens
+        batch = work.batch
+        had_seat = not batch or batch + price.foreign_batch < work.peak_batch
+        if work.kv_tokens + tokens + answer_tokens > price.kv_room or batch >= price.seat_room:
+            had_seat = False
+            ttft_s = Cost(*terms(self.forecast, work, tokens, cached, 0.0, answer_tokens, now)).ttft_s
+        else:
+            ahead = work.backlog_tokens(now, price.tokens_s, self.forecast.latency_s)
+            ttft_s = price.ahead_s + (ahead + left) * price.token_s
+        record = prefixes.record(blocks) if blocks else 0
+        uncached = int(left)
+        kv_tokens, begins_at = uncached + int(answer_tokens), now + self.rates.latency.value
+        work.open(key, _new(Job, (uncached, kv_tokens, now, begins_at, had_seat)), now)
+        return _new(Bet, (int(tokens), int(cached), held, record, ttft_s, expected))
+
+    def show(self, key: object, ask: Ask, bet: Bet, now: float) -> Prefilled | None:
+        """The first token of an attempt has come."""
+        if bet.record:
+            self.prefixes.prove(ask.blocks, bet.record)
+        return self.work.show(key, now, self._price.foreign_batch)
+
+    def expect_shown(self, key: object, now: float) -> None:
+        """The first token of a plain answer should have come; nothing shows whether it has."""
+        self.work.show(key, now, self._price.foreign_batch)
+
+    def strike(self, key: object, ask: Ask, bet: Bet, now: float, *, in_vain: bool) -> Beside:
+        """An attempt is over; `in_vain`: it has shown nothing, so its prompt may not have been computed.
+
+        Returns what was there while it was decoded.
+        """
+        beside = self.work.close(key, now)
+        if in_vain and bet.record:
+            self.prefixes.forget(ask.blocks, bet.record)
+        return beside
+
+    def streamed(self, tokens: int, stream_s: float, beside: Beside) -> None:
+        """A stream has sent so many tokens behind its first one in so many seconds, beside others.
+
+        While their prompts were computed nothing was decoded; where that was most of the time, what is left
+        says little.
+        """
+        prefill_s = beside.tokens / self.rates.prefill_tokens_s.value
+        if tokens >= STEPS_LEAST and prefill_s < PREFILL_MOST * stream_s:
+            # Who waits for a seat makes no step longer.
+            batch = min(beside.batch + self._price.foreign_batch, self.seats.limit)
+            self.rates.steps.learn((stream_s - prefill_s) / tokens, batch)
+
+    def used(self, ask: Ask, bet: Bet, usage: Usage) -> None:
+        """An answer has told what it used."""
+        if usage.cached_tokens is not None and bet.record:
+            expected = bet.held_blocks * BLOCK_BYTES / self.rates.bytes_per_token.value
+            self.prefixes.correct(expected, float(usage.cached_tokens))
+        self.rates.used(ask.prompt_bytes, usage.prompt_tokens)
+
+    def rise(self) -> None:
+        """The unit has come back: what it was like while it was failing says nothing."""
+        self.errors = Errors()
+        self.rates.reset()
+
+    def is_too_slow(self, ask: Ask, ttft_s: float, now: float) -> bool:
+        """Whether a first token so many seconds from now would miss the ask's deadline.
+
+        Never while that is a guess.
+        """
+        return self.is_sure() and ttft_s > MISS * (ask.deadline_at - now)
+
+    def forget(self) -> None:
+        """The unit has started anew."""
+        self.prefixes.purge()
+        self.rates.reset()
+        self.seats.reset()
+        self.work.forget_peak()
+        self.kv_tokens = 0
+
+    def facts(
+        self, load: Load | None, elsewhere: Elsewhere | None, share: float, far_s: float, now: float
+    ) -> Facts:
+        """What a forecast is made from."""
+        return Facts(
+            self.rates,
+            _report(load, elsewhere, self.work.queued, now),
+            share,
+            self.errors.share(now),
+            far_s,
+            self.kv_tokens,
+            self.work.written_tokens(now),
+            self.seats.limit,
+        )
+
+
+def _report(load: Load | None, elsewhere: Elsewhere | None, queued: int, now: float) -> Report | None:
+    """Other people's requests at an engine. What other gates tell counts where they do: it is fresher than
+    what the engine says, and in tokens.
+    """
+    if load is None:
+        if elsewhere is None:
+            return None
+        return Report(0.0, float(elsewhere.in_flight), 0.0, 0.0, float(elsewhere.uncached_tokens))
+    # One of them may be a canary.
+    foreign = max(load.foreign - 1, 0)
+    if elsewhere is not None:
+        running = max(foreign, elsewhere.in_flight)
+        return Report(0.0, float(running), load.kv_use, 0.0, float(elsewhere.uncached_tokens))
+    waiting = min(max(load.waiting - queued, 0), foreign)
+    return Report(float(waiting), float(foreign - waiting), load.kv_use, now - load.at)

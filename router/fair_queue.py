@@ -1,0 +1,199 @@
+"""Those who wait for a unit, and in which order they are served. Pure; times are handed in.
+
+Rules:
+1. A lower priority number goes first; within a class tenants take turns (see deficit_round_robin.py).
+2. Within a tenant short work goes first, and an ask is overtaken only by those that come within `age_s`.
+3. At most `limit` asks of at most `limit_bytes` wait. When full, who holds little may push out the last ask
+   of who holds most, one for one: a flood takes its own share and no other's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Hashable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from math import inf
+from typing import Generic, NamedTuple, TypeVar
+
+from cellgate.router.deficit_round_robin import Place, Ring, Tenant
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class FairRules:
+    """limit (1024), limit_bytes (256 MiB): what may wait; max_wait_s (60): for how long at most.
+
+    backlog_s (0.25): a unit that has so many seconds of prompts to compute gets no more of them: what comes
+    waits for whichever unit is the best when it is its turn.
+
+    quantum_tokens (64): what one visit is worth. Less than most asks, so that tenants alternate by the ask:
+    visits are counted, not made, and cost nothing.
+    age_s (8): how long an ask of `age_tokens` (32768) or more may be overtaken; of fewer, in proportion.
+    """
+
+    limit: int = 1024
+    limit_bytes: int = 256 << 20
+    max_wait_s: float = 60.0
+    backlog_s: float = 0.25
+    quantum_tokens: int = 64
+    age_s: float = 8.0
+    age_tokens: int = 32768
+
+    def due_at(self, tokens: int, now: float) -> float:
+        """From when on nobody who comes overtakes an ask of so many tokens that came `now`."""
+        return now + self.age_s * min(tokens / self.age_tokens, 1.0)
+
+
+class NoPlace(Enum):
+    """Why an ask may not wait."""
+
+    FULL = "full"
+    HOPELESS = "hopeless"
+    """It would be served after its deadline."""
+
+
+class Entered(NamedTuple, Generic[T]):
+    """An ask waits now; `displaced` had to go for it."""
+
+    place: Place[T]
+    displaced: Place[T] | None = None
+
+
+class FairQueue(Generic[T]):
+    """The places of all who wait, by priority."""
+
+    def __init__(self, rules: FairRules) -> None:
+        self.rules = rules
+        self.size = 0
+        """Bytes kept by all who wait."""
+        self.tokens = 0
+        """Their uncached work."""
+        self._rings: dict[int, Ring[T]] = {}
+        self._places: dict[Place[T], None] = {}
+        self._entered = 0
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __iter__(self) -> Iterator[Place[T]]:
+        return iter(self._places)
+
+    def add(
+        self,
+        item: T,
+        now: float,
+        *,
+        tokens_s: float,
+        tenant: str = "",
+        priority: int = 0,
+        tokens: int = 1,
+        size: int = 0,
+        deadline_at: float = inf,
+        group: Hashable = None,
+    ) -> Entered[T] | NoPlace:
+        """Queue an ask, or say why it may not wait. `tokens_s`: how fast the queue is worked off."""
+        tokens = max(tokens, 1)
+        self._entered += 1
+        due = (self.rules.due_at(tokens, now), self._entered)
+        place = Place(item, tenant, priority, tokens, size, now, deadline_at, group, due)
+        # Who could be served last of all in time need not know its turn.
+        is_in_time = now + self.drain_s(tokens_s) <= deadline_at
+        if not is_in_time and now + self.wait_s(place, tokens_s) > deadline_at:
+            return NoPlace.HOPELESS
+        displaced = None
+        if not self._fits(place):
+            displaced = self._displaced_by(place)
+            if displaced is None:
+                return NoPlace.FULL
+            self.remove(displaced)
+        self._rings.setdefault(priority, Ring(self.rules.quantum_tokens)).add(place)
+        self._places[place] = None
+        self.tokens += tokens
+        self.size += size
+        return Entered(place, displaced)
+
+    def first(self, blocked: Container[Hashable] = ()) -> Place[T] | None:
+        """The one to be served next, of those whose group is not `blocked`; nothing changes by asking."""
+        for priority in sorted(self._rings):
+            place = self._rings[priority].first(blocked)
+            if place is not None:
+                return place
+        return None
+
+    def take(self, place: Place[T]) -> None:
+        """One is served: its tenant pays for it, and the turn passes on."""
+        self._rings[place.priority].take(place)
+        self._left(place)
+
+    def remove(self, place: Place[T]) -> bool:
+        """One leaves without having been served. False: it was out already."""
+        if place not in self._places:
+            return False
+        self._rings[place.priority].remove(place)
+        self._left(place)
+        return True
+
+    def hopeless(self, now: float, tokens_s: float) -> list[Place[T]]:
+        """Those that would miss their deadline even if a unit of this prefill rate took them now.
+
+        At a rate of 0 there is none: then only those whose deadline has passed.
+        """
+        token_s = 1.0 / tokens_s if tokens_s > 0.0 else 0.0
+        return [place for place in self._places if now + place.tokens * token_s > place.deadline_at]
+
+    def drain_s(self, tokens_s: float) -> float:
+        """How long until all who wait have been served, at so many tokens a second; infinite at 0."""
+        return _seconds(self.tokens, tokens_s)
+
+    def wait_s(self, place: Place[T], tokens_s: float) -> float:
+        """How long until `place` is served if nobody comes after it, at so many tokens a second."""
+        ahead = 0
+        for priority, ring in self._rings.items():
+            if priority < place.priority:
+                ahead += sum(tenant.tokens for tenant in ring.tenants)
+            elif priority == place.priority:
+                own = ring.tenant(place.tenant)
+                mine = own.tokens_before(place) if own is not None else 0
+                # While the own ones are served, each other tenant gets as much, if it has as much.
+                due = mine + place.tokens
+                ahead += mine + sum(min(tenant.tokens, due) for tenant in ring.tenants if tenant is not own)
+        return _seconds(ahead, tokens_s)
+
+    def _left(self, place: Place[T]) -> None:
+        del self._places[place]
+        self.tokens -= place.tokens
+        self.size -= place.size
+        if not self._rings[place.priority].tenants:
+            del self._rings[place.priority]
+
+    def _fits(self, place: Place[T], instead_of: Place[T] | None = None) -> bool:
+        count, size = (1, instead_of.size) if instead_of is not None else (0, 0)
+        rules = self.rules
+        return len(self) - count < rules.limit and self.size - size + place.size <= rules.limit_bytes
+
+    def _displaced_by(self, place: Place[T]) -> Place[T] | None:
+        """The last ask of the tenant that holds most of the last class; None when that would not be fair."""
+        last = max(self._rings, default=place.priority - 1)
+        if last < place.priority:
+            return None
+        ring = self._rings[last]
+        most = max(ring.tenants, key=self._held)
+        if last == place.priority:
+            own = ring.tenant(place.tenant) or Tenant(place.tenant)
+            if self._held(most) <= self._held(own, also=place):
+                return None
+        victim = most.places[-1]
+        return victim if self._fits(place, instead_of=victim) else None
+
+    def _held(self, tenant: Tenant[T], also: Place[T] | None = None) -> float:
+        """The share of the queue that a tenant holds: of its places or of its bytes, whichever is larger."""
+        count, size = (1, also.size) if also is not None else (0, 0)
+        count_share = (len(tenant.places) + count) / max(self.rules.limit, 1)
+        return max(count_share, (tenant.size + size) / max(self.rules.limit_bytes, 1))
+
+
+def _seconds(tokens: int, tokens_s: float) -> float:
+    if tokens_s > 0.0:
+        return tokens / tokens_s
+    return inf if tokens else 0.0

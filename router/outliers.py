@@ -1,0 +1,69 @@
+"""Fail-slow: a unit that works, only slower than the others of its cell. Pure.
+
+What is compared is the median gap between tokens. It grows with the batch and with the KV cache in use, so
+the gap that another unit would have with this one's batch and cache is taken as proportional to the worse of
+the two: whoever is slow because it is busy is not called degraded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from typing import NamedTuple
+
+from cellgate.router.nouns import Rules
+
+COMPARE_S = 5.0
+FADE, LEAST = 0.8, 0.05
+"""What is left of it after a comparison that could not be made; below LEAST it is over."""
+STREAK = 3
+"""So many comparisons in a row decide, either way."""
+
+
+class Speed(NamedTuple):
+    """How fast one unit is, at what load: its median gap of late, and the mean of the requests there."""
+
+    gap_s: float
+    batch: float
+    kv_use: float
+    weight: float
+
+
+class Slowness(NamedTuple):
+    """What is held of one unit: `degraded` (0: as fast as the others; 0.5: half as fast), and the streak of
+    comparisons that speak against it.
+    """
+
+    degraded: float = 0.0
+    streak: int = 0
+
+
+def slowdown(unit: Speed, others: Sequence[Speed]) -> float:
+    """How many times longer the gaps of `unit` are than those of the others would be at its load."""
+    return unit.gap_s / median(_expected(unit, other) for other in others)
+
+
+def compare(before: Slowness, unit: Speed, others: Sequence[Speed], rules: Rules) -> Slowness:
+    """The slowness of `unit` after one more comparison with the others of its cell (at least one)."""
+    times = slowdown(unit, others)
+    if not before.degraded:
+        streak = before.streak + 1 if times >= rules.degraded_ratio else 0
+        return Slowness(1.0 - 1.0 / times) if streak >= STREAK else Slowness(streak=streak)
+    # It has to come half the way back: a unit at the edge must not flap.
+    if times >= (1.0 + rules.degraded_ratio) / 2.0:
+        return Slowness((before.degraded + 1.0 - 1.0 / times) / 2.0)
+    streak = before.streak + 1
+    return Slowness() if streak >= STREAK else Slowness(before.degraded, streak)
+
+
+def fade(before: Slowness) -> Slowness:
+    """The slowness of a unit that could not be compared: what is not confirmed is believed less and less."""
+    degraded = before.degraded * FADE
+    return Slowness(degraded) if degraded >= LEAST else Slowness()
+
+
+def _expected(unit: Speed, other: Speed) -> float:
+    # The added amounts keep nearly idle units from standing in any ratio to each other.
+    batch = (unit.batch + 1.0) / (other.batch + 1.0)
+    kv = (unit.kv_use + 0.1) / (other.kv_use + 0.1)
+    return other.gap_s * max(1.0, batch, kv) * other.weight / unit.weight

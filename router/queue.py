@@ -1,0 +1,176 @@
+"""Those who wait for a unit: first those who lost theirs, in their order, then all others in their turn.
+
+Bounded in count, in bytes and in time, for each pool of units (pools.py) by itself. Whose turn it is among
+the others is said in fair_queue.py.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from cellgate.router.deficit_round_robin import Place
+from cellgate.router.fair_queue import FairQueue, FairRules, NoPlace
+from cellgate.router.lease import Lease
+from cellgate.router.nouns import Ask, Refusal
+
+MOVED_S = 30.0
+"""Who lost its unit has waited for its answer once already."""
+
+Kind = tuple[str | None, str | None, frozenset[str]]
+
+_REFUSALS = {NoPlace.FULL: Refusal.FULL, NoPlace.HOPELESS: Refusal.LATE}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ticket:
+    """A place in the queue of `pool`. `settle` is called exactly once, unless the ticket is removed before.
+
+    `retry`: the attempt draws on the retry budget.
+    """
+
+    ask: Ask
+    pool: str
+    tried: frozenset[str]
+    entered_at: float
+    expires_at: float
+    settle: Callable[[Lease | Refusal], None]
+    retry: bool = False
+
+    @property
+    def kind(self) -> Kind:
+        """Asks of a kind may go to the same units."""
+        return self.ask.model, self.ask.unit, self.tried
+
+
+class PoolQueue:
+    """Those who wait for one pool of units."""
+
+    __slots__ = ("fair", "kinds", "places")
+
+    def __init__(self, rules: FairRules) -> None:
+        self.fair: FairQueue[Ticket] = FairQueue(rules)
+        self.places: dict[Ticket, Place[Ticket]] = {}
+        self.kinds: Counter[Kind] = Counter()
+        """How many of each kind wait."""
+
+    def leave(self, ticket: Ticket) -> Place[Ticket]:
+        """Forget where a ticket stands."""
+        self.kinds[ticket.kind] -= 1
+        if not self.kinds[ticket.kind]:
+            del self.kinds[ticket.kind]
+        return self.places.pop(ticket)
+
+
+class Waiting:
+    """All who wait: those who lost their unit, and the others by pool. The rules hold for each pool alone."""
+
+    def __init__(self, rules: FairRules) -> None:
+        self.rules = rules
+        self.retries = 0
+        """How many of them draw on the retry budget."""
+        self._moved: dict[Ticket, None] = {}
+        self._pools: dict[str, PoolQueue] = {}
+
+    def __len__(self) -> int:
+        others = sum(len(queue.fair) for queue in self._pools.values()) if self._pools else 0
+        return len(self._moved) + others
+
+    @property
+    def has_queue(self) -> bool:
+        """Whether anybody waits who has not lost a unit."""
+        return bool(self._pools)
+
+    @property
+    def moved_count(self) -> int:
+        """How many have lost their unit."""
+        return len(self._moved)
+
+    @property
+    def tokens(self) -> int:
+        """Uncached work of all who have not lost a unit."""
+        return sum(queue.fair.tokens for queue in self._pools.values())
+
+    def places(self) -> Iterator[Place[Ticket]]:
+        """The places of all who have not lost a unit."""
+        return (place for queue in self._pools.values() for place in queue.fair)
+
+    def pools(self) -> list[tuple[str, PoolQueue]]:
+        """The pools for which somebody waits; a copy, because serving one may end its queue."""
+        return list(self._pools.items()) if self._pools else []
+
+    def pool(self, name: str) -> PoolQueue:
+        """The queue of a pool; an empty one, if nobody waits for it."""
+        return self._pools.get(name) or PoolQueue(self.rules)
+
+    def moved(self) -> list[Ticket]:
+        """Those who lost their unit, oldest first; a copy, because serving one removes it."""
+        return list(self._moved) if self._moved else []
+
+    def add_moved(self, ticket: Ticket) -> bool:
+        """Queue one that lost its unit; False when too many wait already."""
+        if len(self._moved) >= max(self.rules.limit, 1):
+            return False
+        self._moved[ticket] = None
+        self.retries += ticket.retry
+        return True
+
+    def add(self, ticket: Ticket, now: float, *, tokens: int, size: int, tokens_s: float) -> Refusal | None:
+        """Queue one with `tokens` of uncached work and a body of `size` bytes, where `tokens_s` are computed
+        (infinite while that is a guess).
+
+        Returns why it may not wait. Who has to go for it is told at once.
+        """
+        queue = self.pool(ticket.pool)
+        entered = queue.fair.add(
+            ticket,
+            now,
+            tokens_s=tokens_s,
+            tenant=ticket.ask.tenant,
+            priority=ticket.ask.priority,
+            tokens=tokens,
+            size=size,
+            deadline_at=ticket.expires_at,
+            group=ticket,
+        )
+        if isinstance(entered, NoPlace):
+            return _REFUSALS[entered]
+        self._pools[ticket.pool] = queue
+        queue.places[ticket] = entered.place
+        queue.kinds[ticket.kind] += 1
+        self.retries += ticket.retry
+        if entered.displaced is not None:
+            displaced = entered.displaced.item
+            queue.leave(displaced)
+            self.retries -= displaced.retry
+            displaced.settle(Refusal.FULL)
+        return None
+
+    def take(self, ticket: Ticket) -> None:
+        """One of the others is served: its tenant pays for it."""
+        self._leave(ticket, served=True)
+
+    def remove(self, ticket: Ticket) -> None:
+        """Take a ticket out without serving it: its client left, or its time is up. Once it is out, nothing
+        happens.
+        """
+        if ticket in self._moved:
+            del self._moved[ticket]
+            self.retries -= ticket.retry
+        elif ticket in self.pool(ticket.pool).places:
+            self._leave(ticket, served=False)
+
+    def _leave(self, ticket: Ticket, *, served: bool) -> None:
+        queue = self._pools[ticket.pool]
+        place = queue.leave(ticket)
+        if served:
+            queue.fair.take(place)
+        else:
+            queue.fair.remove(place)
+        self.retries -= ticket.retry
+        if not queue.places:
+            del self._pools[ticket.pool]
+
+    def __contains__(self, ticket: Ticket) -> bool:
+        return ticket in self._moved or ticket in self.pool(ticket.pool).places

@@ -1,0 +1,79 @@
+"""Which units are looked at for an ask, where there are too many to look at all of them for each.
+
+1. The one that got the longest beginning of its prompt last is among them, wherever that is known, and the
+   one of which other gates tell that it holds the longest.
+2. The others are drawn: the best of SAMPLE is nearly as good as the best of all, and those who draw at one
+   time do not all find the same one.
+3. It only proposes: whatever is decided of a unit is decided by who asks.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection
+
+from cellgate.router.board import Board
+from cellgate.router.nouns import Ask
+
+LOOK_AT_ALL = 24
+"""Up to so many units are all looked at."""
+SAMPLE = 12
+RENEWED_S = 0.25
+"""How old the list may be that is drawn from."""
+HOLDERS_MAX = 200_000
+
+
+class Shortlist:
+    """Proposes units of a board."""
+
+    def __init__(self, board: Board, rng: random.Random) -> None:
+        self._board = board
+        self._rng = rng
+        self._usable: dict[str | None, tuple[float, list[str]]] = {}
+        """By model: when it was listed, and who serves it."""
+        self._holders: dict[int, str] = {}
+        """By the hash of the last block of a prompt: who got it last. The oldest comes first."""
+
+    def of(self, ask: Ask, now: float) -> Collection[str] | None:
+        """The units to look at; None: all of them."""
+        if len(self._board.desks) <= LOOK_AT_ALL:
+            return None
+        if ask.unit is not None:
+            return (ask.unit,)
+        names = self._list(ask, now)
+        if len(names) <= LOOK_AT_ALL:
+            return names
+        chosen = dict.fromkeys(self._rng.sample(names, SAMPLE))
+        if (holder := self._holder(ask)) is not None:
+            chosen[holder] = None
+        if self._board.remote and (told := self._board.remote.match(ask.blocks)):
+            chosen[max(told, key=told.__getitem__)] = None
+        return chosen
+
+    def note(self, ask: Ask, unit: str) -> None:
+        """`ask` goes to `unit`, which will hold its prompt."""
+        if ask.blocks and len(self._board.desks) > LOOK_AT_ALL:
+            self._holders.pop(ask.blocks[-1], None)
+            self._holders[ask.blocks[-1]] = unit
+            if len(self._holders) > HOLDERS_MAX:
+                del self._holders[next(iter(self._holders))]
+
+    def _holder(self, ask: Ask) -> str | None:
+        """Who got the longest prompt that this one goes on from."""
+        holders = self._holders
+        for block in reversed(ask.blocks):
+            if block in holders:
+                return holders[block]
+        return None
+
+    def _list(self, ask: Ask, now: float) -> list[str]:
+        at, names = self._usable.get(ask.model, (-RENEWED_S, []))
+        if now - at >= RENEWED_S:
+            if len(self._usable) > len(self._board.desks):
+                # Whoever asks may name any model.
+                self._usable.clear()
+            names = [
+                name for name, desk in self._board.desks.items() if desk.is_usable() and desk.serves(ask)
+            ]
+            self._usable[ask.model] = now, names
+        return names

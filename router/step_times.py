@@ -1,0 +1,106 @@
+"""How fast a unit has been of late: the gaps between its tokens, and how long its prefills take.
+
+`gaps_ms` is written by the byte path, one place per millisecond, and is never reset: it is also the histogram
+that the metrics show. What is recent is the difference to where the counts stood 10 to 20 s ago.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from operator import sub
+
+from cellgate.router.backlog import Prefilled
+from cellgate.router.rates import Rates
+
+GAPS_MS = 4096
+"""Gaps between tokens are counted per millisecond up to this; the last place takes all that are longer."""
+MARK_S = 10.0
+
+_ENOUGH_GAPS = 100
+_NO_GAPS = [0] * GAPS_MS
+BEYOND_MAX = 4.0
+LARGE_TOKENS = 8192
+STOOD_FADES = 0.9
+
+
+class Pace:
+    """The recent speed of one unit."""
+
+    __slots__ = (
+        "_before",
+        "_largest",
+        "_mark",
+        "_marked_at",
+        "_stood_s",
+        "_stood_tokens",
+        "gaps_ms",
+        "longest_answer_s",
+        "rates",
+    )
+
+    def __init__(self) -> None:
+        self.gaps_ms = [0] * GAPS_MS
+        self._before: list[int] | None = None
+        self._mark: list[int] | None = None
+        self._marked_at = 0.0
+        self.rates = Rates()
+        self._largest = 0
+        self._stood_tokens = 0
+        self._stood_s = 0.0
+        self.longest_answer_s = 0.0
+
+    def mark(self, now: float) -> None:
+        """Note where the counts stand, if that is due. To be called now and then while tokens flow."""
+        if now - self._marked_at >= MARK_S:
+            self._before, self._mark, self._marked_at = self._mark, self.gaps_ms.copy(), now
+
+    def gap_s(self, share: float) -> float | None:
+        """The gap that this share (0 to 1) of the recent ones does not exceed; None when they are too few."""
+        before = self._before or self._mark or _NO_GAPS
+        total = sum(self.gaps_ms) - sum(before)
+        if total < _ENOUGH_GAPS:
+            return None
+        rank = share * total
+        # Most gaps are short: the few places that are looked at are near the beginning.
+        counts = map(sub, self.gaps_ms, before)
+        gap_ms = next(ms for ms, seen in enumerate(accumulate(counts)) if seen >= rank)
+        # A gap is counted by its whole milliseconds; it was up to one longer.
+        return (gap_ms + 1) / 1000
+
+    def prefilled(self, done: Prefilled) -> None:
+        """A prompt was computed.
+
+        Prompts are computed one after the other or in one step, so the time of one begins when the one before
+        it is done: to go by its time to first token would be to go by the length of the queue.
+        """
+        self.rates.achieved(done.tokens, done.span_s)
+        self.rates.prefilled(done.tokens, done.busy_s, follows=done.follows, had_seat=done.had_seat)
+        if done.found_idle and done.had_seat:
+            work_s = done.tokens / self.rates.prefill_tokens_s.value
+            self.rates.latency.learn(done.tokens, work_s, done.ttft_s)
+        self._largest = max(self._largest, done.tokens)
+
+    def stood(self, tokens: int, still_s: float) -> None:
+        """While a large prompt was computed, the engine's counters stood still for so long at the longest."""
+        self._stood_tokens = max(self._stood_tokens, tokens)
+        self._stood_s = max(still_s, STOOD_FADES * self._stood_s)
+
+    def answered(self, answer_s: float) -> None:
+        """A plain answer has taken so long."""
+        self.longest_answer_s = max(answer_s, STOOD_FADES * self.longest_answer_s)
+
+    def prefill_s(self, tokens: int, *, counts: bool = False) -> float:
+        """How long the prefill of a prompt takes, or may show nothing of an engine that counts its steps.
+
+        Engines that count their steps mostly compute a large prompt in pieces, and count each; that they do
+        is known once one was seen. Of others what is said of a much larger prompt than any before is a guess:
+        it may take up to four times as long, for attention grows with the square, and the rate may have come
+        from prompts that were in the prefix cache.
+        """
+        tokens_s = self.rates.prefill_tokens_s.value
+        latency_s, prefill_s = self.rates.latency.without_work_s(tokens_s), tokens / tokens_s
+        if not counts:
+            return latency_s + prefill_s * min(max(1.0, tokens / max(self._largest, 1)), BEYOND_MAX)
+        if LARGE_TOKENS <= tokens <= 2 * self._stood_tokens:
+            return min(latency_s + prefill_s, 2.0 * self._stood_s)
+        return latency_s + prefill_s

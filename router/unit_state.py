@@ -1,0 +1,240 @@
+"""The desk: what the Board keeps of one unit. Everything that is decided from it is decided elsewhere."""
+
+from __future__ import annotations
+
+from collections import deque
+from math import inf
+from typing import TYPE_CHECKING
+
+from cellgate.router import panic
+from cellgate.router.cost_model import Books
+from cellgate.router.nouns import Ask, Case, Cell, Evidence, Load, Rules, Unit, Verdict
+from cellgate.router.outliers import Slowness, Speed
+from cellgate.router.stall import CLEARED_S, hides_work, silent_limit_s
+from cellgate.router.step_times import LARGE_TOKENS, Pace
+
+if TYPE_CHECKING:
+    from cellgate.router.lease import Lease
+
+SHUT_S = 1.0
+"""How long a unit gets nothing that refused the only request it had."""
+WIDER = 1.025
+BUSY_S = 10.0
+"""How long a 503 is remembered: a report read after it tells whether there was anything to be busy with."""
+SLOW_START_LEAST = 0.1
+STILLS_KEPT = 256
+PREFILLING_MOST = 0.25
+"""A unit that computes prompts for a larger part of the time has gaps that say little of its speed."""
+SPEED_BATCH = 0.1
+"""A unit with fewer requests on average has no speed to speak of."""
+SPELL_S = 0.25
+"""Shorter spells are not seen."""
+
+_USABLE = (Verdict.UP, Verdict.SUSPECT)
+
+
+class Desk:
+    """What the Board keeps of one unit.
+
+    `life_at` is when the unit last proved by work that it lives, `heard_at` when anything of it last
+    answered, `work_at` since when it has had requests without a break, `counters_at` when its engine's
+    counters were last read (0: never), `doubted_at` when it last showed a sign of having started anew,
+    `risen_at` when it last came up from below, `asked_at` when it last got a request, `told_at` when silence
+    was last held against it, `cleared_at` when a canary last cleared it of that; while `turn_at` is not
+    before the last sign of life, the next canary is another gate's to send; `news` is the last word of each
+    (node, source), `stills` are the last spells (since, seconds) in which nothing moved although there was
+    work, `narrowed` is how many requests its engine takes, as far as it has turned some away, `prefilling`
+    the share of the time of late in which it had prompts to compute.
+    """
+
+    __slots__ = (
+        "asked_at",
+        "batch",
+        "books",
+        "busy_at",
+        "case",
+        "cleared_at",
+        "cool_until",
+        "counters_at",
+        "doubted_at",
+        "drained",
+        "engine",
+        "erred_at",
+        "far_s",
+        "foreign",
+        "gaps_ms",
+        "heard_at",
+        "leases",
+        "life_at",
+        "limit",
+        "load",
+        "models",
+        "narrowed",
+        "news",
+        "pace",
+        "prefilling",
+        "retired",
+        "risen_at",
+        "shut_until",
+        "slowness",
+        "stills",
+        "told_at",
+        "turn_at",
+        "unit",
+        "weight",
+        "work_at",
+    )
+
+    def __init__(self, unit: Unit, cell: Cell, case: Case) -> None:
+        self.narrowed = inf
+        self.settle(unit, cell)
+        self.case = case
+        self.models = frozenset(unit.models)
+        self.engine = unit.engine
+        self.load: Load | None = None
+        self.foreign = 0
+        self.cool_until = 0.0
+        self.drained = False
+        self.retired = False
+        self.life_at = 0.0
+        self.heard_at = 0.0
+        self.work_at = 0.0
+        self.counters_at = 0.0
+        self.doubted_at = -1.0
+        self.erred_at = 0.0
+        self.risen_at = 0.0
+        self.told_at = 0.0
+        self.turn_at = -1.0
+        self.asked_at = 0.0
+        self.cleared_at = -CLEARED_S
+        self.stills: deque[tuple[float, float]] = deque(maxlen=STILLS_KEPT)
+        self.batch = 0.0
+        self.prefilling = 0.0
+        self.busy_at = -BUSY_S
+        self.slowness = Slowness()
+        # A dict for its order: evictions happen in the order the leases were opened.
+        self.leases: dict[Lease, None] = {}
+        self.pace = Pace()
+        self.books = Books(self.pace.rates, unit)
+        # The same list, a step nearer for the byte path.
+        self.gaps_ms = self.pace.gaps_ms
+        self.news: dict[tuple[str | None, str], Evidence] = {}
+        self.shut_until = 0.0
+
+    def settle(self, unit: Unit, cell: Cell) -> None:
+        """Take over what the configuration says of the unit and of its cell."""
+        self.unit = unit
+        self.weight = unit.weight * cell.weight
+        self.far_s = cell.spill_s
+        self.limit = min(self.narrowed, unit.max_in_flight)
+
+    @property
+    def in_flight(self) -> int:
+        """Open leases on this unit."""
+        return len(self.leases)
+
+    @property
+    def quiet_since(self) -> float:
+        """Since when it has had requests and has shown nothing."""
+        return max(self.life_at, self.work_at)
+
+    def is_usable(self) -> bool:
+        """True when the unit may get new requests: believed to work, not drained, not on its way out."""
+        return self.case.verdict in _USABLE and not self.drained and not self.retired
+
+    def serves(self, ask: Ask) -> bool:
+        """Whether `ask` may come here by its model, and by name where only one unit can answer."""
+        if ask.unit is not None and ask.unit != self.unit.name:
+            return False
+        return ask.model is None or not self.models or ask.model in self.models
+
+    def is_doubted(self) -> bool:
+        """True when the unit may have started anew, and has shown no life since."""
+        return self.doubted_at >= self.life_at
+
+    def is_mute(self, now: float) -> bool:
+        """True when nothing of the unit answers any more, neither its leader nor any other node."""
+        return panic.is_mute(max(self.heard_at, self.life_at), now)
+
+    @property
+    def steady_weight(self) -> float:
+        """The unit's weight: less while it is degraded."""
+        return self.weight * (1.0 - self.slowness.degraded)
+
+    def ramp(self, now: float, rules: Rules) -> float:
+        """The share of requests it is considered for: less than all of them when it has just come up."""
+        risen_s = now - self.risen_at
+        return max(SLOW_START_LEAST, risen_s / rules.slow_start_s) if risen_s < rules.slow_start_s else 1.0
+
+    def share(self, now: float, rules: Rules) -> float:
+        """What it gets now, for its weight: less while it is degraded or has only just come up."""
+        return self.steady_weight * self.ramp(now, rules)
+
+    def silent_limit_s(self, rules: Rules) -> float:
+        """How long nothing may move on the unit with the work it has now."""
+        return silent_limit_s(self, rules)
+
+    def shown(self, lease: Lease, now: float) -> None:
+        """An attempt has shown its first token (or the head of a plain body)."""
+        done = self.books.show(lease, lease.ask, lease.bet, now)
+        if done is None or not lease.ask.stream:
+            # A plain answer comes when all of it is computed, which says little about its prompt.
+            return
+        self.pace.prefilled(done)
+        if done.tokens >= LARGE_TOKENS and self.counters_at:
+            ended = (still_s for since, still_s in self.stills if since + still_s >= lease.opened_at)
+            self.pace.stood(done.tokens, max(ended, default=0.0))
+
+    def show_plain(self, now: float) -> None:
+        """Take the prompts of plain answers as computed when they are due: nothing shows when they are."""
+        for lease in self.leases:
+            if not (lease.ask.stream or lease.committed) and now >= lease.opened_at + lease.bet.ttft_s:
+                self.books.expect_shown(lease, now)
+
+    def narrow(self, now: float) -> None:
+        """The engine takes no more than it has now: it said so to one that has just been closed."""
+        self.narrowed = self.limit = float(max(1, len(self.leases)))
+        if not self.leases:
+            self.shut_until = now + SHUT_S
+
+    def widen(self) -> None:
+        """A tick has passed: try a little more again, until all is allowed that is configured."""
+        if self.narrowed < self.unit.max_in_flight:
+            self.narrowed = self.narrowed * WIDER + 0.25
+            self.limit = min(self.narrowed, self.unit.max_in_flight)
+
+    def has_place(self, now: float, overcommit: float) -> bool:
+        """Whether one more request may go there, as far as counts go."""
+        return len(self.leases) < self.limit * (1.0 + overcommit) and now >= self.shut_until
+
+    def stands_still(self, still_s: float) -> None:
+        """Nothing has moved for so long."""
+        since = self.quiet_since
+        if self.stills and self.stills[-1][0] == since:
+            self.stills.pop()
+        self.stills.append((since, still_s))
+
+    def longest_spell_s(self) -> float:
+        """The longest time of late in which nothing moved, and then did; as ticks see it, and one more."""
+        since = self.quiet_since
+        return max((still_s for at, still_s in self.stills if at != since), default=0.0) + SPELL_S
+
+    def hides_work(self, now: float) -> bool:
+        """Whether it may be busy with requests of ours and could not show it."""
+        return hides_work(self, now)
+
+    def shows_work(self) -> bool:
+        """Whether a stream of ours would move if it worked."""
+        return any(lease.committed and lease.ask.stream and not lease.paused for lease in self.leases)
+
+    def speed(self) -> Speed | None:
+        """How fast it is, for a comparison; None when too few tokens came of late."""
+        # To count the gaps takes a tenth of a millisecond, and idle units are many.
+        if self.batch < SPEED_BATCH or not self.is_usable() or self.prefilling > PREFILLING_MOST:
+            return None
+        if (gap_s := self.pace.gap_s(0.5)) is None:
+            return None
+        return Speed(gap_s, self.batch, self.load.kv_use if self.load is not None else 0.0, self.weight)
+
+    def __repr__(self) -> str:
+        return f"<Desk {self.unit.name} {self.case.verdict.value} in_flight={self.in_flight}>"

@@ -1,0 +1,52 @@
+"""What the gate says of itself, as another process reads it."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from cellgate.proxy.admin.shared_status import SIZE, Bulletin, Said
+
+
+@pytest.fixture
+def sides() -> Iterator[tuple[Bulletin, Bulletin]]:
+    """The gate's and the herald's; the clock stands at 7."""
+    gate = Bulletin(clock=lambda: 7.0)
+    herald = Bulletin(os.dup(gate.fd))
+    yield gate, herald
+    herald.close()
+    gate.close()
+
+
+def test_a_new_one_says_that_the_gate_is_starting(sides: tuple[Bulletin, Bulletin]) -> None:
+    _, herald = sides
+    assert herald.read() == Said(7.0, False, b'{"ready": false, "reason": "the gate is starting"}\n')
+
+
+def test_the_last_word_counts_shorter_or_longer(sides: tuple[Bulletin, Bulletin]) -> None:
+    gate, herald = sides
+    for body in (b"x" * 1000, b"", b"yes"):
+        gate.publish(True, body)
+        assert herald.read() == Said(7.0, True, body)
+
+
+def test_a_record_that_is_only_half_written_is_not_believed(sides: tuple[Bulletin, Bulletin]) -> None:
+    gate, herald = sides
+    gate.publish(True, b"whole")
+    assert herald.read().body == b"whole"
+    with mmap.mmap(gate.fd, SIZE) as memory:
+        position = memory.find(b"whole")
+        memory[position : position + 2] = b"ne"
+    assert herald.read() == Said(7.0, True, b"whole")
+    gate.publish(False, b"new")
+    assert herald.read() == Said(7.0, False, b"new")
+
+
+def test_a_body_that_does_not_fit_is_replaced_by_a_short_one(sides: tuple[Bulletin, Bulletin]) -> None:
+    gate, herald = sides
+    gate.publish(True, b"x" * SIZE)
+    assert herald.read().ready
+    assert herald.read().body.startswith(b'{"ready": true, "reason": "too many units')

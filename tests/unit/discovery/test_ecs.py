@@ -1,0 +1,166 @@
+"""Units from ECS: tasks of one tag are one unit. The API is moto's, asked by boto3 as the real one is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import aclosing
+from typing import Any
+
+import boto3  # type: ignore[import-untyped]
+import pytest
+from botocore.stub import Stubber  # type: ignore[import-untyped]
+from moto import mock_aws
+from moto.moto_api import state_manager
+
+from cellgate.proxy.discovery import ecs
+from cellgate.proxy.discovery.base import Found, LostError
+from cellgate.proxy.discovery.ecs import EcsSource, groups
+from cellgate.proxy.discovery.groups import Ports
+from cellgate.router.nouns import Unit
+
+LIKE = Unit(name="", cell="c", url="", max_in_flight=7)
+SOURCE = EcsSource(LIKE, "prod", 8000, region="eu-west-1", agent_port=9902, period_s=0.01)
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A cluster with a network to run tasks in, and the client to do it with."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with mock_aws():
+        # Its tasks would otherwise stop after having been looked at once.
+        state_manager.set_transition("ecs::task", {"progression": "manual", "times": 100})
+        client = boto3.client("ecs", region_name="eu-west-1")
+        client.create_cluster(clusterName="prod")
+        client.register_task_definition(
+            family="engine",
+            networkMode="awsvpc",
+            containerDefinitions=[{"name": "engine", "image": "engine", "memory": 4, "cpu": 1}],
+            requiresCompatibilities=["FARGATE"],
+            cpu="256",
+            memory="512",
+        )
+        yield client
+
+
+def start(client: Any, unit: str, role: str, size: int) -> str:
+    ec2 = boto3.client("ec2", region_name="eu-west-1")
+    subnet = ec2.describe_subnets()["Subnets"][0]["SubnetId"]
+    tags = {"cellgate:unit": unit, "cellgate:role": role, "cellgate:size": str(size)}
+    task = client.run_task(
+        cluster="prod",
+        taskDefinition="engine",
+        launchType="FARGATE",
+        networkConfiguration={"awsvpcConfiguration": {"subnets": [subnet], "securityGroups": []}},
+        tags=[{"key": key, "value": value} for key, value in tags.items() if value],
+    )["tasks"][0]
+    return str(task["taskArn"])
+
+
+def found(source: EcsSource = SOURCE) -> Found:
+    async def main() -> Found:
+        async with asyncio.timeout(30.0), aclosing(source.follow()) as follow:
+            return await anext(follow)
+
+    return asyncio.run(main())
+
+
+def against(found: Found) -> dict[str, str]:
+    return {doubt.unit: doubt.reason for doubt in found.doubts}
+
+
+def test_leader_and_followers_of_one_tag_are_one_unit(cluster: Any) -> None:
+    start(cluster, "big-0", "leader", 3)
+    for _ in range(2):
+        start(cluster, "big-0", "follower", 3)
+    start(cluster, "", "leader", 1)
+    told = found()
+    (unit,) = told.units
+    assert (unit.name, unit.cell, unit.max_in_flight) == ("big-0", "c", 7)
+    assert [node.role.value for node in unit.nodes] == ["leader", "follower", "follower"]
+    host = unit.url.removeprefix("http://").removesuffix(":8000")
+    assert host.count(".") == 3
+    assert unit.nodes[0].agent == f"{host}:9902"
+    assert len({node.agent for node in unit.nodes}) == 3
+    assert (told.doubts, len(told.epochs)) == ((), 1)
+
+
+def test_a_task_that_stops_leaves_a_unit_that_says_what_is_missing(cluster: Any) -> None:
+    start(cluster, "big-0", "leader", 2)
+    follower = start(cluster, "big-0", "follower", 2)
+    whole = found()
+    cluster.stop_task(cluster="prod", task=follower, reason="deployment")
+    assert against(found()) == {"big-0": "1 task, its size is 2"}
+    start(cluster, "big-0", "follower", 2)
+    again = found()
+    assert against(again) == {}
+    assert again.epochs != whole.epochs
+
+
+def test_more_tasks_than_one_page_are_all_described(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ecs, "DESCRIBED_AT_ONCE", 2)
+    for number in range(5):
+        start(cluster, f"unit-{number}", "leader", 1)
+    assert [unit.name for unit in found().units] == [f"unit-{number}" for number in range(5)]
+
+
+def test_only_the_tasks_of_the_services_named_are_asked_for(cluster: Any) -> None:
+    source = EcsSource(LIKE, "prod", 8000, ("big", "small"), "eu-west-1")
+    with Stubber(cluster) as stub:
+        for service, tasks in (("big", ["one"]), ("small", ["two"])):
+            asked = {"cluster": "prod", "serviceName": service, "desiredStatus": "RUNNING"}
+            stub.add_response("list_tasks", {"taskArns": tasks}, asked)
+        assert list(source._arns(cluster)) == ["one", "two"]
+
+
+def test_a_cluster_that_is_not_there_is_a_loss_that_says_so(cluster: Any) -> None:
+    with pytest.raises(LostError, match=r"ECS cannot be asked: .*ClusterNotFound"):
+        found(EcsSource(LIKE, "none", 8000, region="eu-west-1"))
+
+
+def test_no_region_is_a_loss_that_says_so(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
+    with pytest.raises(LostError, match="ECS cannot be asked: You must specify a region"):
+        found(EcsSource(LIKE, "prod", 8000))
+
+
+# Tasks as the API describes them, in states that moto does not know.
+
+
+def task(role: str = "leader", size: str = "1", **status: Any) -> dict[str, Any]:
+    tags = {"cellgate:unit": "u", "cellgate:role": role, "cellgate:size": size}
+    return {
+        "taskArn": "arn:aws:ecs:eu-west-1:1:task/prod/0123456789abcdef",
+        "lastStatus": "RUNNING",
+        "desiredStatus": "RUNNING",
+        "tags": [{"key": key, "value": value} for key, value in tags.items()],
+        "containers": [{"networkInterfaces": [{"privateIpv4Address": "10.0.0.1"}]}],
+    } | status
+
+
+@pytest.mark.parametrize(
+    ("described", "reason", "fatal"),
+    [
+        (task(lastStatus="PROVISIONING"), "its task is provisioning", True),
+        (
+            task(desiredStatus="STOPPED", lastStatus="DEACTIVATING", stoppedReason="Scaling"),
+            "its task is deactivating (Scaling)",
+            True,
+        ),
+        (task(healthStatus="UNHEALTHY"), "the health check of its container fails", False),
+        (task(role="boss"), "its tag cellgate:role is neither leader nor follower", True),
+    ],
+)
+def test_what_keeps_a_task_from_working_is_told(described: dict[str, Any], reason: str, fatal: bool) -> None:
+    (group,) = groups([described])
+    (one,) = group.members
+    assert (one.trouble, one.fatal, one.address) == (reason, fatal, "10.0.0.1")
+
+
+def test_a_size_that_is_no_number_is_told() -> None:
+    (group,) = groups([task(size="two")])
+    assert [doubt.reason for doubt in group.found(LIKE, Ports(8000)).doubts] == [
+        "its tasks do not tell its size"
+    ]

@@ -1,0 +1,111 @@
+"""Units from a watched file: the keys of the configuration, and a broken file that changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+from cellgate.probes.tcp_accept import TcpProbe
+from cellgate.proxy.discovery.base import Found, LostError
+from cellgate.proxy.discovery.file import FileSource
+from cellgate.router.nouns import Unit
+
+LIKE = Unit(name="", cell="c", url="", api_key="key")
+ONE = "units:\n- {name: a, url: http://a:1}\n"
+
+
+def source(path: Path) -> FileSource:
+    return FileSource(LIKE, str(path), period_s=0.01)
+
+
+async def told(follow: AsyncGenerator[Found, None]) -> Found:
+    async with asyncio.timeout(5.0):
+        return await anext(follow)
+
+
+def read(path: Path) -> Found:
+    async def main() -> Found:
+        async with aclosing(source(path).follow()) as follow:
+            return await told(follow)
+
+    return asyncio.run(main())
+
+
+def test_units_of_a_file_have_the_keys_that_units_of_the_configuration_have(tmp_path: Path) -> None:
+    path = tmp_path / "units.yaml"
+    path.write_text(
+        """
+units:
+- name: a
+  url: http://a:1
+  weight: 2
+  max_in_flight: 8
+  engine: vllm
+  nodes:
+  - {name: a-0, role: leader, agent: "a:9902"}
+  - {name: a-1, role: follower, probes: [{probe: tcp, address: "b:22"}]}
+"""
+    )
+    (unit,) = read(path).units
+    assert (unit.name, unit.cell, unit.url, unit.weight) == ("a", "c", "http://a:1", 2.0)
+    assert (unit.max_in_flight, unit.engine, unit.api_key) == (8, "vllm", "key")
+    assert unit.nodes[0].agent == "a:9902"
+    assert unit.nodes[1].probes == (TcpProbe("b:22"),)
+
+
+def test_a_change_of_the_file_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "units.yaml"
+    path.write_text(ONE)
+
+    async def main() -> None:
+        async with aclosing(source(path).follow()) as follow:
+            assert [unit.name for unit in (await told(follow)).units] == ["a"]
+            path.write_text(ONE + "- {name: b, url: http://b:1}\n")
+            assert [unit.name for unit in (await told(follow)).units] == ["a", "b"]
+            path.write_text("units: []\n")
+            assert (await told(follow)).units == ()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("units: [", ":1:9: expected YAML"),
+        ("", "expected a mapping such as 'units: [...]', found an empty file"),
+        ("cells: []\n", "cells: expected a known key, found 'cells'"),
+        (
+            "units:\n- {nam: a, url: 'http://a:1'}\n",
+            "units[0].nam: expected a known key, found 'nam'; did you",
+        ),
+        ("units:\n- {name: a, url: 'http://a:1/v1'}\n", "units[0].url: expected http://HOST:PORT"),
+        (
+            ONE + "- {name: a, url: http://b:1}\n",
+            "units[1].name: expected a name of its own, found 'a' a second",
+        ),
+        ("units:\n- {name: a, name: b, url: http://b:1}\n", "units[0].name: expected once, found again"),
+    ],
+)
+def test_a_file_that_is_wrong_is_a_loss_that_says_where(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "units.yaml"
+    path.write_text(text)
+    with pytest.raises(LostError) as lost:
+        read(path)
+    assert says in str(lost.value)
+    assert str(path) in str(lost.value)
+
+
+def test_many_problems_are_shortened(tmp_path: Path) -> None:
+    path = tmp_path / "units.yaml"
+    path.write_text("units:\n" + "- {name: a}\n" * 5)
+    with pytest.raises(LostError, match="; and 2 more"):
+        read(path)
+
+
+def test_a_file_that_is_not_there_is_a_loss(tmp_path: Path) -> None:
+    with pytest.raises(LostError, match="cannot be read: No such file"):
+        read(tmp_path / "none.yaml")

@@ -1,0 +1,164 @@
+"""The gym: the same seed gives the same run, books are closed at the end, and what the gate must keep to."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from cellgate.proxy.request.prompt import block_hashes, read_prompt
+from cellgate.router.cost_model import BLOCK_BYTES
+from loadtests.gym.__main__ import main
+from loadtests.gym.cells import AGAIN, GATE, Cell, Outcome, play, run
+from loadtests.gym.counting import Counting
+from loadtests.gym.figures import row
+from loadtests.gym.fleets import FLEETS, UNEQUAL
+from loadtests.gym.gate import ask_of, make_gates
+from loadtests.gym.loads import LOADS, missing
+from loadtests.gym.loads_traces import Mooncake
+from loadtests.gym.nouns import Call, Request
+from loadtests.gym.plan import UNEVEN, cells
+from loadtests.gym.prompts import Text
+from loadtests.gym.world import World
+
+SAMPLE = Path(__file__).parents[3] / "loadtests" / "replay" / "sample.jsonl"
+MAKEABLE = [load for load in LOADS if load != "mooncake"]
+"""That one needs a file from elsewhere."""
+
+
+def requests_of(load: str, rate: float, count: int, seed: int = 1) -> list[Request]:
+    return LOADS[load].make(random.Random(seed), rate, count)
+
+
+@pytest.mark.parametrize("rival", [GATE, "leastconn", "oracle"])
+def test_the_same_seed_gives_the_same_run(rival: str) -> None:
+    cell = Cell("agents", "two_gates", -5.0)
+    one, other = (play(cell, 1, (rival,), 150).runs[rival][0] for _ in range(2))
+    assert [(c.came_at, c.first_at, c.ended_at) for c in one.calls] == [
+        (c.came_at, c.first_at, c.ended_at) for c in other.calls
+    ]
+
+
+@pytest.mark.parametrize("load", MAKEABLE)
+def test_every_load_comes_at_its_rate(load: str) -> None:
+    requests = requests_of(load, 20.0, 2000)
+    everything = follow(requests)
+    assert sorted(r.number for r in everything) == list(range(2000))
+    # Those that follow up come when the ones before them have ended.
+    assert 2000 / max(r.at for r in requests) == pytest.approx(20.0, rel=0.4)
+    assert all(r.prompt.size // BLOCK_BYTES == len(r.prompt.blocks) for r in everything)
+
+
+def test_a_trace_is_read_as_it_is() -> None:
+    requests = Mooncake(SAMPLE).make(random.Random(1), 4.0, 250)
+    assert len(requests) == 250
+    assert 250 / requests[-1].at == pytest.approx(4.0, rel=0.1)
+    blocks = {block for r in requests for block in r.prompt.blocks}
+    assert len(blocks) < sum(len(r.prompt.blocks) for r in requests)
+    assert Mooncake(Path("nowhere.jsonl")).missing.startswith("nowhere.jsonl is not there")
+
+
+def follow(requests: list[Request]) -> list[Request]:
+    found = []
+    for request in requests:
+        one: Request | None = request
+        while one is not None:
+            found.append(one)
+            one = one.then
+    return found
+
+
+def test_an_ask_is_what_the_product_makes_of_such_a_prompt() -> None:
+    text = Text().extend(900, 4.4)
+    ask = ask_of(Call(Request(0, 0.0, text, text.extend(5)), 0.0), 0.0)
+    read = read_prompt({"model": "m", "prompt": "x" * text.size})
+    assert (ask.prompt_bytes, len(ask.blocks)) == (read.size, len(read.blocks))
+    # What two prompts have in common ends in the middle of a block, which is then not in common.
+    one, other = text.extend(300, 4.2), text.extend(300, 4.2)
+    same = sum(a == b for a, b in zip(one.blocks, other.blocks, strict=True))
+    bytes_of = b"x" * text.size, b"a" * 1260, b"b" * 1260
+    hashes = [block_hashes(bytes_of[0] + own, 0) for own in bytes_of[1:]]
+    assert same == sum(a == b for a, b in zip(*hashes, strict=True))
+    assert len(set(one.blocks + other.blocks)) == 2 * len(one.blocks) - same
+
+
+@pytest.mark.parametrize("fleet", ["equal", "dies", "joins", "four_gates", "kv_bound", "seats_8", "far_cell"])
+def test_the_gates_books_are_closed_at_the_end(fleet: str) -> None:
+    world = World(FLEETS[fleet])
+    gates = make_gates(world, 1)
+    requests = requests_of("shared_prompt", 10.0, 250)
+    made = world.run(requests, [*gates])
+    assert len(made.calls) == 250
+    assert all(call.refused or call.ended_at >= call.first_at >= call.came_at for call in made.calls)
+    for gate in gates:
+        board = gate.board
+        assert (board.in_flight, board.retries_in_flight, len(gate.router.waiting)) == (0, 0, 0)
+        for desk in board:
+            work = desk.books.work
+            assert (work.batch, work.queued_tokens, work.kv_tokens) == (0, 0, 0)
+
+
+def test_a_unit_that_dies_is_taken_out_and_comes_back() -> None:
+    world = World(FLEETS["dies"])
+    gates = make_gates(world, 1)
+    world.run(requests_of("shared_prompt", 10.0, 300), [*gates])
+    flips = [flip.split()[1:] for flip in gates[0].flips if " u2 " in flip]
+    assert flips[0] == ["u2", "up"]
+    assert ["u2", "down"] in flips
+    assert flips[-1] == ["u2", "up"]
+
+
+class First(Counting):
+    """Everything goes to one unit."""
+
+    def choose(self, request: Request, units: list[int]) -> int:
+        return units[0]
+
+
+def test_a_unit_that_is_idle_beside_a_queue_is_seen() -> None:
+    requests = requests_of("shared_prompt", 30.0, 300)
+    world = World(FLEETS["equal"])
+    lopsided = world.run(requests, [First(world, random.Random(1))])
+    even = run(FLEETS["equal"], requests, "leastconn", 1)
+    assert even.idle_beside_queue_s < 0.5 < 5.0 < lopsided.idle_beside_queue_s
+    runs = {GATE: [lopsided], "leastconn": [even], AGAIN: [even]}
+    judged = row(Outcome(Cell("shared_prompt", "equal", -30.0), 30.0, runs), uneven=False, unequal=False)
+    assert set(judged.fails) == {"ttft", "p99", "whole", "idle"}
+
+
+def test_all_planned_cells_are_there() -> None:
+    planned = cells()
+    assert len(set(planned)) == len(planned)
+    assert {cell.load for cell in planned} == {load for load in LOADS if not missing(load)}
+    assert {cell.fleet for cell in planned} == set(FLEETS)
+    assert LOADS.keys() >= UNEVEN
+    assert FLEETS.keys() >= UNEQUAL
+
+
+# What holds today; the table in docs/routing.md has all.
+@pytest.mark.parametrize(
+    "cell",
+    [
+        Cell("shared_prompt", "equal", -16.0),
+        Cell("shared_ramp", "equal", -16.0),
+        Cell("agents", "equal", 0.8),
+        Cell("zipf", "equal", 0.8),
+        Cell("mooncake_like", "equal", 0.8),
+        Cell("bursts", "equal", 0.5),
+    ],
+    ids=str,
+)
+def test_it_is_never_worse_than_a_simple_rule(cell: Cell) -> None:
+    outcome = play(cell, 1, (GATE, AGAIN, "leastconn", "p2c", "round_robin"), 1000)
+    judged = row(outcome, uneven=cell.load in UNEVEN, unequal=cell.fleet in UNEQUAL)
+    assert judged.fails == ()
+
+
+def test_the_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--loads", "agents", "--at=0.8", "--seeds", "1", "--requests", "300", "--jobs", "1"]
+    code = main([*options, "--markdown", "--detail"])
+    printed = capsys.readouterr().out
+    assert code == 0
+    assert "| agents 0.8 equal |" in printed
+    assert "| lmetric |" in printed

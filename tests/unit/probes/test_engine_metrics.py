@@ -1,0 +1,238 @@
+"""What is read from an engine's metrics."""
+
+from __future__ import annotations
+
+import pytest
+
+from cellgate.probes.base import Trouble
+from cellgate.probes.engine_metrics import EngineMetrics, scan
+from cellgate.router.nouns import Load, Unit
+from tests.patient import Answer, FakePatient, look, reply
+
+VLLM = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="tiny"} 3.0
+vllm:num_requests_waiting{engine="0",model_name="tiny"} 2.0
+vllm:num_requests_waiting_by_reason{engine="0",model_name="tiny",reason="capacity"} 2.0
+vllm:kv_cache_usage_perc{engine="0",model_name="tiny"} 0.25
+vllm:prompt_tokens_total{engine="0",model_name="tiny"} 1000.0
+vllm:prompt_tokens_created{engine="0",model_name="tiny"} 1.7e+09
+vllm:generation_tokens_total{engine="0",model_name="tiny"} 200.0
+vllm:iteration_tokens_total_bucket{engine="0",le="1.0",model_name="tiny"} 77.0
+vllm:iteration_tokens_total_count{engine="0",model_name="tiny"} 70.0
+vllm:iteration_tokens_total_sum{engine="0",model_name="tiny"} 1200.0
+vllm:request_success_total{engine="0",finished_reason="abort",model_name="tiny"} 9.0
+process_start_time_seconds 1.75391e+09
+"""
+
+
+def test_the_numbers_of_vllm_are_read() -> None:
+    """Gauges, the counters an engine step moves, and when the process started."""
+    expected = Load(
+        "u", 100.0, 3, 2, 0.25, own_in_flight=1, progress=1270.0, sighted=True, epoch="1.75391e+09"
+    )
+    assert look(EngineMetrics(), FakePatient(lambda _: reply(200, VLLM), in_flight=1)) == [expected]
+
+
+def test_what_came_while_the_engine_was_asked_is_no_work_of_others() -> None:
+    """A crowd arrives between the question and the numbers."""
+    patient = FakePatient(lambda _: reply(200, VLLM), in_flight=0)
+
+    def crowded(_: str) -> Answer:
+        patient.in_flight = 5
+        return reply(200, VLLM)
+
+    patient.answer = crowded
+    (load,) = look(EngineMetrics(), patient)
+    assert isinstance(load, Load)
+    assert (load.running + load.waiting, load.foreign) == (5, 0)
+
+
+def test_the_old_name_of_the_cache_gauge_is_read() -> None:
+    """vLLM renamed it."""
+    body = b"vllm:num_requests_running 0\nvllm:gpu_cache_usage_perc 0.5\n"
+    assert scan(body, "u", 1.0, 0) == Load("u", 1.0, kv_use=0.5)
+
+
+@pytest.mark.parametrize("prefix", ["sglang:", "sglang_"])
+def test_the_numbers_of_sglang_are_read_under_both_prefixes(prefix: str) -> None:
+    """The colon became an underscore."""
+    lines = [
+        'num_running_reqs{tp_rank="0"} 4',
+        "num_queue_reqs 1",
+        "token_usage 0.1",
+        "generation_tokens_total 9",
+    ]
+    body = "".join(f"{prefix}{line}\n" for line in lines).encode()
+    assert scan(body, "u", 1.0, 0) == Load("u", 1.0, 4, 1, 0.1, progress=9.0)
+
+
+def test_engines_behind_one_front_end_are_summed_and_the_fullest_cache_counts() -> None:
+    """Data parallel ranks show one line each."""
+    body = b"".join(
+        b'vllm:num_requests_running{engine="%d"} 2\nvllm:kv_cache_usage_perc{engine="%d"} 0.%d\n' % (i, i, i)
+        for i in range(3)
+    )
+    assert scan(body, "u", 1.0, 0) == Load("u", 1.0, running=6, kv_use=0.2)
+
+
+def test_ranks_that_share_their_work_count_once() -> None:
+    """Each rank of a tensor-parallel group shows the group's requests, and data-parallel groups their own."""
+    lines = [
+        f'sglang:num_running_reqs{{dp_rank="{dp}",model_name="m",tp_rank="{tp}",pp_rank="0"}} {dp + 2}\n'
+        for dp, tp in ((0, 0), (0, 1), (1, 2), (1, 3))
+    ]
+    assert scan("".join(lines).encode(), "u", 1.0, 0) == Load("u", 1.0, running=5)
+
+
+TRITON = b"""nv_inference_request_success{model="llm",version="1"} 5
+nv_inference_request_failure{model="llm",reason="OTHER",version="1"} 3
+nv_inference_count{model="llm",version="1"} 5
+nv_inference_exec_count{model="llm",version="1"} 4
+nv_inference_pending_request_count{model="llm",version="1"} 2
+nv_inference_pending_request_count{model="other",version="1"} 1
+nv_cpu_utilization 0.03
+"""
+TRITON_TRT_LLM = b"""nv_trt_llm_request_metrics{model="tensorrt_llm",request_type="active",version="1"} 9
+nv_trt_llm_request_metrics{model="tensorrt_llm",request_type="scheduled",version="1"} 4
+nv_trt_llm_request_metrics{model="tensorrt_llm",request_type="waiting",version="1"} 3
+nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="max",model="tensorrt_llm",version="1"} 600
+nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="fraction",model="tensorrt_llm",version="1"} 0.5
+nv_trt_llm_general_metrics{general_type="iteration_counter",model="tensorrt_llm",version="1"} 77
+nv_trt_llm_general_metrics{general_type="timestamp",model="tensorrt_llm",version="1"} 1700074049
+"""
+TRT_LLM = b"""trtllm_num_requests_running{engine_type="trtllm",model_name="m"} 3.0
+trtllm_num_requests_waiting{engine_type="trtllm",model_name="m"} 1.0
+trtllm_kv_cache_utilization{engine_type="trtllm",model_name="m"} 0.62
+trtllm_generation_tokens_total{engine_type="trtllm",model_name="m"} 40.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "load"),
+    [
+        (TRITON, Load("u", 1.0, waiting=3, progress=14.0)),
+        (TRITON_TRT_LLM, Load("u", 1.0, 4, 3, 0.5, progress=77.0)),
+        (TRT_LLM, Load("u", 1.0, 3, 1, 0.62, progress=40.0)),
+    ],
+    ids=["triton", "triton with trt-llm", "trt-llm"],
+)
+def test_the_numbers_of_nvidia_s_engines_are_read(body: bytes, load: Load) -> None:
+    """Families are told apart by a label. Their counters do not move with every step."""
+    assert scan(body, "u", 1.0, 0) == load
+
+
+@pytest.mark.parametrize(
+    ("engine", "metrics_url", "target"),
+    [
+        ("", "", "/metrics"),
+        ("vllm", "", "/metrics"),
+        ("sglang", "", "/metrics"),
+        ("trtllm", "", "/prometheus/metrics"),
+        ("triton", "", "http://u:8002/metrics"),
+        ("triton", "http://u:9002/metrics", "http://u:9002/metrics"),
+        ("vllm", "http://u/stats", "/stats"),
+        ("vllm", "http://side:9000", "http://side:9000/metrics"),
+    ],
+)
+def test_each_engine_is_asked_where_it_shows_them(engine: str, metrics_url: str, target: str) -> None:
+    """Where the operator says, if he does."""
+    patient = FakePatient(lambda _: reply(404), unit=Unit("u", "c", "http://u", metrics_url=metrics_url))
+    patient.engine = engine
+    look(EngineMetrics(), patient)
+    assert [asked.target for asked in patient.asked] == [target]
+
+
+def test_a_unit_that_became_another_engine_is_asked_at_once() -> None:
+    """That the other one had no metrics says nothing."""
+    patient = FakePatient(lambda _: reply(404), engine="vllm")
+    for _ in range(3):
+        look(EngineMetrics(), patient)
+    patient.engine = "triton"
+    assert EngineMetrics().due_at(patient, 100.0) == 101.0
+
+
+def test_processes_that_take_turns_behind_one_address_are_no_restarts() -> None:
+    """The youngest is the epoch; only a younger one is another."""
+    births = [b"100.5", b"101", b"100.5", b"101", b"1.0e2", b"102"]
+    patient = FakePatient(lambda _: reply(200, b"vllm:num_requests_running 0\n" + born))
+    epochs = []
+    for birth in births:
+        born = b"process_start_time_seconds " + birth
+        [load] = look(EngineMetrics(), patient)
+        assert isinstance(load, Load)
+        epochs.append(load.epoch)
+    assert epochs == ["100.5", "101", "101", "101", "101", "102"]
+
+
+@pytest.mark.parametrize(
+    ("page", "kv_tokens"),
+    [
+        ('vllm:cache_config_info{block_size="16",num_gpu_blocks="1000",engine="0"} 1', 16_000),
+        ('vllm:cache_config_info{block_size="16",num_gpu_blocks="None"} 1', 0),
+        ("sglang:max_total_num_tokens 123456", 123_456),
+        ("", 0),
+    ],
+)
+def test_the_size_of_the_kv_cache_is_read(page: str, kv_tokens: int) -> None:
+    load = scan(f"vllm:num_requests_running 0\n{page}\n".encode(), "u", 1.0, 0)
+    assert load is not None
+    assert load.kv_tokens == kv_tokens
+
+
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "-1", "many", "1e999"])
+def test_a_value_that_is_no_number_is_passed_over(value: str) -> None:
+    """It must not reach a sum."""
+    body = f"vllm:num_requests_waiting 1\nvllm:num_requests_running {value}\n".encode()
+    assert scan(body, "u", 1.0, 0) == Load("u", 1.0, waiting=1)
+
+
+def test_numbers_that_add_up_to_infinity_are_passed_over() -> None:
+    """Each alone is finite; together they are not, and an int of that is an exception each second."""
+    body = b"vllm:num_requests_running 2\n" + b"".join(
+        b'vllm:num_requests_running{engine="%d"} 1e308\nvllm:num_requests_waiting{engine="%d"} 4e15\n'
+        % (i, i)
+        for i in range(3)
+    )
+    assert scan(body, "u", 1.0, 0) == Load("u", 1.0, running=2, waiting=2**53)
+
+
+def test_a_cache_is_never_more_than_full() -> None:
+    body = b"vllm:num_requests_running 0\nvllm:kv_cache_usage_perc 1e15\n"
+    assert scan(body, "u", 1.0, 0) == Load("u", 1.0, kv_use=1.0)
+
+
+def test_a_timestamp_after_the_value_is_not_taken_for_it() -> None:
+    """The format allows one."""
+    assert scan(b"vllm:num_requests_running 2 1700000000000\n", "u", 1.0, 0) == Load("u", 1.0, running=2)
+
+
+@pytest.mark.parametrize("answer", [reply(404), reply(200, b"go_goroutines 9\n"), reply(503, VLLM)])
+def test_a_unit_without_metrics_is_left_alone_for_a_while(answer: Answer) -> None:
+    """No finding; after three such looks asked again each half minute."""
+    patient = FakePatient(lambda _: answer)
+    due = []
+    for _ in range(4):
+        assert look(EngineMetrics(), patient) == []
+        due.append(EngineMetrics().due_at(patient, 100.0))
+    assert due == [101.0, 101.0, 130.0, 130.0]
+
+
+def test_metrics_that_appear_later_are_read_each_second_again() -> None:
+    """The back-off ends with the first success."""
+    patient = FakePatient(lambda _: reply(404))
+    for _ in range(3):
+        look(EngineMetrics(), patient)
+    patient.answer = lambda _: reply(200, VLLM)
+    look(EngineMetrics(), patient)
+    patient.answer = lambda _: reply(503)
+    look(EngineMetrics(), patient)
+    assert EngineMetrics().due_at(patient, 100.0) == 101.0
+
+
+@pytest.mark.parametrize("trouble", Trouble)
+def test_a_lost_reply_is_no_finding_and_no_reason_to_back_off(trouble: Trouble) -> None:
+    """The unit may be restarting: its next epoch must be seen soon."""
+    patient = FakePatient(lambda _: trouble)
+    assert look(EngineMetrics(), patient) == []
+    assert EngineMetrics().due_at(patient, 100.0) == 101.0

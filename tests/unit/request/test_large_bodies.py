@@ -1,0 +1,226 @@
+"""Large bodies are read elsewhere; what cannot be read there is refused, and hurts nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import io
+import os
+import signal
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import orjson
+import pytest
+import uvloop
+
+from cellgate.proxy.config.limits import LIMITS, REACHED
+from cellgate.proxy.request import large_bodies, large_body_reader
+from cellgate.proxy.request.ask import read_ask
+from cellgate.proxy.request.large_bodies import LargeBodies
+from cellgate.proxy.wire.failure import Failure, Kind
+from cellgate.router.nouns import Ask
+
+READER = "import cellgate.proxy.request.large_body_reader as r; main = r.main\n"
+BODY = orjson.dumps(
+    {"model": "m", "stream": True, "messages": [{"role": "user", "content": "x" * 2_000_000}]}
+)
+
+
+def reading(test: Callable[[LargeBodies], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    """Run a test with large bodies on the loop that the gate uses."""
+
+    @functools.wraps(test)
+    def run() -> None:
+        async def bounded() -> None:
+            bodies = LargeBodies()
+            try:
+                async with asyncio.timeout(30.0):
+                    await test(bodies)
+            finally:
+                await bodies.close()
+
+        uvloop.run(bounded())
+
+    # pytest would take the parameter for a fixture.
+    del run.__wrapped__
+    return run
+
+
+def pid(bodies: LargeBodies) -> int:
+    assert bodies._process is not None
+    return bodies._process.pid
+
+
+@reading
+async def test_a_body_is_read_in_another_process(bodies: LargeBodies) -> None:
+    assert await bodies.read(BODY) == read_ask(BODY)
+    assert pid(bodies) != os.getpid()
+    first = pid(bodies)
+    assert await bodies.read(BODY) == read_ask(BODY)
+    assert pid(bodies) == first
+
+
+@reading
+async def test_what_is_wrong_with_a_body_comes_back_from_there_and_is_counted_here(
+    bodies: LargeBodies,
+) -> None:
+    counted = REACHED["name_chars"]
+    answer = await bodies.read(orjson.dumps({"model": "m" * 2_000_000}))
+    assert isinstance(answer, Failure)
+    assert (answer.kind, answer.param) == (Kind.BAD_JSON, "model")
+    assert REACHED["name_chars"] == counted + 1
+
+
+@reading
+async def test_a_body_that_is_nested_without_end_is_refused(bodies: LargeBodies) -> None:
+    for body in (b"[" * 3_000_000, b'{"a":' * 1_000_000):
+        answer = await bodies.read(body)
+        assert isinstance(answer, Failure)
+        assert answer.kind is Kind.BAD_JSON
+
+
+@reading
+async def test_a_process_that_is_killed_costs_the_body_in_it_and_no_other(bodies: LargeBodies) -> None:
+    await bodies.read(BODY)
+    os.kill(pid(bodies), signal.SIGSTOP)
+    inside, behind = (asyncio.ensure_future(bodies.read(BODY)) for _ in range(2))
+    await asyncio.sleep(0)
+    os.kill(pid(bodies), signal.SIGKILL)
+    lost = await inside
+    assert isinstance(lost, Failure)
+    assert lost.kind is Kind.NO_RESOURCES
+    assert isinstance(await behind, Ask)
+
+
+def test_a_body_that_takes_too_long_is_refused_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = READER
+    slow += "read = r.read_large_ask\n"
+    slow += "def spin(body):\n    while b'spin' in body: pass\n    return read(body)\n"
+    slow += "r.read_large_ask, r.LIMITS = spin, type(r.LIMITS)(large_body_cpu_s=0.1)\nmain()\n"
+    monkeypatch.setattr(large_bodies, "_COMMAND", (*large_bodies._COMMAND[:2], slow))
+
+    @reading
+    async def test(bodies: LargeBodies) -> None:
+        counted = REACHED["large_body_cpu_s"]
+        spun = asyncio.ensure_future(bodies.read(b'{"model":"spin"}'))
+        behind = asyncio.ensure_future(bodies.read(BODY))
+        answer = await spun
+        assert isinstance(answer, Failure)
+        assert answer.kind is Kind.BODY_TOO_LARGE
+        assert REACHED["large_body_cpu_s"] == counted + 1
+        assert isinstance(await behind, Ask)
+
+    test()
+
+
+def test_a_body_that_takes_too_much_memory_is_refused_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    greedy = READER
+    greedy += "read = r.read_large_ask\n"
+    greedy += "def eat(body):\n    if b'eat' in body: bytearray(1 << 32)\n    return read(body)\n"
+    greedy += "r.read_large_ask = eat\nmain()\n"
+    monkeypatch.setattr(large_bodies, "_COMMAND", (*large_bodies._COMMAND[:2], greedy))
+
+    @reading
+    async def test(bodies: LargeBodies) -> None:
+        counted = REACHED["large_body_memory"]
+        answer = await bodies.read(b'{"model":"eat"}')
+        assert isinstance(answer, Failure)
+        assert answer.kind is Kind.BODY_TOO_LARGE
+        assert REACHED["large_body_memory"] == counted + 1
+        assert isinstance(await bodies.read(BODY), Ask)
+
+    test()
+
+
+def test_without_a_process_bodies_are_refused_and_not_read_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(large_bodies, "_COMMAND", ("/nowhere/python",))
+
+    @reading
+    async def test(bodies: LargeBodies) -> None:
+        answer = await bodies.read(BODY)
+        assert isinstance(answer, Failure)
+        assert answer.kind is Kind.NO_RESOURCES
+
+    test()
+
+
+@reading
+async def test_who_leaves_before_its_turn_waits_no_more_and_others_do(bodies: LargeBodies) -> None:
+    first = asyncio.ensure_future(bodies.read(BODY))
+    await asyncio.sleep(0)
+    waiting = [asyncio.ensure_future(bodies.read(BODY)) for _ in range(6)]
+    await asyncio.sleep(0)
+    assert len(bodies._waiting) == 6
+    waiting[1].cancel()
+    assert isinstance(await first, Ask)
+    # In the very turn of the loop in which it is the turn of one of them.
+    for each in waiting[:5]:
+        each.cancel()
+    assert isinstance(await waiting[5], Ask)
+    assert all(each.cancelled() for each in waiting[:5])
+    assert isinstance(await bodies.read(BODY), Ask)
+    assert (bodies._waiting, bodies._is_busy) == ([], False)
+
+
+@reading
+async def test_who_leaves_while_its_body_is_read_is_held_until_it_is(bodies: LargeBodies) -> None:
+    await bodies.read(BODY)
+    os.kill(pid(bodies), signal.SIGSTOP)
+    task = asyncio.ensure_future(bodies.read(BODY))
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.sleep(0.01)
+    assert not task.done()
+    os.kill(pid(bodies), signal.SIGCONT)
+    await asyncio.wait((task,))
+    assert task.cancelled()
+    assert isinstance(await bodies.read(BODY), Ask)
+
+
+@reading
+async def test_more_bodies_than_may_wait_are_refused_at_once(bodies: LargeBodies) -> None:
+    counted = REACHED["large_bodies_waiting"]
+    tasks = [
+        asyncio.ensure_future(bodies.read(b'{"model":"m"}')) for _ in range(LIMITS.large_bodies_waiting + 2)
+    ]
+    answers = await asyncio.gather(*tasks)
+    refused = [answer for answer in answers if isinstance(answer, Failure)]
+    assert [failure.kind for failure in refused] == [Kind.NO_RESOURCES]
+    assert REACHED["large_bodies_waiting"] == counted + 1
+
+
+@reading
+async def test_a_small_body_goes_before_the_large_ones_that_wait(bodies: LargeBodies) -> None:
+    order: list[int] = []
+
+    async def read(size: int) -> None:
+        await bodies.read(orjson.dumps({"prompt": "x" * size}))
+        order.append(size)
+
+    async with asyncio.TaskGroup() as group:
+        for size in (1_000_000, 8_000_000, 4_000_000, 2_000_000):
+            group.create_task(read(size))
+    assert order == [1_000_000, 2_000_000, 4_000_000, 8_000_000]
+
+
+def test_an_exception_of_ours_is_told_and_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: bytes) -> Ask:
+        raise ZeroDivisionError("boom")
+
+    monkeypatch.setattr(large_body_reader, "read_large_ask", fail)
+    told = large_body_reader.read(io.BytesIO(b"{}"), 2)
+    assert (told.ask, told.trouble) == (None, "ZeroDivisionError('boom')")
+
+
+def test_a_process_with_much_memory_left_behind_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = READER + "r._KEPT_BYTES = 0; main()"
+    monkeypatch.setattr(large_bodies, "_COMMAND", (*large_bodies._COMMAND[:2], full))
+
+    @reading
+    async def test(bodies: LargeBodies) -> None:
+        for _ in range(2):
+            assert isinstance(await bodies.read(BODY), Ask)
+            assert bodies._process is None
+
+    test()

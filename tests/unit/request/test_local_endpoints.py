@@ -1,0 +1,48 @@
+"""What the gate answers itself: the list of models, and that a model is none of them."""
+
+from __future__ import annotations
+
+import orjson
+import pytest
+
+from cellgate.proxy.request.local_endpoints import NAMES_SHOWN, OwnAnswers
+from cellgate.router.board import Board
+from cellgate.router.nouns import Ask, Cell, Fleet, Models, Refusal, Rules, Unit
+
+
+@pytest.fixture
+def board() -> Board:
+    units = tuple(Unit(name, "c", f"http://{name}") for name in ("a", "b"))
+    board = Board(Rules())
+    board.configure(Fleet((Cell("c"),), units), 0.0)
+    return board
+
+
+def listed(own: OwnAnswers) -> list[str]:
+    _, body, _ = own.answer(b"/v1/models", stopping=False)
+    return [card["id"] for card in orjson.loads(body)["data"]]
+
+
+def test_the_list_of_models_is_the_union_and_follows_each_unit(board: Board) -> None:
+    own = OwnAnswers(board)
+    assert listed(own) == []
+    board.serve(Models("a", ("x", "y"), 0.0))
+    board.serve(Models("b", ("y", "z"), 0.0))
+    assert listed(own) == listed(own) == ["x", "y", "z"]
+    board.serve(Models("b", ("w",), 1.0))
+    assert listed(own) == ["w", "x", "y"]
+
+
+def test_the_list_is_not_made_anew_for_each_client(board: Board) -> None:
+    own = OwnAnswers(board)
+    board.serve(Models("a", tuple(f"m{n}" for n in range(1000)), 0.0))
+    assert own.answer(b"/v1/models", stopping=False)[1] is own.answer(b"/v1/models", stopping=False)[1]
+
+
+def test_a_refusal_names_some_models_and_counts_the_rest(board: Board) -> None:
+    own = OwnAnswers(board)
+    board.serve(Models("a", tuple(f"m{n:04}" for n in range(1000)), 0.0))
+    message = own.explain(Refusal.UNKNOWN_MODEL, Ask("none"), 0.0).message
+    assert message.endswith(f"serve: {', '.join(f'm{n:04}' for n in range(NAMES_SHOWN))} and 980 more")
+    board.serve(Models("a", ("only",), 1.0))
+    assert own.explain(Refusal.UNKNOWN_MODEL, Ask("none"), 0.0).message.endswith("serve: only")

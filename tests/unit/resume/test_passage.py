@@ -1,0 +1,146 @@
+"""Large events on their way: whole, or with an honest failure, however they arrive."""
+
+from __future__ import annotations
+
+import orjson
+import pytest
+
+from cellgate.proxy.config.limits import LIMITS
+from cellgate.proxy.resume.passage import TAIL_BYTES, Passage
+from cellgate.proxy.resume.proof import Tokens
+from cellgate.proxy.resume.stitch import Stitch
+from cellgate.proxy.resume.transcript import Said
+from cellgate.proxy.wire.failure import Failure, Kind
+from cellgate.proxy.wire.sse import payload, split
+
+KIB = 1024
+BOUNDS = [TAIL_BYTES, 64 * KIB, LIMITS.event_bytes]
+
+
+def event(text: str, unit: str = "b") -> bytes:
+    choice = {"index": 0, "delta": {"content": text}, "finish_reason": None}
+    return b"data: " + orjson.dumps({"id": unit, "choices": [choice]}) + b"\n\n"
+
+
+EMPTY = len(event(""))
+
+
+def stitching() -> Passage:
+    """One of a unit that goes on for another."""
+    passage, said = Passage(), Said()
+    said.take({"id": "a", "choices": [{"delta": {"role": "assistant", "content": "zero"}}]})
+    passage.stitch = Stitch({}, said, Tokens(1, 1))
+    return passage
+
+
+def texts(body: bytes) -> list[str]:
+    said = []
+    for each in split(body)[0]:
+        said.append(orjson.loads(payload(each) or b"")["choices"][0]["delta"]["content"])
+    return said
+
+
+def fed(passage: Passage, pieces: list[bytes]) -> tuple[bytes, Failure | None]:
+    """What comes of them, up to the first failure."""
+    shown = b""
+    for piece in pieces:
+        events, failure = passage.feed(piece, ended=False)
+        shown += events
+        if failure is not None:
+            return shown, failure
+    return shown, None
+
+
+@pytest.mark.parametrize("bound", BOUNDS)
+@pytest.mark.parametrize("beside", [-2, -1, 0, 1, 2])
+@pytest.mark.parametrize("step", [1000, 4096, 16 * KIB, 256 * KIB])
+def test_no_text_vanishes_around_any_bound(bound: int, beside: int, step: int) -> None:
+    words = ["one", "x" * (bound + beside - EMPTY), "three"]
+    sent = b"".join(map(event, words))
+    pieces = [sent[at : at + step] for at in range(0, len(sent), step)]
+    shown, failure = fed(stitching(), pieces)
+    if failure is None:
+        assert texts(shown) == words
+    else:
+        assert bound == LIMITS.event_bytes
+        assert (texts(shown), failure.kind) == (words[:1], Kind.NOT_CONTINUED)
+        assert failure.message.endswith("it went on with an event larger than 1048576 bytes")
+    assert fed(Passage(), pieces) == (sent, None)
+
+
+@pytest.mark.parametrize("beside", [-1, 0, 1])
+def test_an_event_of_16_kib_may_be_cut_at_every_byte(beside: int) -> None:
+    words = ["x" * (TAIL_BYTES + beside - EMPTY), "two"]
+    sent = b"".join(map(event, words))
+    stitched = stitching()
+    assert stitched.stitch is not None
+    expected = stitched.stitch.feed(sent)
+    for at in range(len(sent)):
+        assert fed(stitching(), [sent[:at], sent[at:]]) == (expected, None)
+        assert fed(Passage(), [sent[:at], sent[at:]]) == (sent, None)
+
+
+def test_an_event_larger_than_the_gate_may_hold_is_a_failure_of_a_unit_that_goes_on() -> None:
+    shown, failure = fed(stitching(), [event("one"), *[b"data: " + b"x" * 60_000] * 20])
+    assert (texts(shown), failure and failure.kind) == (["one"], Kind.NOT_CONTINUED)
+
+
+@pytest.mark.parametrize("kind", [b"data: ", b": "], ids=["data", "comment"])
+def test_what_is_held_before_the_first_event_is_bounded(kind: bytes) -> None:
+    passage, pieces = Passage(), 0
+    begun = passage.begin(kind, ended=False)
+    while begun is None:
+        pieces += 1
+        begun = passage.begin(b"x" * 60_000, ended=False)
+    assert isinstance(begun, Failure)
+    assert begun.kind is Kind.GARBAGE
+    assert pieces == LIMITS.event_bytes // 60_000 + 1
+
+
+def test_a_first_event_may_be_as_large_as_any() -> None:
+    large = event("x" * (LIMITS.event_bytes - EMPTY))
+    passage = Passage()
+    assert passage.begin(large[:-1], ended=False) is None
+    assert passage.begin(large[-1:], ended=False) == large
+    comments = b": ping\n\n" * 10_000
+    passage = Passage()
+    assert all(passage.begin(comments, ended=False) is None for _ in range(20))
+    assert passage.is_empty
+
+
+def test_text_that_looks_like_an_error_in_the_middle_of_a_large_event_is_none() -> None:
+    large = b"data: " + b"x" * (TAIL_BYTES - 5)
+    for piece in (b"event: error", b'data: {"error": 1}'):
+        assert fed(Passage(), [large, piece, b"\n\n"]) == (large + piece + b"\n\n", None)
+    shown, failure = fed(Passage(), [large, b'x\n\ndata: {"error": 1}\n\n'])
+    assert (shown, failure and failure.kind) == (large + b"x\n\n", Kind.STREAM_ERROR)
+
+
+@pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n", b"\r\r"])
+def test_the_end_of_a_large_event_is_found_wherever_it_was_cut(end: bytes) -> None:
+    large = b"data: " + b"x" * TAIL_BYTES
+    for at in range(len(end) + 1):
+        passage = Passage()
+        pieces = [large + end[:at], end[at:]]
+        assert fed(passage, pieces) == (large + end, None)
+        assert not passage.in_event
+        assert passage.is_empty
+
+
+def test_what_came_before_the_event_that_cannot_follow_is_shown_and_known_to_be() -> None:
+    passage = stitching()
+    strange = event("x").replace(b'"content":"x"', b'"tool_calls":[{"index":0}]')
+    shown, failure = fed(passage, [event("one") + strange + event("two")])
+    assert (texts(shown), failure and failure.kind) == (["one"], Kind.NOT_CONTINUED)
+    assert passage.stitch is not None
+    assert (passage.stitch.said.text, passage.stitch.said.why_not) == ("zeroone", "")
+
+
+def test_a_byte_at_a_time_costs_no_more_for_a_larger_event() -> None:
+    """What is held is put together once, and not with each read."""
+    passage = stitching()
+    passage.feed(b"data: " + b"x" * 500_000, ended=False)
+    held = passage._tail[0]
+    for _ in range(100):
+        passage.feed(b"x", ended=False)
+    assert passage._tail[0] is held

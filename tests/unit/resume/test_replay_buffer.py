@@ -1,0 +1,251 @@
+"""What a relay keeps is what its client was shown, for every point at which the network may cut a reply."""
+
+from __future__ import annotations
+
+import orjson
+import pytest
+
+from cellgate.proxy.config.limits import LIMITS
+from cellgate.proxy.resume.passage import TAIL_BYTES
+from cellgate.proxy.resume.proof import Tokens
+from cellgate.proxy.resume.replay_buffer import END_CHUNKS, FOLD_BYTES, Keep
+from cellgate.proxy.resume.stitch import Stitch
+from cellgate.proxy.resume.transcript import Said
+from cellgate.proxy.wire.failure import Kind
+from cellgate.proxy.wire.sse import payload, split
+from tests.wire.rig import Rig
+from tests.wire.unit import LAST_CHUNK, SSE_HEAD, chunk
+
+DONE = b"data: [DONE]\n\n"
+ERROR = b'data: {"error": {"message": "x"}}\n\n'
+COMMENT = b": working\n\n"
+
+
+def event(text: str, *, unit: str = "a", role: str | None = None, finish: str | None = None) -> bytes:
+    delta = ({"role": role} if role else {}) | {"content": text}
+    choice = {"index": 0, "delta": delta, "finish_reason": finish}
+    return b"data: " + orjson.dumps({"id": unit, "created": 1, "choices": [choice]}) + b"\n\n"
+
+
+WORDS = [" one", " two", " three", ' "four"', " \u20ac"]
+TOKENS = [event(word) for word in WORDS]
+EVENTS = b"".join(TOKENS)
+WHOLE = [*TOKENS, event("", finish="stop"), DONE]
+
+FORMS = {
+    "event for event": b"".join(map(chunk, WHOLE)),
+    "all in a chunk": chunk(b"".join(WHOLE)),
+    "chunks across events": b"".join(
+        chunk(b"".join(WHOLE)[at : at + 50]) for at in range(0, 900, 50) if b"".join(WHOLE)[at : at + 50]
+    ),
+    "comments in between": b"".join(chunk(each) + chunk(COMMENT) for each in WHOLE),
+    "CRLF": b"".join(chunk(each.replace(b"\n", b"\r\n")) for each in WHOLE),
+    "CR": b"".join(chunk(each.replace(b"\n", b"\r")) for each in WHOLE),
+    "a byte order mark": b"".join(map(chunk, [b"\xef\xbb\xbf" + WHOLE[0], *WHOLE[1:]])),
+    "no empty line at the end": b"".join(map(chunk, [*WHOLE[:-1], DONE[:-1]])),
+}
+
+
+class Keeping(Rig):
+    """Begins to keep when there is something to show; `stitch` goes on for another unit."""
+
+    stitch: Stitch | None = None
+    keep: Keep | None = None
+    whole = True
+
+    def committed(self, body: bytes) -> None:
+        super().committed(body)
+        if self.keep is None:
+            self.relay.begin_keeping(whole=self.whole)
+        else:
+            assert self.stitch is not None
+            self.relay.go_on(self.keep, self.stitch)
+
+
+def text_of(body: bytes) -> str:
+    said = Said()
+    for each in split(body)[0]:
+        if (data := payload(each)) and data != b"[DONE]" and b"error" not in data:
+            said.take(orjson.loads(data))
+    return said.text
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("http10", [False, True], ids=["1.1", "1.0"])
+def test_what_is_kept_is_what_was_shown_wherever_the_reply_breaks_off(form: bytes, http10: bool) -> None:
+    sent = SSE_HEAD + form
+    for at in range(len(SSE_HEAD), len(sent), 3):
+        rig = Keeping(http10=http10)
+        rig.feed([sent[:at]], close=True)
+        assert not rig.bugs
+        if rig.relay.keep is None:
+            assert rig.ends == ["failed"]
+            continue
+        assert rig.ends == ["committed", "failed"]
+        said = rig.relay.keep.read()
+        assert (said.closed, said.strange) == (True, "")
+        assert said.text == text_of(rig.body())
+        assert "".join(WORDS).startswith(said.text)
+
+
+@pytest.mark.parametrize("at", range(1, len(WHOLE) - 1))
+def test_an_error_at_any_place_is_found_before_it_is_shown(at: int) -> None:
+    for sent in (
+        [*map(chunk, WHOLE[:at]), chunk(ERROR)],
+        [chunk(WHOLE[0]), chunk(b"".join(WHOLE[1:at]) + ERROR)],
+    ):
+        rig = Keeping()
+        rig.feed([SSE_HEAD, *sent, chunk(DONE) + LAST_CHUNK])
+        assert [failure.kind for failure in rig.failures] == [Kind.STREAM_ERROR]
+        assert rig.body() == b"".join(WHOLE[:at])
+        assert rig.relay.keep is not None
+        assert rig.relay.keep.read().text == "".join(WORDS[:at])
+
+
+def test_an_error_in_the_first_read_leaves_nothing_shown() -> None:
+    rig = Keeping()
+    rig.feed([SSE_HEAD, chunk(b"".join(TOKENS) + ERROR)])
+    assert (rig.shown, rig.failures[0].kind) == (b"", Kind.FIRST_EVENT_ERROR)
+
+
+def test_a_stream_that_http_ends_well_in_the_middle_of_an_answer_is_broken() -> None:
+    rig = Keeping()
+    rig.feed([SSE_HEAD, *map(chunk, TOKENS), LAST_CHUNK])
+    assert rig.failures[0].kind is Kind.TRUNCATED
+    assert rig.body() == EVENTS
+    whole = Keeping()
+    whole.feed([SSE_HEAD, *map(chunk, WHOLE), LAST_CHUNK])
+    assert whole.ends == ["committed", "done"]
+
+
+LONG = {
+    "a chunk for each": list(map(chunk, TOKENS * 400)),
+    "several in a chunk": [chunk(EVENTS)] * 400,
+    "comments in between": [*map(chunk, TOKENS), chunk(COMMENT)] * 400,
+    "CRLF": [chunk(each.replace(b"\n", b"\r\n")) for each in TOKENS * 400],
+    "in pieces": [piece for each in TOKENS * 400 for piece in (chunk(each[:60]), chunk(each[60:]))],
+    "a second role": [
+        *map(chunk, TOKENS * 200),
+        chunk(event("", role="assistant")),
+        *map(chunk, TOKENS * 200),
+    ],
+}
+
+
+@pytest.mark.parametrize("sent", LONG.values(), ids=LONG)
+@pytest.mark.parametrize("http10", [False, True], ids=["1.1", "1.0"])
+def test_long_streams_are_folded_and_say_the_same(sent: list[bytes], http10: bool) -> None:
+    rig = Keeping(http10=http10)
+    rig.feed([SSE_HEAD, *sent])
+    assert rig.relay.keep is not None
+    assert sum(map(len, rig.relay.keep.chunks)) < FOLD_BYTES + 1024
+    said = rig.relay.keep.read()
+    assert (said.text, said.closed, said.why_not) == ("".join(WORDS * 400), True, "")
+
+
+STRANGE = [
+    event("?").replace(b'"content":"?"', other)
+    for other in (b'"tool_calls":[{"index":0}]', b'"content":["a"]', b'"content":7')
+]
+STRANGE += [b'data: {"choices":[7]}\n\n', b'data: {"choices":{}}\n\n', b'data: {"choices":"x"}\n\n']
+STRANGE += [b'data: {"choices":[{"delta":"x"}]}\n\n', b"data: 7\n\n", b"data: {\n\n"]
+
+
+@pytest.mark.parametrize("other", STRANGE)
+def test_what_is_no_text_is_noticed_wherever_it_stands(other: bytes) -> None:
+    rig = Keeping()
+    rig.feed([SSE_HEAD, *map(chunk, [*TOKENS, other, *TOKENS * 400])])
+    assert rig.relay.keep is not None
+    assert rig.relay.keep.read().why_not or other == b'data: {"choices":{}}\n\n'
+    assert not rig.bugs
+
+
+def test_a_stream_that_shows_more_than_text_is_kept_no_longer() -> None:
+    strange = event("").replace(b'"content":""', b'"reasoning_content":"hm"')
+    rig = Keeping()
+    rig.feed([SSE_HEAD, chunk(strange), *map(chunk, TOKENS * 400)])
+    assert rig.relay.keep is not None
+    assert len(rig.relay.keep.chunks) == END_CHUNKS
+    assert rig.relay.end() == b"".join(map(chunk, (TOKENS * 400)[-END_CHUNKS:]))
+    assert rig.relay.keep.read().why_not == "its stream has carried reasoning_content"
+
+
+@pytest.mark.parametrize("last", [b"", event("", finish="stop"), DONE], ids=["nothing", "finish", "done"])
+def test_of_a_stream_that_nobody_could_go_on_with_the_end_is_kept_and_looked_at(last: bytes) -> None:
+    calls = event("").replace(b'"content":""', b'"tool_calls":[{"index":0}]')
+    sent = [event("", role="assistant"), *[calls] * 9, *([last] if last else [])]
+    rig = Keeping()
+    rig.whole = False
+    rig.feed([SSE_HEAD, *map(chunk, sent)])
+    assert rig.relay.end() == b"".join(map(chunk, sent[-END_CHUNKS:]))
+    rig.feed([LAST_CHUNK])
+    assert rig.ends == ["committed", "done" if last else "failed"]
+    assert [failure.kind for failure in rig.failures] == ([] if last else [Kind.TRUNCATED])
+
+
+def test_half_an_event_that_had_to_be_shown_is_known_to_be_half() -> None:
+    rig = Keeping()
+    rig.feed([SSE_HEAD, chunk(TOKENS[0]), chunk(event("x" * 2 * TAIL_BYTES)[:-10])], close=True)
+    assert rig.relay.keep is not None
+    assert not rig.relay.keep.read().closed
+    assert rig.relay.break_off(ERROR)
+    assert rig.body().endswith(b'"finish_reason"\n\n' + ERROR)
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_a_second_unit_is_stitched_on_wherever_its_reply_is_cut_in_two(form: bytes) -> None:
+    sent = SSE_HEAD + form.replace(b'"a"', b'"b"') + LAST_CHUNK
+    for at in range(0, len(sent), 3):
+        keep = Keep(framed=False)
+        keep.chunks.append(event("zero", role="assistant"))
+        rig = Keeping()
+        rig.keep, rig.stitch = keep, Stitch({}, keep.read(), Tokens(1, 1))
+        rig.relay.head_sent = True
+        rig.feed([sent[:at], sent[at:]])
+        assert (rig.ends, rig.bugs) == (["committed", "done"], [])
+        body = rig.body()
+        assert body.replace(COMMENT, b"") == b"".join(WHOLE)
+        assert keep.read().text == "zero" + "".join(WORDS)
+
+
+@pytest.mark.parametrize("text", ["[DONE]", "data: [DONE]", "data: [DONE]\n\n"])
+@pytest.mark.parametrize("whole", [True, False])
+def test_what_a_model_says_of_the_end_is_not_the_end(text: str, whole: bool) -> None:
+    rig = Keeping()
+    rig.whole = whole
+    rig.feed([SSE_HEAD, *map(chunk, [*TOKENS, event(text)]), LAST_CHUNK])
+    assert [failure.kind for failure in rig.failures] == [Kind.TRUNCATED]
+
+
+@pytest.mark.parametrize(
+    "end", [DONE, b"data:[DONE]\r\n\r\n", b"data: [DONE]\r\r", b"data: [DONE]\n", b"data: [DONE]"]
+)
+@pytest.mark.parametrize("whole", [True, False])
+def test_the_end_is_known_however_it_is_written_and_framed(end: bytes, whole: bool) -> None:
+    for at in range(len(end)):
+        rig = Keeping()
+        rig.whole = whole
+        rig.feed(
+            [
+                SSE_HEAD,
+                *map(chunk, TOKENS),
+                *(chunk(part) for part in (end[:at], end[at:]) if part),
+                LAST_CHUNK,
+            ]
+        )
+        assert rig.ends == ["committed", "done"]
+
+
+def test_of_an_event_without_end_no_more_is_kept_than_one_may_have() -> None:
+    rig, piece = Keeping(), b"x" * 60_000
+    rig.feed([SSE_HEAD, chunk(TOKENS[0]), chunk(b'data: {"id":"')])
+    most = 0
+    for _ in range(2 * LIMITS.event_bytes // len(piece)):
+        rig.feed([chunk(piece)])
+        assert rig.relay.keep is not None
+        said = rig.relay.keep._said
+        most = max(most, len(said._tail) + sum(map(len, rig.relay.keep.chunks)))
+    assert rig.bugs == []
+    assert most < LIMITS.event_bytes + FOLD_BYTES + (END_CHUNKS + 1) * len(piece)
+    assert said.why_not == "its stream has carried an event larger than 1048576 bytes"
+    assert len(rig.body()) > LIMITS.event_bytes, "a client gets it all the same"

@@ -1,0 +1,154 @@
+"""What the Board makes of time and of restarts; its counts are in tests/machines."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cellgate.router.board import DOUBT_S, Board
+from cellgate.router.candidates import Bounds, offers
+from cellgate.router.nouns import (
+    Ask,
+    Evidence,
+    Fleet,
+    Load,
+    Refusal,
+    Rules,
+    Served,
+    Sign,
+    Strength,
+    Unit,
+    Verdict,
+)
+from cellgate.router.outliers import Slowness
+from cellgate.router.unit_state import SLOW_START_LEAST, Desk
+
+NOW = 100.0
+RULES = Rules()
+PASSED = Evidence("a", Sign.GOOD, Strength.STRONG, "canary", "one token", NOW)
+FAILED = Evidence("a", Sign.BAD, Strength.STRONG, "canary", "no answer in time", NOW)
+READ = Evidence("a", Sign.NEUTRAL, Strength.WEAK, "engine_metrics", "started", NOW, epoch="1")
+law = settings(derandomize=True, deadline=None, max_examples=50)
+
+
+def board(*evidence: Evidence, rules: Rules = RULES) -> Board:
+    made = Board(rules)
+    made.configure(Fleet(units=(Unit("a", "cell", "http://a", weight=2.0),)), 0.0)
+    for piece in evidence:
+        made.observe(piece)
+    return made
+
+
+def desk(*evidence: Evidence) -> Desk:
+    return board(*evidence).desks["a"]
+
+
+# Slow start and degradation.
+
+
+@pytest.mark.parametrize(("risen_s", "share"), [(0.0, 0.2), (0.5, 0.2), (5.0, 1.0), (9.9, 1.98), (10.0, 2.0)])
+def test_a_unit_that_came_up_gets_its_share_by_and_by(risen_s: float, share: float) -> None:
+    assert desk(PASSED).share(NOW + risen_s, RULES) == pytest.approx(share)
+
+
+@law
+@given(st.floats(0.0, 30.0), st.floats(0.0, 30.0))
+def test_the_share_never_falls_while_a_unit_starts(one: float, other: float) -> None:
+    unit, (sooner, later) = desk(PASSED), sorted((one, other))
+    assert 2.0 * SLOW_START_LEAST <= unit.share(NOW + sooner, RULES) <= unit.share(NOW + later, RULES) <= 2.0
+
+
+def test_a_suspicion_that_came_to_nothing_is_no_new_start() -> None:
+    later = [replace(FAILED, at=NOW + 60.0), replace(PASSED, at=NOW + 61.0)]
+    unit = desk(PASSED, *later)
+    assert unit.case.verdict is Verdict.UP
+    assert unit.share(NOW + 61.0, RULES) == 2.0
+
+
+def test_without_slow_start_a_unit_gets_all_at_once() -> None:
+    assert desk(PASSED).share(NOW, Rules(slow_start_s=0.0)) == 2.0
+
+
+def test_a_degraded_unit_gets_as_much_less() -> None:
+    unit = desk(PASSED)
+    unit.slowness = Slowness(0.25)
+    assert unit.share(NOW + 60.0, RULES) == 1.5
+
+
+# Restarts.
+
+
+def test_what_was_learnt_of_the_incarnation_before_is_forgotten() -> None:
+    made = board(PASSED, READ)
+    unit = made.desks["a"]
+    made.report(Load("a", NOW, running=5, progress=7.0, sighted=True))
+    made.runs(Served("a", "vllm", NOW))
+    unit.slowness = Slowness(0.5)
+    flip = made.observe(replace(READ, epoch="2", at=NOW + 1.0)).flip
+    assert flip is not None
+    assert flip.after is Verdict.STARTING
+    assert (unit.load, unit.foreign, unit.counters_at) == (None, 0, 0.0)
+    assert (unit.slowness, unit.engine) == (Slowness(), "")
+
+
+def test_a_first_reading_forgets_nothing() -> None:
+    made = board(PASSED)
+    made.runs(Served("a", "vllm", NOW))
+    assert made.observe(READ).flip is None
+    assert made.desks["a"].engine == "vllm"
+
+
+# Doubt.
+
+
+def test_a_doubted_unit_gets_nothing_until_it_shows_life() -> None:
+    made = board(PASSED)
+    assert made.doubt("a", NOW + 1.0)
+    assert not made.doubt("a", NOW + 1.1), "it has been asked already"
+    assert offers(made, Ask(), NOW + 1.2, (), Bounds(1.0))[:2] == ([], Refusal.UNSURE)
+    made.observe(replace(PASSED, at=NOW + 1.3))
+    rows = offers(made, Ask(), NOW + 1.4, (), Bounds(1.0)).rows
+    assert [row.unit for row in rows] == ["a"]
+
+
+def test_an_answer_to_a_health_check_ends_no_doubt() -> None:
+    made = board(PASSED)
+    made.doubt("a", NOW + 1.0)
+    made.observe(Evidence("a", Sign.GOOD, Strength.WEAK, "readiness", "HTTP 200", NOW + 2.0))
+    assert made.desks["a"].is_doubted()
+
+
+def test_a_doubt_that_nothing_settles_ends() -> None:
+    made = board(PASSED)
+    made.doubt("a", NOW + 1.0)
+    made.tick(NOW + 1.0 + DOUBT_S)
+    assert made.desks["a"].is_doubted()
+    made.tick(NOW + 1.1 + DOUBT_S)
+    assert not made.desks["a"].is_doubted()
+
+
+# Proofs of life.
+
+
+def test_growing_counters_are_life_and_standing_ones_are_not() -> None:
+    made = board(PASSED)
+    unit = made.desks["a"]
+    for at, progress, life_at in (
+        (1.0, 5.0, NOW),
+        (2.0, 5.0, NOW),
+        (3.0, 6.0, NOW + 3.0),
+        (4.0, 6.0, NOW + 3.0),
+    ):
+        made.report(Load("a", NOW + at, progress=progress))
+        assert unit.life_at == life_at
+
+
+def test_growth_that_our_own_tokens_explain_moves_life_no_later() -> None:
+    made = board(PASSED)
+    made.report(Load("a", NOW + 1.0, progress=5.0))
+    made.desks["a"].life_at = NOW + 1.5
+    made.report(Load("a", NOW + 2.0, progress=9.0))
+    assert made.desks["a"].life_at == NOW + 1.5

@@ -1,0 +1,313 @@
+"""The predicted seconds of an ask on a unit: each term, and what holds for all of them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cellgate.router.backlog import Job, Work
+from cellgate.router.cost import KV_MAX_S, Cost, CostRules, Facts, Forecast, Report, forecast, terms
+from cellgate.router.prefix import PrefixCache
+from cellgate.router.rates import Errors, Rates
+
+law = settings(derandomize=True, deadline=None, max_examples=100)
+RULES = CostRules()
+NOW = 100.0
+
+
+ANSWER = 100.0
+
+
+def rates(prefill_tokens_s: float = 1000.0, step_s: float = 0.01, share: float = 0.0) -> Rates:
+    learnt = Rates()
+    learnt.prefill_tokens_s.guess(prefill_tokens_s)
+    learnt.steps.guess(step_s, share)
+    return learnt
+
+
+def cost(
+    unit: Forecast,
+    work: Work,
+    prompt: float,
+    cached: float,
+    now: float,
+    *,
+    answer: float = ANSWER,
+    spared: float = 0.0,
+) -> Cost:
+    return Cost(*terms(unit, work, prompt, cached, spared, answer, now))
+
+
+def alone(facts: Facts) -> Forecast:
+    return forecast([facts], RULES)[0]
+
+
+def fresh(waiting: float = 0.0, running: float = 0.0, kv_use: float = 0.0, age_s: float = 0.0) -> Report:
+    return Report(waiting, running, kv_use, age_s)
+
+
+def busy(*prompts: int) -> Work:
+    work = Work()
+    for number, tokens in enumerate(prompts):
+        work.open(number, Job(tokens, tokens), NOW)
+    return work
+
+
+def cost_of(facts: Facts, work: Work | None = None, prompt: float = 500.0, cached: float = 0.0) -> Cost:
+    return cost(alone(facts), work or Work(), prompt, cached, NOW)
+
+
+# -- laws --------------------------------------------------------------------------------------------------
+
+reports = st.none() | st.builds(
+    Report,
+    waiting=st.floats(0, 1e6),
+    running=st.floats(0, 1e6),
+    kv_use=st.floats(0, 1),
+    age_s=st.floats(0, 1e9),
+    waiting_tokens=st.none() | st.floats(0, 1e12),
+)
+facts = st.builds(
+    Facts,
+    rates=st.builds(rates, st.floats(1e-3, 1e12), st.floats(1e-9, 1e3), st.floats(0, 1)),
+    report=reports,
+    share=st.floats(0, 1e6),
+    error_share=st.floats(0, 0.99),
+    far_s=st.floats(0, 10),
+    kv_tokens=st.sampled_from([0, 1, 1000, 2_000_000]),
+    written_tokens=st.floats(0, 1e12),
+    seats=st.sampled_from([math.inf, 1.0, 64.0]),
+)
+works = st.lists(st.integers(0, 10**7), max_size=5).map(lambda prompts: busy(*prompts))
+sizes = st.integers(0, 10**7)
+
+
+@law
+@given(units=st.lists(facts, min_size=1, max_size=5), work=works, prompt=sizes, cached=sizes, spared=sizes)
+def test_a_cost_is_positive_finite_and_the_sum_of_its_terms(
+    units: list[Facts], work: Work, prompt: int, cached: int, spared: int
+) -> None:
+    for unit in forecast(units, RULES):
+        here = cost(unit, work, prompt, cached, NOW, spared=spared)
+        assert 0.0 < here.total_s < math.inf
+        assert all(0.0 <= term < math.inf for term in here._replace(shared_s=0.0))
+        assert -here.prefill_s * (1 + 1e-9) <= here.shared_s <= 0.0
+        assert here.total_s == pytest.approx(sum(here[1:]))
+
+
+@law
+@given(unit=facts, work=works, prompt=sizes, cached=sizes, more=sizes)
+def test_more_work_or_less_cache_is_never_cheaper(
+    unit: Facts, work: Work, prompt: int, cached: int, more: int
+) -> None:
+    here = alone(unit)
+    before = cost(here, work, prompt, cached, NOW).total_s
+    assert cost(here, work, prompt, cached + more, NOW).total_s <= before
+    assert cost(here, work, prompt + more, cached, NOW).total_s >= before * (1 - 1e-12)
+    work.open("more", Job(more, more), NOW)
+    assert cost(here, work, prompt, cached, NOW).total_s >= before * (1 - 1e-12)
+
+
+@law
+@given(unit=facts, times=st.floats(1.0, 100.0), errors=st.floats(0, 0.99), prompt=sizes)
+def test_more_weight_is_never_dearer_and_more_errors_are_never_cheaper(
+    unit: Facts, times: float, errors: float, prompt: int
+) -> None:
+    work = busy(1000)
+    heavier = cost_of(unit._replace(share=unit.share * times), work, prompt).total_s
+    assert heavier <= cost_of(unit, work, prompt).total_s * (1 + 1e-12)
+    low, high = sorted((errors, unit.error_share))
+    calm, failing = (cost_of(unit._replace(error_share=share), work, prompt).total_s for share in (low, high))
+    assert calm <= failing
+
+
+@law
+@given(units=st.lists(facts, min_size=2, max_size=5))
+def test_what_a_unit_is_held_to_have_lies_between_its_own_word_and_that_of_its_peers(
+    units: list[Facts],
+) -> None:
+    heard = [facts.report.running + facts.report.waiting for facts in units if facts.report is not None]
+    for unit in forecast(units, RULES):
+        low, high = min(heard, default=0.0), max(heard, default=0.0)
+        assert low * 0.5 - 1e-6 <= unit.foreign_batch <= high * 2.0 + 1e-6
+
+
+# -- each term ---------------------------------------------------------------------------------------------
+
+
+def test_prompts_ahead_are_waited_for_and_the_own_one_is_computed() -> None:
+    here = cost_of(Facts(rates(1000.0)), busy(2000, 1000), prompt=500)
+    assert (here.queue_s, here.prefill_s) == pytest.approx((3.0, 0.5))
+    assert here.ttft_s == pytest.approx(3.5)
+
+
+def test_a_prefix_that_the_unit_holds_lowers_the_own_part_alone() -> None:
+    here = cost_of(Facts(rates(1000.0)), busy(2000), prompt=500, cached=400)
+    assert (here.queue_s, here.prefill_s) == pytest.approx((2.0, 0.1))
+    everything = cost_of(Facts(rates(1000.0)), prompt=500, cached=600)
+    assert everything.prefill_s == pytest.approx(0.001)
+
+
+def test_an_answer_is_decoded_at_the_batch_that_will_be_there() -> None:
+    learnt = rates(step_s=0.01, share=0.1)
+    assert cost_of(Facts(learnt)).decode_s == pytest.approx(ANSWER * 0.011)
+    assert cost_of(Facts(learnt), busy(1, 1, 1)).decode_s == pytest.approx(ANSWER * 0.014)
+    assert cost(alone(Facts(learnt)), Work(), 500, 0, NOW, answer=2.0).decode_s == pytest.approx(0.022)
+
+
+def test_what_those_beside_it_wait_is_part_of_its_price() -> None:
+    unit = Facts(rates(1000.0, step_s=0.01, share=0.1))
+    assert cost_of(unit).beside_s == 0.0
+    three = cost_of(unit, busy(1, 1, 1), prompt=500)
+    # Each of them has longer steps for as long as it is there, and a part of its prefill in between.
+    assert three.beside_s == pytest.approx(3 * (ANSWER * 0.001 + RULES.prefill_beside * 0.5))
+
+
+def test_a_beginning_that_others_will_find_there_is_not_charged_to_one_alone() -> None:
+    unit = alone(Facts(rates(1000.0)))
+    own = cost(unit, Work(), 500, 0, NOW)
+    shared = cost(unit, Work(), 500, 0, NOW, spared=400)
+    assert (shared.prefill_s, shared.ttft_s) == (own.prefill_s, own.ttft_s), "it is waited for all the same"
+    assert shared.total_s == pytest.approx(own.total_s - 0.4)
+
+
+def test_above_the_seats_of_an_engine_one_waits_for_another_to_end() -> None:
+    unit = Facts(rates(1000.0, step_s=0.01), seats=2.0)
+    assert cost_of(unit, busy(1)).seat_s == 0.0
+    # Of two answers of a second each one ends every half a second.
+    assert cost_of(unit, busy(1, 1)).seat_s == pytest.approx(0.5, rel=0.01)
+    assert cost_of(unit, busy(1, 1, 1)).seat_s == pytest.approx(1.0, rel=0.01)
+
+
+def test_idle_units_come_first_even_where_batching_costs_nothing() -> None:
+    here = Facts(rates(step_s=0.01))
+    some = [cost_of(here, busy(*[1] * count)).decode_s for count in (0, 1, 2)]
+    assert some == sorted(some)
+    assert len(set(some)) == 3
+
+
+def test_what_is_known_to_wait_there_of_others_is_waited_for_as_well() -> None:
+    counted = cost_of(Facts(rates(1000.0), fresh(waiting=2.0)))
+    assert counted.queue_s == pytest.approx(2 * RULES.foreign_tokens / 1000.0)
+    told = cost_of(Facts(rates(1000.0), Report(2.0, 0.0, 0.0, 0.0, waiting_tokens=700.0)))
+    assert told.queue_s == pytest.approx(0.7)
+
+
+def test_an_ask_that_does_not_fit_into_the_kv_cache_waits_for_others_to_end() -> None:
+    unit = Facts(rates(1000.0, step_s=0.01), kv_tokens=10_000)
+    work = busy(9000)
+    assert cost_of(unit, work, prompt=800).kv_s == 0.0
+    # 9000 tokens come free within the second that an answer takes; 900 of them are wanted.
+    assert cost_of(unit, work, prompt=1800).kv_s == pytest.approx(0.1, rel=0.02)
+    full = cost_of(unit._replace(report=fresh(kv_use=1.0)), prompt=900)
+    assert full.kv_s == pytest.approx(0.1, rel=0.02)
+    assert cost_of(unit, work, prompt=1e9).kv_s == KV_MAX_S
+
+
+def test_a_cache_into_which_little_was_written_is_the_better_place_for_something_new() -> None:
+    calm, average, busy_one = forecast(
+        [Facts(rates(1000.0), written_tokens=tokens) for tokens in (0.0, 1e5, 2e5)], RULES
+    )
+    new = [cost(unit, Work(), 1000.0, 0.0, NOW).evict_s for unit in (calm, average, busy_one)]
+    assert new == pytest.approx([0.0, RULES.evict_share, 2 * RULES.evict_share])
+    assert cost(busy_one, Work(), 1000.0, 990.0, NOW).evict_s == pytest.approx(0.02 * RULES.evict_share)
+    assert alone(Facts(rates())).evict_share == 0.0
+    large, small = forecast(
+        [Facts(rates(), kv_tokens=kv, written_tokens=1e5) for kv in (10**6, 10**5)], RULES
+    )
+    assert large.evict_share < small.evict_share
+
+
+def test_weight_divides_the_work_and_not_the_penalties() -> None:
+    whole = cost_of(Facts(rates(), share=1.0, error_share=0.5, far_s=2.0), busy(1000))
+    half = cost_of(Facts(rates(), share=0.5, error_share=0.5, far_s=2.0), busy(1000))
+    assert half[1:9] == pytest.approx([2 * term for term in whole[1:9]])
+    assert half[9:] == whole[9:]
+    assert (whole.error_s, whole.far_s) == (5.0, 2.0)
+
+
+def test_a_unit_that_fails_everything_looks_busy_however_idle_it_is() -> None:
+    assert cost_of(Facts(rates(), error_share=0.99)).error_s == RULES.error_max_s
+    assert cost_of(Facts(rates(), error_share=0.9)).total_s > cost_of(Facts(rates()), busy(30_000)).total_s
+
+
+# -- reports -----------------------------------------------------------------------------------------------
+
+
+def test_a_unit_of_which_nothing_is_heard_counts_as_its_peers_do() -> None:
+    heard = [Facts(rates(), fresh(waiting=float(n), running=10.0)) for n in (2, 4, 6)]
+    silent = forecast([*heard, Facts(rates())], RULES)[-1]
+    assert (silent.foreign_tokens, silent.foreign_batch) == (4 * RULES.foreign_tokens, 14.0)
+    assert silent.doubt_s == RULES.doubt_s
+
+
+def test_an_old_report_gives_way_to_the_peers_word_by_and_by() -> None:
+    heard = [Facts(rates(), fresh(waiting=4.0)) for _ in range(3)]
+
+    def tokens(age_s: float) -> float:
+        return forecast([*heard, Facts(rates(), fresh(waiting=0.0, age_s=age_s))], RULES)[-1].foreign_tokens
+
+    ages = [0.0, 0.05, 0.2, 1.0, 2.0, 10.0, 1e9]
+    assert [tokens(age_s) for age_s in ages] == sorted(tokens(age_s) for age_s in ages)
+    assert tokens(0.0) == 0.0
+    assert tokens(2.0) == pytest.approx(2000.0, rel=0.5)
+    assert tokens(1e9) == 4000.0
+
+
+def test_without_peers_an_old_report_is_the_best_there_is() -> None:
+    here = alone(Facts(rates(), fresh(waiting=3.0, age_s=1e6)))
+    assert here.foreign_tokens == 3 * RULES.foreign_tokens
+    assert here.doubt_s == pytest.approx(RULES.doubt_s)
+
+
+def test_a_report_of_nothing_is_no_reason_to_prefer_a_silent_unit() -> None:
+    known, silent = forecast([Facts(rates(), fresh()), Facts(rates())], RULES)
+    assert cost(known, Work(), 100, 0, NOW).total_s < cost(silent, Work(), 100, 0, NOW).total_s
+
+
+# -- over time ---------------------------------------------------------------------------------------------
+
+
+def test_a_unit_that_fails_at_once_gets_no_more_than_a_canary_would_send() -> None:
+    """Four units at two thirds of what they can do; one answers everything with an error, immediately."""
+    names = range(4)
+    works, errors, free_at = [Work() for _ in names], [Errors() for _ in names], [0.0] * 4
+    asked, done = 0, list[tuple[float, int, int]]()
+    for number in range(2400):
+        now = number * 0.05
+        for due in sorted(entry for entry in done if entry[0] <= now):
+            done.remove(due)
+            works[due[1]].close(due[2], due[0])
+            errors[due[1]].worked(due[0])
+        units = forecast([Facts(rates(), fresh(), error_share=errors[n].share(now)) for n in names], RULES)
+        best = min(names, key=lambda n: cost(units[n], works[n], 100.0, 0.0, now).total_s)
+        if best == 3:
+            asked += 1
+            errors[3].failed(now)
+        else:
+            works[best].open(number, Job(100, 100), now)
+            free_at[best] = max(free_at[best], now) + 0.1
+            done.append((free_at[best], best, number))
+    # A unit that shows no life gets a canary every 2 s.
+    assert asked <= 120.0 / 2
+
+
+def test_a_dead_units_prefixes_go_where_there_is_least_to_do() -> None:
+    """Nobody else holds them, so nothing but the work of the others decides."""
+    prompt, caches = tuple(range(1, 100)), [PrefixCache(1000) for _ in range(3)]
+    caches[0].record(prompt)
+    works = [Work(), busy(3000), busy(10)]
+    units = forecast([Facts(rates(), fresh()) for _ in works], RULES)
+
+    def best(names: list[int]) -> int:
+        held = [cache.match(prompt) * 128.0 for cache in caches]
+        return min(names, key=lambda n: cost(units[n], works[n], 99 * 128.0, held[n], NOW).total_s)
+
+    assert best([0, 1, 2]) == 0
+    assert best([1, 2]) == 2
+    caches[2].record(prompt)
+    works[2] = busy(4000)
+    assert best([1, 2]) == 2

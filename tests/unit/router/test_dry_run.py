@@ -1,0 +1,222 @@
+"""What would become of an ask: the same as becomes of it, and nothing is changed by asking."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from math import inf
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cellgate.policies import POLICIES
+from cellgate.router.board import Board
+from cellgate.router.cost import Expected
+from cellgate.router.cost_model import SURE
+from cellgate.router.dry_run import Preview, cost_of, preview
+from cellgate.router.fair_queue import FairRules
+from cellgate.router.lease import Lease
+from cellgate.router.nouns import Ask, Cell, Evidence, Fleet, Refusal, Rules, Sign, Strength, Unit
+from cellgate.router.queue import Waiting
+from cellgate.router.router import Router
+
+NOW = 100.0
+PROMPT = Ask("m", stream=True, prompt_tokens=1000, prompt_bytes=4000, blocks=(1, 2, 3, 4, 5, 6, 7))
+
+
+def router_of(count: int = 4, policy: str = "prefix_affinity", rules: FairRules | None = None) -> Router:
+    """Units u0, u1… with two places each, UP and of a known speed."""
+    board = Board(Rules(slow_start_s=0.001))
+    units = tuple(
+        Unit(f"u{n}", "c", f"http://u{n}:1", ("m",), max_in_flight=2, prefill_tokens_s=1000.0 * (n + 1))
+        for n in range(count)
+    )
+    board.configure(Fleet((Cell("c"),), units), NOW - 10.0)
+    for unit in units:
+        board.observe(Evidence(unit.name, Sign.GOOD, Strength.STRONG, "canary", "well", NOW - 5.0))
+        board.desks[unit.name].asked_at = NOW
+    board.tick(NOW)
+    for desk in board:
+        desk.books.rates.followed = SURE
+    return Router(board, POLICIES[policy](), random.Random(1), Waiting(rules or FairRules(backlog_s=100.0)))
+
+
+def look(router: Router, ask: Ask = PROMPT, **options: Any) -> Preview:
+    return preview(router, ask, NOW, random.Random(1), **options)
+
+
+def fill(router: Router, *names: str) -> None:
+    for name in names:
+        for _ in range(2):
+            router.board.open(name, PROMPT, NOW, retry=False)
+
+
+def reasons(found: Preview) -> dict[str, str]:
+    return {row.desk.unit.name: row.why_not for row in found.looks}
+
+
+def state(router: Router) -> object:
+    """All that a pick could change."""
+    return (
+        router._rng.getstate(),
+        repr(getattr(router.policy, "_cursor", None)),
+        getattr(router.policy, "_turn", None),
+        len(router.waiting),
+        router.board.in_flight,
+        [
+            (
+                list(desk.leases),
+                list(desk.books.prefixes._blocks.items()),
+                desk.books.work.queued_tokens,
+                desk.books.work.batch,
+                desk.asked_at,
+            )
+            for desk in router.board
+        ],
+    )
+
+
+@pytest.mark.parametrize("policy", ["prefix_affinity", "least_load", "session", "round_robin"])
+@settings(derandomize=True, deadline=None, max_examples=50)
+@given(
+    before=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 7)), max_size=6),
+    out=st.sets(st.integers(0, 3), max_size=3),
+    user=st.sampled_from(["", "me", "you"]),
+)
+def test_it_says_what_happens_next_and_changes_nothing(
+    policy: str, before: list[tuple[int, int]], out: set[int], user: str
+) -> None:
+    router = router_of(policy=policy)
+    for number, blocks in before:
+        desk = router.board.desks[f"u{number}"]
+        if desk.has_place(NOW, 0.0):
+            router.board.open(f"u{number}", PROMPT._replace(blocks=PROMPT.blocks[:blocks]), NOW, retry=False)
+    for number in out:
+        router.board.drain(f"u{number}", drained=True)
+    ask = PROMPT._replace(session=user)
+    was = state(router)
+    found = look(router, ask)
+    assert state(router) == was
+    picked = router.pick(ask, NOW)
+    assert (picked.unit if isinstance(picked, Lease) else picked) == (found.refusal or found.best)
+
+
+def test_the_candidates_stand_in_their_rank_with_every_term() -> None:
+    router = router_of()
+    fill(router, "u3")
+    found = look(router)
+    assert [row.desk.unit.name for row in found.looks] == ["u2", "u1", "u0", "u3"]
+    first = found.looks[0].cost
+    assert first.total_s == pytest.approx(sum(first[1:]))
+    assert first.prefill_s == pytest.approx(1000 / 3000)
+    assert found.looks[0].why_not == ""
+    assert reasons(found)["u3"] == "full"
+
+
+def test_what_is_cached_is_told() -> None:
+    router = router_of()
+    router.board.close(router.board.open("u0", PROMPT, NOW, retry=False), NOW)
+    router.board.desks["u0"].books.prefixes.record(PROMPT.blocks)
+    cached = {row.desk.unit.name: round(row.cached_tokens) for row in look(router).looks}
+    assert cached == {"u0": 7 * 128, "u1": 0, "u2": 0, "u3": 0}
+
+
+def test_each_unit_that_is_no_candidate_says_why() -> None:
+    router = router_of(7)
+    board = router.board
+    board.drain("u0", drained=True)
+    board.observe(Evidence("u1", Sign.BAD, Strength.FATAL, "test", "gone", NOW))
+    board.doubt("u2", NOW)
+    board.observe(Evidence("u3", Sign.BAD, Strength.STRONG, "test", "odd", NOW))
+    board.cool("u4", NOW + 1.0)
+    board.desks["u5"].models = frozenset({"other"})
+    found = look(router, tried=["u6"])
+    assert reasons(found) | {"u4": ""} == {
+        "u0": "drained",
+        "u1": "down",
+        "u2": "doubted",
+        "u3": "suspect",
+        "u4": "",
+        "u5": "model",
+        "u6": "tried",
+    }
+    # Nothing is left that has room and has not just erred.
+    assert found.best == "u4"
+    assert reasons(look(router, PROMPT._replace(unit="u6")))["u4"] == "bound_elsewhere"
+
+
+def test_a_unit_that_has_just_come_up_is_set_aside_by_chance() -> None:
+    router = router_of(2)
+    router.board.rules = replace(router.board.rules, slow_start_s=1000.0)
+    router.board.desks["u1"].risen_at = NOW
+    router.board.desks["u0"].risen_at = -1e6
+    assert reasons(look(router)) == {"u0": "", "u1": "slow_start"}
+
+
+def test_who_would_wait_is_told_for_how_long() -> None:
+    router, new = router_of(2), PROMPT._replace(blocks=())
+    fill(router, "u0", "u1")
+    found = look(router)
+    assert (found.refusal, found.wait_s) == (Refusal.FULL, 0.0)
+    router.wait(new._replace(prompt_bytes=12_000, prompt_tokens=3000), NOW, frozenset(), lambda _: None)
+    longer = look(router, new._replace(prompt_bytes=40_000, prompt_tokens=10_000)).wait_s
+    assert longer == pytest.approx(3000 / 3000)
+    # Short work of another tenant shares the turn: it waits for no more than it brings itself.
+    assert look(router, new._replace(tenant="other")).wait_s == pytest.approx(1000 / 3000)
+
+
+def test_nobody_overtakes_those_who_wait_but_those_who_have_tried() -> None:
+    router = router_of(2)
+    fill(router, "u0", "u1")
+    router.wait(PROMPT, NOW, frozenset(), lambda _: None)
+    router.board.close(next(iter(router.board.desks["u0"].leases)), NOW)
+    assert look(router).refusal is Refusal.FULL
+    assert look(router).wait_s is not None
+    assert look(router, tried=["u1"]).refusal is None
+
+
+def test_a_full_queue_and_a_deadline_that_cannot_be_met_refuse() -> None:
+    router = router_of(2, rules=FairRules(limit=0, backlog_s=100.0))
+    fill(router, "u0", "u1")
+    assert look(router)[1:3] == (Refusal.FULL, None)
+    router = router_of(2)
+    assert look(router, PROMPT._replace(deadline_at=NOW + 0.1))[:3] == ("u1", Refusal.LATE, None)
+    assert look(router, PROMPT._replace(deadline_at=inf)).refusal is None
+
+
+def test_without_a_unit_it_says_whether_that_may_change() -> None:
+    router = router_of(2)
+    assert look(router, PROMPT._replace(model="none"))[:3] == (None, Refusal.UNKNOWN_MODEL, None)
+    for name in ("u0", "u1"):
+        router.board.doubt(name, NOW)
+    assert look(router)[:3] == (None, Refusal.UNSURE, 0.0)
+    for name in ("u0", "u1"):
+        router.board.drain(name, drained=True)
+    assert look(router)[:3] == (None, Refusal.NO_UNIT, None)
+
+
+@settings(derandomize=True, deadline=None, max_examples=50)
+@given(
+    st.lists(st.tuples(st.integers(0, 20_000), st.integers(0, 7), st.booleans()), max_size=6),
+    st.integers(0, 7),
+)
+def test_what_a_lease_was_taken_to_cost_is_what_was_quoted_before(
+    jobs: list[tuple[int, int, bool]], shared: int
+) -> None:
+    router = router_of(1)
+    router.board.desks["u0"].unit = replace(router.board.desks["u0"].unit, kv_tokens=20_000)
+    router.board.forecast(NOW)
+    now = NOW
+    for size, blocks, shows in jobs:
+        now += 0.5
+        ask = PROMPT._replace(prompt_bytes=size, blocks=PROMPT.blocks[: min(blocks, size // 512)])
+        expected = Expected(50.0, shared, 0.25)
+        books = router.board.desks["u0"].books
+        quoted = books.quote(ask, books.prefixes.match(ask.blocks), expected, now).terms
+        lease = router.board.open("u0", ask, now, retry=False, expected=expected)
+        # A bet is in whole tokens.
+        assert cost_of(lease) == pytest.approx(quoted, abs=0.01)
+        if shows:
+            lease.commit(now + 0.2)

@@ -1,0 +1,229 @@
+"""Who waits, who is served next, and who need not wait at all."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from math import inf
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cellgate.router.deficit_round_robin import Place
+from cellgate.router.fair_queue import Entered, FairQueue, FairRules, NoPlace
+
+NOW = 100.0
+TOKENS_S = 1000.0
+
+
+class Line:
+    """A queue whose items are names."""
+
+    def __init__(self, **rules: float) -> None:
+        self.queue: FairQueue[str] = FairQueue(FairRules(**rules))  # type: ignore[arg-type]
+
+    def add(self, name: str, **of: object) -> Place[str] | NoPlace:
+        now = of.pop("now", NOW)
+        answer = self.queue.add(name, now, tokens_s=TOKENS_S, **of)  # type: ignore[arg-type]
+        return answer.place if isinstance(answer, Entered) else answer
+
+    def serve(self, blocked: tuple[str, ...] = ()) -> str | None:
+        place = self.queue.first(blocked)
+        if place is None:
+            return None
+        self.queue.take(place)
+        return place.item
+
+    def rest(self) -> list[str]:
+        return [name for name in iter(self.serve, None) if name is not None]
+
+
+def test_urgent_asks_go_first() -> None:
+    line = Line()
+    line.add("low", priority=5)
+    line.add("usual")
+    line.add("urgent", priority=-1)
+    assert line.rest() == ["urgent", "usual", "low"]
+
+
+def test_short_work_overtakes_long_work_of_the_same_tenant() -> None:
+    line = Line(age_s=10.0, age_tokens=1000)
+    line.add("long", tokens=1000)
+    line.add("short", tokens=10, now=NOW + 5)
+    assert line.rest() == ["short", "long"]
+
+
+def test_long_work_is_overtaken_only_for_so_long() -> None:
+    line = Line(age_s=10.0, age_tokens=1000)
+    line.add("long", tokens=1_000_000)
+    line.add("too late", tokens=1, now=NOW + 10)
+    assert line.rest() == ["long", "too late"]
+
+
+def test_tenants_take_turns_by_tokens_and_not_by_requests() -> None:
+    line = Line(quantum_tokens=100)
+    for number in range(8):
+        line.add(f"big{number}", tenant="big", tokens=400)
+        line.add(f"small{number}", tenant="small", tokens=100)
+    order = [line.serve() for _ in range(10)]
+    spent = Counter({"big": 0, "small": 0})
+    for name in order:
+        assert name is not None
+        spent[name[:-1]] += 400 if name.startswith("big") else 100
+    assert abs(spent["big"] - spent["small"]) <= 500
+
+
+def test_a_tenant_that_comes_late_is_not_owed_for_the_time_before() -> None:
+    line = Line(quantum_tokens=100)
+    for number in range(6):
+        line.add(f"a{number}", tenant="a", tokens=100)
+    assert [line.serve() for _ in range(3)] == ["a0", "a1", "a2"]
+    for number in range(3):
+        line.add(f"b{number}", tenant="b", tokens=100)
+    assert line.rest() == ["b0", "a3", "b1", "a4", "b2", "a5"]
+
+
+def test_where_one_of_a_group_finds_no_room_others_are_served() -> None:
+    line = Line()
+    line.add("large", group="large")
+    line.add("small", group="small")
+    assert line.serve(blocked=("large",)) == "small"
+    assert line.serve(blocked=("large",)) is None
+    assert line.serve() == "large"
+
+
+def test_who_has_no_unit_for_a_while_saves_nothing_up() -> None:
+    line = Line(quantum_tokens=100)
+    for number in range(50):
+        line.add(f"a{number}", tenant="a", tokens=100, group="there")
+    for number in range(20):
+        line.add(f"b{number}", tenant="b", tokens=100, group="gone")
+    assert [line.serve(blocked=("gone",)) for _ in range(30)] == [f"a{number}" for number in range(30)]
+    served = [line.serve() for _ in range(10)]
+    assert sum(name is not None and name[0] == "b" for name in served) <= 6
+
+
+# -- bounds ------------------------------------------------------------------------------------------------
+
+
+def test_a_flood_takes_its_own_share_of_the_queue_alone() -> None:
+    line = Line(limit=10)
+    for number in range(12):
+        line.add(f"flood{number}", tenant="flood")
+    assert len(line.queue) == 10
+    answer = line.queue.add("other", NOW, tokens_s=TOKENS_S, tenant="other")
+    assert isinstance(answer, Entered)
+    assert answer.displaced is not None
+    assert answer.displaced.item == "flood9"
+    assert line.add("more", tenant="flood") is NoPlace.FULL
+    for number in range(20):
+        line.add(f"other{number}", tenant="other")
+    assert Counter(place.tenant for place in line.queue) == {"flood": 5, "other": 5}
+
+
+def test_bytes_are_bounded_as_well() -> None:
+    line = Line(limit_bytes=100)
+    assert isinstance(line.add("a", tenant="a", size=80), Place)
+    assert line.add("b", tenant="b", size=30) is not NoPlace.HOPELESS
+    assert line.queue.size <= 100
+    assert line.add("c", tenant="c", size=101) is NoPlace.FULL
+
+
+def test_who_is_less_urgent_makes_room_for_who_is_more() -> None:
+    line = Line(limit=1)
+    line.add("later", priority=1)
+    assert isinstance(line.add("now", priority=0), Place)
+    assert line.add("later", priority=1) is NoPlace.FULL
+    assert line.rest() == ["now"]
+
+
+# -- deadlines ---------------------------------------------------------------------------------------------
+
+
+def test_an_ask_that_cannot_make_its_deadline_is_refused_at_once() -> None:
+    line = Line()
+    line.add("ahead", tokens=5000)
+    assert line.add("hurried", tokens=5000, deadline_at=NOW + 4.9) is NoPlace.HOPELESS
+    assert isinstance(line.add("patient", tokens=5000, deadline_at=NOW + 5.0), Place)
+    assert isinstance(line.add("short", tokens=1, deadline_at=NOW + 0.1), Place)
+
+
+def test_another_tenants_flood_is_waited_for_only_in_turns() -> None:
+    line = Line()
+    for number in range(100):
+        line.add(f"flood{number}", tenant="flood", tokens=1000)
+    place = line.add("mine", tenant="me", tokens=500)
+    assert isinstance(place, Place)
+    assert line.queue.wait_s(place, TOKENS_S) == pytest.approx(0.5)
+    assert line.queue.drain_s(TOKENS_S) == pytest.approx(100.5)
+
+
+def test_those_whose_deadline_comes_too_near_are_found() -> None:
+    line = Line()
+    line.add("a", tokens=1000, deadline_at=NOW + 5)
+    line.add("b", tokens=1000)
+    assert [place.item for place in line.queue.hopeless(NOW + 3.9, TOKENS_S)] == []
+    assert [place.item for place in line.queue.hopeless(NOW + 4.1, TOKENS_S)] == ["a"]
+    assert [place.item for place in line.queue.hopeless(NOW + 4.1, 0.0)] == [], "nobody knows without a unit"
+    assert [place.item for place in line.queue.hopeless(NOW + 5.1, 0.0)] == ["a"]
+
+
+def test_nothing_drains_without_units() -> None:
+    line = Line()
+    assert line.queue.drain_s(0.0) == 0.0
+    line.add("a")
+    assert line.queue.drain_s(0.0) == inf
+
+
+# -- fairness ----------------------------------------------------------------------------------------------
+
+loads = st.lists(st.integers(1, 5000), min_size=30, max_size=60)
+
+
+@settings(derandomize=True, deadline=None, max_examples=100)
+@given(red=loads, blue=loads, quantum=st.integers(1, 10_000))
+def test_two_who_wait_get_the_same_but_for_a_quantum_and_the_largest_ask_of_each(
+    red: list[int], blue: list[int], quantum: int
+) -> None:
+    line, got = Line(quantum_tokens=quantum), Counter({"red": 0, "blue": 0})
+    for tenant, sizes in (("red", red), ("blue", blue)):
+        for tokens in sizes:
+            line.add(tenant, tenant=tenant, tokens=tokens)
+    while True:
+        waiting = {place.tenant for place in line.queue}
+        if len(waiting) < 2:
+            break
+        place = line.queue.first()
+        assert place is not None
+        got[place.tenant] += place.tokens
+        line.queue.take(place)
+        assert abs(got["red"] - got["blue"]) <= quantum + max(red) + max(blue)
+
+
+def wait_p99_s(flood: int) -> float:
+    """The p99 wait of a tenant that sends 10 % of capacity beside one that sends `flood` times as much."""
+    line, rng, waits = Line(limit=256), random.Random(7), list[float]()
+    arrivals = sorted(
+        (rng.uniform(0, 100), tenant)
+        for tenant, number in (("calm", 100), ("flood", 100 * flood))
+        for _ in range(number)
+    )
+    free_at = 0.0
+    for at, tenant in [*arrivals, (1000.0, "")]:
+        while len(line.queue) and free_at <= at:
+            place = line.queue.first()
+            assert place is not None
+            line.queue.take(place)
+            if place.tenant == "calm":
+                waits.append(max(free_at, place.entered_at) - place.entered_at)
+            free_at = max(free_at, place.entered_at) + 0.1
+        line.add(tenant, now=at, tenant=tenant, tokens=100)
+    assert len(waits) == 100
+    return sorted(waits)[98]
+
+
+def test_a_flood_hardly_moves_another_tenants_wait() -> None:
+    """4 a second are half of what the unit can do, with the other one's; 40 are four times that."""
+    calm_s, flooded_s = wait_p99_s(4), wait_p99_s(40)
+    assert 0.0 < flooded_s <= 2 * calm_s

@@ -1,0 +1,333 @@
+"""The judge, held to its table and to what must follow from it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cellgate.router.judge import (
+    CANARY_SOURCE,
+    TRANSITIONS,
+    Judgement,
+    Signal,
+    judge,
+    nothing_to_learn,
+    open_case,
+)
+from cellgate.router.nouns import Case, Evidence, Rules, Sign, Strength, Verdict
+
+RULES = Rules(weak_window_s=10.0, weak_min=5, weak_rate=0.5, passes=2)
+NOW = 100.0
+BAD, GOOD, NEUTRAL = Sign.BAD, Sign.GOOD, Sign.NEUTRAL
+law = settings(derandomize=True, deadline=None, max_examples=100)
+
+
+def evidence(
+    sign: Sign, strength: Strength, source: str = "request", at: float = NOW, epoch: str | None = None
+) -> Evidence:
+    """Evidence about the unit `u`."""
+    return Evidence("u", sign, strength, source, "seen", at, epoch)
+
+
+PASSED = evidence(GOOD, Strength.STRONG, CANARY_SOURCE)
+FAILED = evidence(BAD, Strength.STRONG, CANARY_SOURCE)
+WEAK = evidence(BAD, Strength.WEAK)
+READY = evidence(GOOD, Strength.WEAK, "readiness")
+EVIDENCE_FOR: dict[Signal, Evidence] = {
+    Signal.FATAL: evidence(BAD, Strength.FATAL),
+    Signal.CANARY_FAILED: FAILED,
+    Signal.CANARY_PASSED: PASSED,
+    Signal.STRONG: evidence(BAD, Strength.STRONG),
+    Signal.UNSEEN: replace(evidence(BAD, Strength.STRONG, "agent"), node="n"),
+    Signal.WEAK: WEAK,
+    Signal.READY: READY,
+    Signal.NODES_BACK: replace(READY, source="agent", node="n"),
+}
+
+
+def fold(case: Case, *pieces: Evidence, rules: Rules = RULES) -> Judgement:
+    """The last judgement after several pieces of evidence."""
+    judgement = Judgement(case, False)
+    for piece in pieces:
+        judgement = judge(judgement.case, piece, rules)
+    return judgement
+
+
+signs, strengths = st.sampled_from(Sign), st.sampled_from(Strength)
+sources = st.sampled_from([CANARY_SOURCE, "readiness", "request"])
+epochs = st.sampled_from([None, None, None, "1", "2"])
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[Evidence]:
+    """Any evidence, in order of time."""
+    at, pieces = NOW, []
+    for _ in range(draw(st.integers(0, 25))):
+        at += draw(st.floats(0.0, 4.0))
+        pieces.append(evidence(draw(signs), draw(strengths), draw(sources), at, draw(epochs)))
+    return pieces
+
+
+def reach(history: list[Evidence]) -> Case:
+    """The case that a history leads to, from the beginning."""
+    return fold(open_case(NOW), *history).case
+
+
+@pytest.mark.parametrize("signal", Signal)
+@pytest.mark.parametrize("verdict", Verdict)
+def test_what_follows_from_a_signal_is_in_the_table_and_nowhere_else(
+    verdict: Verdict, signal: Signal
+) -> None:
+    """A pair that is not listed changes nothing and wishes for nothing."""
+    window = (WEAK,) * (RULES.weak_min - 1) if signal is Signal.WEAK else ()
+    gone = frozenset({("n", "agent")}) if signal is Signal.NODES_BACK else frozenset()
+    case = Case(verdict, 0.0, window=window, faults=gone)
+    after = judge(case, EVIDENCE_FOR[signal], RULES)
+    assert (after.case.verdict, after.wants_canary) == TRANSITIONS.get((verdict, signal), (verdict, False))
+
+
+def test_the_table_lists_no_idle_pair() -> None:
+    """Each row either moves the verdict, wishes for a canary or counts a pass."""
+    for (before, signal), (after, wants_canary) in TRANSITIONS.items():
+        assert after is not before or wants_canary or signal is Signal.CANARY_PASSED
+
+
+@pytest.mark.parametrize("verdict", Verdict)
+def test_fatal_evidence_is_believed_at_the_first_strike(verdict: Verdict) -> None:
+    """Whatever was believed before."""
+    assert judge(Case(verdict, 0.0), EVIDENCE_FOR[Signal.FATAL], RULES).case.verdict is Verdict.DOWN
+
+
+def test_only_a_passed_canary_leads_to_up() -> None:
+    """Nothing a unit says of itself does."""
+    causes = {
+        signal for (before, signal), (after, _) in TRANSITIONS.items() if before is not after is Verdict.UP
+    }
+    assert causes == {Signal.CANARY_PASSED}
+
+
+def test_an_up_unit_falls_by_suspicion_unless_the_evidence_is_fatal() -> None:
+    """One strong strike asks for a canary, whose failure confirms it."""
+    case = Case(Verdict.UP, 0.0)
+    for strike in (EVIDENCE_FOR[Signal.STRONG], FAILED):
+        suspicion = judge(case, strike, RULES)
+        assert (suspicion.case.verdict, suspicion.wants_canary) == (Verdict.SUSPECT, True)
+        assert judge(suspicion.case, FAILED, RULES).case.verdict is Verdict.DOWN
+        assert judge(suspicion.case, PASSED, RULES).case.verdict is Verdict.UP
+
+
+def test_a_down_unit_comes_back_by_passes_in_a_row() -> None:
+    """A failure in between starts the row anew."""
+    down = Case(Verdict.DOWN, 0.0)
+    assert fold(down, PASSED).case.verdict is Verdict.PROBATION
+    assert fold(down, PASSED).wants_canary
+    assert fold(down, PASSED, PASSED).case.verdict is Verdict.UP
+    assert fold(down, PASSED, FAILED, PASSED).case.verdict is Verdict.PROBATION
+    assert fold(down, PASSED, rules=replace(RULES, passes=1)).case.verdict is Verdict.UP
+    assert fold(down, PASSED, PASSED, rules=replace(RULES, passes=3)).case.verdict is Verdict.PROBATION
+
+
+def test_a_new_verdict_keeps_its_reason_and_its_time() -> None:
+    """What is shown to people, and what stays the same stays since."""
+    case = judge(Case(Verdict.UP, 0.0), EVIDENCE_FOR[Signal.FATAL], RULES).case
+    assert (case.because, case.since) == (EVIDENCE_FOR[Signal.FATAL], NOW)
+    later = judge(case, replace(FAILED, at=NOW + 5.0), RULES).case
+    assert (later.because, later.since) == (EVIDENCE_FOR[Signal.FATAL], NOW)
+
+
+def test_coming_up_wipes_the_slate() -> None:
+    """Else old failures would make the next weak one a suspicion."""
+    up = fold(Case(Verdict.UP, 0.0), *[WEAK] * 5, PASSED).case
+    assert (up.verdict, up.window) == (Verdict.UP, ())
+
+
+@law
+@given(histories(), st.integers(1, 4))
+def test_down_is_never_terminal(history: list[Evidence], passes: int) -> None:
+    """From wherever a unit may have got, passing canaries lead to UP."""
+    rules = replace(RULES, passes=passes)
+    case = fold(open_case(NOW), *history, rules=rules).case
+    assert (
+        fold(case, *[replace(PASSED, at=case.since + 1.0)] * (passes + 1), rules=rules).case.verdict
+        is Verdict.UP
+    )
+
+
+@law
+@given(histories(), strengths, sources)
+def test_neutral_evidence_changes_nothing(history: list[Evidence], strength: Strength, source: str) -> None:
+    """Without a new epoch in it."""
+    case = reach(history)
+    neutral = evidence(NEUTRAL, strength, source, at=case.since + 1.0, epoch=dict(case.epochs).get(source))
+    assert judge(case, neutral, RULES) == (case, False)
+    assert judge(case, replace(neutral, epoch=None), RULES) == (case, False)
+
+
+@law
+@given(histories(), signs, strengths, sources)
+def test_a_new_epoch_is_another_incarnation(
+    history: list[Evidence], sign: Sign, strength: Strength, source: str
+) -> None:
+    """It starts with a clean slate and a canary, by whatever evidence it is seen."""
+    case = replace(reach(history), epochs=((source, "old"), ("another", "7")), reborn=None)
+    seen = evidence(sign, strength, source, at=case.since + 1.0, epoch="new")
+    readings = ((source, "new"), ("another", "7"))
+    fresh = Case(Verdict.STARTING, seen.at, readings, (source, seen.at), because=seen)
+    assert judge(case, seen, RULES) == (fresh, True)
+
+
+@law
+@given(histories())
+def test_the_first_reading_of_an_epoch_is_only_noted(history: list[Evidence]) -> None:
+    """The gate may have been started after the unit, and each reader has its own way to say it."""
+    case = replace(reach(history), epochs=(("agent n", "7"),))
+    noted = judge(case, evidence(NEUTRAL, Strength.WEAK, epoch="1"), RULES)
+    assert noted == (replace(case, epochs=(("agent n", "7"), ("request", "1"))), False)
+
+
+GONE = replace(EVIDENCE_FOR[Signal.FATAL], source="agent", node="n")
+BACK = replace(READY, source="agent", node="n")
+
+
+def test_one_bad_node_is_a_bad_unit_until_its_own_source_takes_it_back() -> None:
+    """The leader of a unit whose follower is gone may still answer a canary from what it has cached."""
+    down = judge(Case(Verdict.UP, 0.0), GONE, RULES).case
+    assert down.verdict is Verdict.DOWN
+    others = (PASSED, READY, replace(BACK, node="m"), replace(BACK, source="http"))
+    assert fold(down, *others).case.verdict is Verdict.DOWN
+    assert not fold(down, *others).wants_canary
+    back = fold(down, *others, BACK)
+    assert (back.case.verdict, back.wants_canary) == (Verdict.DOWN, True)
+    assert fold(back.case, PASSED, PASSED).case.verdict is Verdict.UP
+
+
+def test_a_fault_whose_source_has_lost_sight_of_the_node_is_left_to_canaries() -> None:
+    """Else an agent that never comes back would keep its unit down for ever."""
+    unseen = EVIDENCE_FOR[Signal.UNSEEN]
+    case = fold(Case(Verdict.UP, 0.0), GONE, unseen)
+    assert (case.case.verdict, case.wants_canary, case.case.faults) == (Verdict.DOWN, True, frozenset())
+    assert fold(case.case, PASSED, unseen, PASSED).case.verdict is Verdict.UP
+
+
+def test_a_unit_is_not_back_while_another_of_its_nodes_is_bad() -> None:
+    """Two nodes gone, one back."""
+    other = replace(GONE, node="m")
+    half = fold(Case(Verdict.UP, 0.0), GONE, other, BACK)
+    assert (half.case.faults, half.wants_canary) == (frozenset({("m", "agent")}), False)
+    assert fold(half.case, PASSED, PASSED).case.verdict is Verdict.DOWN
+
+
+def test_a_new_incarnation_has_the_faults_of_the_nodes_that_are_still_gone() -> None:
+    """The leader has come back before its follower: a canary would prove nothing."""
+    born = evidence(NEUTRAL, Strength.WEAK, "engine_metrics", epoch="2")
+    reborn = fold(Case(Verdict.UP, 0.0, (("engine_metrics", "1"),)), GONE, born)
+    assert (reborn.case.verdict, reborn.wants_canary) == (Verdict.STARTING, False)
+    assert fold(reborn.case, PASSED).case.verdict is Verdict.STARTING
+    back = fold(reborn.case, BACK)
+    assert back.wants_canary
+    assert fold(back.case, PASSED).case.verdict is Verdict.UP
+
+
+def test_a_node_that_restarts_is_another_incarnation_of_its_unit() -> None:
+    """Its agent says so with the same word that takes the fault back."""
+    case = Case(Verdict.UP, 0.0, (("agent n", "1"), ("engine_metrics", "1")))
+    reborn = fold(case, GONE, replace(BACK, epoch="2"))
+    assert (reborn.case.verdict, reborn.wants_canary) == (Verdict.STARTING, True)
+    assert (reborn.case.faults, dict(reborn.case.epochs)["agent n"]) == (frozenset(), "2")
+
+
+def test_what_others_read_of_the_same_restart_is_its_echo() -> None:
+    """The leader's metrics are read a second after its agent has spoken; a canary has passed in between."""
+    case = Case(Verdict.UP, 0.0, (("agent n", "1"), ("engine_metrics", "1")))
+    told = replace(BACK, epoch="2")
+    up = fold(case, told, PASSED).case
+    echo = evidence(NEUTRAL, Strength.WEAK, "engine_metrics", at=NOW + 1.0, epoch="2")
+    assert fold(up, echo) == (replace(up, epochs=(("agent n", "2"), ("engine_metrics", "2"))), False)
+    for again in (replace(told, at=NOW + 1.0, epoch="3"), replace(echo, at=NOW + 60.0)):
+        assert fold(up, again).case.verdict is Verdict.STARTING
+
+
+def test_a_weak_suspicion_that_a_canary_has_answered_is_not_raised_at_once_again() -> None:
+    """A page that is not what its probe expects is no reason to doubt a working unit every five seconds."""
+    garbage = replace(WEAK, source="http", node="n")
+    case, suspicions = Case(Verdict.UP, 0.0), 0
+    for second in range(61):
+        case = judge(case, replace(garbage, at=NOW + second), RULES).case
+        if case.verdict is Verdict.SUSPECT:
+            suspicions += 1
+            case = judge(case, replace(PASSED, at=NOW + second), RULES).case
+    assert suspicions == 1
+    other = [replace(WEAK, at=NOW + 60.0 + i) for i in range(RULES.weak_min)]
+    assert fold(case, *other).case.verdict is Verdict.SUSPECT
+
+
+def test_the_good_news_of_other_nodes_does_not_dilute_the_bad_of_one() -> None:
+    """Fifteen well followers must not hide one that times out."""
+    late = replace(WEAK, source="http", node="n")
+    others = [replace(BACK, node=f"m{i}") for i in range(15)]
+    pieces = [piece for _ in range(RULES.weak_min) for piece in (*others, late)]
+    assert fold(Case(Verdict.UP, 0.0), *pieces).case.verdict is Verdict.SUSPECT
+
+
+@law
+@given(histories())
+def test_the_window_is_bounded_in_count_and_in_time(history: list[Evidence]) -> None:
+    """And holds nothing neutral."""
+    case = reach(history)
+    assert all(e.sign is not NEUTRAL for e in case.window)
+    if case.window:
+        assert case.window[-1].at - case.window[0].at <= RULES.weak_window_s
+
+
+def test_the_window_is_bounded_when_evidence_comes_fast() -> None:
+    """A thousand pieces within the window's time."""
+    pieces = [replace(READY, at=NOW + i / 1000) for i in range(1000)]
+    case = fold(Case(Verdict.UP, 0.0), *pieces).case
+    assert len(case.window) == 64
+    assert case.window[-1] is pieces[-1]
+
+
+@law
+@given(st.lists(st.booleans(), max_size=40), st.floats(0.0, 3.0))
+def test_weak_evidence_counts_as_a_rate(are_bad: list[bool], step_s: float) -> None:
+    """Suspicion comes exactly when enough of what is recent is bad, and enough in number."""
+    case = Case(Verdict.UP, 0.0)
+    seen: list[Evidence] = []
+    for i, is_bad in enumerate(are_bad):
+        piece = replace(WEAK if is_bad else READY, at=NOW + i * step_s)
+        seen.append(piece)
+        recent = [e for e in seen if e.at >= piece.at - RULES.weak_window_s]
+        bad = sum(e.sign is BAD for e in recent)
+        case = judge(case, piece, RULES).case
+        if is_bad and bad >= RULES.weak_min and bad / len(recent) >= RULES.weak_rate:
+            assert case.verdict is Verdict.SUSPECT
+            return
+        assert case.verdict is Verdict.UP
+
+
+def test_a_streak_of_weak_evidence_is_nothing_while_the_rate_is_low() -> None:
+    """Ten failures in a row among many successes are a bad minute, not a bad unit."""
+    pieces = [replace(READY, at=NOW + i * 0.1) for i in range(21)] + [replace(WEAK, at=NOW + 2.1)] * 10
+    assert fold(Case(Verdict.UP, 0.0), *pieces[:30]).case.verdict is Verdict.UP
+
+
+def test_spread_out_weak_evidence_is_nothing() -> None:
+    """However much of it there is."""
+    pieces = [replace(WEAK, at=NOW + i * 3.0) for i in range(100)]
+    assert fold(Case(Verdict.UP, 0.0), *pieces).case.verdict is Verdict.UP
+
+
+@law
+@given(histories(), strengths, sources)
+def test_nothing_to_learn_means_that_good_news_change_no_verdict(
+    history: list[Evidence], strength: Strength, source: str
+) -> None:
+    """So that finished requests may skip the judge."""
+    case = reach(history)
+    if nothing_to_learn(case):
+        after = judge(case, evidence(GOOD, strength, source, at=case.since + 1.0), RULES)
+        assert (after.case.verdict, after.wants_canary) == (Verdict.UP, False)
+        assert nothing_to_learn(after.case)

@@ -1,0 +1,128 @@
+"""When the gate takes itself to be cut off, and what it never holds."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cellgate.router.board import Board
+from cellgate.router.nouns import Evidence, Fleet, Rules, Sign, Strength, Unit, Verdict
+from cellgate.router.panic import MUTE_S, hold, is_mute
+
+RULES = Rules()
+NOW = 100.0
+law = settings(derandomize=True, deadline=None, max_examples=100)
+counts = st.integers(0, 50)
+
+
+def board(units: int) -> Board:
+    """So many units, all UP and heard of at NOW."""
+    made = Board(RULES)
+    made.configure(Fleet(units=tuple(Unit(n, "cell", f"http://{n}") for n in "abcdefgh"[:units])), 0.0)
+    for name, desk in made.desks.items():
+        made.observe(Evidence(name, Sign.GOOD, Strength.STRONG, "canary", "one token", NOW))
+        desk.heard_at = NOW
+    return made
+
+
+def fail(made: Board, name: str, at: float, strength: Strength = Strength.STRONG) -> None:
+    """Two failures: suspicion, then the fall."""
+    for _ in range(2):
+        made.observe(Evidence(name, Sign.BAD, strength, "canary", "no answer in time", at))
+
+
+def panics(made: Board) -> bool:
+    return made.panic_at is not None
+
+
+def down(made: Board) -> str:
+    return "".join(desk.unit.name for desk in made if desk.case.verdict is Verdict.DOWN)
+
+
+def test_a_unit_is_mute_once_nothing_has_answered_for_longer_than_probes_pause() -> None:
+    assert not is_mute(NOW, NOW + MUTE_S)
+    assert is_mute(NOW, NOW + MUTE_S + 0.01)
+
+
+@pytest.mark.parametrize(
+    ("mute", "rotation", "held_s", "holds"),
+    [
+        (2, 2, 0.0, False),
+        (3, 3, 0.0, True),
+        (3, 6, 0.0, False),
+        (4, 6, 0.0, True),
+        (3, 3, 29.9, True),
+        (3, 3, 30.0, False),
+    ],
+)
+def test_panic_needs_three_and_more_than_half_and_ends(
+    mute: int, rotation: int, held_s: float, holds: bool
+) -> None:
+    assert hold(mute, rotation, held_s, RULES) is holds
+
+
+@law
+@given(counts, counts, st.floats(0.0, 100.0), st.floats(0.0, 100.0))
+def test_more_silence_never_ends_a_panic_and_more_time_never_begins_one(
+    mute: int, rotation: int, held_s: float, later_s: float
+) -> None:
+    if hold(mute, rotation, held_s + later_s, RULES):
+        assert hold(mute, rotation, held_s, RULES)
+        assert hold(mute + 1, rotation, held_s + later_s, RULES)
+
+
+def test_when_nothing_answers_any_more_the_rotation_is_held_and_let_go_after_30_s() -> None:
+    made = board(4)
+    for name in made.desks:
+        fail(made, name, NOW + 3.0)
+    assert down(made) == ""
+    assert made.panic_at == NOW + 3.0
+    made.tick(NOW + 20.0)
+    assert made.panic_at == NOW + 3.0
+    fail(made, "a", NOW + 32.9)
+    assert down(made) == ""
+    fail(made, "a", NOW + 33.0)
+    assert down(made) == "a"
+
+
+def test_panic_ends_when_units_answer_again() -> None:
+    made = board(3)
+    fail(made, "a", NOW + 3.0)
+    assert panics(made)
+    made.desks["b"].heard_at = NOW + 4.0
+    made.tick(NOW + 4.0)
+    assert not panics(made)
+    fail(made, "a", NOW + 4.0)
+    assert down(made) == "a"
+
+
+def test_a_unit_of_which_anything_answers_is_never_held() -> None:
+    made = board(4)
+    made.desks["a"].heard_at = NOW + 2.9
+    fail(made, "a", NOW + 3.0)
+    fail(made, "b", NOW + 3.0)
+    assert down(made) == "a"
+
+
+@pytest.mark.parametrize("units", [1, 2])
+def test_few_units_are_never_held(units: int) -> None:
+    made = board(units)
+    for name in made.desks:
+        fail(made, name, NOW + 3.0)
+    assert down(made) == "ab"[:units]
+
+
+def test_fatal_evidence_is_never_held() -> None:
+    made = board(4)
+    fail(made, "a", NOW + 3.0, Strength.FATAL)
+    assert down(made) == "a"
+
+
+def test_a_unit_that_is_held_is_asked_again_at_once() -> None:
+    made = board(3)
+    fail(made, "a", NOW + 3.0)
+    consequence = made.observe(
+        Evidence("a", Sign.BAD, Strength.STRONG, "canary", "no answer in time", NOW + 4.0)
+    )
+    assert consequence == (None, (), True)

@@ -1,0 +1,290 @@
+"""Who is taken to end units, and who is not: by who was there when they died."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+
+from cellgate.router.board import Board
+from cellgate.router.lease import Lease
+from cellgate.router.nouns import Ask, Cell, Fleet, Rules, Unit
+from cellgate.router.poison import (
+    AT_ONCE_S,
+    COMMITTED_S,
+    FALL_S,
+    MEMORY_S,
+    SETTLED_S,
+    SHOWN_S,
+    SLACK_TOKENS,
+    UNSHOWN_S,
+    Fate,
+    Ledger,
+    Loss,
+)
+
+POISON, X, Y, Z = 1, 2, 3, 4
+
+
+class Scene:
+    """A ledger, and units that die. `fates` are what became of each that was there, in the end."""
+
+    def __init__(self, limit: int = 4096) -> None:
+        self.full = 0
+        self.ledger = Ledger(limit, self._reached)
+        self.now = 1000.0
+
+    def _reached(self) -> None:
+        self.full += 1
+
+    def dies(
+        self,
+        unit: str,
+        *died: int,
+        survive: tuple[int, ...] = (),
+        tokens: int = 0,
+        shown: int | None = None,
+        lived_s: float = 0.1,
+        is_loss: bool = True,
+        works: bool = True,
+    ) -> list[Fate]:
+        """A unit breaks these requests, and not those that `survive`; what becomes of each."""
+        self.now += 5.0
+        there = [*died, *survive]
+        return [
+            self.ledger.lost(
+                Loss(unit, each, "m", self.now - lived_s, self.now, tokens, shown or 0, is_loss),
+                lambda: there,
+                works=works,
+            )
+            for each in died
+        ]
+
+    def settle(self) -> None:
+        self.now += 2 * SETTLED_S
+
+    def lease(self, unit: str, fingerprint: int) -> Lease:
+        """Give a unit to one that has met a death."""
+        board = Board(Rules())
+        board.configure(Fleet((Cell("c"),), (Unit(unit, "c", "http://u:1"),)), self.now)
+        lease = board.open(unit, Ask(fingerprint=fingerprint), self.now, retry=False)
+        self.ledger.placed(self.ledger.records[fingerprint], lease)
+        return lease
+
+
+def test_the_first_death_ends_nobody() -> None:
+    assert Scene().dies("a", POISON) == [Fate.MOVES]
+
+
+def test_who_was_alone_at_both_of_two_deaths_ends() -> None:
+    scene = Scene()
+    scene.dies("a", POISON, X, Y)
+    assert scene.dies("b", Z, POISON) == [Fate.MOVES, Fate.ENDS]
+
+
+def test_where_two_were_at_both_deaths_nobody_ends_and_both_are_suspects() -> None:
+    scene = Scene()
+    scene.dies("a", POISON, X, Y)
+    assert scene.dies("b", POISON, X) == [Fate.SUSPECT, Fate.SUSPECT]
+    assert scene.ledger.records[X].is_suspect
+
+
+def test_the_third_death_ends_the_one_suspect_that_was_there() -> None:
+    scene = Scene()
+    scene.dies("a", POISON, X)
+    scene.dies("b", POISON, X)
+    assert scene.dies("c", POISON, Y) == [Fate.ENDS, Fate.MOVES]
+    assert not scene.ledger.records[X].ended
+
+
+def test_deaths_are_counted_by_what_is_asked_and_not_by_request() -> None:
+    """Many clients with one prompt are one: on two units at a time they are found out by the second death."""
+    scene = Scene()
+    assert scene.dies("a", POISON, POISON, X) == [Fate.MOVES] * 3
+    assert scene.dies("b", POISON, POISON, Y) == [Fate.ENDS, Fate.ENDS, Fate.MOVES]
+
+
+def test_one_death_counts_once_however_many_of_one_prompt_it_broke() -> None:
+    assert Scene().dies("a", POISON, POISON, POISON) == [Fate.MOVES] * 3
+
+
+def test_a_unit_that_only_cut_one_connection_has_ended_nobody_else() -> None:
+    """The other one is there, and lives: once that is seen it is no company."""
+    scene = Scene()
+    scene.dies("a", POISON, survive=(X,))
+    scene.settle()
+    assert scene.dies("b", POISON, survive=(Y,)) == [Fate.ENDS]
+
+
+def test_whoever_is_answered_whole_is_innocent() -> None:
+    scene = Scene()
+    scene.dies("a", X)
+    scene.ledger.answered(X)
+    assert scene.dies("b", X) == [Fate.MOVES]
+
+
+def test_a_stream_that_goes_on_past_the_point_at_which_it_died_is_not_blamed() -> None:
+    scene = Scene()
+    for number in range(8):
+        tokens = number * (SLACK_TOKENS + 2) + number * number
+        assert scene.dies(f"u{number}", X, tokens=tokens, shown=tokens) == [Fate.MOVES]
+
+
+@pytest.mark.parametrize("further", [0, 1, SLACK_TOKENS])
+def test_a_stream_that_dies_again_after_the_same_tokens_is(further: int) -> None:
+    scene = Scene()
+    scene.dies("a", POISON, tokens=40)
+    assert scene.dies("b", POISON, tokens=40 + further) == [Fate.ENDS]
+
+
+def test_a_stream_that_dies_after_as_many_tokens_of_each_attempt_ends_with_the_third() -> None:
+    scene = Scene()
+    fates = [scene.dies(unit, POISON, tokens=40 * n, shown=40) for n, unit in enumerate("abc", start=1)]
+    assert fates == [[Fate.MOVES], [Fate.MOVES], [Fate.ENDS]]
+
+
+def test_who_has_come_past_the_death_of_others_is_no_company_of_theirs() -> None:
+    scene = Scene()
+    scene.dies("a", POISON, X)
+    scene.dies("b", POISON, X)
+    lease = scene.lease("c", X)
+    lease.commit(scene.now)
+    scene.ledger.tick(scene.now + COMMITTED_S)
+    assert not scene.ledger.records[X].is_suspect
+    assert scene.dies("c", X, POISON) == [Fate.MOVES, Fate.ENDS]
+
+
+@pytest.mark.parametrize(("tokens", "seconds"), [(0, COMMITTED_S), (3, SHOWN_S)])
+def test_a_suspect_is_cleared_once_it_has_shown_tokens_for_long_enough(tokens: int, seconds: float) -> None:
+    scene = Scene()
+    scene.dies("a", X, Y, tokens=tokens)
+    scene.dies("b", X, Y, tokens=tokens)
+    scene.lease("c", X).commit(scene.now)
+    scene.ledger.tick(scene.now + 0.9 * seconds)
+    assert scene.ledger.suspected() == {"c"}
+    scene.ledger.tick(scene.now + seconds)
+    assert scene.ledger.suspected() == set()
+
+
+def test_a_suspect_that_shows_nothing_for_long_keeps_the_others_waiting_no_more_and_is_not_cleared() -> None:
+    scene = Scene()
+    scene.dies("a", X, Y, lived_s=2.0)
+    scene.dies("b", X, Y, lived_s=2.0)
+    scene.lease("c", X)
+    scene.ledger.tick(scene.now + 4.0)
+    assert scene.ledger.suspected() == {"c"}
+    scene.ledger.tick(scene.now + 4.0 + UNSHOWN_S + 0.1)
+    assert scene.ledger.suspected() == set()
+    assert scene.ledger.records[X].is_suspect
+
+
+def test_those_of_one_death_are_spread_over_the_units() -> None:
+    scene, units = Scene(), {"b", "c", "d"}
+    scene.dies("a", *range(10, 19))
+    given = []
+    for each in range(10, 19):
+        record = scene.ledger.records[each]
+        free = sorted(units - scene.ledger.crowded(record, units))
+        given.append(free[0])
+        scene.lease(free[0], each)
+    assert sorted(given) == sorted("bcd" * 3)
+
+
+def test_three_units_that_die_at_once_with_nobody_in_common_are_nobodys_doing() -> None:
+    scene = Scene()
+    for number, unit in enumerate("abc"):
+        scene.dies(unit, X + number)
+        scene.now -= 5.0 - AT_ONCE_S / 4
+    scene.now += 2 * AT_ONCE_S
+    assert scene.dies("d", X) == [Fate.MOVES]
+    assert not scene.ledger.records[X].is_suspect
+
+
+def test_three_units_that_die_at_once_of_one_prompt_are_its_doing() -> None:
+    scene, fates = Scene(), []
+    for number, unit in enumerate("abc"):
+        fates.append(scene.dies(unit, POISON, 10 + number)[0])
+        scene.now -= 5.0 - AT_ONCE_S / 4
+    assert fates == [Fate.MOVES, Fate.ENDS, Fate.ENDS]
+
+
+def test_what_breaks_later_with_a_unit_that_died_met_the_same_death() -> None:
+    """A stream is given up a second after its unit is lost."""
+    scene = Scene()
+    scene.dies("a", POISON, survive=(X,))
+    late = scene.now + 1.2
+    loss = Loss("a", X, "m", scene.now - 3.0, late, tokens=5)
+    assert scene.ledger.lost(loss, lambda: (), works=True) is Fate.MOVES
+    assert scene.ledger.records[X].marks[0].death is scene.ledger.records[POISON].marks[0].death
+
+
+def test_what_comes_to_a_unit_after_a_death_and_breaks_has_met_another_one() -> None:
+    scene = Scene()
+    scene.dies("a", POISON)
+    scene.now -= 4.5
+    assert scene.dies("a", POISON) == [Fate.ENDS]
+
+
+@pytest.mark.parametrize(
+    ("how", "is_proven"),
+    [
+        ({}, True),
+        ({"works": False}, True),
+        ({"works": False, "others": True}, False),
+    ],
+)
+def test_a_prompt_is_proven_where_others_came_through_or_it_was_alone(
+    how: dict[str, bool], is_proven: bool
+) -> None:
+    """A fleet whose units die of everything (a bad rollout) is not to ban what its users ask."""
+    scene, others = Scene(), count(10)
+    with_others = how.pop("others", False)
+    for unit in "ab":
+        scene.dies(unit, POISON, *([next(others)] if with_others else []), **how)  # type: ignore[arg-type]
+    assert scene.ledger.records[POISON].ended
+    assert scene.ledger.is_proven(POISON) is is_proven
+
+
+def test_an_error_that_an_engine_reports_is_a_death_once_it_is_lost() -> None:
+    scene = Scene()
+    for unit in "ab":
+        assert scene.dies(unit, POISON, is_loss=False) == [Fate.MOVES]
+    assert scene.ledger.fell("a", scene.now - 5.0 + 0.5) == []
+    assert scene.ledger.fell("b", scene.now + FALL_S) == []
+    assert not scene.ledger.records[POISON].ended
+
+
+def test_who_got_an_error_of_engines_that_were_lost_ends_once_the_second_is() -> None:
+    scene = Scene()
+    scene.dies("a", POISON, is_loss=False)
+    scene.ledger.fell("a", scene.now + 0.5)
+    scene.dies("b", POISON, is_loss=False)
+    assert scene.ledger.fell("b", scene.now + 0.5) == [POISON]
+    assert scene.ledger.is_proven(POISON)
+
+
+def test_who_got_an_error_is_company_to_those_whose_connections_broke_as_the_engine_exited() -> None:
+    scene = Scene()
+    for unit in "ab":
+        scene.dies(unit, POISON, is_loss=False, survive=(X,))
+        scene.now -= 5.0
+        fates = scene.dies(unit, X)
+    assert fates == [Fate.SUSPECT]
+
+
+def test_who_comes_to_an_engine_that_reports_errors_and_breaks_as_it_exits_has_met_that_death() -> None:
+    scene = Scene()
+    scene.dies("a", X, POISON)
+    scene.dies("b", POISON, is_loss=False)
+    scene.now -= 4.5
+    assert scene.dies("b", X, lived_s=0.3) == [Fate.SUSPECT]
+
+
+def test_what_is_kept_is_bounded_and_what_is_long_ago_forgotten() -> None:
+    scene = Scene(limit=10)
+    for number in range(30):
+        scene.dies(f"u{number}", 100 + number)
+    assert len(scene.ledger.records) == 10
+    assert scene.full == 20
+    scene.ledger.tick(scene.now + MEMORY_S + 1.0)
+    assert not scene.ledger.records

@@ -1,0 +1,269 @@
+"""Where the router sends requests under loads that every fleet has, and whom it may not keep waiting."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import replace
+
+from cellgate.policies import POLICIES
+from cellgate.router.answers import MODELS_MAX, AnswerLengths
+from cellgate.router.backlog import Job, Work
+from cellgate.router.board import Board
+from cellgate.router.cost import COSTS
+from cellgate.router.cost_model import SURE
+from cellgate.router.explore import SHARE
+from cellgate.router.fair_queue import FairRules
+from cellgate.router.lease import Lease
+from cellgate.router.nouns import Ask, Cell, Evidence, Fleet, Load, Refusal, Rules, Sign, Strength, Unit
+from cellgate.router.pools import ANY, Pools
+from cellgate.router.queue import Ticket, Waiting
+from cellgate.router.router import Router
+from cellgate.router.seats import Seats
+from cellgate.router.step_times import Pace
+from cellgate.router.weights import shares
+
+NOW = 100.0
+SYSTEM = tuple(range(1, 33))
+TOKENS_S = 14_000.0
+
+
+def unit(name: str, cell: str = "c", models: tuple[str, ...] = ("m",), **rest: float) -> Unit:
+    return replace(Unit(name, cell, f"http://{name}:1", models), **rest)  # type: ignore[arg-type]
+
+
+def router_of(*units: Unit, cells: tuple[Cell, ...] = (), rules: FairRules | None = None) -> Router:
+    """Units that are UP, of a known speed."""
+    board = Board(Rules(slow_start_s=0.001))
+    board.configure(Fleet(cells, units), NOW - 10.0)
+    for each in units:
+        board.observe(Evidence(each.name, Sign.GOOD, Strength.STRONG, "canary", "", NOW - 5.0))
+        books = board.desks[each.name].books
+        books.rates.prefill_tokens_s.guess(TOKENS_S)
+        books.rates.steps.guess(0.008, 0.015)
+        books.rates.followed = SURE
+    board.tick(NOW)
+    return Router(board, POLICIES["prefix_affinity"](), random.Random(1), Waiting(rules or FairRules()))
+
+
+def pick(router: Router, ask: Ask, now: float = NOW) -> Lease:
+    lease = router.pick(ask, now)
+    assert isinstance(lease, Lease), lease
+    return lease
+
+
+def asks(count: int, **fields: int) -> list[Ask]:
+    """Prompts of 4,300 tokens that all begin with the same 4,096, and end as no other."""
+    return [
+        Ask("m", True, 4300, prompt_bytes=17_200, blocks=(*SYSTEM, 1000 + n), **fields)  # type: ignore[arg-type]
+        for n in range(count)
+    ]
+
+
+# -- a prompt that everybody shares ------------------------------------------------------------------------
+
+
+def test_a_beginning_that_all_share_is_computed_on_every_unit_and_not_waited_for_on_one() -> None:
+    """Long answers, 16 a second: who charges the beginning to each of them fills two units of four."""
+    router = router_of(*(unit(f"u{n}") for n in range(4)))
+    router.board.answers.learn("m", 800)
+    for number, ask in enumerate(asks(96)):
+        now = NOW + number / 16
+        lease = pick(router, ask, now)
+        lease.commit(now + 0.02)
+        router.board.tick(now + 0.03)
+    counts = [len(desk.leases) for desk in router.board]
+    assert min(counts) >= 18, counts
+    assert max(counts) <= 30, counts
+
+
+def test_a_beginning_of_ones_own_stays_where_it_is() -> None:
+    router = router_of(*(unit(f"u{n}") for n in range(4)))
+    router.board.answers.learn("m", 50)
+    turns = [tuple(range(100 * talk, 100 * talk + 40 + turn)) for turn in range(6) for talk in range(8)]
+    homes: dict[int, set[str]] = {}
+    for number, blocks in enumerate(turns):
+        now = NOW + number
+        lease = pick(router, Ask("m", True, 5000, prompt_bytes=512 * len(blocks), blocks=blocks), now)
+        lease.commit(now + 0.1)
+        router.board.close(lease, now + 0.9)
+        homes.setdefault(blocks[0], set()).add(lease.unit)
+    assert all(len(units) == 1 for units in homes.values()), homes
+    assert len(set.union(*homes.values())) > 1, "and not all on one"
+
+
+# -- what is learnt of a unit -------------------------------------------------------------------------------
+
+
+def test_waiting_for_a_seat_is_not_learnt_as_slow_prefill() -> None:
+    """Four seats, answers of a second, and always six who wait."""
+    pace, work, now = Pace(), Work(), 0.0
+    pace.rates.prefill_tokens_s.guess(TOKENS_S)
+    waiting: list[int] = []
+    running: list[tuple[float, int]] = []
+    for key in range(300):
+        work.open(key, Job(1400, 1400, now, now, not work.batch or work.batch < work.peak_batch), now)
+        waiting.append(key)
+        while len(waiting) > 6 or (waiting and len(running) < 4):
+            if len(running) == 4:
+                now, gone = running.pop(0)
+                work.close(gone, now)
+            now += 0.1
+            done = work.show(first := waiting.pop(0), now)
+            assert done is not None
+            pace.prefilled(done)
+            running.append((now + 1.0, first))
+    assert pace.rates.prefill_tokens_s.value > 0.8 * TOKENS_S
+
+
+def test_the_seats_of_an_engine_are_learnt_from_what_waits_while_as_many_run() -> None:
+    def report(running: int, waiting: int, kv_use: float = 0.2) -> Load:
+        return Load("u", 1.0, running=running, waiting=waiting, kv_use=kv_use)
+
+    seats = Seats()
+    for load in (report(3, 9), report(9, 3), report(40, 2)):
+        seats.learn(load)
+    assert seats.limit == float("inf"), "it is computing prompts, and more run each time"
+    for _ in range(2):
+        seats.learn(report(64, 5))
+    assert seats.limit == 64
+    seats.learn(report(70, 0))
+    assert seats.limit == float("inf"), "it takes more, after all"
+    for _ in range(5):
+        seats.learn(report(64, 5, kv_use=0.99))
+    assert seats.limit == float("inf"), "they wait for KV cache"
+
+
+def test_answers_are_as_long_as_those_of_their_model_and_no_longer_than_allowed() -> None:
+    answers = AnswerLengths()
+    for _ in range(50):
+        answers.learn("chat", 800)
+        answers.learn("embed", 0)
+    assert answers.expected("chat") == 800
+    assert answers.expected("chat", limit=16) == 16
+    assert answers.expected("embed") == 1
+    assert 300 < answers.expected("never seen") < 500
+    for number in range(2 * MODELS_MAX):
+        answers.learn(f"model-{number}", 10)
+    assert answers.expected("chat") == 800
+    assert len(answers._means) <= MODELS_MAX
+
+
+def test_a_weight_says_only_what_the_learnt_speed_does_not() -> None:
+    assert shares([(1.0, 5.0), (1.0, 20.0)]) == [1.0, 1.0]
+    assert shares([(2.0, None), (1.0, None)]) == [1.0, 0.5]
+    assert shares([(2.0, 20.0), (1.0, 10.0)]) == [1.0, 1.0]
+    assert shares([(1.0, 10.0), (0.1, 10.0)]) == [1.0, 0.1]
+    assert shares([(2.0, 1.0), (1.0, 10.0)]) == [1.0, 0.05]
+
+
+# -- trying units -------------------------------------------------------------------------------------------
+
+
+def slow(router: Router, name: str, tokens_s: float, step_s: float) -> None:
+    rates = router.board.desks[name].books.rates
+    rates.prefill_tokens_s.value = tokens_s
+    rates.prefill_tokens_s.seen = rates.steps.seen = 1
+    rates.steps.base_s = step_s
+    router.board.forecast(NOW)
+
+
+def test_trying_a_slower_unit_costs_a_small_share_of_what_all_wait() -> None:
+    """At a low rate every unit is idle; by the clock alone the slow one would get as many as the others."""
+    router = router_of(*(unit(f"u{n}") for n in range(4)))
+    slow(router, "u3", TOKENS_S / 4, 0.032)
+    router.board._peers_at = NOW + 1e6
+    counts, ask = Counter[str](), Ask("m", True, 1000, prompt_bytes=4000)
+    for number in range(400):
+        now = NOW + 5.0 * number
+        lease = pick(router, ask, now)
+        counts[lease.unit] += 1
+        router.board.close(lease, now + 1.0)
+    assert 0 < counts["u3"] <= 400 * SHARE, counts
+
+
+def test_no_unit_of_another_cell_is_tried() -> None:
+    cells = (Cell("near"), Cell("far", spill_s=5.0))
+    router = router_of(unit("a", "near"), unit("b", "far"), cells=cells)
+    for number in range(100):
+        now = NOW + 10.0 * number
+        lease = pick(router, Ask("m", True, 1000, prompt_bytes=4000), now)
+        assert lease.unit == "a"
+        router.board.close(lease, now + 1.0)
+
+
+def test_who_has_a_deadline_is_served_by_whoever_can_make_it() -> None:
+    router = router_of(unit("fast"), unit("slow"))
+    slow(router, "slow", TOKENS_S / 100, 0.008)
+    ask = Ask("m", True, 4000, prompt_bytes=16_000)
+    for number in range(240):
+        now = NOW + 5.0 * number
+        lease = pick(router, ask._replace(deadline_at=now + 1.0), now)
+        assert lease.unit == "fast"
+        router.board.close(lease, now + 0.5)
+
+
+def test_the_few_idle_units_of_a_hundred_are_found_before_anybody_is_refused() -> None:
+    router = router_of(*(unit(f"u{n}", max_in_flight=64) for n in range(100)))
+    for number in range(94):
+        for _ in range(6):
+            router.board.open(f"u{number}", Ask("m", True, 20_000, prompt_bytes=80_000), NOW, retry=False)
+    router.board.tick(NOW + 0.1)
+    for _ in range(50):
+        ask = Ask("m", True, 1000, prompt_bytes=4000, deadline_at=NOW + 2.1)
+        lease = pick(router, ask, NOW + 0.1)
+        assert int(lease.unit[1:]) >= 94
+        router.board.close(lease, NOW + 0.1)
+
+
+# -- one queue a pool ---------------------------------------------------------------------------------------
+
+
+def test_what_waits_for_one_model_keeps_nobody_waiting_for_another() -> None:
+    rules = FairRules(limit=4, max_wait_s=5.0)
+    router = router_of(unit("a", max_in_flight=1), unit("b", models=("n",)), rules=rules)
+    pick(router, Ask("m"))
+    for _ in range(4):
+        assert router.pick(Ask("m"), NOW) is Refusal.FULL
+        assert isinstance(
+            router.wait(Ask("m", prompt_tokens=10**6), NOW, frozenset(), print), Ticket | Refusal
+        )
+    assert router.drain_s("m") > 0.0
+    assert router.drain_s("n") == 0.0
+    for _ in range(20):
+        assert pick(router, Ask("n")).unit == "b"
+
+
+def test_a_full_queue_turns_nobody_away_for_whom_there_is_room() -> None:
+    router = router_of(unit("a"), unit("b", max_in_flight=1), rules=FairRules(limit=0))
+    lease = router.wait(Ask("m"), NOW, frozenset(), print)
+    assert isinstance(lease, Lease)
+    assert isinstance(router.wait(Ask("m"), NOW, frozenset(), print, must_wait=True), Refusal)
+
+
+def test_pools_are_units_that_serve_models_in_common() -> None:
+    pools = Pools([("a", frozenset("xy")), ("b", frozenset("z")), ("c", frozenset("y"))])
+    assert pools.of("x") == pools.of("y") == "a"
+    assert pools.of("z") == "b"
+    assert (pools.of(None), pools.of("?")) == (ANY, ANY)
+    assert (pools.has("a", "c"), pools.has("a", "b"), pools.has(ANY, "b")) == (True, False, True)
+    joined = Pools([("a", frozenset("x")), ("b", frozenset("z")), ("c", frozenset())])
+    assert joined.of("x") == joined.of("z") == joined.of("?") == joined.of(None)
+
+
+def test_retries_that_wait_draw_on_the_budget() -> None:
+    router = router_of(unit("a", max_in_flight=1))
+    lease = pick(router, Ask("m"))
+    told: list[Lease | Refusal] = []
+    tickets = [router.wait(Ask("m"), NOW, frozenset(), told.append, retry=True) for _ in range(3)]
+    assert router.waiting.retries == 3
+    assert isinstance(tickets[0], Ticket)
+    router.waiting.remove(tickets[0])
+    assert router.waiting.retries == 2
+    router.board.close(lease, NOW + 0.1)
+    router.serve_waiting(NOW + 0.1)
+    assert (router.waiting.retries, router.board.retries_in_flight) == (1, 1)
+
+
+def test_what_is_charged_for_a_sequence_more_is_never_nothing() -> None:
+    assert COSTS.sequence_share > 0.0

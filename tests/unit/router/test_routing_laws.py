@@ -1,0 +1,170 @@
+"""What holds for routers over units that compute prompts one after the other, in virtual time."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from statistics import quantiles
+
+import pytest
+
+from cellgate.policies import POLICIES
+from cellgate.router.board import Board
+from cellgate.router.cost_model import SURE
+from cellgate.router.fair_queue import FairRules
+from cellgate.router.lease import Lease
+from cellgate.router.nouns import Ask, Evidence, Fleet, Load, Refusal, Rules, Sign, Strength, Unit
+from cellgate.router.queue import Waiting
+from cellgate.router.router import Router
+
+TOKENS_S = 10_000.0
+UNITS = 4
+
+
+@dataclass
+class Engine:
+    """Computes prompts one after the other; `busy_until` is when it will have done what it has."""
+
+    busy_until: float = 0.0
+    queued: int = 0
+    served: int = 0
+
+
+@dataclass
+class World:
+    """Gates before the same units. What engines say of themselves reaches each gate once a second."""
+
+    gates: int = 1
+    fair: FairRules = field(default_factory=FairRules)
+    policy: str = "prefix_affinity"
+
+    def __post_init__(self) -> None:
+        self.now = 0.0
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = count()
+        self.engines = {f"u{n}": Engine() for n in range(UNITS)}
+        self.waits: dict[str, list[float]] = {}
+        self.routers = [self._router(seed) for seed in range(self.gates)]
+
+    def _router(self, seed: int) -> Router:
+        board = Board(Rules(slow_start_s=0.0))
+        units = tuple(
+            Unit(name, "c", f"http://{name}", ("m",), max_in_flight=10_000) for name in self.engines
+        )
+        board.configure(Fleet(units=units), 0.0)
+        for name in self.engines:
+            board.observe(Evidence(name, Sign.GOOD, Strength.STRONG, "canary", "", 0.0))
+            rates = board.desks[name].books.rates
+            rates.prefill_tokens_s.guess(TOKENS_S)
+            rates.bytes_per_token.guess(4.0)
+            rates.followed = SURE
+        return Router(board, POLICIES[self.policy](), random.Random(seed), Waiting(self.fair))
+
+    def at(self, when: float, what: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (when, next(self._numbers), what))
+
+    def run(self, until: float) -> None:
+        for gate in self.routers:
+            self._tick(gate)
+        self._report()
+        while self._events and self._events[0][0] <= until:
+            self.now, _, what = heapq.heappop(self._events)
+            what()
+
+    def ask(self, gate: int, ask: Ask) -> None:
+        """A prompt comes to a gate now."""
+        router, came_at = self.routers[gate], self.now
+
+        def settle(answer: Lease | Refusal) -> None:
+            if isinstance(answer, Lease):
+                self._serve(router, answer)
+                waited_s = self.engines[answer.unit].busy_until - came_at
+                self.waits.setdefault(ask.tenant, []).append(waited_s)
+
+        answer = router.pick(ask, self.now)
+        if answer is Refusal.FULL:
+            router.wait(ask, self.now, frozenset(), settle)
+            router.serve_waiting(self.now)
+        else:
+            settle(answer)
+
+    def _serve(self, router: Router, lease: Lease) -> None:
+        engine = self.engines[lease.unit]
+        engine.queued += 1
+        engine.served += 1
+        engine.busy_until = max(engine.busy_until, self.now) + lease.bet.prompt_tokens / TOKENS_S
+
+        def done() -> None:
+            engine.queued -= 1
+            lease.commit(self.now)
+            router.board.close(lease, self.now)
+            router.serve_waiting(self.now)
+
+        self.at(engine.busy_until, done)
+
+    def _tick(self, router: Router) -> None:
+        router.board.tick(self.now)
+        router.tick(self.now)
+        self.at(self.now + 0.25, lambda: self._tick(router))
+
+    def _report(self) -> None:
+        for name, engine in self.engines.items():
+            for router in self.routers:
+                own = router.board.desks[name].in_flight
+                router.board.report(
+                    Load(
+                        name,
+                        self.now,
+                        running=min(engine.queued, 1),
+                        waiting=max(engine.queued - 1, 0),
+                        own_in_flight=own,
+                        progress=self.now,
+                    )
+                )
+        self.at(self.now + 1.0, self._report)
+
+
+def arrivals(rate: float, until: float, seed: int) -> Iterator[float]:
+    """When prompts come, at so many a second."""
+    rng, now = random.Random(seed), 0.0
+    while (now := now + rng.expovariate(rate)) < until:
+        yield now
+
+
+@pytest.mark.parametrize("policy", ["prefix_affinity", "least_load", "p2c"])
+def test_four_gates_with_stale_reports_do_not_herd(policy: str) -> None:
+    world = World(gates=4, policy=policy)
+    rng = random.Random(1)
+    for gate in range(4):
+        # Together 80 % of what the units can do.
+        for when in arrivals(0.8 * UNITS * TOKENS_S / 4 / 1000, 60.0, gate):
+            ask = Ask("m", stream=True, prompt_bytes=rng.choice((400, 4000, 7600)))
+            world.at(when, lambda gate=gate, ask=ask: world.ask(gate, ask))  # type: ignore[misc]
+    peaks = dict.fromkeys(world.engines, 0.0)
+    for second in range(10, 60):
+        world.at(second, lambda: peaks.update({n: peaks[n] + e.queued for n, e in world.engines.items()}))
+    world.run(60.0)
+    served = [engine.served for engine in world.engines.values()]
+    assert max(served) <= 1.5 * sum(served) / UNITS
+    assert max(peaks.values()) <= 1.5 * sum(peaks.values()) / UNITS
+
+
+def flooded(times: float) -> float:
+    """The p99 of tenant b's time to first token when tenant a sends so many times its fair share of what the
+    units can do.
+    """
+    world = World(fair=FairRules(limit=4000, max_wait_s=1000.0))
+    share = UNITS * TOKENS_S / 1000 / 2
+    for tenant, rate, seed in (("a", times * share, 1), ("b", 0.8 * share, 2)):
+        ask = Ask("m", stream=True, prompt_tokens=1000, prompt_bytes=4000, tenant=tenant)
+        for when in arrivals(rate, 60.0, seed):
+            world.at(when, lambda ask=ask: world.ask(0, ask))  # type: ignore[misc]
+    world.run(60.0)
+    return quantiles(world.waits["b"], n=100)[98]
+
+
+def test_a_tenant_that_floods_ten_times_its_share_moves_another_s_wait_by_twice_at_most() -> None:
+    assert flooded(10.0) <= 2.0 * flooded(1.0)

@@ -1,0 +1,167 @@
+"""The document that gates exchange: it survives its way, garbage says nothing, and views merge by rule."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cellgate.proxy.sharing.schema import (
+    CORE,
+    DOCUMENT_MAX,
+    Names,
+    Seen,
+    View,
+    age_s,
+    merge,
+    read,
+    view_of,
+    written,
+)
+from cellgate.router.board import Board
+from cellgate.router.nouns import Ask, Evidence, Fleet, Load, Rules, Sign, Strength, Unit, Verdict
+
+ROOT = Path(__file__).parents[3]
+VIEW = View("u1", "a", "g1", Verdict.UP, "http://10.0.0.1:8000", 3)
+
+names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
+numbers = st.floats(0.0, 1e9)
+maybe = st.none() | numbers
+views = st.builds(
+    View,
+    unit=names,
+    cell=names,
+    gate=names,
+    verdict=st.sampled_from(Verdict),
+    url=st.sampled_from(["http://10.0.0.1:8000", "https://[::1]:1", "http://leader-0.units"]),
+    in_flight=st.integers(0, 10_000),
+    reason=st.text(max_size=256).filter(lambda text: text.isprintable()),
+    fatal=st.booleans(),
+    drained=st.booleans(),
+    degraded=st.floats(0.0, 1.0),
+    weight=numbers,
+    models=st.lists(names, max_size=4).map(tuple),
+    uncached_tokens=st.integers(0, 10**9),
+    life_age_s=maybe,
+    running=st.none() | st.integers(0, 10**6),
+    kv_use=maybe,
+    itl_s=maybe,
+)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(view=views)
+def test_what_is_written_is_read(view: View) -> None:
+    assert read(written(view)) == view
+
+
+@given(document=st.binary(max_size=200) | json_values.map(lambda value: json.dumps(value).encode()))
+def test_garbage_says_nothing_and_raises_nothing(document: bytes) -> None:
+    assert read(document) is None
+
+
+@given(
+    changes=st.dictionaries(st.sampled_from(sorted(asdict(VIEW))), json_values, max_size=6),
+    version=st.sampled_from([1, 1, 2, 0, None, "1", 10**30]),
+)
+def test_a_field_that_makes_no_sense_takes_no_other_along(changes: dict[str, Any], version: object) -> None:
+    document = {"v": version, **asdict(VIEW), "verdict": "up", **changes}
+    found = read(json.dumps(document).encode())
+    if found is None:
+        assert changes.keys() & {"unit", "cell", "gate", "verdict"}
+        return
+    for name in CORE:
+        if name not in changes:
+            assert getattr(found, name) == getattr(VIEW, name)
+    assert read(written(found)) == found
+
+
+def test_of_another_version_only_the_core_is_read() -> None:
+    document = {"v": 2, **asdict(replace(VIEW, kv_use=0.5, reason="x")), "verdict": "up", "new": [1]}
+    assert read(json.dumps(document).encode()) == VIEW
+
+
+@pytest.mark.parametrize("verdict", ["sleeping", "", 1, None, ["up"]])
+def test_without_a_verdict_that_is_known_there_is_nothing_to_go_by(verdict: object) -> None:
+    assert read(json.dumps({"v": 1, **asdict(VIEW), "verdict": verdict}).encode()) is None
+
+
+def test_what_is_too_large_is_not_even_parsed() -> None:
+    document = written(replace(VIEW, models=("m" * 100,) * 1000))
+    assert len(document) > DOCUMENT_MAX
+    assert read(document) is None
+
+
+@pytest.mark.parametrize(
+    ("pttl_ms", "age"),
+    [(750, 0.001), (500, 0.251), (0, 0.751), (900, 0.001), (-1, None), (-2, None), (9_000, None)],
+)
+def test_the_age_follows_from_the_time_that_is_left(pttl_ms: int, age: float | None) -> None:
+    assert age_s(pttl_ms, 0.75) == age
+
+
+def test_names_can_be_told_apart() -> None:
+    keys = Names("x:")
+    assert (keys.unit("u1", "g1"), keys.units_of("a")) == ("x:unit:u1:g1", "x:cell:a")
+
+
+seen = st.builds(Seen, views, st.floats(0.0, 10.0))
+
+
+@given(told=st.lists(seen, min_size=1, max_size=5), order=st.randoms())
+def test_gates_merge_to_any_fatal_word_else_the_freshest(told: list[Seen], order: Any) -> None:
+    merged = merge(told)
+    assert merged is not None
+    fatal = [one for one in told if one.view.fatal]
+    among = fatal or told
+    assert any(merged.view == one.view for one in among)
+    assert min(one.age_s for one in among) == min(one.age_s for one in among if one.view == merged.view)
+    assert merged.in_flight == sum(one.view.in_flight for one in told)
+    # Two views of one gate and one age cannot be: only then the order would matter.
+    if len({(one.age_s, one.view.gate) for one in told}) == len(told):
+        shuffled = told.copy()
+        order.shuffle(shuffled)
+        assert merge(shuffled) == merged
+
+
+def test_the_page_names_each_field_and_no_other() -> None:
+    text = (ROOT / "docs" / "redis.md").read_text()
+    table = text.partition("| field | is |")[2].partition("\n\n")[0]
+    named = [name for line in table.splitlines() for name in re.findall(r"`(\w+)`", line.split(" | ")[0])]
+    assert sorted(named) == sorted(["v", *(field.name for field in fields(View))])
+
+
+def test_nobody_says_nothing() -> None:
+    assert merge([]) is None
+
+
+def board() -> Board:
+    """One unit that is UP."""
+    made = Board(Rules())
+    made.configure(Fleet(units=(Unit("u1", "a", "http://10.0.0.1:8000", models=("m",)),)), 0.0)
+    made.observe(Evidence("u1", Sign.GOOD, Strength.STRONG, "canary", "it answers", 1.0))
+    return made
+
+
+def test_a_desk_is_written_as_it_is() -> None:
+    here = board()
+    here.open("u1", Ask(prompt_bytes=2800), 2.0, retry=False)
+    here.report(Load("u1", 2.5, running=4, waiting=2, kv_use=0.25))
+    view = view_of(here.desks["u1"], "g1", 3.0, life_at=1.0)
+    assert (view.verdict, view.in_flight, view.uncached_tokens, view.models) == (Verdict.UP, 1, 700, ("m",))
+    assert (view.running, view.waiting, view.kv_use, view.load_age_s) == (4, 2, 0.25, 0.5)
+    assert (view.life_age_s, view.fatal) == (2.0, False)
+    assert read(written(view)) == view
+    here.observe(Evidence("u1", Sign.BAD, Strength.FATAL, "tcp_accept", "refused", 4.0))
+    view = view_of(here.desks["u1"], "g1", 5.0)
+    assert (view.verdict, view.fatal, view.reason) == (Verdict.DOWN, True, "refused")

@@ -1,0 +1,154 @@
+"""Tracing where it must not be noticed: without a collector, without its packages, and switched off."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+
+from cellgate.proxy.config.load import load
+from cellgate.proxy.config.load_process import ConfigError, Overrides
+from cellgate.proxy.config.settings import TracingSettings
+from cellgate.proxy.logs.log import Level
+from cellgate.proxy.tracing.exporter import Exporter
+from cellgate.proxy.tracing.start import trace
+
+ROOT = Path(__file__).parents[3]
+ENDPOINT = "http://collector:4318/v1/traces"
+
+
+class Away(SpanExporter):
+    """An exporter whose collector is there or not."""
+
+    def __init__(self) -> None:
+        self.is_there = False
+        self.crashes = False
+        self.may_go_on = threading.Event()
+        self.may_go_on.set()
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """As the real one: it logs at each try."""
+        assert self.may_go_on.wait(10.0)
+        if self.crashes:
+            raise RuntimeError("broken")
+        if self.is_there:
+            return SpanExportResult.SUCCESS
+        logging.getLogger("opentelemetry.exporter.otlp").warning("refused, retrying")
+        logging.getLogger("opentelemetry.exporter.otlp").error("given up")
+        return SpanExportResult.FAILURE
+
+    def shutdown(self) -> None:
+        """Nothing to close."""
+
+
+@pytest.fixture
+def lines() -> list[tuple[Level, str]]:
+    return []
+
+
+@pytest.fixture
+def away() -> Away:
+    return Away()
+
+
+@pytest.fixture
+def exporter(away: Away, lines: list[tuple[Level, str]]) -> Exporter:
+    return Exporter(away, ENDPOINT, lambda level, text: lines.append((level, text)))
+
+
+def spans(count: int) -> list[ReadableSpan]:
+    return [ReadableSpan("request")] * count
+
+
+def test_each_change_of_the_collectors_state_is_one_line(
+    exporter: Exporter, away: Away, lines: list[tuple[Level, str]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(5):
+        assert exporter.export(spans(10)) is SpanExportResult.FAILURE
+    away.crashes = True
+    exporter.export(spans(10))
+    away.is_there, away.crashes = True, False
+    for _ in range(5):
+        assert exporter.export(spans(10)) is SpanExportResult.SUCCESS
+    lost = "spans are dropped until it does; requests are not affected"
+    assert lines == [
+        ("warning", f"tracing: {ENDPOINT} does not take spans (refused, retrying): {lost}"),
+        ("info", f"tracing: {ENDPOINT} takes spans again; at least 60 are lost"),
+    ]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_an_exporter_that_crashes_is_a_reason(
+    exporter: Exporter, away: Away, lines: list[tuple[Level, str]]
+) -> None:
+    away.crashes = True
+    assert exporter.export(spans(1)) is SpanExportResult.FAILURE
+    assert "(RuntimeError('broken'))" in lines[0][1]
+
+
+def test_spans_that_nobody_takes_are_bounded_and_silent(
+    exporter: Exporter, away: Away, capfd: pytest.CaptureFixture[str]
+) -> None:
+    provider = TracerProvider(shutdown_on_exit=False)
+    processor = BatchSpanProcessor(exporter, 64, 1.0, 16)
+    provider.add_span_processor(processor)
+    tracer = provider.get_tracer("test")
+    away.may_go_on.clear()
+    for _ in range(1000):
+        tracer.start_span("request").end()
+    assert len(processor._batch_processor._queue) <= 64
+    away.is_there = True
+    away.may_go_on.set()
+    provider.shutdown()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_gate_without_the_packages_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delitem(sys.modules, "cellgate.proxy.tracing.tracing", raising=False)
+    monkeypatch.setitem(sys.modules, "opentelemetry.context", None)
+    with caplog.at_level(logging.INFO):
+        assert trace(TracingSettings(ENDPOINT)) is None
+    [line] = caplog.messages
+    assert "opentelemetry.context is not installed: pip install 'cellgate[otel]'" in line
+
+
+def test_nothing_of_it_is_imported_where_it_is_not_configured() -> None:
+    # Other libraries (redis) import some of OpenTelemetry where it is installed.
+    code = (
+        "import sys, cellgate.proxy.app, cellgate.proxy.tracing.start as s; s.trace(None);"
+        "traced = ('opentelemetry.exporter', 'cellgate.proxy.tracing');"
+        "print([m for m in sys.modules if m.startswith(traced)])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['cellgate.proxy.tracing', 'cellgate.proxy.tracing.start']"
+
+
+@pytest.mark.parametrize(
+    ("section", "problem"),
+    [
+        ("{}", "tracing.endpoint: expected this key, found nothing"),
+        ("{endpoint: 'http://c:4318'}", "did you mean 'http://c:4318/v1/traces'?"),
+        ("{endpoint: 'http://me:secret@c:4318/v1/traces'}", "not shown, it may hold a password"),
+        ("{endpoint: 'grpc://c:4317'}", "tracing.endpoint: expected http://HOST:PORT/PATH"),
+        ("{endpoint: 'http://c:4318/v1/traces', sample_ratio: 5}", "expected a share from 0 to 1, found 5"),
+        ("{endpoint: 'http://c:4318/v1/traces', ratio: 1}", "tracing.ratio"),
+        ("true", "tracing: expected"),
+    ],
+)
+def test_a_section_that_cannot_be_used_is_refused(section: str, problem: str, tmp_path: Path) -> None:
+    file = tmp_path / "cellgate.yaml"
+    file.write_text(f"cells: [{{name: c, units: [{{name: a, url: 'http://a:8000'}}]}}]\ntracing: {section}\n")
+    with pytest.raises(ConfigError) as refused:
+        load(str(file), Overrides(), {})
+    [line] = refused.value.problems
+    assert problem in line
+    assert "secret" not in line

@@ -1,0 +1,125 @@
+"""Clients that send more than one turn of the loop should parse: others have their turn in between."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+
+from cellgate.proxy.config.limits import LIMITS
+from cellgate.proxy.wire.downstream import ClientConnection
+from cellgate.proxy.wire.rota import Rota
+from tests.wire.door import Door
+from tests.wire.unit import LAST_CHUNK, chunk
+
+READ_BYTES = 256_000
+"""The most that the loop reads of one connection at once."""
+CLIENTS = 40
+LENGTH = 4 * READ_BYTES
+HEAD = b"POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % LENGTH
+CHUNKED = b"POST /x HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+GET = b"GET /x HTTP/1.1\r\nHost: a\r\n\r\n"
+
+
+class Street:
+    """Clients of one gate, of one loop."""
+
+    def __init__(self) -> None:
+        self.due: list[Callable[[], None]] = []
+        rota = Rota(self.due.append, LIMITS.request_bytes_per_turn)
+        self.doors = [Door(rota=rota) for _ in range(CLIENTS)]
+
+    def all_send(self, data: bytes) -> None:
+        """One read of each of them, in the same turn."""
+        for door in self.doors:
+            assert door.wire.reading
+            door.client.data_received(data)
+
+    def turn(self) -> None:
+        """The next turn of the loop."""
+        due, self.due[:] = self.due[:], []
+        for callback in due:
+            callback()
+
+    def unread(self) -> int:
+        """How much was read of all clients together, and has yet to be parsed."""
+        return sum(len(door.client._reader.unread) for door in self.doors)
+
+    def parsed_by_turn(self, data: bytes) -> list[int]:
+        """All send this, and turns pass until it is parsed: how many bytes were in each."""
+        self.all_send(data)
+        left = [len(data) * CLIENTS, self.unread()]
+        while self.due:
+            self.turn()
+            left.append(self.unread())
+        return [before - after for before, after in pairwise(left)]
+
+
+def test_one_turn_parses_no_more_of_all_bodies_together_than_the_bound() -> None:
+    street = Street()
+    street.all_send(HEAD)
+    for _ in range(LENGTH // READ_BYTES):
+        parsed = street.parsed_by_turn(b"x" * READ_BYTES)
+        assert 0 < max(parsed) <= LIMITS.request_bytes_per_turn + READ_BYTES
+        assert sum(parsed) == CLIENTS * READ_BYTES
+    assert [len(door.requests[0].body) for door in street.doors] == [LENGTH] * CLIENTS
+    assert all(door.wire.reading for door in street.doors)
+
+
+@pytest.mark.parametrize("piece", [chunk(b"ab"), chunk(b"a" * 100)], ids=["tiny", "small"])
+def test_one_turn_parses_fewer_bytes_where_they_are_no_body(piece: bytes) -> None:
+    street, many = Street(), 2 * LIMITS.parsed_bytes // len(piece)
+    street.all_send(CHUNKED)
+    parsed = street.parsed_by_turn(piece * many)
+    around = len(piece) - len(piece.split(b"\r\n")[1])
+    assert max(parsed) * around / len(piece) <= 3 * LIMITS.parsed_bytes
+    street.all_send(LAST_CHUNK)
+    assert all(len(door.requests) == 1 for door in street.doors)
+
+
+def test_pipelines_of_many_clients_share_the_requests_of_a_turn() -> None:
+    street = Street()
+    for door in street.doors:
+        door.client.data_received(GET * 200)
+    before = sum(len(door.requests) for door in street.doors)
+    while street.due:
+        street.turn()
+        now = sum(len(door.requests) for door in street.doors)
+        assert now - before < 2 * LIMITS.pipelined_requests_per_turn
+        before = now
+    assert before == 200 * CLIENTS
+
+
+def test_a_request_in_a_small_read_waits_for_no_body() -> None:
+    street = Street()
+    *senders, neighbour = street.doors
+    for door in senders:
+        door.client.data_received(HEAD + b"x" * READ_BYTES)
+    assert street.due
+    neighbour.client.data_received(GET)
+    assert len(neighbour.requests) == 1
+
+
+@pytest.mark.parametrize("sent", [GET, HEAD + b"x" * READ_BYTES, CHUNKED + chunk(b"ab") * 9000, b"?"])
+def test_a_closed_connection_is_freed_without_the_collector(sent: bytes) -> None:
+    gc.collect()
+    before = alive()
+    gc.disable()
+    try:
+        street = Street()
+        street.all_send(sent)
+        for door in street.doors:
+            door.client.connection_lost(None)
+            del door.client
+        while street.due:
+            street.turn()
+        assert alive() == before
+    finally:
+        gc.enable()
+
+
+def alive() -> int:
+    """How many connections there are in memory."""
+    return sum(isinstance(each, ClientConnection) for each in gc.get_objects())

@@ -1,0 +1,136 @@
+"""Requests out of bytes: the same ones wherever the network cuts them, and nothing after a failure."""
+
+from __future__ import annotations
+
+import pytest
+
+from cellgate.proxy.config.settings import Limits
+from cellgate.proxy.wire.failure import Kind
+from cellgate.proxy.wire.reader import RequestReader
+from cellgate.proxy.wire.request import Request
+from tests.wire.unit import LAST_CHUNK, chunk
+
+LIMITS = Limits(head_bytes=500, body_bytes=100)
+GET = b"GET /v1/models?a=b HTTP/1.1\r\nHost: a\r\nX-Request-Id: 1\r\nX-A:  b\r\n\r\n"
+POST = b"POST /v1/x HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nExpect: 100-continue\r\n\r\nabc"
+CHUNKED = (
+    b"POST /v1/y HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+    + chunk(b"ab")
+    + chunk(b"c")
+    + b"0\r\nX-T: u\r\n\r\n"
+)
+OLD = b"GET / HTTP/1.0\r\n\r\n"
+
+
+class Told:
+    """Writes down what the reader tells."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.requests: list[Request] = []
+
+    def begun(self, request: Request) -> None:
+        self.log.append("begun")
+
+    def head_read(self, request: Request) -> None:
+        self.log.append("head")
+
+    def body_read(self, request: Request) -> None:
+        if self.log[-1] != "body":
+            self.log.append("body")
+
+    def whole(self, request: Request) -> None:
+        self.log.append("whole")
+        self.requests.append(request)
+
+
+def read(*reads: bytes) -> tuple[Told, RequestReader]:
+    """What a reader has told of these reads, up to its failure."""
+    told = Told()
+    reader = RequestReader(told, LIMITS, lambda: 7.0)
+    for data in reads:
+        if data and reader.failure is None:
+            assert reader.feed(data) is reader.failure
+    return told, reader
+
+
+def summary(request: Request) -> tuple[object, ...]:
+    """All that was read of a request."""
+    kept = (request.method, request.target, request.path, request.body, request.length, request.given_id)
+    flags = (request.http10, request.keep_alive, request.expects_continue, request.body_size)
+    return (*kept, *flags, request.lines, request.fields)
+
+
+def test_a_request_is_read() -> None:
+    told, reader = read(GET)
+    (request,) = told.requests
+    assert told.log == ["begun", "head", "whole"]
+    assert (request.method, request.path, request.target) == (b"GET", b"/v1/models", b"/v1/models?a=b")
+    assert (request.given_id, request.received_at, request.lines) == (b"1", 7.0, [b"x-a: b\r\n"])
+    assert (reader.request, reader.in_head, reader.failure) == (None, False, None)
+
+
+@pytest.mark.parametrize("data", [GET, POST, CHUNKED, OLD, GET + POST + CHUNKED + GET])
+def test_requests_are_the_same_wherever_they_are_cut_in_two(data: bytes) -> None:
+    whole = [summary(request) for request in read(data)[0].requests]
+    assert whole
+    for at in range(len(data)):
+        told, reader = read(data[:at], data[at:])
+        assert [summary(request) for request in told.requests] == whole
+        assert reader.failure is None
+    told, reader = read(*(data[at : at + 1] for at in range(len(data))))
+    assert [summary(request) for request in told.requests] == whole
+    assert reader.failure is None
+
+
+def test_the_phases_of_a_body_are_told() -> None:
+    assert read(POST)[0].log == ["begun", "head", "whole"]
+    assert read(POST[:-1], POST[-1:])[0].log == ["begun", "head", "body", "whole"]
+    assert read(CHUNKED[:-5], CHUNKED[-5:])[0].log == ["begun", "head", "body", "whole"]
+    told, reader = read(POST[:-1])
+    assert (told.log, reader.in_head) == (["begun", "head", "body"], False)
+    assert reader.request is not None
+    assert reader.request.body_size == 2
+
+
+FAILURES = {
+    "malformed": (b"GET / HTTP/1.1\r\nHost a\r\n\r\n", Kind.BAD_REQUEST),
+    "no method": (b"\x16\x03\x01", Kind.BAD_REQUEST),
+    "malformed target": (b"GET /\xff HTTP/1.1\r\n", Kind.BAD_REQUEST),
+    "no host": (b"GET / HTTP/1.1\r\n\r\n", Kind.BAD_REQUEST),
+    "head too large": (GET[:-2] + b"X-B: " + b"b" * 500 + b"\r\n\r\n", Kind.HEAD_TOO_LARGE),
+    "head too large and unfinished": (GET[:-2] + b"X-B: " + b"b" * 500, Kind.HEAD_TOO_LARGE),
+    "length too large": (POST.replace(b": 3", b": 101"), Kind.BODY_TOO_LARGE),
+    "chunks too large": (CHUNKED[: -len(LAST_CHUNK) - 8] + chunk(b"x" * 98), Kind.BODY_TOO_LARGE),
+    "bad chunk": (CHUNKED.replace(b"\r\n1\r\n", b"\r\nx\r\n"), Kind.BAD_REQUEST),
+}
+
+
+@pytest.mark.parametrize(("data", "kind"), FAILURES.values(), ids=FAILURES)
+def test_a_failure_ends_the_reading_and_spares_what_came_before(data: bytes, kind: Kind) -> None:
+    told, reader = read(POST + data + POST)
+    assert reader.failure is not None
+    assert reader.failure.kind is kind
+    assert len(told.requests) == 1
+    forgotten = reader.forget()
+    assert (reader.request, reader.in_head) == (None, False)
+    assert forgotten is None or forgotten is not told.requests[0]
+
+
+def test_an_unknown_method_is_told_from_garbage_where_its_beginning_is_known() -> None:
+    brew = b"BREW / HTTP/1.1\r\n"
+    for reads, kind in (
+        ([brew], Kind.METHOD_NOT_SUPPORTED),
+        ([POST, brew], Kind.METHOD_NOT_SUPPORTED),
+        ([POST + brew], Kind.BAD_REQUEST),
+        ([b"brew\r\n"], Kind.BAD_REQUEST),
+    ):
+        failure = read(*reads)[1].failure
+        assert failure is not None
+        assert failure.kind is kind
+
+
+def test_a_defect_of_our_own_is_not_told_as_the_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Told, "whole", None)
+    with pytest.raises(TypeError):
+        read(GET)

@@ -1,0 +1,90 @@
+"""Frames: what is said arrives as it was said, however the bytes are cut."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cellgate.proxy.wire.failure import Failure, Kind
+from cellgate.proxy.workers.board_replica import News, fleet_in, fleet_out, take
+from cellgate.proxy.workers.protocol import Frames, Message, ask_in, ask_out, failure_in, failure_out, framed
+from cellgate.router.board import Board
+from cellgate.router.nouns import Ask, Cell, Evidence, Fleet, Load, Rules, Sign, Strength, Unit, Verdict
+
+PLAIN: Any = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
+MESSAGES: Any = st.lists(st.lists(PLAIN, min_size=1).map(tuple), min_size=1)
+FLEET = Fleet(
+    (Cell("c", weight=2.0, spill_s=1.0),),
+    (Unit("a", "c", "http://a:1", ("m",), engine="vllm"), Unit("b", "c", "http://b:1", weight=0.5)),
+)
+
+
+@given(st.lists(MESSAGES), st.data())
+def test_messages_arrive_whole_and_in_order_however_they_are_cut(
+    frames: list[list[Message]], data: st.DataObject
+) -> None:
+    stream, reader = b"".join(map(framed, frames)), Frames()
+    heard: list[Message] = []
+    while stream:
+        size = data.draw(st.integers(1, len(stream)))
+        heard += reader.feed(stream[:size])
+        stream = stream[size:]
+    assert heard == [message for frame in frames for message in frame]
+
+
+@pytest.mark.parametrize("data", [b"\xff\xff\xff\xff", b"\0\0\0\1?"])
+def test_what_is_no_frame_is_an_error(data: bytes) -> None:
+    with pytest.raises(ValueError, match=r"frame|marshal"):
+        list(Frames().feed(data))
+
+
+@given(st.lists(st.integers(0, 2**60 - 1), max_size=40).map(tuple))
+def test_an_ask_arrives_as_it_was(blocks: tuple[int, ...]) -> None:
+    ask = Ask("m", stream=True, prompt_bytes=7, blocks=blocks, deadline_at=inf, continuable=True)
+    assert ask_in(ask_out(ask)) == ask
+
+
+@pytest.mark.parametrize("failure", [Failure(Kind.FULL, "no", retry_after_s=3), Failure(Kind.CUT, "x", "p")])
+def test_a_failure_arrives_as_it_was(failure: Failure) -> None:
+    assert failure_in(failure_out(failure)) == failure
+
+
+def test_a_fleet_arrives_as_it_was() -> None:
+    assert fleet_in(fleet_out(FLEET)) == FLEET
+
+
+def test_a_copy_of_a_board_is_told_what_changed_and_nothing_else() -> None:
+    board, copy = Board(Rules()), Board(Rules())
+    for each in (board, copy):
+        each.configure(FLEET, 0.0)
+    news = News(board)
+    for known in news.units(0.0):
+        assert take(copy, known) is not None
+    assert news.units(1.0) == []
+    board.observe(Evidence("a", Sign.GOOD, Strength.STRONG, "canary", "one token", 2.0))
+    board.report(Load("a", 2.0, running=3, waiting=1, kv_use=0.5))
+    (told,) = news.units(2.0)
+    take(copy, told)
+    desk = copy.desks["a"]
+    assert (desk.case.verdict, desk.case.since, desk.is_usable()) == (Verdict.UP, 2.0, True)
+    assert desk.load == Load("a", 2.0, running=3, waiting=1, kv_use=0.5)
+    assert desk.has_place(2.0, 0.0)
+    assert desk.models == {"m"}
+    board.drain("a", drained=True)
+    (told,) = news.units(2.0)
+    take(copy, told)
+    assert not desk.is_usable()
+    # When a unit last showed life is told apart, for that changes all the time.
+    assert news.lives() == [("a", 2.0), ("b", 0.0)]
+    board.desks["a"].life_at = 3.0
+    assert (news.units(3.0), news.lives()) == ([], [("a", 3.0)])
+
+
+def test_what_is_told_of_a_unit_that_is_not_there_is_dropped() -> None:
+    board, empty = Board(Rules()), Board(Rules())
+    board.configure(FLEET, 0.0)
+    assert take(empty, News(board).units(0.0)[0]) is None
