@@ -113,10 +113,7 @@ def _units(args: argparse.Namespace) -> int:
 
 
 def _top(args: argparse.Namespace) -> int:
-    try:
-        from cellgate.proxy.cli import top  # Late, because what it draws with is an extra.
-    except ModuleNotFoundError as error:
-        return _failed(f"top needs {error.name}, which is not installed: pip install 'cellgate[top]'")
+    from cellgate.proxy.cli import top  # Late: no other command needs what it draws with.
 
     return top.run(args.admin, once=args.once)
 

@@ -1,6 +1,6 @@
 """`cellgate top`: the status page in a terminal, drawn anew each second. What needs a look comes first.
 
-`frame` is pure: what the gate said in, what the terminal shows out. Needs the extra `top` (rich).
+`frame` is pure: what the gate said in, what the terminal shows out.
 """
 
 from __future__ import annotations

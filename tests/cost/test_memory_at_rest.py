@@ -18,6 +18,7 @@ FOR_FEW = {
     "cellgate.proxy.workers",
     "pydantic",
     "redis",
+    "rich",
     "yaml",
 }
 
