@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-LARGE_BLOCK_BYTES = 64 * 1024
+LARGE_BLOCK_BYTES = 8 * 1024
 _M_MMAP_THRESHOLD = -3
 """Of malloc.h, for mallopt(3)."""
 

@@ -29,6 +29,7 @@ FRESH_S = 0.5
 EPISODE_S = 60.0
 """Descriptors that run short again so soon after are short for the same reason: it is told once."""
 
+_ANY = 1 << 30
 _HOW = "LimitNOFILE= under systemd, or --ulimit nofile= with docker"
 
 
@@ -99,22 +100,22 @@ class Descriptors:
         self._fresh_since = 0.0
         self._short_at = -EPISODE_S
 
-    def has_room(self, now: float) -> bool:
-        """Whether one more client may be accepted; called for each who comes."""
+    def has_room(self, now: float) -> int:
+        """How many more clients may be accepted at once; called for each who comes."""
         if self._most is None:
-            return True
+            return _ANY
         if now - self._fresh_since > FRESH_S:
             self._fresh, self._fresh_since = 0, now
         self._fresh += 1
         self._credit -= 1
         if self._credit >= 0:
-            return True
+            return 1 + self._credit
         used = self._count()
         # Whoever came just now may be about to open another one; but no more of them than are here.
         left = self._most - self._kept - used - min(self._fresh, used)
         self._credit = left // (2 * FOR_A_REQUEST)
         if left >= 0:
-            return True
+            return 1 + self._credit
         # Those are free with the next turn of the loop; until then it is what is kept that they come from.
         freed = self._make_room(max(FOR_A_REQUEST, self._kept // 2))
         self._credit = freed // FOR_A_REQUEST
@@ -124,4 +125,5 @@ class Descriptors:
                 "for new ones, and nobody is accepted while there are none"
             )
         self._short_at = now
-        return freed > 0
+        # One, and then those who were let in are to be heard, or they would be the next to make way.
+        return min(freed, 1)

@@ -19,6 +19,8 @@ HANDSHAKE_S = 0.25
 """How long a handshake that has begun may take to end."""
 PAUSE_S = 0.1
 """How long nobody is accepted when there is no room for more."""
+AT_ONCE = 64
+"""So many clients are accepted before anything else is done."""
 _SO_ATTACH_FILTER = 26
 # Classic BPF over the TCP header: byte 13 has the flags; a SYN is dropped, all else is let through.
 _DROP_SYN = struct.pack("HBBI" * 4, 0x30, 0, 0, 13, 0x45, 0, 1, 0x02, 0x06, 0, 0, 0, 0x06, 0, 0, 0xFFFFFFFF)
@@ -56,14 +58,14 @@ async def listen(address: Address, backlog: int) -> list[socket.socket]:
 class Entrance:
     """Where clients come in. `connection` makes the protocol of each.
 
-    `has_room` says, at a time, whether one more may come; while it says no, those who come wait in the queue
-    of the listener.
+    `has_room` says, at a time, for how many more there is room at once; while there is none, those who come
+    wait in the queue of the listener.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, connection: Callable[[], asyncio.Protocol]) -> None:
         self._loop = loop
         self._connection = connection
-        self.has_room: Callable[[float], bool] = lambda _now: True
+        self.has_room: Callable[[float], int] = lambda _now: AT_ONCE
         self._tls: ssl.SSLContext | None = None
         self._listeners: Sequence[socket.socket] = ()
         self._backlog = 0
@@ -71,6 +73,8 @@ class Entrance:
         self._port = 0
         self._pause: asyncio.TimerHandle | None = None
         self._resuming: asyncio.Task[None] | None = None
+        self._is_looking = False
+        self._arriving: set[asyncio.Task[Any]] = set()
         self.shut_at = math.inf
         """Since when nobody is accepted for want of room; infinity: not so."""
 
@@ -117,12 +121,49 @@ class Entrance:
 
     def _enter(self) -> asyncio.Protocol:
         """One more client is accepted; whether others are after it is seen now."""
-        if self._pause is None and not self.has_room(self._loop.time()):
-            self.shut_at = self._loop.time()
-            self._pause = self._loop.call_later(PAUSE_S, self._look_for_room)
-            # Not now: this is called while the server accepts.
+        room = self._room() if self._pause is None else 0
+        # Not now: this is called while the server accepts.
+        if room > 1 and not self._is_looking:
+            self._is_looking = True
+            self._loop.call_soon(self._accept_others)
+        elif not room:
             self._loop.call_soon(self._close_servers)
         return self._connection()
+
+    def _room(self) -> int:
+        """For how many more there is room at once; when there is none, it is looked for again later."""
+        room = self.has_room(now := self._loop.time())
+        if not room:
+            self.shut_at = now
+            self._pause = self._loop.call_later(PAUSE_S, self._look_for_room)
+        return room
+
+    def _accept_others(self) -> None:
+        """The server accepts one client in a turn of the loop: when many come, or turns are long, each would
+        wait for as many turns as there are clients before it.
+        """
+        self._is_looking = False
+        for listener in self._listeners if self._pause is None else ():
+            # Nobody is there, or nobody can be accepted: that the server will tell.
+            with suppress(OSError):
+                for _ in range(AT_ONCE):
+                    sock, _ = listener.accept()
+                    self._welcome(sock)
+                    if (room := self._room()) <= 1:
+                        if not room:
+                            self._close_servers()
+                        return
+
+    def _welcome(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        task = self._loop.create_task(self._connect(sock))
+        self._arriving.add(task)
+        task.add_done_callback(self._arriving.discard)
+
+    async def _connect(self, sock: socket.socket) -> None:
+        # It may have left meanwhile, or TLS does not come about.
+        with suppress(OSError):
+            await self._loop.connect_accepted_socket(self._connection, sock, **tls_options(self._tls))
 
     def _look_for_room(self) -> None:
         if self.has_room(self._loop.time()):
@@ -152,8 +193,8 @@ class Entrance:
             await asyncio.sleep(HANDSHAKE_S)
         for sock in _waiting(self._listeners):
             sock.setblocking(False)
-            with suppress(OSError):
-                await self._loop.connect_accepted_socket(self._connection, sock, **tls_options(self._tls))
+            await self._connect(sock)
+        await asyncio.gather(*self._arriving)
         self.close()
 
 

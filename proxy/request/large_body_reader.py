@@ -16,6 +16,7 @@ import sys
 from typing import BinaryIO, NamedTuple
 
 from cellgate.proxy.config.limits import LIMITS, REACHED, reached
+from cellgate.proxy.process.cgroup import return_large_blocks
 from cellgate.proxy.request.ask import read_large_ask
 from cellgate.proxy.wire.failure import Failure, Kind
 from cellgate.router.nouns import Ask
@@ -46,6 +47,7 @@ def main() -> None:
         # They may be sent to all processes of a service, and are for the gate.
         signal.signal(each, signal.SIG_IGN)
     os.nice(_NICE)
+    return_large_blocks()
     bodies, answers = sys.stdin.buffer, sys.stdout.buffer
     while head := bodies.read(LENGTH_BYTES):
         length = int.from_bytes(head, "big")

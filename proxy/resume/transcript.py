@@ -86,10 +86,13 @@ class Said:
 
     def read(self, pieces: Iterable[bytes]) -> None:
         """Take in what was shown; what follows the last complete event waits for the next piece."""
-        left = iter(pieces)
+        left, known = iter(pieces), len(self._parts)
         while self._mould is _NO_MOULD and (piece := next(left, None)) is not None:
             self._read_piece(piece)
         self._read_alike(list(left))
+        if len(self._parts) > known + 1:
+            # Very many small strings would take more memory, and leave holes in it when they go.
+            self._parts[known:] = ["".join(self._parts[known:])]
 
     def _read_alike(self, pieces: list[bytes]) -> None:
         """Read what is for the most part alike: all at once if it all is, else the more so in halves."""

@@ -13,11 +13,9 @@ import mmap
 import socket
 import ssl
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from typing import Any
 
 from cellgate.proxy.config.settings import Address
-from cellgate.proxy.process.listeners import Entrance, tls_options
+from cellgate.proxy.process.listeners import AT_ONCE, Entrance
 
 YIELD_S = 0.002
 """For so long a worker whose turn it is not looks away from the listener."""
@@ -25,8 +23,6 @@ STUCK_MS = 600
 """A worker writes with each tick, four times a second."""
 PAUSE_S = 1.0
 """Out of descriptors, or of memory: to look again at once would be to spin."""
-AT_ONCE = 16
-"""So many connections are accepted before anything else is done."""
 _ABSENT = 0xFFFFFFFF
 _SLOT = 3
 """Clients, connections ever taken, milliseconds of the clock that all processes of a machine have."""
@@ -120,7 +116,6 @@ class SharedEntrance(Entrance):
         self._clients = clients
         self._trouble = trouble
         self._away: dict[socket.socket, asyncio.TimerHandle] = {}
-        self._arriving: set[asyncio.Task[Any]] = set()
 
     async def open(
         self,
@@ -189,14 +184,3 @@ class SharedEntrance(Entrance):
     def _look_again(self, listener: socket.socket) -> None:
         del self._away[listener]
         self._loop.add_reader(listener, self._knock, listener)
-
-    def _welcome(self, sock: socket.socket) -> None:
-        sock.setblocking(False)
-        task = self._loop.create_task(self._connect(sock))
-        self._arriving.add(task)
-        task.add_done_callback(self._arriving.discard)
-
-    async def _connect(self, sock: socket.socket) -> None:
-        # It may have left meanwhile, or TLS does not come about.
-        with suppress(OSError):
-            await self._loop.connect_accepted_socket(self._connection, sock, **tls_options(self._tls))

@@ -20,7 +20,7 @@ if sys.argv[1] == "yes":
 bytes(20 << 20)
 before = resident_mb()
 wave, kept = [], []
-for _ in range(100):
+for _ in range(800):
     wave.append(b"a" * (8 * LARGE_BLOCK_BYTES))
     kept.append(bytearray(3000))
 wave.clear()

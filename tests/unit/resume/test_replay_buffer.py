@@ -249,3 +249,12 @@ def test_of_an_event_without_end_no_more_is_kept_than_one_may_have() -> None:
     assert most < LIMITS.event_bytes + FOLD_BYTES + (END_CHUNKS + 1) * len(piece)
     assert said.why_not == "its stream has carried an event larger than 1048576 bytes"
     assert len(rig.body()) > LIMITS.event_bytes, "a client gets it all the same"
+
+
+def test_what_was_said_is_held_in_few_pieces_however_many_events_it_came_in() -> None:
+    said, fold = Said(), 100
+    for _ in range(3):
+        said.read([event("word ") * fold])
+    assert said.text == "word " * 3 * fold
+    said.read([event("word ") * fold])
+    assert len(said._parts) == 2
