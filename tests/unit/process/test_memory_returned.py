@@ -20,8 +20,8 @@ if sys.argv[1] == "yes":
 bytes(20 << 20)
 before = resident_mb()
 wave, kept = [], []
-for _ in range(800):
-    wave.append(b"a" * (8 * LARGE_BLOCK_BYTES))
+for _ in range(100):
+    wave.append(b"a" * (64 * LARGE_BLOCK_BYTES))
     kept.append(bytearray(3000))
 wave.clear()
 print(resident_mb() - before)
