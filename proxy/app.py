@@ -247,8 +247,7 @@ def _shared(gate: Gate, access: RedisAccess) -> RedisLink | None:
 
 def _view(gate: Gate, settings: Settings) -> AdminView:
     # Chance of its own: to look must change nothing.
-    own, policy = gate.own_answers, settings.policy
-    choice = Choice(gate.router, own, settings.headers, policy, gate.now, random.Random())
+    choice = Choice(gate.router, gate.stored, settings.headers, settings.policy, gate.now, random.Random())
     return AdminView(
         board=gate.board,
         events=gate.events,

@@ -23,9 +23,11 @@ from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.config.settings import TICK_S, Settings
 from cellgate.proxy.config.trusted_peers import Peers
 from cellgate.proxy.control.containment import Containment
+from cellgate.proxy.control.local_dispatcher import LocalDispatcher
 from cellgate.proxy.control.prober import Watch
 from cellgate.proxy.control.reach import Reach
 from cellgate.proxy.control.stall_watch import Vigil
+from cellgate.proxy.control.stored_responses import StoredResponses
 from cellgate.proxy.ingress.balancers import Balancers
 from cellgate.proxy.ingress.envoy_health import lines, readyz_headers
 from cellgate.proxy.ingress.haproxy_agent import GATE
@@ -42,9 +44,7 @@ from cellgate.proxy.metrics.routing import Routing
 from cellgate.proxy.process.descriptors import Descriptors, allowed
 from cellgate.proxy.process.listeners import Entrance
 from cellgate.proxy.request.exchange import Exchange
-from cellgate.proxy.request.explained import ExplainedExchange
 from cellgate.proxy.request.local_endpoints import OwnAnswers
-from cellgate.proxy.request.placed import PlacedExchange
 from cellgate.proxy.request.routing_headers import Wishes
 from cellgate.proxy.wire.body_memory import BodyMemory
 from cellgate.proxy.wire.downstream import ClientConnection
@@ -55,28 +55,24 @@ from cellgate.proxy.wire.pool import MakeTls, Pool
 from cellgate.proxy.wire.request import Request
 from cellgate.proxy.wire.rota import Rota
 from cellgate.router.board import Board, Consequence
-from cellgate.router.cost_model import Usage
-from cellgate.router.judge import nothing_to_learn
 from cellgate.router.lease import Lease
-from cellgate.router.nouns import Ask, Evidence, Fleet, Flip, Outcome, Refusal, Sign, Strength, Verdict
+from cellgate.router.nouns import Ask, Fleet, Flip, Outcome, Refusal, Verdict
 from cellgate.router.queue import Waiting
 from cellgate.router.router import Router
 from cellgate.router.unit_state import Desk
 
 if TYPE_CHECKING:
+    from cellgate.proxy.request.dispatcher import Dispatcher
     from cellgate.proxy.tracing.tracing import Tracing
 
 BACKLOG = 4096
 """Connections that may wait to be accepted; who finds no room tries again after 1 s, then 2 s. Usually the
 kernel's own limit is as high (net.core.somaxconn).
 """
-COOL_S = 1.0
 FULL_S = 1.0
 """A gate that accepts nobody for so long is not ready."""
 LINGER_S = 0.5
 """How long a gate that stops keeps connections without a request: one may be on its way."""
-_BUSY = Outcome.BUSY
-
 Publish = Callable[[bool, bytes, bytes], None]
 ReadLarge = Callable[[bytes], Awaitable[Ask | Failure]]
 
@@ -138,6 +134,7 @@ class Gate:
             answered=lambda unit: self.metrics.tally(unit).outcomes[Outcome.OK],
             ban_s=settings.poison.ban_s,
         )
+        self.stored = StoredResponses(self.board)
         self.own_answers = OwnAnswers(self.board)
         self.wishes = Wishes(settings.headers)
         self.fields_read = REQUEST_FIELDS | self.wishes.names
@@ -155,6 +152,7 @@ class Gate:
         self.metrics.include(PoisonMetrics(self.containment))
         self.routing = Routing(self.board, self.router.waiting, lambda: self.wishes.ignored)
         self.metrics.include(self.routing)
+        self.dispatcher: Dispatcher = LocalDispatcher(self)
         self.metrics.include(AccessLogMetrics(lambda: access_log.dropped))
         if settings.pool_metrics:
             self.metrics.include(PoolMetrics(self.board, lambda: len(self.router.waiting)))
@@ -252,12 +250,9 @@ class Gate:
 
     def exchange(self, client: ClientConnection, request: Request) -> Exchange:
         """The exchange that answers `request`."""
-        kind = (
-            PlacedExchange if request.is_placed else ExplainedExchange if request.is_explained else Exchange
-        )
         if self.tracing is not None:
-            return self.tracing.exchange(kind, self, client, request)
-        return kind(self, client, request)
+            return self.tracing.exchange(self, client, request)
+        return Exchange(self, client, request)
 
     def refused(self, client: ClientConnection, failure: Failure) -> None:
         """A request did not even parse."""
@@ -346,49 +341,6 @@ class Gate:
         """Make a defect of the gate's own loud, and count it: wherever the loop's exception handler does."""
         self._loop.call_exception_handler({"message": what, "exception": error})
 
-    def close(self, lease: Lease, outcome: Outcome, at: float | None = None) -> None:
-        """Close a lease and count the attempt. `at`: when it ended, if not just now."""
-        now = self.now() if at is None else at
-        self.board.close(lease, now)
-        if outcome is _BUSY:
-            lease.desk.narrow(now)
-        self.metrics.attempt(lease.unit, outcome)
-        if self.containment.watchful:
-            self.containment.closed(lease, outcome)
-        self.room()
-
-    def worked(self, lease: Lease, events: int, usage: Usage | None, at: float | None = None) -> None:
-        """A generation has ended well: a proof of life, and something to learn from."""
-        desk, now = lease.desk, self.now() if at is None else at
-        desk.life_at = max(desk.life_at, now)
-        desk.books.errors.worked(now)
-        # Some engines put several tokens into an event.
-        tokens = usage.answer_tokens if usage is not None else events
-        if not lease.ask.stream:
-            desk.pace.answered(now - lease.opened_at)
-        elif not lease.was_paused:
-            desk.books.streamed(tokens - 1, now - lease.first_at, lease.beside)
-        if usage is not None or lease.ask.stream:
-            self.board.answers.learn(lease.ask.model, tokens)
-        if usage is not None:
-            desk.books.used(lease.ask, lease.bet, usage)
-        self.routing.worked(lease, usage)
-        if not nothing_to_learn(desk.case):
-            self._observe(desk, Sign.GOOD, Strength.STRONG, "it finished a generation")
-
-    def blame(self, lease: Lease, failure: Failure) -> None:
-        """A request failed: evidence, where the failure is the unit's fault."""
-        row, now = failure.kind.row, self.now()
-        if row.by_response and not lease.desk.retired:
-            self.board.cool(lease.unit, now + COOL_S)
-        if row.strength is not None:
-            lease.desk.books.errors.failed(now)
-        strength = row.strength
-        if failure.kind is Kind.UNIT_ERROR and self.board.errs_only(lease.unit, now):
-            strength = Strength.STRONG
-        if strength is not None:
-            self._observe(lease.desk, Sign.BAD, strength, failure.message)
-
     def asked(self, request: Request, peer: str) -> None:
         """An own path was asked for: it may be a load balancer's health check that says who it is."""
         for name, value in request.fields:
@@ -427,11 +379,6 @@ class Gate:
         self.events.add(Action("reload", "SIGHUP", detail=changed))
 
     # -- inside --------------------------------------------------------------------------------------------
-
-    def _observe(self, desk: Desk, sign: Sign, strength: Strength, reason: str) -> None:
-        # A unit that took over the name of another is not answerable for that one's requests.
-        if not desk.retired:
-            self.watch.observe(Evidence(desk.unit.name, sign, strength, "request", reason, self.now()))
 
     def _doubt(self, desk: Desk) -> None:
         """A unit that has ended a connection out of turn may have started anew: ask before it gets more."""

@@ -19,7 +19,8 @@ class Lease:
 
     `evicted` is set when the unit went DOWN; `on_evict` is called once at that moment.
     `first_at` is when something was first shown to the client; `paused` while the client reads nothing; `bet`
-    is what was expected of it; `beside` is what was there while it was decoded, once it is closed.
+    is what was expected of it; `beside` is what was there while it was decoded, once it is closed;
+    `explanation` is the header line that tells why it is for this unit, where the request has asked.
     """
 
     __slots__ = (
@@ -30,6 +31,7 @@ class Lease:
         "committed",
         "desk",
         "evicted",
+        "explanation",
         "first_at",
         "on_evict",
         "opened_at",
@@ -50,6 +52,7 @@ class Lease:
         self.committed = False
         self.evicted = False
         self.closed = False
+        self.explanation = b""
         self.paused = False
         self.was_paused = False
         self.first_at = 0.0

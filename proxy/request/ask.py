@@ -109,6 +109,11 @@ def plain_ask(target: bytes, body: bytes) -> Ask:
     return Ask(fingerprint=xxh3_64_intdigest(target + b"\0" + body[:_LOOKED_AT_BYTES], len(body)))
 
 
+def stored_ask(path: bytes) -> Ask:
+    """The ask of `/v1/responses/{id}`, and of what is below it: for the unit that made that response."""
+    return Ask(unit="", follows=path.split(b"/")[3].decode("latin-1"))
+
+
 def _kind_of(value: object) -> str:
     match value:
         case None:

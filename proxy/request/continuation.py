@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cellgate.proxy.gate import Gate
     from cellgate.proxy.request.relay import Relay
     from cellgate.proxy.request.response import Answer
-    from cellgate.proxy.request.selection import Search
+    from cellgate.proxy.request.selection import Selection
     from cellgate.proxy.wire.request import Request
     from cellgate.router.lease import Lease
     from cellgate.router.unit_state import Desk
@@ -38,7 +38,7 @@ class Continuation:
 
     __slots__ = ("_answer", "_broken", "_gate", "_request", "_resumption", "_search")
 
-    def __init__(self, gate: Gate, request: Request, answer: Answer, search: Search) -> None:
+    def __init__(self, gate: Gate, request: Request, answer: Answer, search: Selection) -> None:
         self._gate = gate
         self._request = request
         self._answer = answer

@@ -1,8 +1,8 @@
 """One request's life: from a whole request to the end of its answer.
 
-It has no policy of its own: what a path is stands in routes.py, which unit in selection.py and router/, what
-a failure means in failure.py, how a broken stream ends in continuation.py. It is a machine of synchronous
-callbacks, so that no cancellation can come between two of its steps. Rules:
+It has no policy of its own: what a path is stands in routes.py, which unit it gets says the dispatcher (see
+request/dispatcher.py), what a failure means failure.py, how a broken stream ends continuation.py. It is a
+machine of synchronous callbacks, so that no cancellation can come between two of its steps. Rules:
 1. Each lease is closed exactly once, before anything else follows from its end.
 2. No exception leaves it: whoever calls it does so `guarded` (see defects.py), and then `crashed` is its end.
 3. Once something was shown to the client (`lease.committed`), the request is not sent again: another unit
@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING
 
 from cellgate.proxy.logs.defects import guarded
 from cellgate.proxy.metrics.continuations import Result
-from cellgate.proxy.request.ask import is_large, plain_ask, read_ask
+from cellgate.proxy.request.ask import is_large, plain_ask, read_ask, stored_ask
 from cellgate.proxy.request.continuation import Continuation
+from cellgate.proxy.request.placement import may_place, not_here, not_trusted, place
 from cellgate.proxy.request.relay import Relay
-from cellgate.proxy.request.reply_status import failure_of, lacks_path, outcome_of
+from cellgate.proxy.request.reply_status import failure_of, lacks_path, outcome_of, response_id
 from cellgate.proxy.request.response import Answer
 from cellgate.proxy.request.routes import GENERATE, OWN, STICKY, UNLISTED, find_route, why_refused
-from cellgate.proxy.request.selection import Search
+from cellgate.proxy.request.selection import Selection
 from cellgate.proxy.request.usage import read_usage
 from cellgate.proxy.wire.failure import Failure, Kind, as_told
 from cellgate.proxy.wire.heads import crossing, forwarded_lines, unit_head
@@ -50,7 +51,6 @@ class Exchange:
     """Answers one request of one client."""
 
     _ANSWER: type[Answer] = Answer
-    _SEARCH: type[Search] = Search
     _CONTINUATION: type[Continuation] = Continuation
     __slots__ = (
         "_answer",
@@ -74,7 +74,7 @@ class Exchange:
         self._route = find_route(request.path)
         self._answer = self._ANSWER(gate, client, request, self._route.name)
         once = self._route.kind is UNLISTED
-        self._search = self._SEARCH(gate, len(request.body), once=once)
+        self._search = Selection(gate, len(request.body), once=once)
         self._continuation = self._CONTINUATION(gate, request, self._answer, self._search)
         self._lease: Lease | None = None
         self._relay: Relay | None = None
@@ -87,6 +87,8 @@ class Exchange:
     def start(self) -> None:
         """Decide what the request is, and begin."""
         route, request, gate = self._route, self._request, self._gate
+        if (request.is_placed or request.is_explained) and route.kind is not OWN and not self._may_choose():
+            return
         why = why_refused(route, request.method, pass_unlisted=gate.settings.pass_unlisted)
         if why is not None:
             allows = why.kind is Kind.METHOD_NOT_ALLOWED
@@ -95,7 +97,7 @@ class Exchange:
             gate.asked(request, self._client.peer)
             self._answer.own(*gate.own_answers.answer(request.path, stopping=gate.is_stopping()))
         elif route.kind is STICKY:
-            self._asked(gate.own_answers.sticky_ask(request.path))
+            self._asked(stored_ask(request.path))
         elif not route.json:
             self._asked(plain_ask(request.target, request.body))
         elif is_large(request.body):
@@ -107,7 +109,7 @@ class Exchange:
         """The client is gone: its unit must stop working for it at once."""
         if self._answer.over:
             return
-        self._search.leave()
+        self._search.cancel()
         if self._stop_reading is not None:
             self._stop_reading()
         result = Result.CLIENT_LEFT
@@ -160,24 +162,42 @@ class Exchange:
         if isinstance(ask, Failure):
             self._answer.refuse(ask)
             return
-        self._search.ask = self._gate.own_answers.placed(ask)
+        self._search.ask = ask
         self._answer.model = ask.model or ""
         self._dispatch()
 
+    def _may_choose(self) -> bool:
+        """Whether it may say which unit it goes to, or ask why: then what it says is heeded, else refused."""
+        request, gate, selection = self._request, self._gate, self._search
+        if not may_place(self._client.peer, request.fields, gate.peers, gate.settings.admin_token):
+            gate.metrics.forged += 1
+            self._answer.refuse(not_trusted(is_placed=request.is_placed))
+            return False
+        if request.is_explained:
+            selection.explain_since = request.received_at
+        if request.is_placed:
+            wanted = place(request.fields, gate.board)
+            selection.place(wanted)
+            if not wanted.units:
+                self._refuse(Failure(Kind.NO_UNIT, "this gate has no unit that the request is addressed to"))
+                return False
+        return True
+
     def _dispatch(self, *, draws: bool = False, moved: bool = False) -> None:
-        self._settle(self._search.pick(draws=draws, moved=moved))
+        found = self._search.acquire(self, draws, moved)
+        if found is not None:
+            self._begin(found)
 
-    def _told(self, answer: Lease | Refusal) -> None:
-        """What the queue has to say."""
-        self._search.given = answer
-        guarded(self, self._settle, answer)
+    def on_result(self, found: Lease | Failure) -> None:
+        """What came of waiting for a unit."""
+        self._search.given = found
+        self._begin(self._search.settle(found))
 
-    def _settle(self, answer: Lease | Refusal) -> None:
-        """What a pick, or later the queue, has to say."""
-        found = self._search.heed(answer, self._told)
+    def _begin(self, found: Lease | Failure) -> None:
+        """The next attempt, or the end."""
         if isinstance(found, Lease):
             self._attempt(found)
-        elif found is not None:
+        else:
             self._refuse(found)
 
     def _attempt(self, lease: Lease, *, fresh: bool = False) -> None:
@@ -225,8 +245,8 @@ class Exchange:
         if lease is None or lease.committed:
             return
         self._let_go(lease, Outcome.EVICTED)
-        self._gate.containment.broke(lease, Kind.EVICTED, self._answer.events, 0)
         failure = Failure(Kind.EVICTED, f"unit {lease.unit} went down before it answered, and no other could")
+        self._gate.dispatcher.blame(lease, failure, self._answer.events, 0)
         if self._route.kind is UNLISTED:
             self._refuse(failure)
             return
@@ -251,7 +271,6 @@ class Exchange:
         if failure is not None:
             lease.on_evict = None
             self._blame(lease, failure)
-            self._gate.containment.broke(lease, failure.kind, answer.events, 0)
             return not self._goes_elsewhere(lease, failure)
         if answer.shown is not None and head.status >= 400:
             self.refused(f"unit {lease.unit} answered {head.status} when asked to go on")
@@ -264,36 +283,37 @@ class Exchange:
         step = search.next_step(lease, failure)
         if not step.again:
             return False
-        other = search.pick_besides(lease.unit, step)
-        if failure.kind is Kind.BUSY and isinstance(other, Refusal) and other is not Refusal.UNSURE:
-            # Nobody else has room: the unit's own words are the best answer there is, after some more tries.
-            if not search.waits_again(self._told):
+        other = search.acquire_other(self, lease.unit, step)
+        if isinstance(other, Refusal):
+            if failure.kind is Kind.BUSY and other is not Refusal.UNSURE:
+                # Nobody else has room: the unit's own words are the best answer there is, after some more
+                # tries.
+                if not search.waits_again(self):
+                    return False
+                self._close(lease, Outcome.BUSY)
+                return True
+            if other in (Refusal.NO_UNIT, Refusal.UNKNOWN_MODEL, Refusal.LATE):
+                # There is nobody else.
                 return False
-            self._close(lease, Outcome.BUSY)
-            return True
-        if other in (Refusal.NO_UNIT, Refusal.UNKNOWN_MODEL, Refusal.LATE):
-            # There is nobody else.
-            return False
         self._close(lease, failure.kind.row.outcome)
         search.failed(lease.unit, step, failure)
-        self._settle(other)
+        if isinstance(other, Refusal):
+            self._dispatch(draws=step.draws)
+        elif other is not None:
+            self._attempt(other)
         return True
 
     def committed(self, body: bytes) -> None:
         """Something is about to be shown; `body` is the beginning of it."""
         lease, relay = self._in_flight()
         self._answer.unit = lease.unit
-        self._gate.board.prove(lease)
         if self._continuation.is_under_way:
+            self._gate.dispatcher.committed(lease, resumed=True)
             return
         self._answer.ttft_s = lease.first_at - self._request.received_at
-        if self._search.ask.stream:
-            self._gate.routing.shown(lease)
-            # One prompt less to compute.
-            self._gate.room()
+        made = response_id(body) if self._route.name == "responses" else ""
+        self._gate.dispatcher.committed(lease, response_id=made)
         self._continuation.begin_keeping(relay)
-        if self._route.name == "responses":
-            self._gate.own_answers.remember_response(body, lease.unit)
 
     def done(self) -> None:
         """The unit's reply has ended, whole."""
@@ -304,7 +324,7 @@ class Exchange:
         self._close(lease, outcome)
         self._continuation.settle(_CONTINUED)
         if outcome is _OK and self._route.kind is GENERATE:
-            self._gate.worked(lease, relay.events, read_usage(relay.end()))
+            self._gate.dispatcher.completed(lease, relay.events, read_usage(relay.end()))
         self._answer.end(outcome)
 
     def failed(self, failure: Failure) -> None:
@@ -322,8 +342,7 @@ class Exchange:
         if lease.committed and failure.kind not in _IN_THE_MIDDLE:
             failure = Failure(Kind.TRUNCATED, failure.message)
         self._let_go(lease, failure.kind.row.outcome)
-        self._blame(lease, failure)
-        self._gate.containment.broke(lease, failure.kind, self._answer.events, relay.events)
+        self._blame(lease, failure, relay.events)
         search, told = self._search, as_told(failure, lease.unit, committed=lease.committed)
         if lease.committed:
             if self._continuation.broke(lease.unit, relay, told):
@@ -376,7 +395,7 @@ class Exchange:
     def _ending(self) -> Iterator[Callable[[], object]]:
         """Give everything back and tell the client: step by step, for any of them may fail as well."""
         answer, lease, relay = self._answer, self._lease, self._relay
-        yield self._search.leave
+        yield self._search.cancel
         if self._stop_reading is not None:
             yield self._stop_reading
         if relay is not None:
@@ -404,7 +423,7 @@ class Exchange:
     def extra_lines(self) -> bytes:
         """The gate's own lines in the head of the answer."""
         assert self._lease is not None
-        return self._answer.extra_lines(self._lease.unit)
+        return self._answer.extra_lines(self._lease.unit) + self._lease.explanation
 
     def closes_client(self) -> bool:
         """Whether the answer must say that the connection ends with it."""
@@ -415,9 +434,10 @@ class Exchange:
         assert self._relay is not None
         return self._lease, self._relay
 
-    def _blame(self, lease: Lease, failure: Failure) -> None:
-        if self._route.kind is not UNLISTED:
-            self._gate.blame(lease, failure)
+    def _blame(self, lease: Lease, failure: Failure, shown: int = 0) -> None:
+        """The attempt has failed, after so many events."""
+        judged = self._route.kind is not UNLISTED
+        self._gate.dispatcher.blame(lease, failure, self._answer.events, shown, judged=judged)
 
     def _let_go(self, lease: Lease, outcome: Outcome) -> None:
         """End the attempt in flight: its connection, then its lease."""
@@ -428,12 +448,15 @@ class Exchange:
         self._close(lease, outcome)
 
     def _close(self, lease: Lease, outcome: Outcome) -> None:
-        self._gate.close(lease, outcome)
+        self._gate.dispatcher.released(lease, outcome)
         self._relay = self._lease = None
 
     def _refuse(self, failure: Failure) -> None:
         if self._answer.shown is None:
-            self._answer.refuse(failure)
+            reason = ""
+            if self._request.is_placed:
+                failure, reason = not_here(failure, self._gate.board, self._search.ask.unit)
+            self._answer.refuse(failure, reason=reason)
         elif not self._continuation.is_under_way:
             self._answer.break_off(failure)
         else:

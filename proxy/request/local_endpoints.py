@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from math import ceil
-from re import compile as pattern
 from urllib.parse import unquote_to_bytes
 
 import orjson
@@ -15,19 +13,16 @@ from cellgate.proxy.wire.failure import Failure, Kind
 from cellgate.router.board import Board
 from cellgate.router.nouns import Ask, Refusal
 
-RESPONSES_KEPT = 10_000
 RETRY_MAX_S = 600
 NAMES_SHOWN = 20
-_RESPONSE_ID = pattern(rb'"id"\s*:\s*"(resp_[^"]{1,200})"')
 _UNIT_HEALTH = b"/healthz/unit/"
 
 
 class OwnAnswers:
-    """Answers from memory. Also remembers which unit made which stored response (`/v1/responses`)."""
+    """Answers from memory."""
 
     def __init__(self, board: Board) -> None:
         self._board = board
-        self._made_by: OrderedDict[str, str] = OrderedDict()
         self._told: list[frozenset[str]] = []
         self._names: list[str] = []
         self._listed = b""
@@ -75,32 +70,6 @@ class OwnAnswers:
         reason = f"no unit can take this request: {', '.join(states[:5])}{more}; the gate's /units says why"
         return Failure(Kind.NO_UNIT, reason)
 
-    def remember_response(self, body: bytes, unit: str) -> None:
-        """Note who made the response whose beginning is `body`."""
-        if (match := _RESPONSE_ID.search(body)) is not None:
-            self.made(match[1].decode("latin-1"), unit)
-
-    def made(self, response: str, unit: str) -> None:
-        """Note who made a response."""
-        self._made_by[response] = unit
-        if len(self._made_by) > RESPONSES_KEPT:
-            self._made_by.popitem(last=False)
-
-    def placed(self, ask: Ask) -> Ask:
-        """`ask`, bound to the unit that holds what it follows on, where that is known."""
-        unit = self._made_by.get(ask.follows) if ask.follows is not None else None
-        return ask if unit is None else ask._replace(unit=unit)
-
-    def sticky_ask(self, path: bytes) -> Ask | Failure:
-        """The ask for `/v1/responses/{id}`: only the unit that made it has it."""
-        response = response_of(path)
-        unit = self._made_by.get(response)
-        if unit is not None:
-            return Ask(unit=unit)
-        if len(self._board.desks) == 1:
-            return Ask()
-        return Failure(Kind.UNKNOWN_PATH, f"this gate does not know which unit made response {response}")
-
     def _models(self) -> list[str]:
         """All models, sorted anew when a unit has told others: a fleet may have thousands."""
         told = [desk.models for desk in self._board]
@@ -115,8 +84,3 @@ class OwnAnswers:
             cards = [{"id": name, "object": "model", "created": 0, "owned_by": "cellgate"} for name in names]
             self._listed = orjson.dumps({"object": "list", "data": cards})
         return self._listed
-
-
-def response_of(path: bytes) -> str:
-    """The id in `/v1/responses/{id}` and in what is below it."""
-    return path.split(b"/")[3].decode("latin-1")

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from cellgate.proxy.admin.auth import is_token
 from cellgate.proxy.config.trusted_peers import Peers
-from cellgate.proxy.wire.failure import Kind
+from cellgate.proxy.wire.failure import Failure, Fault, Kind
 from cellgate.proxy.wire.heads import Fields
 from cellgate.router.board import Board
 
@@ -27,6 +27,7 @@ TOKEN_FIELD = b"x-cellgate-token"
 REASON_FIELD = b"x-cellgate-reason"
 """In a 503 of a gate: why the unit is not to be had there, in a word."""
 
+_ELSEWHERE = frozenset({Kind.NO_UNIT, Kind.FULL, Kind.LATE, Kind.EVICTED})
 _FINAL = Kind.POISON_SUSPECTED
 _BUSY = frozenset(kind.value.encode() for kind in (Kind.BUSY, Kind.FULL, Kind.LATE))
 
@@ -57,6 +58,21 @@ def place(fields: Fields, board: Board) -> Place:
     if wanted is None:
         return Place(inside or (), ordered=False)
     return Place(tuple(unit for unit in wanted if inside is None or unit in inside), ordered=True)
+
+
+def not_trusted(*, is_placed: bool) -> Failure:
+    """What a stranger is told that may not do so."""
+    what = "say which unit a request goes to" if is_placed else "ask why a request goes to a unit"
+    return Failure(Kind.NOT_TRUSTED, f"only trusted peers may {what}; see `trusted`")
+
+
+def not_here(failure: Failure, board: Board, unit: str | None) -> tuple[Failure, str]:
+    """A refusal as one is told who has chosen the unit, and may choose again; and its reason in a word."""
+    kind = failure.kind
+    if kind not in _ELSEWHERE and kind.row.fault is not Fault.UNIT:
+        return failure, ""
+    reason = why_not(board, unit) if kind is Kind.NO_UNIT else kind.value
+    return Failure(Kind.NOT_HERE, f"{reason}: {failure.message}"), reason
 
 
 def why_not(board: Board, unit: str | None) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from re import compile as pattern
+
 from cellgate.proxy.request.placement import is_final, told
 from cellgate.proxy.wire.failure import Failure, Kind
 from cellgate.proxy.wire.upstream import ReplyHead
@@ -10,6 +12,7 @@ from cellgate.router.nouns import Outcome
 
 _OK = Outcome.OK
 _BUSY = (429, 503)
+_RESPONSE_ID = pattern(rb'"id"\s*:\s*"(resp_[^"]{1,200})"')
 # FastAPI's engines say so when they have no such path; clients get OpenAI's error shape and a reason instead.
 _NO_SUCH_PATH = str(len('{"detail":"Not Found"}')).encode()
 
@@ -39,3 +42,9 @@ def outcome_of(status: int) -> Outcome:
     if status in _BUSY:
         return Outcome.BUSY
     return Outcome.CLIENT_ERROR if status < 500 else Outcome.UNIT_ERROR
+
+
+def response_id(body: bytes) -> str:
+    """The id of the stored response whose beginning this is; empty: it has none."""
+    found = _RESPONSE_ID.search(body)
+    return found[1].decode("latin-1") if found is not None else ""

@@ -11,8 +11,8 @@ from statistics import median
 from typing import Any
 
 from cellgate.proxy.config.settings import Headers
+from cellgate.proxy.control.stored_responses import StoredResponses
 from cellgate.proxy.request.ask import read_ask
-from cellgate.proxy.request.local_endpoints import OwnAnswers
 from cellgate.proxy.request.routing_headers import Wishes
 from cellgate.proxy.wire.failure import Failure, Kind
 from cellgate.router.dry_run import Look, Preview, cost_of, preview
@@ -60,14 +60,14 @@ class Choice:
     def __init__(
         self,
         router: Router,
-        own: OwnAnswers,
+        stored: StoredResponses,
         headers: Headers,
         policy: str,
         now: Callable[[], float],
         rng: random.Random,
     ) -> None:
         self._router = router
-        self._own = own
+        self._stored = stored
         self._wishes = Wishes(headers)
         # What is told by a parameter here stands in these header lines of a request.
         self._lines = {
@@ -90,9 +90,10 @@ class Choice:
         if isinstance(ask, Ask):
             lines = [(self._lines[name], query[name].encode()) for name in query if name in self._lines]
             ask = self._wishes.heed(ask, lines, self._now())
+        if isinstance(ask, Ask):
+            ask = self._stored.bind(ask)
         if isinstance(ask, Failure):
             return ask
-        ask = self._own.placed(ask)
         tried = [name for name in query.get("tried", "").split(",") if name]
         found = preview(self._router, ask, self._now(), self._rng, tried=tried, size=len(body or b""))
         return {

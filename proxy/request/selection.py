@@ -1,14 +1,14 @@
-"""One request's search for a unit: one after the other, or a place in the queue, until there is no other.
+"""One request's selection of units: one after the other, until there is no other.
 
-Which unit it is to be is for router/ to say, and whether there is to be another one for router/retry.py.
+It keeps what the next choice depends on. Which unit it is to be is for the dispatcher to say, and whether
+there is to be another one for router/retry.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from cellgate.proxy.control.containment import Held
+from cellgate.proxy.request.dispatcher import PickRequest, Waiter
 from cellgate.proxy.wire.failure import Failure
 from cellgate.router.lease import Lease
 from cellgate.router.nouns import Ask, Outcome, Refusal, Verdict
@@ -16,156 +16,149 @@ from cellgate.router.retry import Attempts, Step, next_step
 
 if TYPE_CHECKING:
     from cellgate.proxy.gate import Gate
-    from cellgate.router.queue import Ticket
+    from cellgate.proxy.request.dispatcher import Pending
+    from cellgate.proxy.request.placement import Place
 
 _NO_ASK, _NO_ATTEMPTS = Ask(), Attempts()
-
-Tell = Callable[[Lease | Refusal], None]
-"""Takes what came of a wait in the queue."""
+_new = tuple.__new__
 
 
-class Search:
+class Selection:
     """One request's, for `ask`, with a body of `size` bytes; `once`: it may be sent to one unit only.
 
-    `history` has the units that failed, `failure` what the last of them did."""
+    `history` has the units that failed, `failure` what the last of them did; the other fields are those of
+    PickRequest.
+    """
 
     __slots__ = (
+        "_dispatcher",
         "_draws",
         "_gate",
         "_moved",
         "_once",
+        "_pending",
         "_size",
-        "_ticket",
         "_turned_away",
         "ask",
+        "explain_since",
         "failure",
         "given",
         "history",
+        "units",
     )
 
     def __init__(self, gate: Gate, size: int, *, once: bool = False) -> None:
         self._gate = gate
+        self._dispatcher = gate.dispatcher
         self._size = size
         self._once = once
         self._moved = self._draws = False
-        self._ticket: Ticket | Held | None = None
+        self._pending: Pending | None = None
         self._turned_away = 0
         self.ask = _NO_ASK
+        self.explain_since = 0.0
         self.failure: Failure | None = None
-        self.given: Lease | Refusal | None = None
-        """What the last pick, or the queue, has said, until something is made of it."""
+        self.given: Lease | Failure | None = None
+        """What was found, until something is made of it."""
         self.history = _NO_ATTEMPTS
+        self.units: tuple[str | None, ...] | None = None
 
     @property
     def queued_at(self) -> float | None:
         """Since when it has a place in the queue; None: it has none."""
-        return self._ticket.entered_at if self._ticket is not None else None
+        return self._pending.queued_at if self._pending is not None else None
+
+    def place(self, wanted: Place) -> None:
+        """Go to these units and to no others."""
+        if wanted.ordered:
+            self.units = wanted.units or (None,)
+        else:
+            # As if it had tried all others: whatever is decided later, it does not go there.
+            others = self._gate.board.desks.keys() - set(wanted.units)
+            self.units, self.history = (None,), Attempts(tried=tuple(others))
 
     # -- which unit ----------------------------------------------------------------------------------------
 
-    def pick(self, *, draws: bool = False, moved: bool = False) -> Lease | Refusal:
-        """The next unit. `draws`: on the retry budget; `moved`: it lost one through no fault of its own."""
-        self._moved, self._draws = self._moved or moved, draws
-        self.given = answer = self._pick(self.history.tried, evicted=self._moved, draws=draws)
-        return answer
+    def acquire(self, waiter: Waiter, draws: bool, moved: bool) -> Lease | Failure | None:
+        """The next unit, or why there is none. None: it waits, and `waiter` is told later (see `settle`).
 
-    def pick_besides(self, unit: str, step: Step) -> Lease | Refusal:
-        """Another one than `unit`, at once."""
-        self._draws, tried = step.draws, (*self.history.tried, unit)
-        self.given = answer = self._pick(tried, evicted=not step.draws, draws=step.draws)
-        return answer
-
-    def heed(self, answer: Lease | Refusal, tell: Tell) -> Lease | Failure | None:
-        """What follows from what a pick, or later the queue, has to say: a unit, or that there is none.
-
-        None: the ask waits, and `tell` is told what comes of that.
+        `draws`: on the retry budget; `moved`: it lost one through no fault of its own.
         """
-        if self._ticket is None and isinstance(answer, Lease):
-            return answer
-        gate, ticket, self._ticket = self._gate, self._ticket, None
-        if ticket is not None:
-            gate.routing.waited(gate.now() - ticket.entered_at)
-        if gate.containment.watchful and (answer is Refusal.POISON or self._is_barred(answer, ticket)):
-            return gate.containment.failure(self.ask, self.history.tried)
-        if isinstance(answer, Lease):
-            return answer
-        if ticket is None:
-            waits = self._wait(answer, tell)
-            if isinstance(waits, Lease):
-                return waits
-            answer = waits
-        return None if self._ticket is not None else self.failure or gate.explain(answer, self.ask)
+        self._draws = draws
+        if moved:
+            self._moved = True
+        found = self._dispatcher.acquire(self._request(self.history.tried, self._moved), waiter)
+        if isinstance(found, Lease):
+            self.given = found
+            return found if self.units is None else self.settle(found)
+        if isinstance(found, Failure):
+            return self.settle(found)
+        self._pending = found
+        return None
 
-    def waits_again(self, tell: Tell) -> bool:
+    def acquire_other(self, waiter: Waiter, unit: str, step: Step) -> Lease | Refusal | None:
+        """Another one than `unit`, at once or not at all. None: there seems to be one; it is asked for."""
+        self._draws = step.draws
+        request = self._request((*self.history.tried, unit), not step.draws)
+        found = self._dispatcher.acquire_other(request, waiter)
+        if isinstance(found, Refusal):
+            return found
+        if isinstance(found, Lease):
+            self.given = found
+            self.settle(found)
+            return found
+        self._pending = found
+        return None
+
+    def waits_again(self, waiter: Waiter) -> bool:
         """Whether an ask that its unit has no room for goes back to the queue until it may have."""
         if self._turned_away >= self._gate.board.rules.attempts - 1:
             return False
-        self._wait(Refusal.FULL, tell, must_wait=True)
-        if self._ticket is None:
+        request = self._request(self.history.tried, self._moved)._replace(must_wait=True)
+        found = self._dispatcher.acquire(request, waiter)
+        if isinstance(found, Lease | Failure):
             return False
+        self._pending = found
         self._turned_away += 1
         return True
 
-    def leave(self) -> None:
-        """Nobody waits for a unit any more, nor takes the one that was given."""
-        if self._ticket is not None:
-            if isinstance(self._ticket, Held):
-                self._gate.containment.leave(self._ticket)
-            else:
-                self._gate.router.waiting.remove(self._ticket)
-            self._ticket = None
-        self._give_back()
+    def settle(self, found: Lease | Failure) -> Lease | Failure:
+        """Take what was found: a unit, or what the client is to be told."""
+        self._pending = None
+        if isinstance(found, Lease):
+            unit: str | None = found.unit
+        else:
+            unit = self.units[-1] if self.units is not None else None
+            found = found if found.kind.row.is_final else self.failure or found
+        if self.units is not None and self.units[-1] is not None:
+            # From here on it is one for that unit.
+            self.ask = self.ask._replace(unit=unit)
+        return found
 
-    def _give_back(self) -> None:
+    def cancel(self) -> None:
+        """Nobody waits for a unit any more, nor takes the one that was found."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.cancel()
         given, self.given = self.given, None
         if isinstance(given, Lease) and not given.closed:
-            self._gate.close(given, Outcome.GATE_ERROR)
+            self._dispatcher.released(given, Outcome.GATE_ERROR)
 
-    def _pick(self, tried: tuple[str, ...], *, evicted: bool, draws: bool) -> Lease | Refusal:
-        gate = self._gate
-        if gate.containment.watchful:
-            return gate.containment.pick(self.ask, tried, evicted=evicted, retry=draws)
-        return gate.router.pick(self.ask, gate.now(), tried, evicted=evicted, retry=draws)
-
-    def _is_barred(self, answer: Lease | Refusal, ticket: Ticket | Held | None) -> bool:
-        """Whether it may have none of the units any more; one that it got while it waited is given back."""
-        gate = self._gate
-        if ticket is None or not gate.containment.bars(self.ask, self.history.tried):
-            return False
-        if isinstance(answer, Lease):
-            gate.close(answer, Outcome.GATE_ERROR)
-        return True
-
-    def _wait(self, answer: Refusal, tell: Tell, *, must_wait: bool = False) -> Lease | Refusal:
-        """Queue the ask, where waiting may help; why not, if it does not; or a unit, if one has room.
-
-        `must_wait`: not even then, for it was turned away just now.
-        """
-        if answer is Refusal.HELD:
-            self._ticket = self._gate.containment.hold(self.ask, self.history.tried, tell)
-            return Refusal.NO_UNIT
-        gate, tried = self._gate, frozenset(self.history.tried)
-        # It has lost its unit through no fault of its own, or the one there is answers in a moment.
-        moved = self._moved or answer is Refusal.UNSURE
-        may_wait = answer is Refusal.FULL or (moved and gate.board.could_serve(self.ask, tried))
-        if not may_wait:
-            return answer
-        place = gate.router.wait(
+    def _request(self, tried: tuple[str, ...], moved: bool) -> PickRequest:
+        failed = self.failure is not None
+        # The fields stand in their order.
+        fields = (
             self.ask,
-            gate.now(),
+            self._size,
             tried,
-            tell,
-            size=self._size,
-            moved=moved,
-            retry=self._draws,
-            # Who may be given what is then for containment to say.
-            must_wait=must_wait or gate.containment.watchful,
+            moved,
+            self._draws,
+            False,
+            failed,
+            self.units,
+            self.explain_since,
         )
-        if isinstance(place, Lease | Refusal):
-            return place
-        self._ticket = place
-        gate.room()
-        return answer
+        return _new(PickRequest, fields)
 
     # -- whether there is to be another one ----------------------------------------------------------------
 
@@ -177,7 +170,7 @@ class Search:
             retryable=row.retryable and not self._once,
             by_response=row.by_response and lease.desk.case.verdict is Verdict.UP,
             live=board.in_flight,
-            paid_live=board.retries_in_flight + self._gate.router.waiting.retries,
+            paid_live=self._dispatcher.paid_retries(),
             rules=board.rules,
         )
 

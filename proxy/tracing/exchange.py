@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from cellgate.proxy.metrics.continuations import Result
 from cellgate.proxy.request.continuation import Continuation
@@ -10,7 +10,7 @@ from cellgate.proxy.request.exchange import Exchange
 from cellgate.proxy.request.response import Answer
 from cellgate.proxy.wire.failure import Failure, Kind
 from cellgate.router.lease import Lease
-from cellgate.router.nouns import Outcome, Refusal
+from cellgate.router.nouns import Outcome
 
 if TYPE_CHECKING:
     from cellgate.proxy.request.relay import Relay
@@ -76,9 +76,10 @@ class TracedExchange(Exchange):
         self._answer.trace.failure = failure.kind.value
         super().failed(failure)
 
-    def _settle(self, answer: Lease | Refusal) -> None:
-        self._note_wait(answer.opened_at if isinstance(answer, Lease) else None)
-        super()._settle(answer)
+    def on_result(self, found: Lease | Failure) -> None:
+        """What came of waiting for a unit."""
+        self._note_wait(found.opened_at if isinstance(found, Lease) else None)
+        super().on_result(found)
 
     def _attempt(self, lease: Lease, *, fresh: bool = False) -> None:
         if not fresh:
@@ -88,9 +89,9 @@ class TracedExchange(Exchange):
     def _head(self, lines: bytes, target: bytes, length: int) -> bytes:
         return super()._head(lines + self._answer.trace.lines, target, length)
 
-    def _blame(self, lease: Lease, failure: Failure) -> None:
+    def _blame(self, lease: Lease, failure: Failure, shown: int = 0) -> None:
         self._answer.trace.failure = failure.kind.value
-        super()._blame(lease, failure)
+        super()._blame(lease, failure, shown)
 
     def _close(self, lease: Lease, outcome: Outcome) -> None:
         self._answer.trace.end_attempt(lease, outcome, self._gate.now())
@@ -100,14 +101,3 @@ class TracedExchange(Exchange):
         since = self._search.queued_at
         if since is not None:
             self._answer.trace.waited(since, until or self._gate.now())
-
-
-_MADE: dict[type[Exchange], type[TracedExchange]] = {}
-
-
-def traced(kind: type[Exchange]) -> type[TracedExchange]:
-    """Exchanges of this kind, whichever there are, that are traced as well."""
-    if kind not in _MADE:
-        made = type(f"Traced{kind.__name__}", (TracedExchange, kind), {"__slots__": ()})
-        _MADE[kind] = cast("type[TracedExchange]", made)
-    return _MADE[kind]

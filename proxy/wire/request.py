@@ -11,7 +11,7 @@ class Request:
     """One whole request. `lines` and `fields` hold its head (see heads.py).
 
     `is_placed`: its sender has said which unit it is for (see placement.py); `is_explained`: it asks why it
-    goes where it goes (see explained.py); `is_uncontinued`: no other unit is to go on with its stream.
+    goes where it goes (see docs/routing.md); `is_uncontinued`: no other unit is to go on with its stream.
 
     `target` is path and query as sent, `path` without the query, `given_id` the client's request id, `length`
     the declared size of the body, `pieces` in how many it came (if more than one), `reserved` the bytes of

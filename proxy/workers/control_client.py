@@ -9,21 +9,48 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from cellgate.proxy.logs.defects import guarded
+from cellgate.proxy.request.dispatcher import PickRequest, Waiter
 from cellgate.proxy.wire.failure import Failure, Kind
 from cellgate.proxy.workers.link import Link
-from cellgate.proxy.workers.protocol import Message, Say
-from cellgate.router.nouns import Refusal
+from cellgate.proxy.workers.protocol import Message, Say, request_out
+from cellgate.router.lease import Lease
 
-if TYPE_CHECKING:
-    from cellgate.proxy.workers.remote import RemoteSearch
-
+QUEUED_S = 0.01
+"""A question that takes longer is about one that waits."""
 WITHOUT_BRAIN_S = 1.0
 """So long a question waits for a brain; a new one is there after a fifth of it."""
 SILENT_S = 1.0
 """A brain that has not been heard for so long is taken for lost; it speaks four times a second."""
 UNSAID_MAX = 65_536
+
+
+class Question:
+    """A request for a unit that the brain has not answered yet."""
+
+    __slots__ = ("_line", "_waiter", "asked_at", "number", "request")
+
+    def __init__(self, line: Line, number: int, request: PickRequest, waiter: Waiter, now: float) -> None:
+        self._line = line
+        self._waiter = waiter
+        self.asked_at = now
+        self.number = number
+        self.request = request
+
+    @property
+    def queued_at(self) -> float | None:
+        """Since when it has a place in the queue, as far as can be seen from here; None: it has none."""
+        return self.asked_at if self._line.now() - self.asked_at > QUEUED_S else None
+
+    def settle(self, found: Lease | Failure) -> None:
+        """The brain's answer, or that there will be none."""
+        guarded(self._waiter, self._waiter.on_result, found)
+
+    def cancel(self) -> None:
+        """Nobody waits for the answer any more."""
+        self._line.leave(self.number)
 
 
 class Line:
@@ -36,13 +63,14 @@ class Line:
         heard: Callable[[Message], None],
     ) -> None:
         self._loop = loop
+        self.now = loop.time
         self._greet = greet
         self._heard = heard
         self._link: Link | None = None
         self._unsaid: deque[Message] = deque(maxlen=UNSAID_MAX)
         self._heard_at = loop.time()
         self._number = 0
-        self._asks: dict[int, tuple[RemoteSearch, Message, float]] = {}
+        self._asks: dict[int, Question] = {}
 
     def __len__(self) -> int:
         """Questions that are open."""
@@ -59,8 +87,8 @@ class Line:
             link.send(message)
         while self._unsaid:
             link.send(self._unsaid.popleft())
-        for number, (_, wanted, _) in self._asks.items():
-            link.send((Say.PICK, number, wanted))
+        for number, question in self._asks.items():
+            link.send((Say.PICK, number, request_out(question.request)))
         return link
 
     def has_brain(self) -> bool:
@@ -94,31 +122,30 @@ class Line:
 
     # -- asking --------------------------------------------------------------------------------------------
 
-    def ask(self, search: RemoteSearch, wanted: Message) -> int:
-        """Have the brain find a unit, as is `Wanted`, and tell `search`. The id of question and lease."""
+    def ask(self, request: PickRequest, waiter: Waiter) -> Question:
+        """Have the brain find a unit, and tell `waiter`. The lease will have the number of the question."""
         self._number = number = self._number + 1
-        self._asks[number] = search, wanted, self._loop.time()
+        self._asks[number] = question = Question(self, number, request, waiter, self.now())
         if self._link is not None:
-            self._link.send((Say.PICK, number, wanted))
+            self._link.send((Say.PICK, number, request_out(request)))
         if not self.has_brain():
             self._loop.call_later(WITHOUT_BRAIN_S, self._give_up, number)
-        return number
+        return question
 
     def leave(self, number: int) -> None:
         """Nobody waits for that answer any more."""
         if self.answered(number) is not None:
             self.mention((Say.LEAVE, number))
 
-    def answered(self, number: int) -> RemoteSearch | None:
-        """Who asked that; None: nobody waits for it any more. The question is closed."""
-        asked = self._asks.pop(number, None)
-        return None if asked is None else asked[0]
+    def answered(self, number: int) -> Question | None:
+        """The question of that number, which is closed; None: nobody waits for it any more."""
+        return self._asks.pop(number, None)
 
     def tick(self, now: float) -> None:
         """Give up what a brain that stands still was asked before it did."""
         if self._link is not None and not self.has_brain():
-            for number, (_, _, asked_at) in list(self._asks.items()):
-                if now - asked_at > WITHOUT_BRAIN_S:
+            for number, question in list(self._asks.items()):
+                if now - question.asked_at > WITHOUT_BRAIN_S:
                     self._give_up(number)
 
     def _hear(self, message: Message) -> None:
@@ -133,8 +160,8 @@ class Line:
             self._loop.call_later(WITHOUT_BRAIN_S, self._give_up, number)
 
     def _give_up(self, number: int) -> None:
-        if self.has_brain() or (search := self.answered(number)) is None:
+        if self.has_brain() or (question := self.answered(number)) is None:
             return
         self.mention((Say.LEAVE, number))
         reason = "the process that knows the units has ended, or stands still; another is on its way; retry"
-        search.told(Refusal.NO_UNIT, Failure(Kind.NO_BRAIN, reason))
+        question.settle(Failure(Kind.NO_BRAIN, reason))

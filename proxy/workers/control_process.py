@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from cellgate.proxy.config.settings import Settings
+from cellgate.proxy.control.local_dispatcher import LocalDispatcher
 from cellgate.proxy.control.stall_watch import DISTRUST_S, LAG_S
 from cellgate.proxy.gate import Gate, Publish, ReadLarge
 from cellgate.proxy.handover.view import View
@@ -44,6 +45,8 @@ class LogsOfWorkers(AccessLog):
 
 class BrainGate(Gate):
     """A gate whose clients are at its workers, which accept on `listeners`: here they are only held."""
+
+    dispatcher: LocalDispatcher
 
     def __init__(
         self,

@@ -14,6 +14,7 @@ from array import array
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from cellgate.proxy.request.dispatcher import PickRequest
 from cellgate.proxy.wire.failure import Failure, Kind
 from cellgate.router.nouns import Ask
 
@@ -32,17 +33,17 @@ class Say:
     """Fleet and view (None: nothing yet), leases: what it knows of units, and has open."""
     ACCEPTING = 1
     PICK = 2
-    """Id, `Wanted`: a unit is to be found for an ask. The answer is GRANT or REFUSE."""
+    """Id, `PickRequest`: a unit is to be found for it. The answer is GRANT or REFUSE."""
     LEAVE = 3
     """Id: nobody waits for that any more."""
     COMMIT = 4
-    """Id, at: the lease of that id has shown something."""
+    """Id, at, resumed: the lease of that id has shown something."""
     CLOSE = 5
     """Id, outcome, at."""
     WORKED = 6
-    """Id, events, usage, at."""
+    """Id, events, usage, at, was_paused."""
     BLAME = 7
-    """Id, failure."""
+    """Id, failure, tokens shown to the client in all, and by this unit, judged: that attempt has failed."""
     FINISHED = 8
     """Route, status, unit, TTFT, duration, bytes in, bytes out."""
     RARE = 9
@@ -53,8 +54,6 @@ class Say:
     """Response, unit: who has it."""
     TICK = 12
     """A `Report`."""
-    BROKE = 13
-    """Id, kind of failure, tokens shown to the client in all, and by this unit: that attempt has failed."""
 
 
 class Tell:
@@ -74,26 +73,6 @@ class Tell:
     """Id, failure."""
     EVICT = 6
     """Ids of leases whose unit went down."""
-
-
-class Wanted(NamedTuple):
-    """An ask as a worker puts it. See proxy/request/selection.py for what decides here.
-
-    `size` is that of its body; `queued`: it was turned away just now, and is to wait; `failed`: it has a
-    failure to show already; `received_at`, if not 0: it wants to know why it goes where it goes; `units`,
-    where it names them, are the only ones, in this order. An ask for the unit "" is for the one that made the
-    response it follows.
-    """
-
-    ask: Message
-    size: int
-    tried: tuple[str, ...] = ()
-    moved: bool = False
-    draws: bool = False
-    queued: bool = False
-    failed: bool = False
-    received_at: float = 0.0
-    units: tuple[str | None, ...] | None = None
 
 
 class Report(NamedTuple):
@@ -165,7 +144,7 @@ class Frames:
 FEW_BLOCKS = 16
 """So many are sent as they are sooner than they are packed."""
 _BLOCKS = Ask._fields.index("blocks")
-_ask = tuple.__new__
+_new = tuple.__new__
 
 
 def ask_out(ask: Ask) -> Message:
@@ -180,10 +159,22 @@ def ask_in(plain: Message) -> Ask:
     """An ask that was sent."""
     packed = plain[_BLOCKS]
     if type(packed) is not bytes:
-        return _ask(Ask, plain)
+        return _new(Ask, plain)
     hashes = array("Q")
     hashes.frombytes(packed)
-    return _ask(Ask, (*plain[:_BLOCKS], tuple(hashes), *plain[_BLOCKS + 1 :]))
+    return _new(Ask, (*plain[:_BLOCKS], tuple(hashes), *plain[_BLOCKS + 1 :]))
+
+
+def request_out(request: PickRequest) -> Message:
+    """A request for a unit as it is sent."""
+    ask, *rest = request
+    return ask_out(ask), *rest
+
+
+def request_in(plain: Message) -> PickRequest:
+    """A request for a unit that was sent."""
+    ask, *rest = plain
+    return _new(PickRequest, (ask_in(ask), *rest))
 
 
 def failure_out(failure: Failure) -> Message:

@@ -12,10 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from cellgate.proxy.logs.record import Finished
 from cellgate.proxy.metrics.continuations import Result
-from cellgate.proxy.request.local_endpoints import OwnAnswers
-from cellgate.proxy.request.placed import PlacedSearch
-from cellgate.proxy.request.routing_explain import header_line
-from cellgate.proxy.request.selection import Search
+from cellgate.proxy.request.dispatcher import NOT_QUEUED, Pending, PickRequest
 from cellgate.proxy.wire.failure import Failure, Kind
 from cellgate.proxy.workers.figures import Record
 from cellgate.proxy.workers.protocol import (
@@ -23,22 +20,20 @@ from cellgate.proxy.workers.protocol import (
     Report,
     Say,
     Tell,
-    Wanted,
     ask_in,
     failure_in,
     failure_out,
+    request_in,
 )
-from cellgate.proxy.workers.worker import OUTCOMES
+from cellgate.proxy.workers.remote_dispatcher import OUTCOMES
 from cellgate.router.cost_model import Usage
 from cellgate.router.lease import Lease
-from cellgate.router.nouns import Ask, Outcome, Refusal
-from cellgate.router.retry import Attempts
+from cellgate.router.nouns import Outcome, Refusal
 
 if TYPE_CHECKING:
     from cellgate.proxy.workers.control_process import BrainGate
     from cellgate.proxy.workers.link import Link
 
-_SHOWN_ALREADY = Failure(Kind.NO_UNIT, "it has a failure to show, and that is shown")
 _ENOUGH_RETRIES = Failure(Kind.NO_UNIT, "no unit may be tried again: enough retries are under way")
 _new = tuple.__new__
 
@@ -56,7 +51,7 @@ class Seat:
         """Whether it has been told of the units."""
         self.accepting = False
         self._brain = brain
-        self._asks: dict[int, Search] = {}
+        self._pending: dict[int, Pending] = {}
         self._early: dict[int, Message] = {}
         """What was asked before all was known that is open."""
         self._leases: dict[int, Lease] = {}
@@ -70,11 +65,10 @@ class Seat:
             Say.CLOSE: self._close,
             Say.WORKED: self._worked,
             Say.BLAME: self._blame,
-            Say.BROKE: self._broke,
             Say.FINISHED: self._finished,
             Say.RARE: self._rare,
             Say.DOUBT: self._doubt,
-            Say.MADE: brain.own_answers.made,
+            Say.MADE: brain.stored.made,
             Say.TICK: self._tick,
         }
 
@@ -95,12 +89,12 @@ class Seat:
     def vacate(self) -> None:
         """It is gone."""
         self._early.clear()
-        for search in list(self._asks.values()):
-            search.leave()
-        self._asks.clear()
+        pending, self._pending = self._pending, {}
+        for each in pending.values():
+            each.cancel()
         leases, self._leases = self._leases, {}
         for lease in leases.values():
-            self._brain.close(lease, Outcome.GATE_ERROR)
+            self._brain.dispatcher.released(lease, Outcome.GATE_ERROR)
 
     # -- asks ----------------------------------------------------------------------------------------------
 
@@ -108,101 +102,77 @@ class Seat:
         if not self._brain.knows_all:
             self._early[number] = plain
             return
-        wanted = _new(Wanted, plain)
-        ask = _placed(ask_in(wanted.ask), self._brain.own_answers)
-        if isinstance(ask, Failure):
-            self._refuse(number, ask)
-            return
-        search = self._search(ask, wanted)
-        if wanted.queued:
-            if search.waits_again(partial(self._settle, number, search, wanted.received_at)):
-                self._asks[number] = search
-            else:
-                self._refuse(number, self._brain.explain(Refusal.FULL, ask))
-        elif wanted.draws and self._brain.has_enough_retries():
-            self._refuse(number, _ENOUGH_RETRIES)
+        request = request_in(plain)
+        if request.draws:
+            if request.must_wait:
+                # It is refused nothing for its retry, and so takes nothing from the budget of all workers.
+                request = request._replace(draws=False)
+            elif self._brain.has_enough_retries():
+                self._refuse(number, _ENOUGH_RETRIES)
+                return
+        asker = Asker(self, number, request)
+        found = self._brain.dispatcher.acquire(request, asker)
+        if isinstance(found, Lease | Failure):
+            self.settle(asker, found)
         else:
-            answer = search.pick(draws=wanted.draws, moved=wanted.moved)
-            if isinstance(answer, Lease):
-                self._grant(number, answer, wanted.received_at)
-            else:
-                self._settle(number, search, wanted.received_at, answer)
+            asker.pending = self._pending[number] = found
 
-    def _search(self, ask: Ask, wanted: Wanted) -> Search:
-        if wanted.units is None:
-            search = Search(self._brain, wanted.size)
+    def settle(self, asker: Asker, found: Lease | Failure) -> None:
+        """What came of an ask, at once or later."""
+        number = asker.number
+        self._pending.pop(number, None)
+        if isinstance(found, Lease):
+            found.on_evict = partial(self._brain.evicted, self, number)
+            self._leases[number] = found
+            self.link.send((Tell.GRANT, number, found.unit, found.opened_at, found.explanation))
+        elif found is NOT_QUEUED:
+            # The words of its unit are gone by now.
+            self._refuse(number, self._brain.explain(Refusal.FULL, asker.request.ask))
         else:
-            search = PlacedSearch(self._brain, wanted.size)
-            search.units = wanted.units
-        search.ask = ask
-        if wanted.tried:
-            search.history = Attempts(wanted.tried)
-        if wanted.failed:
-            search.failure = _SHOWN_ALREADY
-        return search
-
-    def _settle(self, number: int, search: Search, received_at: float, answer: Lease | Refusal) -> None:
-        """What a pick, or later the queue, has to say."""
-        found = search.heed(answer, partial(self._settle, number, search, received_at))
-        if found is None:
-            self._asks[number] = search
-            return
-        self._asks.pop(number, None)
-        if isinstance(found, Failure):
             self._refuse(number, found)
-        else:
-            self._grant(number, found, received_at)
 
-    def _grant(self, number: int, lease: Lease, received_at: float) -> None:
-        lease.on_evict = partial(self._brain.evicted, self, number)
-        self._leases[number] = lease
-        line = header_line(lease, lease.opened_at - received_at) if received_at else b""
-        self.link.send((Tell.GRANT, number, lease.unit, lease.opened_at, line))
+    def crashed(self, number: int, error: Exception) -> None:
+        """An ask could not be answered."""
+        self._brain.defect("a worker's request for a unit failed", error)
+        self._refuse(number, Failure(Kind.INTERNAL, "the gate failed on this request; its log says more"))
 
     def _refuse(self, number: int, why: Failure) -> None:
         self.link.send((Tell.REFUSE, number, failure_out(why)))
 
     def _leave(self, number: int) -> None:
         self._early.pop(number, None)
-        if (search := self._asks.pop(number, None)) is not None:
-            search.leave()
+        if (pending := self._pending.pop(number, None)) is not None:
+            pending.cancel()
         elif (lease := self._leases.pop(number, None)) is not None:
             # It was given a unit just now, and nothing was sent there.
             self._brain.withdraw(lease)
 
     # -- leases --------------------------------------------------------------------------------------------
 
-    def _commit(self, number: int, at: float) -> None:
+    def _commit(self, number: int, at: float, resumed: bool) -> None:
         lease = self._leases.get(number)
         if lease is None or lease.committed:
             return
         lease.commit(at)
-        self._brain.board.prove(lease)
         if lease.ask.stream:
             lease.desk.life_at = max(lease.desk.life_at, at)
-            self._brain.routing.shown(lease)
-            # One prompt less to compute.
-            self._brain.room()
+        self._brain.dispatcher.committed(lease, resumed=resumed)
 
     def _close(self, number: int, outcome: int, at: float) -> None:
         lease = self._leases.pop(number, None)
         self._closed = number, lease
         if lease is not None:
-            self._brain.close(lease, OUTCOMES[outcome], at)
+            self._brain.dispatcher.released(lease, OUTCOMES[outcome], at)
 
     def _worked(self, number: int, events: int, usage: Message | None, at: float, was_paused: bool) -> None:
         if (lease := self._lease(number)) is not None:
             lease.was_paused = was_paused
             used = None if usage is None else Usage(*usage)
-            self._brain.worked(lease, events, used, at)
+            self._brain.dispatcher.completed(lease, events, used, at)
 
-    def _blame(self, number: int, failure: Message) -> None:
+    def _blame(self, number: int, failure: Message, tokens: int, shown: int, judged: bool) -> None:
         if (lease := self._lease(number)) is not None:
-            self._brain.blame(lease, failure_in(failure))
-
-    def _broke(self, number: int, kind: str, tokens: int, shown: int) -> None:
-        if (lease := self._lease(number)) is not None:
-            self._brain.containment.broke(lease, Kind(kind), tokens, shown)
+            self._brain.dispatcher.blame(lease, failure_in(failure), tokens, shown, judged=judged)
 
     def _lease(self, number: int) -> Lease | None:
         """One that is open, or was closed with the last word about leases."""
@@ -271,11 +241,26 @@ class Seat:
                     lease.desk.work_at = max(lease.desk.work_at, self.report.at)
 
 
-def _placed(ask: Ask, own: OwnAnswers) -> Ask | Failure:
-    """The ask, bound to the unit that has what it follows."""
-    if ask.unit == "":
-        return own.sticky_ask(b"/v1/responses/" + (ask.follows or "").encode("latin-1"))
-    return own.placed(ask)
+class Asker:
+    """Stands for the exchange at the worker that waits for a unit."""
+
+    __slots__ = ("_seat", "number", "pending", "request")
+
+    def __init__(self, seat: Seat, number: int, request: PickRequest) -> None:
+        self._seat = seat
+        self.number = number
+        self.pending: Pending | None = None
+        self.request = request
+
+    def on_result(self, found: Lease | Failure) -> None:
+        """What came of it."""
+        self._seat.settle(self, found)
+
+    def crashed(self, error: Exception) -> None:
+        """To find a unit for it, or to tell so, has failed."""
+        if self.pending is not None:
+            self.pending.cancel()
+        self._seat.crashed(self.number, error)
 
 
 def _continued(brain: BrainGate, unit: str, result: str, reason: str) -> None:

@@ -20,31 +20,18 @@ from cellgate.proxy.handover.view import view_of
 from cellgate.proxy.logs.access_log import AccessLog
 from cellgate.proxy.logs.events import EventLog
 from cellgate.proxy.logs.record import Finished
-from cellgate.proxy.request.exchange import Exchange
 from cellgate.proxy.wire.body_memory import BodyMemory
 from cellgate.proxy.wire.downstream import ClientConnection
-from cellgate.proxy.wire.failure import Failure
 from cellgate.proxy.wire.pool import MakeTls
-from cellgate.proxy.wire.request import Request
 from cellgate.proxy.workers.accept_balance import Page, SharedEntrance
 from cellgate.proxy.workers.accounts import Accounts
 from cellgate.proxy.workers.board_replica import fleet_in, take
 from cellgate.proxy.workers.control_client import Line
-from cellgate.proxy.workers.protocol import Message, Pulse, Say, Tell, ask_out, failure_in, failure_out
-from cellgate.proxy.workers.remote import (
-    RemoteExchange,
-    RemoteExplainedExchange,
-    RemoteLease,
-    RemotePlacedExchange,
-)
+from cellgate.proxy.workers.protocol import Message, Pulse, Say, Tell
+from cellgate.proxy.workers.remote_dispatcher import RemoteDispatcher
 from cellgate.proxy.workers.told import far_parts
-from cellgate.router.cost_model import Usage
-from cellgate.router.lease import Lease
-from cellgate.router.nouns import Fleet, Outcome, Refusal, Verdict
+from cellgate.router.nouns import Fleet, Verdict
 from cellgate.router.unit_state import Desk
-
-OUTCOMES = tuple(Outcome)
-OUTCOME_INDEX = {outcome: index for index, outcome in enumerate(OUTCOMES)}
 
 
 class WorkerGate(Gate):
@@ -92,21 +79,20 @@ class WorkerGate(Gate):
         self.opened = asyncio.Event()
         """The brain lets clients in."""
         self._accepts = False
-        self._leases: dict[int, RemoteLease] = {}
+        self.dispatcher: RemoteDispatcher = RemoteDispatcher(self.board, self.line, self.accounts, self.now)
         self._handlers: dict[int, Callable[..., None]] = {
             Tell.FLEET: self._take_fleet,
             Tell.UNITS: self._take_units,
             Tell.PULSE: self._take_pulse,
             Tell.OPEN: self.opened.set,
-            Tell.GRANT: self._granted,
-            Tell.REFUSE: self._refused_by_brain,
-            Tell.EVICT: self._evict,
+            Tell.GRANT: self.dispatcher.granted,
+            Tell.REFUSE: self.dispatcher.refused,
+            Tell.EVICT: self.dispatcher.evict,
         }
         far = far_parts(self)
-        self.own_answers, self.continuations, self.routing = far.own_answers, far.continuations, far.routing
+        self.continuations = far.continuations
         self.balancers, self._vigil, self.metrics = far.balancers, far.vigil, far.metrics
         self.orca = self._orca_told = far.orca
-        self.containment = far.containment
 
     # -- the brain -----------------------------------------------------------------------------------------
 
@@ -118,39 +104,11 @@ class WorkerGate(Gate):
     def _greet(self) -> list[Message]:
         """What a brain is told first: what is known, and what is open."""
         known = (self._fleet, view_of(self.board)) if self.version else None
-        leases = [
-            (n, a.unit, ask_out(a.ask), a.opened_at, a.retry, a.first_at, a.paused)
-            for n, a in self._leases.items()
-        ]
-        greeting: list[Message] = [(Say.HELLO, known, leases)]
+        greeting: list[Message] = [(Say.HELLO, known, self.dispatcher.greeting())]
         return [*greeting, (Say.ACCEPTING,)] if self._accepts else greeting
 
     def _hear(self, message: Message) -> None:
         self._handlers[message[0]](*message[1:])
-
-    def _granted(self, number: int, unit: str, at: float, line: bytes) -> None:
-        search = self.line.answered(number)
-        if search is None:
-            # The brain was told that nobody waits.
-            return
-        desk = self.board.desks[unit]
-        lease = RemoteLease(self, number, desk, search.ask, at, retry=search.draws, line=line)
-        self._leases[number] = lease
-        desk.leases[lease] = None
-        self.board.in_flight += 1
-        self.board.retries_in_flight += lease.retry
-        search.told(lease)
-
-    def _refused_by_brain(self, number: int, why: Message) -> None:
-        if (search := self.line.answered(number)) is not None:
-            search.told(Refusal.NO_UNIT, failure_in(why))
-
-    def _evict(self, numbers: list[int]) -> None:
-        for number in numbers:
-            if (lease := self._leases.get(number)) is not None:
-                lease.evicted = True
-                if lease.on_evict is not None:
-                    lease.on_evict()
 
     # -- what the brain tells ------------------------------------------------------------------------------
 
@@ -191,40 +149,6 @@ class WorkerGate(Gate):
             self._reach.leave(old[unit.name])
             self.accounts.forget(old[unit.name])
         return ""
-
-    def exchange(self, client: ClientConnection, request: Request) -> Exchange:
-        """The exchange that answers `request`."""
-        kind: type[Exchange] = RemoteExplainedExchange if request.is_explained else RemoteExchange
-        if request.is_placed:
-            kind = RemotePlacedExchange
-        if self.tracing is not None:
-            return self.tracing.exchange(kind, self, client, request)
-        return kind(self, client, request)
-
-    def committed(self, lease: RemoteLease, at: float) -> None:
-        """A lease has shown something."""
-        self.line.mention((Say.COMMIT, lease.id, at))
-
-    def close(self, lease: Lease, outcome: Outcome, at: float | None = None) -> None:
-        """Close a lease here and there."""
-        assert isinstance(lease, RemoteLease)
-        now = self.now() if at is None else at
-        self.board.close(lease, now)
-        self.accounts.paused.pop(lease.id, None)
-        del self._leases[lease.id]
-        self.line.mention((Say.CLOSE, lease.id, OUTCOME_INDEX[outcome], now))
-
-    def worked(self, lease: Lease, events: int, usage: Usage | None, at: float | None = None) -> None:
-        """A generation has ended well."""
-        assert isinstance(lease, RemoteLease)
-        now = self.now() if at is None else at
-        told = None if usage is None else tuple(usage)
-        self.line.mention((Say.WORKED, lease.id, events, told, now, lease.was_paused))
-
-    def blame(self, lease: Lease, failure: Failure) -> None:
-        """A request failed."""
-        assert isinstance(lease, RemoteLease)
-        self.line.say((Say.BLAME, lease.id, failure_out(failure)))
 
     def finished(self, record: Finished) -> None:
         """A request is over."""

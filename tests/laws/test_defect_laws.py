@@ -15,13 +15,14 @@ from typing import Any
 
 import pytest
 
+from cellgate.proxy.control.local_dispatcher import LocalDispatcher
 from cellgate.proxy.gate import Gate
 from cellgate.proxy.request.ask import read_ask
 from cellgate.proxy.request.continuation import Continuation
 from cellgate.proxy.request.exchange import Exchange
 from cellgate.proxy.request.relay import Relay
 from cellgate.proxy.request.response import Answer
-from cellgate.proxy.request.selection import Search
+from cellgate.proxy.request.selection import Selection
 from cellgate.proxy.wire.downstream import ClientConnection
 from cellgate.proxy.wire.failure import Failure
 from cellgate.proxy.wire.pool import Pool
@@ -37,8 +38,18 @@ FIRST_CALLS = 2
 END_S = 10.0
 """A client is told within this: a connection that is not closed in good order is cut after 5 s."""
 CLASSES = (
-    *(Exchange, Answer, Search, Continuation, Relay, UnitConnection, Pool, ClientConnection, RequestReader),
-    Gate,
+    *(
+        Exchange,
+        Answer,
+        Selection,
+        Continuation,
+        Relay,
+        UnitConnection,
+        Pool,
+        ClientConnection,
+        RequestReader,
+    ),
+    *(LocalDispatcher, Gate),
 )
 _CALLED_BY_THE_LOOP = (
     # By way of the rota.
@@ -58,7 +69,7 @@ NOT_TOLD = {
     *(f"{side}.{name}" for side in ("ClientConnection", "UnitConnection") for name in _CALLED_BY_THE_LOOP),
     *("UnitConnection._fail", "Relay.on_failed", "Exchange._read", "Call.on_failed"),
     # These give back, and do nothing else.
-    *("ClientConnection._release", "ClientConnection.close", "Search.leave", "Search._give_back"),
+    *("ClientConnection._release", "ClientConnection.close", "Selection.cancel"),
     # How a gate lives, not a request.
     *("Gate.start", "Gate.listen", "Gate.begin", "Gate.configure", "Gate.stop", "Gate._end", "Gate._close"),
     *("Gate._schedule_tick", "Gate._tick", "Gate._looks", "Gate.leave_to_successor", "Pool.close"),

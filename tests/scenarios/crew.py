@@ -24,7 +24,6 @@ from cellgate.proxy.wire.request import Request
 from cellgate.proxy.workers.accept_balance import Page
 from cellgate.proxy.workers.control_process import BrainGate, LogsOfWorkers
 from cellgate.proxy.workers.link import Link
-from cellgate.proxy.workers.remote import RemoteExchange
 from cellgate.proxy.workers.worker import WorkerGate
 from cellgate.router.lease import Lease
 from cellgate.router.nouns import Ask, Outcome
@@ -84,10 +83,6 @@ def connect(loop: SimLoop, one: Link, other: Link) -> Pipe:
     return here
 
 
-class ObservedRemoteExchange(RemoteExchange, ObservedExchange):
-    """An exchange at a worker that notes why its attempts fail."""
-
-
 class ObservedWorker(WorkerGate):
     """A worker that notes what ends."""
 
@@ -108,10 +103,7 @@ class ObservedWorker(WorkerGate):
         self.number = number
 
     def exchange(self, client: ClientConnection, request: Request) -> Exchange:
-        plain = not (request.is_placed or request.is_explained)
-        if not plain:
-            return super().exchange(client, request)
-        return ObservedRemoteExchange(self, client, request)  # type: ignore[arg-type]
+        return ObservedExchange(self, client, request)  # type: ignore[arg-type]
 
     def finished(self, record: Finished) -> None:
         self.records.append(record)
@@ -121,7 +113,7 @@ class ObservedWorker(WorkerGate):
         """What must be nothing once every client has gone."""
         counts = {
             "asks": len(self.line),
-            "leases": len(self._leases),
+            "leases": len(self.dispatcher),
             "in flight": self.board.in_flight,
             "client connections": len(self.clients),
             "bytes of body memory": self.memory.used,

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from random import Random
 from typing import Any, NamedTuple
 
+from cellgate.proxy.control.local_dispatcher import LocalDispatcher
 from cellgate.proxy.gate import Gate
 from cellgate.proxy.logs.record import Finished
 from cellgate.proxy.request.exchange import Exchange
@@ -107,6 +108,18 @@ class ObservedExchange(Exchange):
         super().failed(failure)
 
 
+class ObservedDispatcher(LocalDispatcher):
+    """A dispatcher that counts what attempts come to."""
+
+    def __init__(self, gate: ObservedGate) -> None:
+        super().__init__(gate)
+        self._outcomes = gate.outcomes
+
+    def released(self, lease: Lease, outcome: Outcome, at: float | None = None) -> None:
+        self._outcomes[outcome] += 1
+        super().released(lease, outcome, at)
+
+
 class ObservedGate(Gate):
     """A gate that notes what ends. `failures` are those of attempts, whatever became of their requests."""
 
@@ -116,14 +129,11 @@ class ObservedGate(Gate):
         self.router: ObservedRouter = ObservedRouter(self.router, self._rng, self.violations)
         self.records: list[Finished] = []
         self.outcomes: Counter[Outcome] = Counter()
+        self.dispatcher = ObservedDispatcher(self)
         self.failures: Counter[Kind] = Counter()
 
     def exchange(self, client: ClientConnection, request: Request) -> Exchange:
         return ObservedExchange(self, client, request)
-
-    def close(self, lease: Lease, outcome: Outcome, at: float | None = None) -> None:
-        self.outcomes[outcome] += 1
-        super().close(lease, outcome, at)
 
     def finished(self, record: Finished) -> None:
         self.records.append(record)

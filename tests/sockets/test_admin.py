@@ -22,9 +22,9 @@ from cellgate.proxy.admin.auth import refusal
 from cellgate.proxy.config.settings import Headers
 from cellgate.proxy.config.trusted_peers import Peers
 from cellgate.proxy.control.containment import Containment
+from cellgate.proxy.control.stored_responses import StoredResponses
 from cellgate.proxy.logs.events import Action, EventLog
 from cellgate.proxy.metrics.metrics import Metrics
-from cellgate.proxy.request.local_endpoints import OwnAnswers
 from cellgate.proxy.request.routing_explain import Choice
 from cellgate.router.bans import Ban
 from cellgate.router.board import Board
@@ -88,7 +88,12 @@ def run(test: Callable[[Port], Awaitable[None]], token: str | None = None) -> No
             metrics = Metrics(board, lambda: port.now, waiting=lambda: 0, connections=dict)
             router = Router(board, PrefixAffinity(), random.Random(1), Waiting(FairRules()))
             choice = Choice(
-                router, OwnAnswers(board), Headers(), "prefix_affinity", lambda: port.now, random.Random(1)
+                router,
+                StoredResponses(board),
+                Headers(),
+                "prefix_affinity",
+                lambda: port.now,
+                random.Random(1),
             )
             view = AdminView(
                 board=board,

@@ -71,3 +71,21 @@ async def test_the_unit_that_answers_is_the_one_that_is_explained() -> None:
 async def test_a_units_own_line_of_that_name_does_not_cross() -> None:
     async with stage(whole(b"{}", f"200 OK\r\n{EXPLAIN}: unit=evil")) as here, here.client() as client:
         assert (await client.ask(chat())).get(EXPLAIN) is None
+
+
+@live
+async def test_a_request_that_names_its_unit_is_explained_as_well() -> None:
+    async with stage(STREAM, STREAM) as here, here.client() as client:
+        reply = await client.ask(chat(head=f"{EXPLAIN}: 1\r\nx-cellgate-unit: u1\r\n"))
+        assert (reply.status, reply.get("x-cellgate-unit"), told(reply)["unit"]) == (200, "u1", "u1")
+
+
+@live
+async def test_strangers_who_name_a_unit_and_ask_are_refused_for_the_unit() -> None:
+    async with stage(STREAM) as here, here.client() as client:
+        await client.ask(chat())
+        (peer,) = here.gate.clients
+        peer.peer = "203.0.113.7"
+        reply = await client.ask(chat(head=f"{EXPLAIN}: 1\r\nx-cellgate-unit: u0\r\n"))
+        assert (reply.status, reply.error["code"]) == (403, "not_trusted")
+        assert "which unit a request goes to" in reply.error["message"]

@@ -9,8 +9,8 @@ import orjson
 import pytest
 
 from cellgate.proxy.config.settings import Headers
+from cellgate.proxy.control.stored_responses import StoredResponses
 from cellgate.proxy.request.ask import read_ask
-from cellgate.proxy.request.local_endpoints import OwnAnswers
 from cellgate.proxy.request.routing_explain import Choice, header_line
 from cellgate.proxy.wire.failure import Failure
 from cellgate.router.explore import IDLE_S
@@ -21,8 +21,8 @@ from tests.unit.router.test_dry_run import NOW, PROMPT, fill, router_of
 
 
 def choice_of(router: Router, policy: str = "prefix_affinity") -> Choice:
-    own = OwnAnswers(router.board)
-    return Choice(router, own, Headers(), policy, lambda: NOW, random.Random(1))
+    stored = StoredResponses(router.board)
+    return Choice(router, stored, Headers(), policy, lambda: NOW, random.Random(1))
 
 
 def explain(router: Router, body: Any = None, **query: str) -> dict[str, Any]:

@@ -1,0 +1,281 @@
+"""The dispatcher of a control plane in this process: finds units for requests, books what becomes of them.
+
+Which unit it is to be is for router/ to say, and for containment.py where units have died of what is asked.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cellgate.proxy.control.containment import Held
+from cellgate.proxy.logs.defects import guarded
+from cellgate.proxy.request.dispatcher import FAILED_ALREADY, NOT_QUEUED, Pending, PickRequest, Waiter
+from cellgate.proxy.request.routing_explain import header_line
+from cellgate.proxy.wire.failure import Failure, Kind
+from cellgate.router.cost_model import Usage
+from cellgate.router.judge import nothing_to_learn
+from cellgate.router.lease import Lease
+from cellgate.router.nouns import Ask, Evidence, Outcome, Refusal, Sign, Strength
+from cellgate.router.unit_state import Desk
+
+if TYPE_CHECKING:
+    from cellgate.proxy.gate import Gate
+    from cellgate.router.queue import Ticket
+
+COOL_S = 1.0
+"""A unit that answered with an error gets nothing for so long, as long as there is another."""
+_BUSY = Outcome.BUSY
+
+
+class LocalDispatcher:
+    """Of one control plane."""
+
+    def __init__(self, plane: Gate) -> None:
+        self._plane = plane
+        """For what concerns all of it: room that has appeared, refusals, evidence."""
+        self._board = plane.board
+        self._containment = plane.containment
+        self._router = plane.router
+        self._routing = plane.routing
+        self._metrics = plane.metrics
+        self._now = plane.now
+
+    # -- units for requests --------------------------------------------------------------------------------
+
+    def acquire(self, request: PickRequest, waiter: Waiter) -> Lease | Failure | Pending:
+        """A unit, or why there is none. Pending: the waiter is told later, once."""
+        if request.ask.follows is not None:
+            bound = self._bound(request)
+            if isinstance(bound, Failure):
+                return bound
+            request = bound
+        found = Refusal.FULL if request.must_wait else self._pick(request)
+        if isinstance(found, Lease):
+            if request.explain_since:
+                self._explain(found, request)
+            return found
+        if found is Refusal.POISON:
+            return self._containment.failure(request.ask, request.tried)
+        place = self._wait(request, found, waiter)
+        if isinstance(place, Lease):
+            if request.explain_since:
+                self._explain(place, request)
+            return place
+        if not isinstance(place, Refusal):
+            return place
+        return NOT_QUEUED if request.must_wait else self._refused(request, place)
+
+    def acquire_other(self, request: PickRequest, _waiter: Waiter) -> Lease | Refusal:
+        """A unit for a request whose unit has answered, but not well: at once, or not at all."""
+        bound = self._bound(request)
+        if isinstance(bound, Failure):
+            return Refusal.NO_UNIT
+        found = self._pick(bound)
+        if request.explain_since and isinstance(found, Lease):
+            self._explain(found, request)
+        return found
+
+    def paid_retries(self) -> int:
+        """How many requests that are in flight, or wait, draw on the retry budget."""
+        return self._board.retries_in_flight + self._router.waiting.retries
+
+    def _bound(self, request: PickRequest) -> PickRequest | Failure:
+        """The request, bound to the unit that made the response it follows."""
+        ask = self._plane.stored.bind(request.ask)
+        if isinstance(ask, Failure):
+            if request.units is None:
+                return ask
+            # Who has chosen the unit knows which one made a response, though this gate may not.
+            ask = request.ask._replace(unit=None)
+        return request._replace(ask=ask)
+
+    def _pick(self, request: PickRequest) -> Lease | Refusal:
+        """A unit with room, now."""
+        if request.units is not None:
+            return self._pick_in_order(request, request.units)
+        evicted, retry = request.moved, request.draws
+        if self._containment.watchful:
+            return self._containment.pick(request.ask, request.tried, evicted=evicted, retry=retry)
+        return self._router.pick(request.ask, self._now(), request.tried, evicted=evicted, retry=retry)
+
+    def _pick_in_order(self, request: PickRequest, units: tuple[str | None, ...]) -> Lease | Refusal:
+        found: Lease | Refusal = Refusal.NO_UNIT
+        for unit in units:
+            found = self._pick(request._replace(ask=_placed(request.ask, unit), units=None))
+            if isinstance(found, Lease):
+                break
+        return found
+
+    def _wait(self, request: PickRequest, why: Refusal, waiter: Waiter) -> Lease | Refusal | Waiting:
+        """A place in the queue, where waiting may help; why not, if it does not; or a unit that has room."""
+        ask, tried = request.ask, frozenset(request.tried)
+        if request.units is not None:
+            if why is Refusal.FULL:
+                # Whoever chose the unit may find another one with room: it need not wait for this one.
+                return why
+            ask = _placed(ask, request.units[-1])
+        waiting = Waiting(self, request, waiter, self._now())
+        if why is Refusal.HELD:
+            held = self._containment.hold(ask, request.tried, waiting.settle)
+            if held is None:
+                return Refusal.NO_UNIT
+            waiting.place = held
+            return waiting
+        # It has lost its unit through no fault of its own, or the one there is answers in a moment.
+        moved = request.moved or why is Refusal.UNSURE
+        if why is not Refusal.FULL and not (moved and self._board.could_serve(ask, tried)):
+            return why
+        place = self._router.wait(
+            ask,
+            waiting.queued_at,
+            tried,
+            waiting.settle,
+            size=request.size,
+            moved=moved,
+            retry=request.draws,
+            # Who may be given what is then for containment to say.
+            must_wait=request.must_wait or self._containment.watchful,
+        )
+        if isinstance(place, Lease | Refusal):
+            return place
+        waiting.place = place
+        self._plane.room()
+        return waiting
+
+    def settle(self, waiting: Waiting, found: Lease | Refusal) -> None:
+        """Tell who waits what came of it."""
+        request, containment = waiting.request, self._containment
+        self._routing.waited(self._now() - waiting.queued_at)
+        if containment.watchful and (found is Refusal.POISON or containment.bars(request.ask, request.tried)):
+            waiting.give_back()
+            waiting.waiter.on_result(containment.failure(request.ask, request.tried))
+        elif isinstance(found, Lease):
+            if request.explain_since:
+                self._explain(found, request)
+            waiting.waiter.on_result(found)
+        else:
+            waiting.waiter.on_result(self._refused(request, found))
+
+    def leave(self, place: Ticket | Held) -> None:
+        """Nobody waits there any more."""
+        if isinstance(place, Held):
+            self._containment.leave(place)
+        else:
+            self._router.waiting.remove(place)
+
+    def _refused(self, request: PickRequest, why: Refusal) -> Failure:
+        return FAILED_ALREADY if request.has_failure else self._plane.explain(why, request.ask)
+
+    def _explain(self, lease: Lease, request: PickRequest) -> None:
+        """Say why a lease is for its unit: now, for it is told by what was there when it was opened."""
+        try:
+            lease.explanation = header_line(lease, lease.opened_at - request.explain_since)
+        except Exception:
+            # Nobody has the lease yet.
+            self.released(lease, Outcome.GATE_ERROR)
+            raise
+
+    # -- what becomes of them ------------------------------------------------------------------------------
+
+    def committed(self, lease: Lease, *, resumed: bool = False, response_id: str = "") -> None:
+        """Something is about to be shown to the client."""
+        self._board.prove(lease)
+        if lease.ask.stream and not resumed:
+            self._routing.shown(lease)
+            # One prompt less to compute.
+            self._plane.room()
+        if response_id:
+            self._plane.stored.made(response_id, lease.unit)
+
+    def completed(self, lease: Lease, events: int, usage: Usage | None, at: float | None = None) -> None:
+        """A generation has ended well: a proof of life, and something to learn from."""
+        desk, now = lease.desk, self._now() if at is None else at
+        desk.life_at = max(desk.life_at, now)
+        desk.books.errors.worked(now)
+        # Some engines put several tokens into an event.
+        tokens = usage.answer_tokens if usage is not None else events
+        if not lease.ask.stream:
+            desk.pace.answered(now - lease.opened_at)
+        elif not lease.was_paused:
+            desk.books.streamed(tokens - 1, now - lease.first_at, lease.beside)
+        if usage is not None or lease.ask.stream:
+            self._board.answers.learn(lease.ask.model, tokens)
+        if usage is not None:
+            desk.books.used(lease.ask, lease.bet, usage)
+        self._routing.worked(lease, usage)
+        if not nothing_to_learn(desk.case):
+            self._observe(desk, Sign.GOOD, Strength.STRONG, "it finished a generation")
+
+    def released(self, lease: Lease, outcome: Outcome, at: float | None = None) -> None:
+        """Close a lease and count the attempt. `at`: when it ended, if not just now."""
+        now = self._now() if at is None else at
+        self._board.close(lease, now)
+        if outcome is _BUSY:
+            lease.desk.narrow(now)
+        self._metrics.attempt(lease.unit, outcome)
+        if self._containment.watchful:
+            self._containment.closed(lease, outcome)
+        self._plane.room()
+
+    def blame(self, lease: Lease, failure: Failure, tokens: int, shown: int, *, judged: bool = True) -> None:
+        """An attempt has failed: evidence where it is the unit's fault; and it may have died of this."""
+        if judged:
+            self._judge(lease, failure)
+        self._containment.broke(lease, failure.kind, tokens, shown)
+
+    def _judge(self, lease: Lease, failure: Failure) -> None:
+        row, now = failure.kind.row, self._now()
+        if row.by_response and not lease.desk.retired:
+            self._board.cool(lease.unit, now + COOL_S)
+        if row.strength is not None:
+            lease.desk.books.errors.failed(now)
+        strength = row.strength
+        if failure.kind is Kind.UNIT_ERROR and self._board.errs_only(lease.unit, now):
+            strength = Strength.STRONG
+        if strength is not None:
+            self._observe(lease.desk, Sign.BAD, strength, failure.message)
+
+    def _observe(self, desk: Desk, sign: Sign, strength: Strength, reason: str) -> None:
+        # A unit that took over the name of another is not answerable for that one's requests.
+        if not desk.retired:
+            now = self._now()
+            self._plane.watch.observe(Evidence(desk.unit.name, sign, strength, "request", reason, now))
+
+
+class Waiting:
+    """A request that waits: in the queue, or until a suspect has shown what it is."""
+
+    __slots__ = ("_dispatcher", "_found", "place", "queued_at", "request", "waiter")
+
+    def __init__(
+        self, dispatcher: LocalDispatcher, request: PickRequest, waiter: Waiter, queued_at: float
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._found: Lease | Refusal | None = None
+        self.place: Ticket | Held | None = None
+        self.queued_at = queued_at
+        self.request = request
+        self.waiter = waiter
+
+    def settle(self, found: Lease | Refusal) -> None:
+        """What came of it, from who has the queue."""
+        self._found, self.place = found, None
+        guarded(self.waiter, self._dispatcher.settle, self, found)
+
+    def cancel(self) -> None:
+        """Wait no more."""
+        place, self.place = self.place, None
+        if place is not None:
+            self._dispatcher.leave(place)
+        self.give_back()
+
+    def give_back(self) -> None:
+        """Close a lease that has come and is not to be used."""
+        found, self._found = self._found, None
+        if isinstance(found, Lease) and not found.closed:
+            self._dispatcher.released(found, Outcome.GATE_ERROR)
+
+
+def _placed(ask: Ask, unit: str | None) -> Ask:
+    """The ask as one for that unit."""
+    return ask if unit is None else ask._replace(unit=unit)

@@ -1,0 +1,41 @@
+"""Which unit made which stored response (`/v1/responses`): what follows on it can be answered there alone."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from cellgate.proxy.wire.failure import Failure, Kind
+from cellgate.router.board import Board
+from cellgate.router.nouns import Ask
+
+RESPONSES_KEPT = 10_000
+
+
+class StoredResponses:
+    """Remembers the last of them."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self._made_by: OrderedDict[str, str] = OrderedDict()
+
+    def made(self, response: str, unit: str) -> None:
+        """Note who made a response."""
+        self._made_by[response] = unit
+        if len(self._made_by) > RESPONSES_KEPT:
+            self._made_by.popitem(last=False)
+
+    def bind(self, ask: Ask) -> Ask | Failure:
+        """`ask`, bound to the unit that made the response it follows.
+
+        Where that is not known any unit may try, unless the ask is for nothing but that response (its unit is
+        "") and there are several.
+        """
+        unit = self._made_by.get(ask.follows) if ask.follows is not None else None
+        if unit is not None:
+            return ask._replace(unit=unit)
+        if ask.unit != "":
+            return ask
+        if len(self._board.desks) == 1:
+            return ask._replace(unit=None)
+        reason = f"this gate does not know which unit made response {ask.follows}"
+        return Failure(Kind.UNKNOWN_PATH, reason)
