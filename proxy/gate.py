@@ -29,7 +29,7 @@ from cellgate.proxy.control.reach import Reach
 from cellgate.proxy.control.stall_watch import Vigil
 from cellgate.proxy.control.stored_responses import StoredResponses
 from cellgate.proxy.ingress.balancers import Balancers
-from cellgate.proxy.ingress.envoy_health import lines, readyz_headers
+from cellgate.proxy.ingress.envoy_health import lines, readyz_headers, response_line
 from cellgate.proxy.ingress.haproxy_agent import GATE
 from cellgate.proxy.ingress.orca import Orca
 from cellgate.proxy.ingress.ready import as_json, readiness
@@ -46,10 +46,11 @@ from cellgate.proxy.process.listeners import Entrance
 from cellgate.proxy.request.exchange import Exchange
 from cellgate.proxy.request.local_endpoints import OwnAnswers
 from cellgate.proxy.request.routing_headers import Wishes
+from cellgate.proxy.request.table import TABLE
 from cellgate.proxy.wire.body_memory import BodyMemory
 from cellgate.proxy.wire.downstream import ClientConnection
 from cellgate.proxy.wire.failure import Failure, Kind
-from cellgate.proxy.wire.heads import REQUEST_FIELDS
+from cellgate.proxy.wire.heads import REQUEST_FIELDS, Fields
 from cellgate.proxy.wire.idle import least_missed
 from cellgate.proxy.wire.pool import MakeTls, Pool
 from cellgate.proxy.wire.request import Request
@@ -250,9 +251,9 @@ class Gate:
 
     def exchange(self, client: ClientConnection, request: Request) -> Exchange:
         """The exchange that answers `request`."""
-        if self.tracing is not None:
-            return self.tracing.exchange(self, client, request)
-        return Exchange(self, client, request)
+        tracing = self.tracing
+        observers = tracing.observers(client, request, self.now()) if tracing is not None else ()
+        return Exchange(TABLE, self, client, request, observers)
 
     def refused(self, client: ClientConnection, failure: Failure) -> None:
         """A request did not even parse."""
@@ -295,6 +296,10 @@ class Gate:
     def new_id(self) -> bytes:
         """An id for a request that came without one."""
         return b"%032x" % self._rng.getrandbits(128)
+
+    def report_lines(self, fields: Fields) -> bytes:
+        """What the ingress is told of the gate with each response, in header lines."""
+        return self.orca.line(fields) + response_line(stopping=self._stopping)
 
     def pool(self, desk: Desk) -> Pool:
         """The connections to a unit."""

@@ -61,7 +61,7 @@ def place(fields: Fields, board: Board) -> Place:
 
 
 def not_trusted(*, is_placed: bool) -> Failure:
-    """What a stranger is told that may not do so."""
+    """What a stranger is told that may not say, or ask, where its request goes."""
     what = "say which unit a request goes to" if is_placed else "ask why a request goes to a unit"
     return Failure(Kind.NOT_TRUSTED, f"only trusted peers may {what}; see `trusted`")
 

@@ -1,102 +1,283 @@
-"""The client's view of one request: its id, what it was told, and the record of it."""
+"""The response to one request: all that its client sees of it, from head to end, and the record of it.
+
+Attempts on units feed it, one after the other; it outlives each of them. Rules:
+1. It ends exactly once, by one of the methods that say so.
+2. Once its head was sent, its status and its framing stay what they are.
+3. Per chunk of a token (`on_token`): no JSON, no logging, no metric call, no task, no timer. What is kept is
+   kept by reference.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import deque
+from collections.abc import Callable
+from math import inf
+from typing import TYPE_CHECKING, Protocol
 
-from cellgate.proxy.ingress.envoy_health import response_line
 from cellgate.proxy.logs.record import Finished
+from cellgate.proxy.metrics.continuations import Result
+from cellgate.proxy.request.observer import Observer
+from cellgate.proxy.resume.replay_buffer import FOLD_BYTES, Keep
 from cellgate.proxy.wire.failure import Failure, Kind, error_body, error_event
-from cellgate.proxy.wire.heads import is_request_id, own_response
+from cellgate.proxy.wire.framing import CHUNKED, framing_of, head_of, is_event_stream
+from cellgate.proxy.wire.heads import Fields, is_request_id, own_response
+from cellgate.proxy.wire.upstream import ReplyHead
 from cellgate.router.nouns import Outcome
+from cellgate.router.step_times import GAPS_MS
 
 if TYPE_CHECKING:
-    from cellgate.proxy.gate import Gate
-    from cellgate.proxy.request.relay import Relay
     from cellgate.proxy.wire.downstream import ClientConnection
     from cellgate.proxy.wire.request import Request
+    from cellgate.router.unit_state import Desk
 
+_COMMENT = b": the unit is still working\n\n"
+_CLIENT_LEFT = 499
 _new = tuple.__new__
 """What a named tuple's own constructor calls, in a third of the time; the fields stand in their order."""
 
 
-class Answer:
-    """What one client gets for one request. It ends exactly once, by one of the methods that say so.
+class Host(Protocol):
+    """What all responses of a gate share."""
 
-    `shown`: the relay that has begun to write, once its unit is out of it or has kept the client waiting.
+    def now(self) -> float: ...
+    def new_id(self) -> bytes: ...
+    def is_leaving(self) -> bool: ...
+    def report_lines(self, fields: Fields) -> bytes: ...
+    def finished(self, record: Finished) -> None: ...
+
+
+class Response:
+    """What one client gets for one request.
+
+    `begun`: a head was sent; `whole`: all was sent, and only the record is to come; `over`: it has ended.
+    `is_events`: it is a stream of events; `in_event`: the last of them was shown in part.
+    `last_at` is when something was last shown, or the clock for silence began anew; `paused`: the client
+    reads slower than its unit writes; `replay` is what it was shown of a stream, in case the unit breaks.
     """
 
     __slots__ = (
         "_client",
-        "_gate",
+        "_desk",
+        "_ends_by_close",
+        "_first",
+        "_fold_at",
+        "_framing",
+        "_gaps",
+        "_head",
+        "_host",
+        "_kept",
+        "_own_lines",
         "_request",
-        "_warm_at",
+        "_write",
         "attempts",
+        "begun",
         "closes",
         "continued",
         "events",
+        "in_event",
+        "is_events",
+        "last_at",
         "model",
+        "now",
+        "observers",
         "over",
+        "paused",
+        "replay",
         "request_id",
         "route",
         "sent",
-        "shown",
         "status",
         "ttft_s",
         "unit",
         "whole",
     )
 
-    def __init__(self, gate: Gate, client: ClientConnection, request: Request, route: str) -> None:
-        self._gate = gate
+    def __init__(
+        self,
+        host: Host,
+        client: ClientConnection,
+        request: Request,
+        route: str,
+        observers: tuple[Observer, ...] = (),
+    ) -> None:
+        self._host = host
+        self.observers = observers
+        self.now = host.now
         self._client = client
         self._request = request
         given = request.given_id
-        self._warm_at = request.received_at
-        self.shown: Relay | None = None
-        self.request_id = given if given and is_request_id(given) else gate.new_id()
+        self.request_id = given if given and is_request_id(given) else host.new_id()
         self.route = route
-        self.model = ""
-        self.unit = ""
-        self.status = 0
-        self.attempts = 0
-        self.continued = 0
-        self.sent = 0
-        self.events = 0
+        self.model = self.unit = ""
+        self.status = self.attempts = self.continued = self.sent = self.events = 0
         self.ttft_s: float | None = None
+        self.last_at = request.received_at
         self.closes = not request.keep_alive or request.http10
-        self.over = False
-        self.whole = False
-        """All of a reply was written, and only its record is to come."""
+        self.begun = self.whole = self.over = False
+        self.paused = self.is_events = self.in_event = False
+        self.replay: Keep | None = None
+        self._head: ReplyHead | None = None
+        self._own_lines = b""
+        self._framing = CHUNKED
+        self._ends_by_close = False
+        self._first = b""
+        self._kept: list[bytes] | deque[bytes] | None = None
+        self._fold_at = inf
+        self._write: Callable[[bytes], None] = client.send
+        self._desk: Desk
+        self._gaps: list[int]
 
-    def extra_lines(self, unit: str) -> bytes:
-        """The gate's own lines in the head of a unit's answer."""
-        return b"x-request-id: %b\r\nx-cellgate-unit: %b\r\n%b" % (
-            self.request_id,
-            unit.encode(),
-            self._report(),
-        )
+    # -- fed by an attempt ---------------------------------------------------------------------------------
 
-    def closes_client(self) -> bool:
-        """Whether the head being written must say that the connection ends with this answer."""
-        self.closes = self.closes or self._gate.is_leaving()
-        return self.closes
+    def promise(self, head: ReplyHead, own_lines: bytes) -> bool:
+        """Take over the head of a unit's reply, to be sent with the first thing that is shown.
 
-    def relayed(self, relay: Relay) -> None:
-        """Count what a relay that is over has shown."""
-        self.sent += relay.sent
-        self.events += relay.events
+        False: the client was promised a stream, and this is none.
+        """
+        is_events = is_event_stream(head)
+        if self.begun and not is_events:
+            return False
+        self._head, self._own_lines, self.is_events = head, own_lines, is_events
+        self._framing = framing_of(head, http10=self._request.http10, is_events=is_events)
+        self._ends_by_close = self._framing is not CHUNKED and head.length is None
+        return True
 
-    def keep_warm(self, relay: Relay, now: float) -> None:
-        """Keep the client's connection warm while `relay` has nothing to show."""
-        if now - max(self._warm_at, relay.last_at) > self._gate.settings.timeouts.head_hold_s:
-            self._warm_at = now
-            if relay.show_patience():
-                self.shown = relay
+    def unpromise(self) -> None:
+        """The attempt that had a head is over; what was sent stays sent."""
+        self._head = None
 
-    def own(self, status: int, body: bytes, lines: bytes) -> None:
+    def commit(self, desk: Desk, at: float, first: bytes) -> None:
+        """A unit shows its `first` bytes, at `at`; they are fed next."""
+        self.last_at = at
+        self._desk, self._gaps = desk, desk.gaps_ms
+        self._write = self._client.writer()
+        self.in_event = False
+        if self.is_events:
+            self.events += 1
+            desk.life_at = at
+        else:
+            self._first = first
+
+    def on_token(self, chunk: bytes) -> None:
+        """One whole chunk with the event of a token, in a stream that stands between two chunks and events.
+
+        Nearly every token comes this way, so little is called and little is touched.
+        """
+        now = self.now()
+        gap_ms = int((now - self.last_at) * 1000)
+        self._gaps[gap_ms if gap_ms < GAPS_MS else -1] += 1
+        self.last_at = self._desk.life_at = now
+        self.events += 1
+        self.sent += len(chunk)
+        kept = self._kept
+        if kept is not None:
+            kept.append(chunk)
+            if self.sent > self._fold_at:
+                self._fold()
+        self._write(chunk)
+
+    def count(self, events: int) -> None:
+        """So many events have come, with data in them."""
+        now = self.now()
+        gap_ms = int((now - self.last_at) * 1000)
+        self._gaps[gap_ms if gap_ms < GAPS_MS else -1] += 1
+        self.last_at = self._desk.life_at = now
+        self.events += events
+
+    def pass_on(self, data: bytes, body: bytes) -> None:
+        """Show a read of the unit as it came; `body` is what is in it."""
+        self._keep(self._framing.frame(body))
+        self._send(data)
+
+    def show(self, body: bytes, *, ended: bool) -> bool:
+        """Show a part of the body, behind the head if that was not sent yet; `ended`: it is the last part.
+
+        False: HTTP would end it in the middle of an answer, so its end is not shown.
+        """
+        out = b"" if self.begun else self._head_bytes()
+        if body:
+            framed = self._framing.frame(body)
+            self._keep(framed)
+            out += framed
+        lacks_end = ended and self.replay is not None and self.replay.lacks_end()
+        if ended and not lacks_end:
+            out += self._framing.end
+        if out:
+            self._send(out)
+        return not lacks_end
+
+    def pause(self, *, paused: bool) -> None:
+        """The client reads slower than its unit writes, or reads again: silence and gaps count from now."""
+        self.paused = paused
+        self.last_at = self.now()
+
+    @property
+    def may_pass_raw(self) -> bool:
+        """Whether whole chunks of a unit may go on as they are."""
+        return self.is_events and self._framing is CHUNKED
+
+    # -- what is kept of it --------------------------------------------------------------------------------
+
+    def begin_keeping(self, *, whole: bool) -> None:
+        """Keep what is shown from now on, or the end of it. To be called before anything of a stream is."""
+        if self.is_events:
+            self.replay = Keep(framed=self._framing is CHUNKED, whole=whole)
+            self._kept = self.replay.chunks
+            self._fold_at = self.sent + FOLD_BYTES if whole else inf
+
+    def leave_to_stitch(self) -> None:
+        """Another unit goes on: what it says is taken note of where it is stitched to the rest."""
+        self._kept, self._fold_at = None, inf
+
+    def keep_end(self) -> None:
+        """What was kept turned out to be of no use: from now on keep the end alone."""
+        assert self.replay is not None
+        self.replay.keep_end()
+        if self._kept is not None:
+            self._kept, self._fold_at = self.replay.chunks, inf
+
+    def end_of_body(self) -> bytes:
+        """What was shown last, as far as it is kept; of a plain body what came with its head."""
+        return self.replay.end() if self.replay is not None else self._first
+
+    def _keep(self, framed: bytes) -> None:
+        if self._kept is not None:
+            self._kept.append(framed)
+            if self.sent > self._fold_at:
+                self._fold()
+
+    def _fold(self) -> None:
+        """What was kept has grown large: only what it says is kept, or the end if that is of no use."""
+        assert self.replay is not None
+        self._fold_at = self.sent + FOLD_BYTES
+        if self.replay.read().why_not:
+            self.keep_end()
+
+    def note_break(self, unit: str) -> None:
+        """A unit has broken it in the middle."""
+        for observer in self.observers:
+            observer.broke(unit, self.now())
+
+    def note_result(self, result: Result) -> None:
+        """It is known what came of that."""
+        self.continued += result is Result.CONTINUED
+        for observer in self.observers:
+            observer.settled(result)
+
+    # -- what the gate itself has to say -------------------------------------------------------------------
+
+    def keep_warm(self, now: float, after_s: float) -> None:
+        """Send the head of a held stream, or a comment behind it, where nothing was shown for `after_s`."""
+        if now - self.last_at <= after_s:
+            return
+        self.last_at = now
+        if self.is_events and (self.begun or self._head is not None):
+            prefix = b"" if self.begun else self._head_bytes()
+            self._send(prefix + self._framing.frame(_COMMENT))
+
+    def answer(self, status: int, body: bytes, lines: bytes) -> None:
         """The end: an answer of the gate's own."""
-        self._write(status, body, lines)
+        self._write_own(status, body, lines)
         self.end(Outcome.OK if status < 400 else Outcome.GATE_ERROR)
 
     def refuse(self, failure: Failure, line: bytes = b"", *, reason: str = "") -> None:
@@ -112,33 +293,30 @@ class Answer:
             # What OpenAI's clients go by: else they ask twice more after any 5xx.
             line += b"x-should-retry: false\r\n"
         self.closes = self.closes or row.closes
-        self._write(row.status, error_body(failure), line)
+        self._write_own(row.status, error_body(failure), line)
         self.end(row.outcome, failure.kind.value)
 
     def break_off(self, failure: Failure) -> None:
-        """The end of an answer that was begun: an error event where there are events, never a clean end."""
-        relay = self.shown
-        assert relay is not None
-        before = relay.sent
-        if not relay.break_off(error_event(failure)):
+        """The end of what was begun: an error event where there are events, never a clean end."""
+        if self.is_events:
+            event = error_event(failure)
+            # A large event may have been shown in part: it ends here.
+            self._send(self._framing.frame(b"\n\n" + event if self.in_event else event))
+        elif self._ends_by_close:
             # Now and not behind a close: that would say goodbye first, where there is TLS.
             self._client.cut()
-        self.sent += relay.sent - before
         self.closes = True
         self.end(failure.kind.row.outcome, failure.kind.value)
 
     def conclude(self, events: bytes) -> None:
         """The end of a stream whose text is complete, though its unit did not come to the end of it."""
-        relay = self.shown
-        assert relay is not None
-        before = relay.sent
-        relay.conclude(events)
+        framed = self._framing.frame(events) if events else b""
+        self._send(framed + self._framing.end)
         self.whole = True
-        self.sent += relay.sent - before
         self.end(Outcome.OK)
 
-    def crash(self, relay: Relay | None) -> None:
-        """The end after a defect of the gate's own: 500, unless something was shown, by `relay` or before."""
+    def crash(self) -> None:
+        """The end after a defect of the gate's own: 500, unless something was shown."""
         known_as = self.request_id.decode("latin-1")
         failure = Failure(
             Kind.INTERNAL, f"the gate failed on this request; its log says more, under {known_as}"
@@ -146,39 +324,57 @@ class Answer:
         if self.whole:
             self.closes = True
             self.end(failure.kind.row.outcome, failure.kind.value)
-        elif self.shown is None and (relay is None or not relay.sent):
-            self.refuse(failure)
-        else:
-            self.shown = self.shown or relay
+        elif self.sent:
             self.break_off(failure)
+        else:
+            self.refuse(failure)
 
     def left(self) -> None:
         """The end: the client is gone."""
         if not self.sent:
-            self.status = 499
+            self.status = _CLIENT_LEFT
         self.end(Outcome.CLIENT_LEFT, "client_left")
 
     def end(self, outcome: Outcome, code: str = "") -> None:
         """The end: all is written; the connection goes on to its next request, or closes."""
-        self._record(outcome, code)
+        self.over = True
+        self._host.finished(self._record(outcome, code))
+        for observer in self.observers:
+            observer.over(self, outcome, code, self.now())
         self._client.finish(self._request, keep_alive=not self.closes)
 
-    def _report(self) -> bytes:
-        """What the ingress is told of the gate with this answer."""
-        gate = self._gate
-        return gate.orca.line(self._request.fields) + response_line(stopping=gate.is_stopping())
+    # -- inside --------------------------------------------------------------------------------------------
 
-    def _write(self, status: int, body: bytes, line: bytes) -> None:
-        self.status = status
-        own = b"x-request-id: %b\r\n%b" % (self.request_id, line)
-        data = own_response(status, body, own=own, close=self.closes_client())
-        if self._request.method == b"HEAD":
-            data = data[: len(data) - len(body)]
+    def _send(self, data: bytes) -> None:
         self.sent += len(data)
         self._client.send(data)
 
-    def _record(self, outcome: Outcome, code: str) -> None:
-        self.over = True
+    def _head_bytes(self) -> bytes:
+        head = self._head
+        assert head is not None
+        own = b"x-request-id: %b\r\n%b%b" % (
+            self.request_id,
+            self._own_lines,
+            self._host.report_lines(self._request.fields),
+        )
+        close = self._closes_client()
+        self.begun = True
+        return head_of(head, self._framing, is_events=self.is_events, own=own, close=close)
+
+    def _closes_client(self) -> bool:
+        """Whether the head being written must say that the connection ends with this response."""
+        self.closes = self.closes or self._host.is_leaving()
+        return self.closes
+
+    def _write_own(self, status: int, body: bytes, line: bytes) -> None:
+        self.status = status
+        own = b"x-request-id: %b\r\n%b" % (self.request_id, line)
+        data = own_response(status, body, own=own, close=self._closes_client())
+        if self._request.method == b"HEAD":
+            data = data[: len(data) - len(body)]
+        self._send(data)
+
+    def _record(self, outcome: Outcome, code: str) -> Finished:
         request = self._request
         record = (
             self.request_id.decode("latin-1"),
@@ -193,10 +389,10 @@ class Answer:
             outcome,
             self.attempts,
             self.ttft_s,
-            self._gate.now() - request.received_at,
+            self.now() - request.received_at,
             self.events,
             request.body_size,
             self.sent,
             self.continued,
         )
-        self._gate.finished(_new(Finished, record))
+        return _new(Finished, record)

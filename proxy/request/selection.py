@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cellgate.proxy.request.dispatcher import PickRequest, Waiter
-from cellgate.proxy.wire.failure import Failure
+from cellgate.proxy.request.placement import may_place, not_trusted, place
+from cellgate.proxy.wire.failure import Failure, Kind
 from cellgate.router.lease import Lease
 from cellgate.router.nouns import Ask, Outcome, Refusal, Verdict
 from cellgate.router.retry import Attempts, Step, next_step
@@ -17,7 +18,8 @@ from cellgate.router.retry import Attempts, Step, next_step
 if TYPE_CHECKING:
     from cellgate.proxy.gate import Gate
     from cellgate.proxy.request.dispatcher import Pending
-    from cellgate.proxy.request.placement import Place
+    from cellgate.proxy.request.observer import Observer
+    from cellgate.proxy.wire.request import Request
 
 _NO_ASK, _NO_ATTEMPTS = Ask(), Attempts()
 _new = tuple.__new__
@@ -35,6 +37,7 @@ class Selection:
         "_draws",
         "_gate",
         "_moved",
+        "_observers",
         "_once",
         "_pending",
         "_size",
@@ -47,7 +50,10 @@ class Selection:
         "units",
     )
 
-    def __init__(self, gate: Gate, size: int, *, once: bool = False) -> None:
+    def __init__(
+        self, gate: Gate, size: int, observers: tuple[Observer, ...] = (), *, once: bool = False
+    ) -> None:
+        self._observers = observers
         self._gate = gate
         self._dispatcher = gate.dispatcher
         self._size = size
@@ -63,19 +69,26 @@ class Selection:
         self.history = _NO_ATTEMPTS
         self.units: tuple[str | None, ...] | None = None
 
-    @property
-    def queued_at(self) -> float | None:
-        """Since when it has a place in the queue; None: it has none."""
-        return self._pending.queued_at if self._pending is not None else None
-
-    def place(self, wanted: Place) -> None:
-        """Go to these units and to no others."""
+    def choose(self, request: Request, peer: str) -> Failure | None:
+        """Heed a request that says which units it goes to, or asks why; why it is refused, if it is."""
+        gate = self._gate
+        if not may_place(peer, request.fields, gate.peers, gate.settings.admin_token):
+            gate.metrics.forged += 1
+            return not_trusted(is_placed=request.is_placed)
+        if request.is_explained:
+            self.explain_since = request.received_at
+        if not request.is_placed:
+            return None
+        wanted = place(request.fields, gate.board)
         if wanted.ordered:
             self.units = wanted.units or (None,)
         else:
             # As if it had tried all others: whatever is decided later, it does not go there.
-            others = self._gate.board.desks.keys() - set(wanted.units)
+            others = gate.board.desks.keys() - set(wanted.units)
             self.units, self.history = (None,), Attempts(tried=tuple(others))
+        if wanted.units:
+            return None
+        return Failure(Kind.NO_UNIT, "this gate has no unit that the request is addressed to")
 
     # -- which unit ----------------------------------------------------------------------------------------
 
@@ -122,9 +135,14 @@ class Selection:
         self._turned_away += 1
         return True
 
+    def take(self, found: Lease | Failure) -> Lease | Failure:
+        """Take what came of waiting."""
+        self._end_wait(found.opened_at if isinstance(found, Lease) else None)
+        self.given = found
+        return self.settle(found)
+
     def settle(self, found: Lease | Failure) -> Lease | Failure:
-        """Take what was found: a unit, or what the client is to be told."""
-        self._pending = None
+        """A unit, or what the client is to be told."""
         if isinstance(found, Lease):
             unit: str | None = found.unit
         else:
@@ -137,12 +155,20 @@ class Selection:
 
     def cancel(self) -> None:
         """Nobody waits for a unit any more, nor takes the one that was found."""
-        pending, self._pending = self._pending, None
+        pending = self._pending
         if pending is not None:
+            self._end_wait()
             pending.cancel()
         given, self.given = self.given, None
         if isinstance(given, Lease) and not given.closed:
             self._dispatcher.released(given, Outcome.GATE_ERROR)
+
+    def _end_wait(self, at: float | None = None) -> None:
+        pending, self._pending = self._pending, None
+        if pending is None or not self._observers or (since := pending.queued_at) is None:
+            return
+        for observer in self._observers:
+            observer.waited(since, at or self._gate.now())
 
     def _request(self, tried: tuple[str, ...], moved: bool) -> PickRequest:
         failed = self.failure is not None

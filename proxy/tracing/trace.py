@@ -22,7 +22,7 @@ from cellgate.router.lease import Lease
 from cellgate.router.nouns import Outcome
 
 if TYPE_CHECKING:
-    from cellgate.proxy.tracing.exchange import TracedAnswer
+    from cellgate.proxy.request.response import Response
 
 PROPAGATOR = TraceContextTextMapPropagator()
 OPERATIONS = {
@@ -56,12 +56,22 @@ def header_lines(context: Context) -> bytes:
 
 
 class Trace:
-    """One request's. `request` is its span, `ahead_s` how far the wall clock is ahead of the loop's.
+    """One request's: an Observer. `request` is its span, `ahead_s` how far the wall clock is ahead of the
+    loop's.
 
-    `failure` is what is known of why the attempt in flight fails; `lines` what its unit is told.
+    `unit_lines` is what the unit of the attempt in flight is told.
     """
 
-    __slots__ = ("_ahead_s", "_attempt", "_breaks", "_context", "_span", "_tracer", "failure", "lines")
+    __slots__ = (
+        "_ahead_s",
+        "_attempt",
+        "_breaks",
+        "_context",
+        "_failing",
+        "_span",
+        "_tracer",
+        "unit_lines",
+    )
 
     def __init__(self, tracer: Tracer, request: Span, ahead_s: float) -> None:
         self._tracer = tracer
@@ -70,8 +80,8 @@ class Trace:
         self._ahead_s = ahead_s
         self._attempt: Span | None = None
         self._breaks: list[Break] = []
-        self.failure = ""
-        self.lines = b""
+        self._failing = ""
+        self.unit_lines = b""
 
     def waited(self, since: float, until: float) -> None:
         """It had a place in the queue."""
@@ -79,7 +89,7 @@ class Trace:
 
     # -- attempts ------------------------------------------------------------------------------------------
 
-    def begin_attempt(self, lease: Lease, before: int) -> None:
+    def attempted(self, lease: Lease, before: int) -> None:
         """A unit is asked, after `before` others were."""
         unit = lease.desk.unit
         attributes = {**_server(unit.url), "cellgate.unit": unit.name, "cellgate.cell": unit.cell}
@@ -91,15 +101,19 @@ class Trace:
         self._attempt = self._tracer.start_span(
             "attempt", self._context, SpanKind.CLIENT, attributes, None, start
         )
-        self.lines = header_lines(set_span_in_context(self._attempt, Context()))
-        self.failure = ""
+        self.unit_lines = header_lines(set_span_in_context(self._attempt, Context()))
+        self._failing = ""
 
     def replied(self, status: int) -> None:
         """The unit has sent the head of its reply."""
         if self._attempt is not None:
             self._attempt.set_attribute("http.response.status_code", status)
 
-    def end_attempt(self, lease: Lease, outcome: Outcome, at: float) -> None:
+    def failing(self, code: str) -> None:
+        """The attempt in flight fails, for this reason."""
+        self._failing = code
+
+    def attempt_over(self, lease: Lease, outcome: Outcome, at: float) -> None:
         """The attempt in flight is over."""
         span, self._attempt = self._attempt, None
         if span is None:
@@ -110,7 +124,7 @@ class Trace:
             for broken in self._breaks:
                 broken.resumed_at = broken.resumed_at or lease.first_at
         if outcome not in _GOOD:
-            span.set_attribute("error.type", self.failure or outcome.value)
+            span.set_attribute("error.type", self._failing or outcome.value)
             span.set_status(Status(StatusCode.ERROR))
         span.end(self._ns(at))
 
@@ -129,17 +143,17 @@ class Trace:
 
     # -- the end -------------------------------------------------------------------------------------------
 
-    def end(self, answer: TracedAnswer, outcome: Outcome, code: str, at: float) -> None:
-        """The request is over, and its client was told `answer`."""
+    def over(self, response: Response, outcome: Outcome, code: str, at: float) -> None:
+        """The response has ended."""
         for broken in self._breaks:
             # Of an answer that is no stream nothing could have been continued.
             if broken.result is not None:
                 about = {"cellgate.unit": broken.unit, "cellgate.outcome": broken.result.value}
                 self._whole("continuation", broken.at, broken.resumed_at or at, about)
         span = self._span
-        span.set_attributes(_told(answer, outcome))
-        if answer.status >= 500 or (answer.status < 400 and outcome not in _NOBODYS_FAULT):
-            span.set_attribute("error.type", code or str(answer.status))
+        span.set_attributes(_told(response, outcome))
+        if response.status >= 500 or (response.status < 400 and outcome not in _NOBODYS_FAULT):
+            span.set_attribute("error.type", code or str(response.status))
             span.set_status(Status(StatusCode.ERROR))
         span.end(self._ns(at))
 
@@ -153,23 +167,23 @@ class Trace:
         return int((at + self._ahead_s) * 1e9)
 
 
-def _told(answer: TracedAnswer, outcome: Outcome) -> dict[str, AttributeValue]:
+def _told(response: Response, outcome: Outcome) -> dict[str, AttributeValue]:
     """What a record of the request has, as attributes."""
     attributes: dict[str, AttributeValue] = {
-        "http.response.status_code": answer.status,
-        "cellgate.route": answer.route,
-        "cellgate.unit": answer.unit,
+        "http.response.status_code": response.status,
+        "cellgate.route": response.route,
+        "cellgate.unit": response.unit,
         "cellgate.outcome": outcome.value,
-        "cellgate.attempts": answer.attempts,
-        "cellgate.continued": answer.continued,
-        "cellgate.request_id": answer.request_id.decode("latin-1"),
+        "cellgate.attempts": response.attempts,
+        "cellgate.continued": response.continued,
+        "cellgate.request_id": response.request_id.decode("latin-1"),
     }
-    if operation := OPERATIONS.get(answer.route):
+    if operation := OPERATIONS.get(response.route):
         attributes["gen_ai.operation.name"] = operation
-    if answer.model:
-        attributes["gen_ai.request.model"] = answer.model
-    if answer.ttft_s is not None:
-        attributes["gen_ai.response.time_to_first_chunk"] = answer.ttft_s
+    if response.model:
+        attributes["gen_ai.request.model"] = response.model
+    if response.ttft_s is not None:
+        attributes["gen_ai.response.time_to_first_chunk"] = response.ttft_s
     return attributes
 
 

@@ -24,14 +24,12 @@ from opentelemetry.trace import SpanKind
 from opentelemetry.util.types import AttributeValue
 
 from cellgate.proxy.config.settings import TracingSettings
-from cellgate.proxy.request.exchange import Exchange
 from cellgate.proxy.request.routes import RouteKind, find_route, template
-from cellgate.proxy.tracing.exchange import TracedExchange
 from cellgate.proxy.tracing.exporter import Exporter
 from cellgate.proxy.tracing.trace import PROPAGATOR, Trace
 
 if TYPE_CHECKING:
-    from cellgate.proxy.gate import Gate
+    from cellgate.proxy.request.observer import Observer
     from cellgate.proxy.wire.downstream import ClientConnection
     from cellgate.proxy.wire.request import Request
 
@@ -63,12 +61,12 @@ class Tracing:
         self._ratio = settings.sample_ratio
         self._tracer = self._provider.get_tracer("cellgate")
 
-    def exchange(self, gate: Gate, client: ClientConnection, request: Request) -> Exchange:
-        """The exchange that answers `request`, traced or not."""
+    def observers(self, client: ClientConnection, request: Request, now: float) -> tuple[Observer, ...]:
+        """Who is told of the steps of `request`: its trace, if it has one."""
         # Health checks would be most of what there is to see.
         if find_route(request.path).kind is RouteKind.OWN or not self._is_sampled(request):
-            return Exchange(gate, client, request)
-        ahead_s = time.time() - gate.now()
+            return ()
+        ahead_s = time.time() - now
         span = self._tracer.start_span(
             f"{request.method.decode()} {template(request.path)}".rstrip(),
             _parent(request),
@@ -78,7 +76,7 @@ class Tracing:
         )
         # Each attempt has its own.
         request.lines = _without_trace(request.lines)
-        return TracedExchange(gate, client, request).trace_by(Trace(self._tracer, span, ahead_s))
+        return (Trace(self._tracer, span, ahead_s),)
 
     def _is_sampled(self, request: Request) -> bool:
         """Whether the request is traced. Found out without the SDK: mostly it is not, and that is cheap."""

@@ -17,12 +17,15 @@ import pytest
 
 from cellgate.proxy.control.local_dispatcher import LocalDispatcher
 from cellgate.proxy.gate import Gate
+from cellgate.proxy.request import answering, asking, breaking, clocks, ending, opening
 from cellgate.proxy.request.ask import read_ask
+from cellgate.proxy.request.attempt import Attempt
 from cellgate.proxy.request.continuation import Continuation
 from cellgate.proxy.request.exchange import Exchange
-from cellgate.proxy.request.relay import Relay
-from cellgate.proxy.request.response import Answer
+from cellgate.proxy.request.response import Response
 from cellgate.proxy.request.selection import Selection
+from cellgate.proxy.request.states import Row
+from cellgate.proxy.request.table import TABLE
 from cellgate.proxy.wire.downstream import ClientConnection
 from cellgate.proxy.wire.failure import Failure
 from cellgate.proxy.wire.pool import Pool
@@ -40,10 +43,10 @@ END_S = 10.0
 CLASSES = (
     *(
         Exchange,
-        Answer,
+        Response,
         Selection,
         Continuation,
-        Relay,
+        Attempt,
         UnitConnection,
         Pool,
         ClientConnection,
@@ -51,6 +54,8 @@ CLASSES = (
     ),
     *(LocalDispatcher, Gate),
 )
+ACTIONS = (answering, asking, breaking, clocks, ending, opening)
+ACTION_MODULES = {module.__name__ for module in ACTIONS}
 _CALLED_BY_THE_LOOP = (
     # By way of the rota.
     "go_on",
@@ -62,12 +67,12 @@ _CALLED_BY_THE_LOOP = (
 )
 NOT_TOLD = {
     # What ends a request that has failed, and so is not to fail itself.
-    *("Exchange.crashed", "Exchange._collapse", "Exchange._ending", "Gate.defect", "Pool.report"),
+    *("Exchange.crashed", "ending.collapse", "ending._endings", "Gate.defect", "Pool.report"),
     *("ClientConnection.crashed", "UnitConnection._crash"),
     # They would fail in the loop: what they consist of is made to fail.
     *("ClientConnection.__init__", "RequestReader.__init__", "Pool._settled", "ClientConnection._begin"),
     *(f"{side}.{name}" for side in ("ClientConnection", "UnitConnection") for name in _CALLED_BY_THE_LOOP),
-    *("UnitConnection._fail", "Relay.on_failed", "Exchange._read", "Call.on_failed"),
+    *("UnitConnection._fail", "Attempt.on_failed", "Call.on_failed", "Exchange.asked"),
     # These give back, and do nothing else.
     *("ClientConnection._release", "ClientConnection.close", "Selection.cancel"),
     # How a gate lives, not a request.
@@ -80,20 +85,27 @@ class InjectedError(LookupError):
     """What fails."""
 
 
-def methods() -> dict[str, tuple[type, str]]:
+def methods() -> dict[str, list[tuple[Any, str]]]:
+    """What is made to fail, by name: methods of CLASSES, and ACTIONS wherever they are called from."""
+    found: dict[str, list[tuple[Any, str]]] = {}
+    for holder in (*CLASSES, *ACTIONS):
+        for name, member in vars(holder).items():
+            where = getattr(member, "__module__", "")
+            if inspect.isfunction(member) and (holder in CLASSES or where in ACTION_MODULES):
+                known_as = member.__qualname__ if holder in CLASSES else f"{where.split('.')[-1]}.{name}"
+                found.setdefault(known_as, []).append((holder, name))
     return {
-        f"{kind.__name__}.{name}": (kind, name)
-        for kind in CLASSES
-        for name, member in vars(kind).items()
-        if inspect.isfunction(member) and f"{kind.__name__}.{name}" not in NOT_TOLD
-        if not (kind is Gate and name == "__init__")
+        name: places
+        for name, places in found.items()
+        if name not in NOT_TOLD and name not in ("Gate.__init__", "Exchange.__init__")
     }
 
 
 @contextmanager
 def watched(call: Callable[[str], None]) -> Iterator[None]:
-    """Have `call` called before each method."""
-    before = {name: getattr(kind, attribute) for name, (kind, attribute) in methods().items()}
+    """Have `call` called before each method and action."""
+    before = {name: getattr(*places[0]) for name, places in methods().items()}
+    rows = dict(TABLE)
 
     def wrap(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -102,13 +114,23 @@ def watched(call: Callable[[str], None]) -> Iterator[None]:
 
         return wrapped
 
+    wrapped = {name: wrap(name, method) for name, method in before.items()}
+    by_action = {method: wrapped[name] for name, method in before.items()}
     try:
-        for name, (kind, attribute) in methods().items():
-            setattr(kind, attribute, wrap(name, before[name]))
+        for name, places in PLACES.items():
+            for holder, attribute in places:
+                setattr(holder, attribute, wrapped[name])
+        for pair, row in rows.items():
+            TABLE[pair] = Row(by_action.get(row.action, row.action), row.follows)
         yield
     finally:
-        for name, (kind, attribute) in methods().items():
-            setattr(kind, attribute, before[name])
+        TABLE.update(rows)
+        for name, places in PLACES.items():
+            for holder, attribute in places:
+                setattr(holder, attribute, before[name])
+
+
+PLACES = methods()
 
 
 async def plays_whole(client: Client, _: Stage) -> None:

@@ -14,6 +14,7 @@ from cellgate.proxy.control.local_dispatcher import LocalDispatcher
 from cellgate.proxy.gate import Gate
 from cellgate.proxy.logs.record import Finished
 from cellgate.proxy.request.exchange import Exchange
+from cellgate.proxy.request.table import TABLE
 from cellgate.proxy.wire.downstream import ClientConnection
 from cellgate.proxy.wire.failure import Failure, Kind
 from cellgate.proxy.wire.request import Request
@@ -100,7 +101,7 @@ class ObservedExchange(Exchange):
     """An exchange that notes why its attempts fail."""
 
     def __init__(self, gate: ObservedGate, client: ClientConnection, request: Request) -> None:
-        super().__init__(gate, client, request)
+        super().__init__(TABLE, gate, client, request)
         self._failures = gate.failures
 
     def failed(self, failure: Failure) -> None:

@@ -8,7 +8,7 @@ from itertools import count
 
 import pytest
 
-from cellgate.proxy.request.relay import Relay
+from cellgate.proxy.request.response import Response
 from cellgate.proxy.wire.failure import Kind
 from cellgate.proxy.wire.pool import EARLY_S
 from cellgate.router.nouns import Outcome, Verdict
@@ -163,15 +163,15 @@ def test_a_defect_of_the_gate_s_own_is_loud_and_not_held_against_the_unit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stage = Stage(units=1)
-    on_token, calls = Relay.on_token, count(1)
+    on_token, calls = Response.on_token, count(1)
 
-    def defective(relay: Relay, chunk: bytes) -> None:
+    def defective(response: Response, chunk: bytes) -> None:
         if next(calls) == 3:
             raise LookupError("a defect")
-        on_token(relay, chunk)
+        on_token(response, chunk)
 
     async def scenario() -> None:
-        monkeypatch.setattr(Relay, "on_token", defective)
+        monkeypatch.setattr(Response, "on_token", defective)
         visit = await stage.ask()
         assert visit.code == "internal"
         (problem,) = stage.world.loop.problems

@@ -1,4 +1,4 @@
-"""A unit's connection, a relay and a client without sockets: bytes in on one side, bytes out on the other."""
+"""An attempt on a unit and a client without sockets: bytes in on one side, bytes out on the other."""
 
 from __future__ import annotations
 
@@ -7,10 +7,15 @@ from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 from cellgate.proxy.config.limits import LIMITS
-from cellgate.proxy.request.relay import Relay
+from cellgate.proxy.logs.record import Finished
+from cellgate.proxy.request.attempt import Attempt
+from cellgate.proxy.request.dispatcher import Dispatcher
+from cellgate.proxy.request.response import Response
 from cellgate.proxy.wire.downstream import ClientConnection
 from cellgate.proxy.wire.failure import Failure
+from cellgate.proxy.wire.heads import Fields
 from cellgate.proxy.wire.pool import Pool
+from cellgate.proxy.wire.request import Request
 from cellgate.proxy.wire.rota import Rota
 from cellgate.proxy.wire.upstream import ReplyHead, UnitConnection
 from cellgate.router.cost import Expected
@@ -60,7 +65,7 @@ class Wire:
 class Rig:
     """One request on one connection, from the moment it is sent.
 
-    Plays the pool, the client and the owner of the relay. `ends` says how the relay ended, `kept` which
+    Plays the gate, the pool, the client and the exchange. `ends` says how the attempt ended, `kept` which
     connections were given back for another request, `bugs` which exceptions were reported, `due` what is to
     be done in the next turn of the loop. Those of one `rota` share the turns of one loop.
     """
@@ -85,9 +90,11 @@ class Rig:
         self.lease = Lease(
             Desk(Unit("u", "c", "http://u"), Cell("c"), open_case(0.0)), Ask(), Expected(), 0, 0.0, False
         )
-        self.relay = Relay(self, cast(ClientConnection, self), self.lease, self._now, http10=self._http10)
-        self.relay.carry(b"HEAD OF THE REQUEST", b"", cast(Pool, self), to_head=self._to_head)
-        self.relay.on_connected(self.conn)
+        request = Request(0.0)
+        request.http10, request.method, request.given_id = self._http10, self.method.encode(), b"1"
+        self.response = Response(self, cast(ClientConnection, self), request, "chat")
+        self.attempt = Attempt(self, cast(Dispatcher, self), self.response, self.lease)
+        self.attempt.send(b"HEAD OF THE REQUEST", b"", cast(Pool, self), to_head=self._to_head, fresh=False)
 
     def again(self) -> None:
         """The next request on the same connection, which must have been given back."""
@@ -122,10 +129,27 @@ class Rig:
         (reply,) = replies(head + self.shown, [self.method])
         return reply.body
 
-    def _now(self) -> float:
+    # The gate
+
+    def now(self) -> float:
         return 0.0
 
+    def new_id(self) -> bytes:
+        return b"1"
+
+    def is_leaving(self) -> bool:
+        return False
+
+    def report_lines(self, fields: Fields) -> bytes:
+        return b""
+
+    def finished(self, record: Finished) -> None:
+        """Nobody counts."""
+
     # The pool
+
+    def take(self, taker: Attempt, *, fresh: bool) -> None:
+        taker.on_connected(self.conn)
 
     def closed(self, conn: UnitConnection, *, broken: bool, unused: bool) -> None:
         """Nothing to forget."""
@@ -156,18 +180,18 @@ class Rig:
     def writer(self) -> Callable[[bytes], None]:
         return self.send
 
-    # The owner of the relay
+    def finish(self, request: Request, *, keep_alive: bool) -> None:
+        """There is no next request."""
+
+    peer = ""
+
+    # The exchange
 
     def accepts(self, head: ReplyHead) -> bool:
+        self.response.status = head.status
         return True
 
-    def extra_lines(self) -> bytes:
-        return b"x-request-id: 1\r\n"
-
-    def closes_client(self) -> bool:
-        return self._http10
-
-    def committed(self, body: bytes) -> None:
+    def committed(self, first: bytes, at: float) -> None:
         self.ends.append("committed")
 
     def crashed(self, error: Exception) -> None:

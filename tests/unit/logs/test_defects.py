@@ -9,7 +9,7 @@ import pytest
 
 from cellgate.proxy.gate import Gate
 from cellgate.proxy.logs.defects import PLACES_KEPT, TOLD_S, Defects
-from cellgate.proxy.request.relay import Relay
+from cellgate.proxy.request.response import Response
 from cellgate.router.nouns import Verdict
 from tests.wire.client import chat
 from tests.wire.stage import live, simulated, stage
@@ -98,7 +98,7 @@ async def test_a_stream_ends_in_an_error_event_and_its_unit_is_not_blamed() -> N
     script = in_turn(SSE_HEAD + chunk(TOKENS[0]), chunk(TOKENS[1]))
     async with stage(script, defects=defects) as here, here.client() as client:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Relay, "on_token", failing(ZeroDivisionError("boom")))
+            patch.setattr(Response, "on_token", failing(ZeroDivisionError("boom")))
             client.send(chat())
             said = await client.rest()
         assert TOKENS[0] in said

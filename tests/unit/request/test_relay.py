@@ -106,7 +106,7 @@ def relayed(case: Case, reads: list[bytes], *, http10: bool) -> Rig:
     assert (reply.status, reply.body, reply.whole, reply.trailers) == (case.status, case.body, True, []), (
         reads
     )
-    assert rig.relay.sent == len(rig.shown)
+    assert rig.response.sent == len(rig.shown)
     assert rig.kept == ([] if case.close else [rig.conn])
     return rig
 
@@ -160,7 +160,7 @@ def test_events_that_are_chunks_go_on_as_they_are() -> None:
     rig = Rig()
     rig.feed([SSE_HEAD, *map(chunk, TOKENS), LAST_CHUNK])
     assert rig.shown.endswith(b"\r\n\r\n" + b"".join(map(chunk, TOKENS)) + LAST_CHUNK)
-    assert rig.relay.events == len(TOKENS)
+    assert rig.attempt.events == len(TOKENS)
 
 
 @pytest.mark.parametrize("size", [7, 20, 33, 40])
@@ -304,7 +304,7 @@ def test_a_client_that_has_left_closes_the_units_connection_at_once() -> None:
         rig = Rig()
         rig.feed(reads)
         shown = rig.shown
-        rig.relay.abandon()
+        rig.attempt.abandon()
         assert rig.wire.closed
         rig.conn.data_received(chunk(TOKENS[1]))
         rig.conn.connection_lost(None)
@@ -326,7 +326,7 @@ def test_a_defect_while_a_reply_is_parsed_is_not_held_against_the_unit(
 def test_a_defect_of_the_gate_is_reported_and_ends_the_exchange(data: bytes) -> None:
     rig = Rig()
     rig.feed([SSE_HEAD, chunk(TOKENS[0])])
-    rig.relay._write = rig.send = None  # type: ignore[method-assign, assignment]
+    rig.response._write = rig.send = None  # type: ignore[method-assign, assignment]
     rig.feed([data])
     assert [type(bug) for bug in rig.bugs] == [TypeError]
     assert [failure.kind for failure in rig.failures] == [Kind.INTERNAL]

@@ -11,7 +11,7 @@ from cellgate.proxy.resume.proof import Tokens
 from cellgate.proxy.resume.replay_buffer import END_CHUNKS, FOLD_BYTES, Keep
 from cellgate.proxy.resume.stitch import Stitch
 from cellgate.proxy.resume.transcript import Said
-from cellgate.proxy.wire.failure import Kind
+from cellgate.proxy.wire.failure import Failure, Kind, error_event
 from cellgate.proxy.wire.sse import payload, split
 from tests.wire.rig import Rig
 from tests.wire.unit import LAST_CHUNK, SSE_HEAD, chunk
@@ -53,13 +53,13 @@ class Keeping(Rig):
     keep: Keep | None = None
     whole = True
 
-    def committed(self, body: bytes) -> None:
-        super().committed(body)
+    def committed(self, first: bytes, at: float) -> None:
+        super().committed(first, at)
         if self.keep is None:
-            self.relay.begin_keeping(whole=self.whole)
+            self.response.begin_keeping(whole=self.whole)
         else:
             assert self.stitch is not None
-            self.relay.go_on(self.keep, self.stitch)
+            self.attempt.go_on(self.keep, self.stitch)
 
 
 def text_of(body: bytes) -> str:
@@ -78,11 +78,11 @@ def test_what_is_kept_is_what_was_shown_wherever_the_reply_breaks_off(form: byte
         rig = Keeping(http10=http10)
         rig.feed([sent[:at]], close=True)
         assert not rig.bugs
-        if rig.relay.keep is None:
+        if rig.response.replay is None:
             assert rig.ends == ["failed"]
             continue
         assert rig.ends == ["committed", "failed"]
-        said = rig.relay.keep.read()
+        said = rig.response.replay.read()
         assert (said.closed, said.strange) == (True, "")
         assert said.text == text_of(rig.body())
         assert "".join(WORDS).startswith(said.text)
@@ -98,8 +98,8 @@ def test_an_error_at_any_place_is_found_before_it_is_shown(at: int) -> None:
         rig.feed([SSE_HEAD, *sent, chunk(DONE) + LAST_CHUNK])
         assert [failure.kind for failure in rig.failures] == [Kind.STREAM_ERROR]
         assert rig.body() == b"".join(WHOLE[:at])
-        assert rig.relay.keep is not None
-        assert rig.relay.keep.read().text == "".join(WORDS[:at])
+        assert rig.response.replay is not None
+        assert rig.response.replay.read().text == "".join(WORDS[:at])
 
 
 def test_an_error_in_the_first_read_leaves_nothing_shown() -> None:
@@ -137,9 +137,9 @@ LONG = {
 def test_long_streams_are_folded_and_say_the_same(sent: list[bytes], http10: bool) -> None:
     rig = Keeping(http10=http10)
     rig.feed([SSE_HEAD, *sent])
-    assert rig.relay.keep is not None
-    assert sum(map(len, rig.relay.keep.chunks)) < FOLD_BYTES + 1024
-    said = rig.relay.keep.read()
+    assert rig.response.replay is not None
+    assert sum(map(len, rig.response.replay.chunks)) < FOLD_BYTES + 1024
+    said = rig.response.replay.read()
     assert (said.text, said.closed, said.why_not) == ("".join(WORDS * 400), True, "")
 
 
@@ -155,8 +155,8 @@ STRANGE += [b'data: {"choices":[{"delta":"x"}]}\n\n', b"data: 7\n\n", b"data: {\
 def test_what_is_no_text_is_noticed_wherever_it_stands(other: bytes) -> None:
     rig = Keeping()
     rig.feed([SSE_HEAD, *map(chunk, [*TOKENS, other, *TOKENS * 400])])
-    assert rig.relay.keep is not None
-    assert rig.relay.keep.read().why_not or other == b'data: {"choices":{}}\n\n'
+    assert rig.response.replay is not None
+    assert rig.response.replay.read().why_not or other == b'data: {"choices":{}}\n\n'
     assert not rig.bugs
 
 
@@ -164,10 +164,10 @@ def test_a_stream_that_shows_more_than_text_is_kept_no_longer() -> None:
     strange = event("").replace(b'"content":""', b'"reasoning_content":"hm"')
     rig = Keeping()
     rig.feed([SSE_HEAD, chunk(strange), *map(chunk, TOKENS * 400)])
-    assert rig.relay.keep is not None
-    assert len(rig.relay.keep.chunks) == END_CHUNKS
-    assert rig.relay.end() == b"".join(map(chunk, (TOKENS * 400)[-END_CHUNKS:]))
-    assert rig.relay.keep.read().why_not == "its stream has carried reasoning_content"
+    assert rig.response.replay is not None
+    assert len(rig.response.replay.chunks) == END_CHUNKS
+    assert rig.response.end_of_body() == b"".join(map(chunk, (TOKENS * 400)[-END_CHUNKS:]))
+    assert rig.response.replay.read().why_not == "its stream has carried reasoning_content"
 
 
 @pytest.mark.parametrize("last", [b"", event("", finish="stop"), DONE], ids=["nothing", "finish", "done"])
@@ -177,7 +177,7 @@ def test_of_a_stream_that_nobody_could_go_on_with_the_end_is_kept_and_looked_at(
     rig = Keeping()
     rig.whole = False
     rig.feed([SSE_HEAD, *map(chunk, sent)])
-    assert rig.relay.end() == b"".join(map(chunk, sent[-END_CHUNKS:]))
+    assert rig.response.end_of_body() == b"".join(map(chunk, sent[-END_CHUNKS:]))
     rig.feed([LAST_CHUNK])
     assert rig.ends == ["committed", "done" if last else "failed"]
     assert [failure.kind for failure in rig.failures] == ([] if last else [Kind.TRUNCATED])
@@ -186,10 +186,11 @@ def test_of_a_stream_that_nobody_could_go_on_with_the_end_is_kept_and_looked_at(
 def test_half_an_event_that_had_to_be_shown_is_known_to_be_half() -> None:
     rig = Keeping()
     rig.feed([SSE_HEAD, chunk(TOKENS[0]), chunk(event("x" * 2 * TAIL_BYTES)[:-10])], close=True)
-    assert rig.relay.keep is not None
-    assert not rig.relay.keep.read().closed
-    assert rig.relay.break_off(ERROR)
-    assert rig.body().endswith(b'"finish_reason"\n\n' + ERROR)
+    assert rig.response.replay is not None
+    assert not rig.response.replay.read().closed
+    failure = Failure(Kind.CUT, "x")
+    rig.response.break_off(failure)
+    assert rig.body().endswith(b'"finish_reason"\n\n' + error_event(failure))
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
@@ -200,7 +201,7 @@ def test_a_second_unit_is_stitched_on_wherever_its_reply_is_cut_in_two(form: byt
         keep.chunks.append(event("zero", role="assistant"))
         rig = Keeping()
         rig.keep, rig.stitch = keep, Stitch({}, keep.read(), Tokens(1, 1))
-        rig.relay.head_sent = True
+        rig.response.begun = True
         rig.feed([sent[:at], sent[at:]])
         assert (rig.ends, rig.bugs) == (["committed", "done"], [])
         body = rig.body()
@@ -242,9 +243,9 @@ def test_of_an_event_without_end_no_more_is_kept_than_one_may_have() -> None:
     most = 0
     for _ in range(2 * LIMITS.event_bytes // len(piece)):
         rig.feed([chunk(piece)])
-        assert rig.relay.keep is not None
-        said = rig.relay.keep._said
-        most = max(most, len(said._tail) + sum(map(len, rig.relay.keep.chunks)))
+        assert rig.response.replay is not None
+        said = rig.response.replay._said
+        most = max(most, len(said._tail) + sum(map(len, rig.response.replay.chunks)))
     assert rig.bugs == []
     assert most < LIMITS.event_bytes + FOLD_BYTES + (END_CHUNKS + 1) * len(piece)
     assert said.why_not == "its stream has carried an event larger than 1048576 bytes"

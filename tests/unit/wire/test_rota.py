@@ -133,11 +133,11 @@ def test_the_reads_of_a_stream_of_tokens_are_not_held_up() -> None:
 
 def test_nothing_is_parsed_for_a_client_that_does_not_read_and_all_of_it_once_it_does() -> None:
     rig = begun()
-    rig.relay.pause(paused=True)
+    rig.attempt.pause(paused=True)
     shown = len(rig.shown)
     run_out(rig)
     assert (len(rig.shown), rig.wire.reading) == (shown, False)
-    rig.relay.pause(paused=False)
+    rig.attempt.pause(paused=False)
     run_out(rig)
     assert rig.wire.reading
     assert rig.body() == TOKENS[0] + EVENT * MANY
@@ -146,8 +146,8 @@ def test_nothing_is_parsed_for_a_client_that_does_not_read_and_all_of_it_once_it
 def test_a_client_that_pauses_and_goes_on_within_a_turn_has_no_more_turns_than_others() -> None:
     rig = begun()
     for _ in range(5):
-        rig.relay.pause(paused=True)
-        rig.relay.pause(paused=False)
+        rig.attempt.pause(paused=True)
+        rig.attempt.pause(paused=False)
     before = len(rig.shown)
     rig.turn()
     assert len(rig.shown) - before <= LIMITS.reply_bytes_per_turn + 2 * PART_BYTES
@@ -207,9 +207,9 @@ def test_what_is_shown_does_not_depend_on_the_sizes_of_reads(seed: int) -> None:
         rig.feed([bytes_sent[at : at + size]])
         at += size
         if chance.random() < 0.2:
-            rig.relay.pause(paused=True)
+            rig.attempt.pause(paused=True)
             rig.turn()
-            rig.relay.pause(paused=False)
+            rig.attempt.pause(paused=False)
     run_out(rig)
     assert (rig.ends[-1], rig.bugs, rig.failures) == ("done", [], [])
     assert rig.body() == b"".join(events)

@@ -1,0 +1,109 @@
+"""What follows when a unit answers: from the head of its reply to the end. Actions of the table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cellgate.proxy.metrics.continuations import Result
+from cellgate.proxy.request.breaking import give_up
+from cellgate.proxy.request.continuation import is_kept, why_not
+from cellgate.proxy.request.opening import find_unit, refuse
+from cellgate.proxy.request.reply_status import failure_of, lacks_path, outcome_of, response_id
+from cellgate.proxy.request.routes import GENERATE, UNLISTED
+from cellgate.proxy.request.states import State
+from cellgate.proxy.request.usage import read_usage
+from cellgate.proxy.wire.failure import Failure, Kind
+from cellgate.router.lease import Lease
+from cellgate.router.nouns import Outcome, Refusal
+
+if TYPE_CHECKING:
+    from cellgate.proxy.request.exchange import Exchange
+    from cellgate.proxy.wire.upstream import ReplyHead
+
+# A member of an enum is a slow attribute on CPython 3.11.
+WAITING, RELAYING, OVER = State.WAITING, State.RELAYING, State.OVER
+_OK = Outcome.OK
+
+
+def judge_head(exchange: Exchange, head: ReplyHead) -> bool:
+    """Whether the reply goes on to the client. Busy and broken units are tried elsewhere first."""
+    attempt, response, gate = exchange.in_flight(), exchange.response, exchange.gate
+    unit = attempt.lease.unit
+    for observer in response.observers:
+        observer.replied(head.status)
+    if not response.begun:
+        # Otherwise the client has been shown a head before, of a unit that came to nothing.
+        response.status = head.status
+    if lacks_path(head) and exchange.route.kind is GENERATE:
+        exchange.let_go(Outcome.CLIENT_ERROR)
+        path = exchange.request.path.decode("latin-1")
+        refuse(exchange, Failure(Kind.NOT_SERVED, f"the engine of unit {unit} does not serve {path}"))
+        return False
+    failure = failure_of(head, unit, gate.board, gate.now())
+    if failure is not None:
+        attempt.lease.on_evict = None
+        attempt.blame(failure, judged=exchange.route.kind is not UNLISTED)
+        return not _goes_elsewhere(exchange, attempt.lease, failure)
+    if response.begun and head.status >= 400:
+        give_up(exchange, f"unit {unit} answered {head.status} when asked to go on")
+        return False
+    return True
+
+
+def _goes_elsewhere(exchange: Exchange, lease: Lease, failure: Failure) -> bool:
+    """Whether there is something better than to show the client the `failure` that its unit answered."""
+    selection = exchange.selection
+    step = selection.next_step(lease, failure)
+    if not step.again:
+        return False
+    other = selection.acquire_other(exchange, lease.unit, step)
+    if isinstance(other, Refusal):
+        if failure.kind is Kind.BUSY and other is not Refusal.UNSURE:
+            # Nobody else has room: the unit's own words are the best answer there is, after some more tries.
+            if not selection.waits_again(exchange):
+                return False
+            exchange.release(Outcome.BUSY)
+            exchange.state = WAITING
+            return True
+        if other in (Refusal.NO_UNIT, Refusal.UNKNOWN_MODEL, Refusal.LATE):
+            # There is nobody else.
+            return False
+    exchange.release(failure.kind.row.outcome)
+    selection.failed(lease.unit, step, failure)
+    exchange.state = WAITING
+    if isinstance(other, Refusal):
+        find_unit(exchange, draws=step.draws)
+    elif other is not None:
+        exchange.settle(other)
+    return True
+
+
+def commit(exchange: Exchange, first: bytes, at: float) -> None:
+    """Something is about to be shown."""
+    lease, response, gate = exchange.in_flight().lease, exchange.response, exchange.gate
+    exchange.state = RELAYING
+    response.unit = lease.unit
+    if exchange.continuation is not None:
+        gate.dispatcher.committed(lease, resumed=True)
+        return
+    request, ask = exchange.request, exchange.selection.ask
+    response.ttft_s = at - request.received_at
+    made = response_id(first) if exchange.route.name == "responses" else ""
+    gate.dispatcher.committed(lease, response_id=made)
+    if is_kept(exchange.route.name, ask):
+        response.begin_keeping(whole=ask.continuable and not why_not(gate, request, ask))
+
+
+def finish(exchange: Exchange) -> None:
+    """The unit's reply has ended, whole."""
+    attempt, response = exchange.in_flight(), exchange.response
+    response.whole = True
+    outcome = outcome_of(response.status)
+    exchange.release(outcome)
+    if exchange.continuation is not None:
+        exchange.continuation.settle(Result.CONTINUED)
+    if outcome is _OK and exchange.route.kind is GENERATE:
+        usage = read_usage(response.end_of_body())
+        exchange.gate.dispatcher.completed(attempt.lease, attempt.events, usage)
+    exchange.state = OVER
+    response.end(outcome)

@@ -1,0 +1,60 @@
+"""How a unit is asked for an answer, or to go on with one that another broke. Actions of the table."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from cellgate.proxy.request.attempt import Attempt
+from cellgate.proxy.request.forwarding import head_for_unit
+from cellgate.proxy.request.routes import UNLISTED
+from cellgate.proxy.request.states import State
+from cellgate.router.lease import Lease
+
+if TYPE_CHECKING:
+    from cellgate.proxy.request.exchange import Exchange
+    from cellgate.proxy.resume.replay_buffer import Keep
+    from cellgate.proxy.resume.stitch import Stitch
+
+# A member of an enum is a slow attribute on CPython 3.11.
+HOLDING, PROVING = State.HOLDING, State.PROVING
+
+
+def grant(exchange: Exchange, lease: Lease) -> None:
+    """There is a unit: ask it."""
+    response = exchange.response
+    for observer in response.observers:
+        observer.attempted(lease, response.attempts)
+    response.attempts += 1
+    begin(exchange, lease, fresh=False)
+
+
+def begin(exchange: Exchange, lease: Lease, *, fresh: bool) -> None:
+    """Ask the unit, on a new connection if `fresh`."""
+    exchange.attempt = attempt = Attempt(exchange, exchange.gate.dispatcher, exchange.response, lease)
+    exchange.selection.given = None
+    lease.on_evict = exchange.evicted
+    # A kept connection may turn out to be stale and need a second try, which not every path may have.
+    fresh = fresh or exchange.route.kind is UNLISTED
+    if exchange.continuation is None:
+        exchange.state = HOLDING
+        _send(exchange, attempt, exchange.request.body, fresh=fresh)
+        return
+    exchange.state = PROVING
+    lines = exchange.gate.pool(lease.desk).lines
+    head = partial(head_for_unit, exchange.request, exchange.client, exchange.response, lines)
+    exchange.continuation.begin(exchange, lease.desk, head, fresh=fresh)
+
+
+def resume(exchange: Exchange, body: bytes, replay: Keep, stitch: Stitch) -> None:
+    """The unit has proven that it can go on: it is sent `body`."""
+    attempt = exchange.in_flight()
+    exchange.state = State.RESUMED
+    attempt.go_on(replay, stitch)
+    _send(exchange, attempt, body, fresh=False)
+
+
+def _send(exchange: Exchange, attempt: Attempt, body: bytes, *, fresh: bool) -> None:
+    pool, request = exchange.gate.pool(attempt.lease.desk), exchange.request
+    head = head_for_unit(request, exchange.client, exchange.response, pool.lines, request.target, len(body))
+    attempt.send(head, body, pool, to_head=request.method == b"HEAD", fresh=fresh)

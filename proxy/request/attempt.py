@@ -1,0 +1,254 @@
+"""One attempt on one unit: sends it the request, holds its answer, feeds the response from the commit on.
+
+It owns its lease and its connection. Rules:
+1. Nothing is shown before the commit: the first complete event that carries data, or the head of a plain
+   body. Engines answer 200 before prefill, so the head of a stream proves nothing and is held until then.
+2. Bytes go on raw only from one point to another where both an HTTP chunk and an SSE event end: an announced
+   chunk size cannot be taken back. Any other read is framed anew, up to its last complete event; a tail of
+   more than 16 KiB goes on unfinished, but where it is rewritten.
+3. An error that an engine reports in its stream is never shown: it is a failure of the attempt, as a
+   connection that breaks is.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from cellgate.proxy.logs.defects import guarded
+from cellgate.proxy.request.dispatcher import Dispatcher
+from cellgate.proxy.request.response import Response
+from cellgate.proxy.resume.passage import Passage
+from cellgate.proxy.resume.replay_buffer import Keep
+from cellgate.proxy.resume.stitch import Stitch
+from cellgate.proxy.wire.failure import Failure, Kind
+from cellgate.proxy.wire.pool import Pool
+from cellgate.proxy.wire.sse import before_error, carries_data
+from cellgate.proxy.wire.upstream import EVENT_ENDS, ReplyHead, UnitConnection
+from cellgate.router.lease import Lease
+from cellgate.router.nouns import Outcome
+
+
+class Owner(Protocol):
+    """The exchange that an attempt is of."""
+
+    def accepts(self, head: ReplyHead) -> bool:
+        """Whether this reply goes on to the client; False: the owner has turned elsewhere."""
+
+    def crashed(self, error: Exception) -> None: ...
+    def committed(self, first: bytes, at: float) -> None: ...
+    def done(self) -> None: ...
+    def failed(self, failure: Failure) -> None: ...
+
+
+class Attempt:
+    """The attempt that `lease` allows, of one that is given back to `dispatcher`. Takes its connection."""
+
+    __slots__ = (
+        "_conn",
+        "_dispatcher",
+        "_events_before",
+        "_has_head",
+        "_owner",
+        "_passage",
+        "_pool",
+        "_request",
+        "_response",
+        "lease",
+        "over",
+    )
+
+    def __init__(self, owner: Owner, dispatcher: Dispatcher, response: Response, lease: Lease) -> None:
+        self._owner = owner
+        self._dispatcher = dispatcher
+        self._response = response
+        self._conn: UnitConnection | None = None
+        self._has_head = False
+        self._passage = Passage()
+        self._pool: Pool | None = None
+        self._request: tuple[bytes, bytes, bool] = (b"", b"", False)
+        self._events_before = response.events
+        self.lease = lease
+        self.over = False
+        if response.paused:
+            self.pause(paused=True)
+
+    @property
+    def events(self) -> int:
+        """How many events of this unit the client was shown."""
+        return self._response.events - self._events_before
+
+    # -- towards the unit ----------------------------------------------------------------------------------
+
+    def send(self, head: bytes, body: bytes, pool: Pool, *, to_head: bool, fresh: bool) -> None:
+        """Send the request as soon as `pool` gives a connection: a new one, if `fresh`."""
+        self._pool = pool
+        self._request = (head, body, to_head)
+        pool.take(self, fresh=fresh)
+
+    def on_connected(self, conn: UnitConnection) -> None:
+        """The pool's answer: send the request."""
+        self._conn = conn
+        head, body, to_head = self._request
+        conn.send(head, body, self, to_head=to_head)
+        if self.lease.paused:
+            conn.pause()
+
+    def on_failed(self, failure: Failure) -> None:
+        """The connection did not come about, or is gone; or the gate itself failed, at whatever point."""
+        is_ours = failure.kind is Kind.INTERNAL
+        if not is_ours:
+            self._conn = None
+        if is_ours or not self.over:
+            guarded(self._owner, self._owner.failed, failure)
+
+    def abandon(self) -> None:
+        """Stop: the client left, or the request moves elsewhere. The unit's connection closes at once."""
+        self.over = True
+        conn, self._conn = self._conn, None
+        if conn is not None:
+            conn.drop()
+        elif self._pool is not None:
+            self._pool.cancel(self)
+
+    def pause(self, *, paused: bool) -> None:
+        """Mirror the client's backpressure."""
+        lease = self.lease
+        lease.paused, lease.was_paused = paused, True
+        if not paused:
+            lease.desk.work_at = self._response.last_at
+        if self._conn is None:
+            return
+        if paused:
+            self._conn.pause()
+        else:
+            self._conn.resume()
+
+    def go_on(self, replay: Keep, stitch: Stitch) -> None:
+        """The unit goes on for another, of which `replay` was shown; `stitch` makes one stream of both."""
+        self._response.replay = replay
+        self._response.leave_to_stitch()
+        self._passage.stitch = stitch
+
+    # -- its end -------------------------------------------------------------------------------------------
+
+    def release(self, outcome: Outcome) -> None:
+        """Give the lease back; what is left of the reply goes on, if there is any."""
+        lease, response = self.lease, self._response
+        for observer in response.observers:
+            observer.attempt_over(lease, outcome, response.now())
+        self._dispatcher.released(lease, outcome)
+        response.unpromise()
+
+    def let_go(self, outcome: Outcome) -> None:
+        """End it: its connection, then its lease."""
+        self.abandon()
+        self.release(outcome)
+
+    def lose(self, failure: Failure, *, judged: bool) -> None:
+        """It has failed: end it, and hold it against the unit, if that can be `judged` by such requests."""
+        self._note(failure)
+        self.let_go(failure.kind.row.outcome)
+        self._answer_for(failure, judged=judged)
+
+    def blame(self, failure: Failure, *, judged: bool) -> None:
+        """Hold against the unit what it has answered."""
+        self._note(failure)
+        self._answer_for(failure, judged=judged)
+
+    def _note(self, failure: Failure) -> None:
+        for observer in self._response.observers:
+            observer.failing(failure.kind.value)
+
+    def _answer_for(self, failure: Failure, *, judged: bool) -> None:
+        """Have the unit answer for it."""
+        self._dispatcher.blame(self.lease, failure, self._response.events, self.events, judged=judged)
+
+    # -- from the unit -------------------------------------------------------------------------------------
+
+    def on_read(self, data: bytes, pieces: list[bytes], conn: UnitConnection) -> None:
+        """One read of the unit's reply that parsed."""
+        if not self.lease.committed:
+            self._hold(data, pieces, conn)
+            return
+        response, body = self._response, b"".join(pieces)
+        is_events = response.is_events
+        if is_events and carries_data(body):
+            response.count(len(pieces))
+        is_whole = conn.raw is not None and not conn.ended and _ends_whole(data, conn)
+        if is_whole and not (is_events and len(before_error(body)) < len(body)):
+            response.pass_on(data, body)
+        else:
+            self._reframe(data, body, conn)
+
+    def _hold(self, data: bytes, pieces: list[bytes], conn: UnitConnection) -> None:
+        """Before the commit."""
+        head = conn.head
+        if head is None or not (self._has_head or self._begin(head)):
+            return
+        if not self._response.is_events:
+            self._commit(data, b"".join(pieces), conn)
+            return
+        if not pieces and not conn.ended:
+            # Most engines send the head of a stream by itself.
+            return
+        begun = self._passage.begin(b"".join(pieces), ended=conn.ended)
+        if isinstance(begun, Failure):
+            self._give_up(conn, begun)
+        elif begun is not None:
+            self._commit(data, begun, conn)
+
+    def _begin(self, head: ReplyHead) -> bool:
+        """Whether the reply that begins with `head` is one for the client."""
+        owner, conn = self._owner, self._conn
+        if not owner.accepts(head):
+            self.over = True
+            self._conn = None
+            if conn is not None:
+                conn.discard()
+            return False
+        self._has_head = True
+        lease = self.lease
+        own_lines = b"x-cellgate-unit: %b\r\n%b" % (lease.unit.encode(), lease.explanation)
+        if not self._response.promise(head, own_lines):
+            assert conn is not None
+            reason = f"a second unit answered {head.status} to a begun stream"
+            self._give_up(conn, Failure(Kind.EVICTED, reason))
+            return False
+        return True
+
+    def _commit(self, data: bytes, body: bytes, conn: UnitConnection) -> None:
+        response, lease = self._response, self.lease
+        lease.commit(response.now())
+        response.commit(lease.desk, lease.first_at, body)
+        self._owner.committed(body, lease.first_at)
+        self._reframe(data, body, conn)
+
+    def _reframe(self, data: bytes, body: bytes, conn: UnitConnection) -> None:
+        """Show what is complete of `body`, in a chunk of our own, and end as the unit does."""
+        response, passage, failure = self._response, self._passage, None
+        if response.is_events:
+            body, failure = passage.feed(body, ended=conn.ended)
+            response.in_event = passage.in_event
+        ended = conn.ended or passage.is_over
+        at_boundary = not ended and passage.is_empty and _ends_whole(data, conn)
+        conn.raw = response if at_boundary and response.may_pass_raw and passage.stitch is None else None
+        if not response.show(body, ended=ended and failure is None):
+            failure = Failure(Kind.TRUNCATED, "it ended its stream in the middle of an answer")
+        if failure is not None:
+            self._give_up(conn, failure)
+        elif ended:
+            conn.discard()
+            self.over = True
+            self._conn = None
+            guarded(self._owner, self._owner.done)
+
+    def _give_up(self, conn: UnitConnection, failure: Failure) -> None:
+        self.over = True
+        self._conn = None
+        conn.drop()
+        guarded(self._owner, self._owner.failed, failure)
+
+
+def _ends_whole(data: bytes, conn: UnitConnection) -> bool:
+    """Behind a chunk there may be a part of the next one's size: then a read does not end so."""
+    return conn.clean and data.endswith(EVENT_ENDS)

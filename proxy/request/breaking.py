@@ -1,0 +1,101 @@
+"""What follows when a unit fails: another try, another unit, a resumed stream. Actions of the table."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING
+
+from cellgate.proxy.metrics.continuations import Result
+from cellgate.proxy.request.asking import begin
+from cellgate.proxy.request.continuation import Continuation
+from cellgate.proxy.request.opening import find_unit, refuse
+from cellgate.proxy.request.routes import UNLISTED
+from cellgate.proxy.request.states import State
+from cellgate.proxy.wire.failure import Failure, Kind, as_told
+from cellgate.router.lease import Lease
+from cellgate.router.nouns import Outcome
+from cellgate.router.retry import Step
+
+if TYPE_CHECKING:
+    from cellgate.proxy.request.exchange import Exchange
+
+_IN_THE_MIDDLE = (Kind.CUT, Kind.STREAM_ERROR, Kind.NOT_CONTINUED)
+
+
+def try_again(exchange: Exchange, failure: Failure) -> None:
+    """The unit has failed and shown nothing: another one is asked, if the rules allow it."""
+    lease = exchange.in_flight().lease
+    if failure.kind is Kind.STALE_CONNECTION:
+        if not exchange.was_stale:
+            exchange.was_stale = True
+            _connect_anew(exchange, lease)
+            return
+        failure = Failure(Kind.CLOSED_EARLY, failure.message)
+    exchange.lose(failure)
+    selection, told = exchange.selection, as_told(failure, lease.unit, committed=False)
+    step = selection.next_step(lease, failure)
+    selection.failed(lease.unit, step, told)
+    if step.again:
+        find_unit(exchange, draws=step.draws)
+    else:
+        refuse(exchange, told)
+
+
+def _connect_anew(exchange: Exchange, lease: Lease) -> None:
+    """The unit had closed the connection before it saw the request: once more, on a fresh one."""
+    if not lease.desk.is_doubted() or exchange.route.kind is UNLISTED:
+        begin(exchange, lease, fresh=True)
+        return
+    # It may have started anew: until it has shown life, nothing goes there.
+    exchange.let_go(Outcome.EVICTED)
+    find_unit(exchange, moved=True)
+
+
+def move(exchange: Exchange) -> None:
+    """The unit went DOWN before it showed anything: the request moves."""
+    unit = exchange.in_flight().lease.unit
+    failure = Failure(Kind.EVICTED, f"unit {unit} went down before it answered, and no other could")
+    exchange.lose(failure)
+    if exchange.route.kind is UNLISTED:
+        refuse(exchange, failure)
+        return
+    exchange.selection.failed(unit, Step(True), failure)
+    find_unit(exchange)
+
+
+def break_stream(exchange: Exchange, failure: Failure) -> None:
+    """The unit has broken what it had begun: another one goes on with it, or this is the end."""
+    lease, selection = exchange.in_flight().lease, exchange.selection
+    if failure.kind not in _IN_THE_MIDDLE:
+        failure = Failure(Kind.TRUNCATED, failure.message)
+    exchange.lose(failure)
+    told = as_told(failure, lease.unit, committed=True)
+    # If it does not go on, this ends it.
+    exchange.state = State.OVER
+    if _continuation(exchange).broke(lease.unit, selection.ask, told):
+        selection.ask = selection.ask._replace(deadline_at=inf)
+        selection.failed(lease.unit, Step(True), told)
+        find_unit(exchange)
+
+
+def conclude(exchange: Exchange, events: bytes) -> None:
+    """The unit has helped to tell how the stream ends."""
+    exchange.let_go(Outcome.OK)
+    exchange.state = State.OVER
+    _continuation(exchange).conclude(events)
+
+
+def give_up(exchange: Exchange, reason: str) -> None:
+    """The unit cannot go on with the stream, and no other could."""
+    failure = exchange.selection.failure
+    assert failure is not None
+    exchange.let_go(Outcome.GATE_ERROR)
+    exchange.state = State.OVER
+    _continuation(exchange).give_up(failure, Result.REFUSED, reason)
+
+
+def _continuation(exchange: Exchange) -> Continuation:
+    """What becomes of the stream, from its first break on."""
+    if exchange.continuation is None:
+        exchange.continuation = Continuation(exchange.gate, exchange.request, exchange.response)
+    return exchange.continuation

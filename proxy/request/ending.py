@@ -1,0 +1,58 @@
+"""How an exchange ends early: the client leaves, or the gate itself fails. Actions of the table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING
+
+from cellgate.proxy.metrics.continuations import Result
+from cellgate.proxy.request.states import State
+from cellgate.router.nouns import Outcome
+
+if TYPE_CHECKING:
+    from cellgate.proxy.request.exchange import Exchange
+
+
+def leave(exchange: Exchange) -> None:
+    """The client is gone: its unit must stop working for it at once."""
+    exchange.selection.cancel()
+    if exchange.stop_reading is not None:
+        exchange.stop_reading()
+    result = Result.CLIENT_LEFT
+    if exchange.attempt is not None:
+        if exchange.attempt.lease.committed:
+            result = Result.CONTINUED
+        exchange.let_go(Outcome.CLIENT_LEFT)
+    if exchange.continuation is not None:
+        exchange.continuation.settle(result)
+    exchange.state = State.OVER
+    exchange.response.left()
+
+
+def collapse(exchange: Exchange, _failure: object = None) -> None:
+    """A callback has failed: the end, in whatever state that left the exchange."""
+    exchange.state = State.OVER
+    for step in _endings(exchange):
+        try:
+            step()
+        except Exception as error:
+            exchange.gate.defect("a request that failed could not be ended well", error)
+
+
+def _endings(exchange: Exchange) -> Iterator[Callable[[], object]]:
+    """Give everything back and tell the client: step by step, for any of them may fail as well."""
+    attempt, continuation = exchange.attempt, exchange.continuation
+    yield exchange.selection.cancel
+    if exchange.stop_reading is not None:
+        yield exchange.stop_reading
+    if attempt is not None:
+        yield attempt.abandon
+    if continuation is not None:
+        yield continuation.abandon
+        yield partial(continuation.settle, Result.NOT_CONTINUABLE, "the gate failed")
+    if attempt is not None and not attempt.lease.closed:
+        yield partial(exchange.release, Outcome.GATE_ERROR)
+    if not exchange.response.over:
+        yield exchange.response.crash
+    yield partial(exchange.client.give_up, exchange, exchange.request)

@@ -1,0 +1,31 @@
+"""The head of a request as a unit gets it: in the name of the client, with the gate's own lines. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cellgate.proxy.request.response import Response
+from cellgate.proxy.wire.heads import crossing, forwarded_lines, unit_head
+
+if TYPE_CHECKING:
+    from cellgate.proxy.wire.downstream import ClientConnection
+    from cellgate.proxy.wire.request import Request
+
+
+def head_for_unit(
+    request: Request,
+    client: ClientConnection,
+    response: Response,
+    lines: bytes,
+    target: bytes,
+    length: int,
+) -> bytes:
+    """The head of a request for `target` with a body of `length` bytes; it begins with the `lines`."""
+    for observer in response.observers:
+        lines += observer.unit_lines
+    own = b"%b%bx-request-id: %b\r\n" % (
+        lines,
+        forwarded_lines(request.fields, client.peer.encode(), b"https" if client.secure else b"http"),
+        response.request_id,
+    )
+    return unit_head(request.method, target, crossing(request.lines, request.fields), own=own, length=length)

@@ -1,0 +1,76 @@
+"""How an exchange begins: what is asked for is read, and a unit is found for it. Actions of the table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cellgate.proxy.request.placement import not_here
+from cellgate.proxy.request.reading import begin_reading
+from cellgate.proxy.request.routes import OWN, why_refused
+from cellgate.proxy.request.states import State
+from cellgate.proxy.wire.failure import Failure, Kind
+from cellgate.router.nouns import Ask
+
+if TYPE_CHECKING:
+    from cellgate.proxy.request.exchange import Exchange
+
+# A member of an enum is a slow attribute on CPython 3.11.
+WAITING, OVER = State.WAITING, State.OVER
+
+
+def start(exchange: Exchange) -> None:
+    """Decide what the request is, and begin."""
+    route, request, gate = exchange.route, exchange.request, exchange.gate
+    if (request.is_placed or request.is_explained) and route.kind is not OWN:
+        refusal = exchange.selection.choose(request, exchange.client.peer)
+        if refusal is not None:
+            refuse(exchange, refusal)
+            return
+    why = why_refused(route, request.method, pass_unlisted=gate.settings.pass_unlisted)
+    if why is not None:
+        allows = why.kind is Kind.METHOD_NOT_ALLOWED
+        exchange.state = OVER
+        exchange.response.refuse(why, b"allow: %b\r\n" % b", ".join(route.methods) if allows else b"")
+    elif route.kind is OWN:
+        gate.asked(request, exchange.client.peer)
+        exchange.state = OVER
+        exchange.response.answer(*gate.own_answers.answer(request.path, stopping=gate.is_stopping()))
+    else:
+        exchange.stop_reading = begin_reading(gate, request, route, exchange.asked)
+
+
+def ask(exchange: Exchange, asked: Ask | Failure) -> None:
+    """It is known what is asked for."""
+    if isinstance(asked, Ask):
+        request = exchange.request
+        asked = exchange.gate.wishes.heed(asked, request.fields, request.received_at)
+    if isinstance(asked, Failure):
+        exchange.state = OVER
+        exchange.response.refuse(asked)
+        return
+    exchange.selection.ask = asked
+    exchange.response.model = asked.model or ""
+    find_unit(exchange)
+
+
+def find_unit(exchange: Exchange, *, draws: bool = False, moved: bool = False) -> None:
+    """Find a unit: the first, or one after another (see Selection.acquire)."""
+    exchange.state = WAITING
+    found = exchange.selection.acquire(exchange, draws, moved)
+    if found is not None:
+        exchange.settle(found)
+
+
+def refuse(exchange: Exchange, failure: Failure) -> None:
+    """There is no unit: the client is told, in the way that is left."""
+    exchange.state = OVER
+    response = exchange.response
+    if not response.begun:
+        reason = ""
+        if exchange.request.is_placed:
+            failure, reason = not_here(failure, exchange.gate.board, exchange.selection.ask.unit)
+        response.refuse(failure, reason=reason)
+    elif exchange.continuation is None:
+        response.break_off(failure)
+    else:
+        exchange.continuation.no_unit(failure)

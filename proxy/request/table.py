@@ -1,0 +1,92 @@
+"""The life of an exchange as a table: in which state which event does what, and which state may follow.
+
+tests/laws holds that each pair of a state and an event has a row, or a reason why it cannot be.
+"""
+
+from __future__ import annotations
+
+from cellgate.proxy.request import answering, asking, breaking, clocks, ending, opening
+from cellgate.proxy.request.states import Event, Row, State, Table
+
+_S, _E = State, Event
+_SENT = (_S.HOLDING, _S.PROVING, _S.RESUMED)
+# What begins an attempt may fail before it returns, and then all that follows from that has happened.
+_ANY = tuple(State)[1:]
+_ENDS = (_S.OVER,)
+
+
+def _ignore(*_: object) -> None:
+    """It changes nothing in this state."""
+
+
+TABLE: Table = {
+    (_S.PARSING, _E.STARTED): Row(opening.start, tuple(State)),
+    (_S.PARSING, _E.ASKED): Row(opening.ask, _ANY),
+    (_S.PARSING, _E.LEFT): Row(ending.leave, _ENDS),
+    (_S.PARSING, _E.TICKED): Row(clocks.tick, (_S.PARSING,)),
+    (_S.WAITING, _E.GRANTED): Row(asking.grant, _ANY),
+    (_S.WAITING, _E.REFUSED): Row(opening.refuse, _ENDS),
+    (_S.WAITING, _E.LEFT): Row(ending.leave, _ENDS),
+    (_S.WAITING, _E.TICKED): Row(clocks.tick, (_S.WAITING,)),
+    (_S.HOLDING, _E.REPLIED): Row(answering.judge_head, _ANY),
+    (_S.HOLDING, _E.COMMITTED): Row(answering.commit, (_S.RELAYING,)),
+    (_S.HOLDING, _E.FAILED): Row(breaking.try_again, _ANY),
+    (_S.HOLDING, _E.EVICTED): Row(breaking.move, _ANY),
+    (_S.HOLDING, _E.LEFT): Row(ending.leave, _ENDS),
+    (_S.HOLDING, _E.TICKED): Row(clocks.tick, _ANY),
+    (_S.RELAYING, _E.DONE): Row(answering.finish, _ENDS),
+    (_S.RELAYING, _E.FAILED): Row(breaking.break_stream, _ANY),
+    # A unit that shuts down in good order goes on with its streams: silence will tell.
+    (_S.RELAYING, _E.EVICTED): Row(_ignore, (_S.RELAYING,)),
+    (_S.RELAYING, _E.LEFT): Row(ending.leave, _ENDS),
+    (_S.RELAYING, _E.TICKED): Row(clocks.tick, _ANY),
+    (_S.PROVING, _E.PROVEN): Row(asking.resume, _ANY),
+    (_S.PROVING, _E.CONCLUDED): Row(breaking.conclude, _ENDS),
+    (_S.PROVING, _E.UNPROVEN): Row(breaking.give_up, _ENDS),
+    (_S.PROVING, _E.FAILED): Row(breaking.try_again, _ANY),
+    (_S.PROVING, _E.EVICTED): Row(breaking.move, _ANY),
+    (_S.PROVING, _E.LEFT): Row(ending.leave, _ENDS),
+    (_S.PROVING, _E.TICKED): Row(clocks.tick, _ANY),
+    (_S.RESUMED, _E.REPLIED): Row(answering.judge_head, _ANY),
+    (_S.RESUMED, _E.COMMITTED): Row(answering.commit, (_S.RELAYING,)),
+    (_S.RESUMED, _E.FAILED): Row(breaking.try_again, _ANY),
+    (_S.RESUMED, _E.EVICTED): Row(breaking.move, _ANY),
+    (_S.RESUMED, _E.LEFT): Row(ending.leave, _ENDS),
+    (_S.RESUMED, _E.TICKED): Row(clocks.tick, _ANY),
+    # A body that is read off the loop may be read when nobody waits for it any more.
+    (_S.OVER, _E.ASKED): Row(_ignore, _ENDS),
+    # A connection that closes tells of that, whatever it has been told.
+    (_S.OVER, _E.LEFT): Row(_ignore, _ENDS),
+    (_S.OVER, _E.TICKED): Row(_ignore, _ENDS),
+    **{(state, _E.CRASHED): Row(ending.collapse, _ENDS) for state in State},
+}
+
+_STARTED_ONCE = "it starts once"
+_NOT_ASKED = "no unit is asked for before it is known what the request asks for"
+_ASKED_ONCE = "what it asks for is told once, in PARSING"
+_NO_LEASE = "there is no lease: what comes of one comes while it is open"
+_HAS_LEASE = "there is a lease already: the next unit is asked for when that is closed"
+_NOT_SENT = "the request itself is sent once the unit has proven that it can go on"
+_NOT_COMMITTED = "a reply ends only behind its commit"
+_HEAD_ONCE = "an attempt has one head, and it comes before the commit"
+_NO_PROOF = "no unit is being asked whether it can go on"
+_CLOSED = "all was given back, and nobody who could tell this knows of it any more"
+
+_OF_PROOFS = (_E.PROVEN, _E.CONCLUDED, _E.UNPROVEN)
+_OF_UNITS = (_E.REPLIED, _E.COMMITTED, _E.DONE, _E.FAILED, _E.EVICTED, *_OF_PROOFS)
+_OF_PICKS = (_E.GRANTED, _E.REFUSED)
+
+IMPOSSIBLE: dict[tuple[State, Event], str] = {
+    **{(state, _E.STARTED): _STARTED_ONCE for state in tuple(State)[1:]},
+    **{(_S.PARSING, event): _NOT_ASKED for event in (*_OF_PICKS, *_OF_UNITS)},
+    **{(_S.WAITING, event): _NO_LEASE for event in _OF_UNITS},
+    **{(state, event): _HAS_LEASE for state in (*_SENT, _S.RELAYING) for event in _OF_PICKS},
+    **{(state, _E.ASKED): _ASKED_ONCE for state in (_S.WAITING, *_SENT, _S.RELAYING)},
+    **{(state, event): _NO_PROOF for state in (_S.HOLDING, _S.RELAYING) for event in _OF_PROOFS},
+    **{(_S.RESUMED, event): _NO_PROOF for event in _OF_PROOFS},
+    **{(state, _E.DONE): _NOT_COMMITTED for state in _SENT},
+    **{(_S.PROVING, event): _NOT_SENT for event in (_E.REPLIED, _E.COMMITTED)},
+    **{(_S.RELAYING, event): _HEAD_ONCE for event in (_E.REPLIED, _E.COMMITTED)},
+    **{(_S.OVER, event): _CLOSED for event in (*_OF_PICKS, *_OF_UNITS)},
+}
+"""Each other pair, and why it does not occur."""
