@@ -15,21 +15,20 @@ QUIET_S = 0.25
 """A unit that has requests and was heard of more recently is not called silent."""
 
 _HEADLINES: dict[Standing, str] = {
-    Standing.DRAINED: "{unit} is out of rotation: an operator drained it. {requests} still run there. "
-    "By itself it is {verdict}, for {time}.",
+    Standing.DRAINED: "{unit} is out of rotation: an operator drained it. {requests} are still in flight. "
+    "Its verdict is {verdict}, for {time}.",
     Standing.HELD: "{unit} is kept in rotation, although nothing of it has answered for {mute}: most units "
-    "are as silent, so this gate takes itself to be cut off.",
-    Standing.DOUBTED: "{unit} gets no request at the moment: it ended a connection out of turn {doubt} ago, "
-    "and may have started anew.",
-    Standing.SUSPECT: "{unit} is under suspicion, for {time}: it gets a request only when no other unit has "
-    "room.",
-    Standing.FULL: "{unit} is in rotation, but full: {requests} are there, and no more may be.",
+    "do not answer, so this gate assumes that its own network is cut off.",
+    Standing.DOUBTED: "{unit} gets no requests for now: it closed a connection unexpectedly {doubt} ago, "
+    "and may have restarted.",
+    Standing.SUSPECT: "{unit} is suspect, for {time}: it gets requests only when no other unit has room.",
+    Standing.FULL: "{unit} is in rotation, but full: {requests} are in flight.",
     Standing.IN: "{unit} is in rotation, for {time}.",
-    Standing.STARTING: "{unit} is out of rotation, for {time}: its engine has yet to prove that it works.",
+    Standing.STARTING: "{unit} is out of rotation, for {time}: its engine has not proven yet that it works.",
     Standing.DOWN: "{unit} is out of rotation, for {time}: it is down.",
-    Standing.PROBATION: "{unit} is out of rotation still: it was down, and answers again for {time}.",
+    Standing.PROBATION: "{unit} is still out of rotation: it was down, and has answered again for {time}.",
 }
-_SOURCES = {"request": "requests of clients", "progress": "this gate's watch over its work"}
+_SOURCES = {"request": "requests of clients", "progress": "the gate's own view of its progress"}
 
 
 def explain(desk: Desk, moment: Moment) -> list[str]:
@@ -69,7 +68,7 @@ def _faults(desk: Desk) -> list[str]:
         last = desk.news.get((node, source))
         if last is None or last is not desk.case.because:
             said = f": {last.reason}" if last is not None else ""
-            lines.append(f"Stands against it: {_source(node, source)}{said}.")
+            lines.append(f"Open fault: {_source(node, source)}{said}.")
     return lines
 
 
@@ -77,14 +76,14 @@ def _besides(desk: Desk, stands: Standing, moment: Moment) -> list[str]:
     """What else is so now."""
     lines, rules, now = [], moment.rules, moment.now
     if stands in (Standing.IN, Standing.SUSPECT):
-        lines.append(f"{_requests(desk)} are there now.")
+        lines.append(f"{_requests(desk)} are in flight.")
     quiet_s = silent_s(desk, now)
     if quiet_s is not None and quiet_s >= QUIET_S:
         limit_s = desk.silent_limit_s(rules)
-        lines.append(f"Silent for {quiet_s:.1f} s of the {limit_s:.1f} s that its work may take to show.")
+        lines.append(f"Stalled for {quiet_s:.1f} s; with its present work up to {limit_s:.1f} s are normal.")
     if degraded := desk.slowness.degraded:
         lines.append(
-            f"Slow: a token takes {1.0 / (1.0 - degraded):.1f} times as long as in the other units of cell "
+            f"Slow: a token takes {1.0 / (1.0 - degraded):.1f} times as long as on the other units of cell "
             f"{desk.unit.cell}; its share of requests is {degraded:.0%} smaller."
         )
     risen_s = now - desk.risen_at
@@ -93,7 +92,7 @@ def _besides(desk: Desk, stands: Standing, moment: Moment) -> list[str]:
         lines.append(f"Slow start: it gets {share:.0%} of its share now, all of it in {left_s:.1f} s.")
     if stands is Standing.IN and desk.cool_until > now:
         left_s = desk.cool_until - now
-        lines.append(f"It has just answered with an error: for {left_s:.1f} s more, other units come first.")
+        lines.append(f"It has just answered with an error: other units come first for {left_s:.1f} s more.")
     return lines
 
 
@@ -102,7 +101,7 @@ def _heard(desk: Desk, moment: Moment) -> list[str]:
     case, news = desk.case, sorted(desk.news.values(), key=_at, reverse=True)
     told = [case.because, *(desk.news.get(fault) for fault in case.faults)]
     lines = [
-        f"{'Also bad' if word.sign is Sign.BAD else 'Proves nothing'}: {_said(word, moment)}"
+        f"{'Also bad' if word.sign is Sign.BAD else 'No evidence'}: {_said(word, moment)}"
         for word in news
         if word.sign is not Sign.GOOD and word not in told and not _is_over(word, case)
     ]

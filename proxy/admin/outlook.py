@@ -10,28 +10,29 @@ from cellgate.router.nouns import Rules, Strength
 from cellgate.router.unit_state import SLOW_START_LEAST, Desk
 
 _NEXT: dict[Standing, str] = {
-    Standing.DRAINED: "nothing, until an operator puts it back (cellgate undrain {unit}).",
-    Standing.HELD: "each unit is judged by itself again when units answer, in {panic_left} at the latest.",
-    Standing.DOUBTED: "{canary}. Any work it shows ends the doubt; so do {doubt_left} without a new one.",
-    Standing.SUSPECT: "{canary}. If it passes, the suspicion is over; if it fails, the unit is down.",
-    Standing.FULL: "requests go there again as others end.",
-    Standing.IN: "{canary}, unless the unit shows work before.",
+    Standing.DRAINED: "nothing, until an operator undrains it (cellgate undrain {unit}).",
+    Standing.HELD: "units are judged one by one again when they answer, in {panic_left} at the latest.",
+    Standing.DOUBTED: "{canary}. Any work it shows ends the suspicion of a restart, and so do {doubt_left} "
+    "without another cut.",
+    Standing.SUSPECT: "{canary}. If it passes, the unit is up; if it fails, the unit is down.",
+    Standing.FULL: "new requests go there as others end.",
+    Standing.IN: "{canary}, unless the unit shows work before that.",
     Standing.STARTING: "{canary}. When it passes, {then}",
-    Standing.DOWN: "{canary}. {passes} have to pass in a row; {then}",
+    Standing.DOWN: "{canary}. {passes} must pass in a row; {then}",
     Standing.PROBATION: "{canary}. {passed} of {passes} have passed; {then}",
 }
-_FAULTS = "nothing brings it back before that is taken back by {faults}; then a canary is sent at once."
+_FAULTS = "it stays out until {faults} reports that all is well; then a canary is sent at once."
 
 _ADVICE: dict[Standing, str] = {
-    Standing.HELD: "look at the network of this gate first: the units may be well.",
-    Standing.FULL: "raise its max_in_flight, if its engine can take more, or add units.",
-    Standing.SUSPECT: "take it out of rotation (cellgate drain {unit}); what runs there finishes.",
-    Standing.IN: "take it out of rotation (cellgate drain {unit}); what runs there finishes.",
-    Standing.STARTING: "wait while it loads its model; if it does not, look at its engine's log ({url}).",
-    Standing.DOWN: "look at its engine's log ({url}); one that hangs has to be started anew on all nodes.",
+    Standing.HELD: "check the network of this gate first: the units may be well.",
+    Standing.FULL: "raise its max_in_flight if its engine can take more, or add units.",
+    Standing.SUSPECT: "take it out of rotation (cellgate drain {unit}); requests in flight finish.",
+    Standing.IN: "take it out of rotation (cellgate drain {unit}); requests in flight finish.",
+    Standing.STARTING: "wait while it loads its model; if it does not load, check its engine's log ({url}).",
+    Standing.DOWN: "check its engine's log ({url}); an engine that hangs must be restarted on all nodes.",
 }
-_GONE = "see that its engine runs and listens at {url}; this gate notices by itself."
-_NODES = "look at node {nodes}, and see that what it needs runs again; this gate notices by itself."
+_GONE = "make sure that its engine runs and listens at {url}; this gate notices by itself."
+_NODES = "check node {nodes} and restart what is missing there; this gate notices by itself."
 _SLOW = "compare clocks, temperatures and links of its nodes with those of the other units."
 
 
@@ -69,7 +70,7 @@ def advice(desk: Desk, stands: Standing) -> Iterator[str]:
 def _canary(moment: Moment) -> str:
     if moment.canary_s is None:
         return "no canary (a request for one token) is planned"
-    when = f"within {moment.canary_s:.1f} s" if moment.canary_s else "is on its way"
+    when = f"within {moment.canary_s:.1f} s" if moment.canary_s else "is in flight"
     return f"a canary (a request for one token) {when}"
 
 
@@ -77,4 +78,4 @@ def _then(rules: Rules) -> str:
     if not rules.slow_start_s:
         return "then it gets requests."
     least, after_s = f"{SLOW_START_LEAST:.0%}", rules.slow_start_s
-    return f"then it gets requests, {least} of its share at first, all of it after {after_s:g} s."
+    return f"then it gets requests, {least} of its share at first and all of it after {after_s:g} s."

@@ -52,7 +52,7 @@ def ask_cache(url: str) -> LiveCache:
         reason = getattr(error, "reason", error)
         raise LiveError(f"nothing answers at {metrics} ({reason}): does the unit run?") from None
     except ValueError as error:
-        raise LiveError(f"{metrics} is no page of metrics ({error})") from None
+        raise LiveError(f"{metrics} is not a page of Prometheus metrics ({error})") from None
 
 
 def read_cache(families: Iterable[Metric], where: str) -> LiveCache:

@@ -114,7 +114,7 @@ def _call(admin: Address, method: str, path: str) -> Any:
         reason = getattr(error, "reason", error)
         raise AdminError(
             f"no gate answers at {admin} ({getattr(reason, 'strerror', None) or reason}): is it running? "
-            "Its admin address is given with --admin HOST:PORT"
+            "Set its admin address with --admin HOST:PORT"
         ) from None
 
 
@@ -130,4 +130,4 @@ def _refusal(admin: Address, error: urllib.error.HTTPError) -> str:
 
 
 def _stranger(admin: Address) -> AdminError:
-    return AdminError(f"what answers at {admin} is not a gate's admin port: give that with --admin HOST:PORT")
+    return AdminError(f"the server at {admin} is not a gate's admin port: set that with --admin HOST:PORT")

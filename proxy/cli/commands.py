@@ -27,13 +27,15 @@ from cellgate.router.nouns import Fleet
 
 FAILED = 1
 WRONG = 2
+_DRAINED = "drained: no new requests, those in flight finish"
+_UNDRAINED = "no longer drained: gets requests as soon as its verdict allows"
 EXPLAINED = {
-    "model": ("NAME", "the model it asks for; none: any"),
-    "prompt_tokens": ("N", "how long its prompt is, of which nothing is cached"),
-    "session": ("NAME", "whose session it is of"),
-    "tenant": ("NAME", "whose it is, where it would have to wait"),
-    "priority": ("N", "lower goes first"),
-    "ttft_ms": ("MS", "how soon its first token has to be there"),
+    "model": ("NAME", "the requested model; default: any"),
+    "prompt_tokens": ("N", "the length of the prompt, none of it cached"),
+    "session": ("NAME", "the session it belongs to"),
+    "tenant": ("NAME", "the tenant, for fair sharing of the queue"),
+    "priority": ("N", "the priority; lower goes first"),
+    "ttft_ms": ("MS", "the deadline for the first token"),
 }
 
 
@@ -87,9 +89,9 @@ def _check(args: argparse.Namespace) -> int:
     if settings.redis is not None:
         _check_redis(settings.redis)
     where = f"listens on {settings.listen}, admin on {settings.admin}"
-    print(f"{args.config or 'flags'}: good; {where}, policy {settings.policy}")
+    print(f"{args.config or 'flags'}: valid; {where}, policy {settings.policy}")
     if settings.sources:
-        print("units are discovered as well:", ", ".join(source.title for source in settings.sources))
+        print("more units are discovered from:", ", ".join(source.title for source in settings.sources))
     from cellgate.proxy.cli.detection_table import times_text  # Late, because it asks the gate's own modules.
 
     print(fleet_table(settings.fleet), times_text(settings.fleet, settings.rules), sep="\n\n")
@@ -130,7 +132,7 @@ def _set_drain(drained: bool, args: argparse.Namespace) -> int:
     else:
         units = admin_client.set_cell_drain(args.admin, args.cell, drained=drained)
         whom = f"cell {args.cell} ({', '.join(units)})"
-    print(f"{whom}: " + ("drained; what runs there finishes" if drained else "back in rotation"))
+    print(f"{whom}: " + (_DRAINED if drained else _UNDRAINED))
     return 0
 
 
@@ -144,7 +146,7 @@ def _explain(args: argparse.Namespace) -> int:
 def _poison(args: argparse.Namespace) -> int:
     if args.action == "clear":
         cleared = admin_client.clear_poison(args.admin, args.fingerprint)
-        lines = [f"{name}: may be asked again" for name in cleared] or ["no prompt was refused"]
+        lines = [f"{name}: no longer refused" for name in cleared] or ["no prompt is refused"]
         print(*lines, sep="\n")
         return 0
     found = admin_client.poison(args.admin)
@@ -178,16 +180,16 @@ def _parser() -> argparse.ArgumentParser:
         return added
 
     _add_settings(command("serve", _serve, "run the gate"))
-    _add_settings(command("check", _check, "find every problem of a configuration, or show its units"))
-    agent.add_arguments(command("agent", agent.run, "watch the processes that a node of a unit needs"))
-    plan.add_arguments(command("plan", plan.run, "tell how much of a model fits into a unit"))
-    units = command("units", _units, "show what a running gate believes of its units")
-    units.add_argument("--json", action="store_true", help="all that is known, as JSON")
-    top = command("top", _top, "watch a running gate's units: what needs a look comes first")
-    top.add_argument("--once", action="store_true", help="draw once and end, as without a terminal")
-    why = command("why", _why, "tell why a unit is in or out of rotation, and what happens next")
+    _add_settings(command("check", _check, "check a configuration: list every problem, or show its units"))
+    agent.add_arguments(command("agent", agent.run, "watch the processes of one node of a unit"))
+    plan.add_arguments(command("plan", plan.run, "compute how much of a model fits into a unit"))
+    units = command("units", _units, "list the units of a running gate with their verdicts")
+    units.add_argument("--json", action="store_true", help="everything, as JSON")
+    top = command("top", _top, "watch the units of a running gate, problems first")
+    top.add_argument("--once", action="store_true", help="print one picture and exit")
+    why = command("why", _why, "explain why a unit is in or out of rotation, and what happens next")
     drain = command(
-        "drain", partial(_set_drain, True), "take a unit out of rotation; what runs there finishes"
+        "drain", partial(_set_drain, True), "take a unit out of rotation; requests in flight finish"
     )
     undrain = command("undrain", partial(_set_drain, False), "put a drained unit back into rotation")
     why.add_argument("name", metavar="NAME", help="the name of the unit")
@@ -195,16 +197,14 @@ def _parser() -> argparse.ArgumentParser:
         whom = added.add_mutually_exclusive_group(required=True)
         whom.add_argument("name", metavar="NAME", nargs="?", help="the name of the unit")
         whom.add_argument("--cell", metavar="NAME", help="all units of this cell")
-    explain = command(
-        "explain", _explain, "tell where a request would go now, and what it would cost on each unit"
-    )
+    explain = command("explain", _explain, "show where a request would go now, and its cost on each unit")
     for name, (metavar, tells) in EXPLAINED.items():
         explain.add_argument(f"--{name.replace('_', '-')}", metavar=metavar, help=tells)
-    explain.add_argument("--json", action="store_true", help="all that is known, as JSON")
-    poison = command("poison", _poison, "show the prompts that are refused because units have died of them")
-    poison.add_argument("action", choices=["clear"], nargs="?", help="let them be asked again")
+    explain.add_argument("--json", action="store_true", help="everything, as JSON")
+    poison = command("poison", _poison, "list the prompts that are refused because they ended units")
+    poison.add_argument("action", choices=["clear"], nargs="?", help="stop refusing them")
     poison.add_argument("fingerprint", metavar="FINGERPRINT", nargs="?", help="only this one")
-    poison.add_argument("--json", action="store_true", help="all that is known, as JSON")
+    poison.add_argument("--json", action="store_true", help="everything, as JSON")
     admin = str(Settings(fleet=Fleet()).admin)
     for added in (units, top, why, drain, undrain, explain, poison):
         added.add_argument(
@@ -220,20 +220,25 @@ def _add_settings(command: argparse.ArgumentParser) -> None:
         "-c",
         dest="config",
         metavar="FILE",
-        help="the configuration (docs/configuration.md); flags win over it",
+        help="the configuration (docs/configuration.md); flags override it",
     )
-    add("--workers", metavar="N", type=_number, help="how many processes serve clients (docs/workers.md)")
-    add("--listen", metavar="HOST:PORT", help="where requests come in")
-    add("--admin", metavar="HOST:PORT", help="where the admin port is")
+    add(
+        "--workers",
+        metavar="N",
+        type=_number,
+        help="the number of processes that serve clients (docs/workers.md)",
+    )
+    add("--listen", metavar="HOST:PORT", help="the address for requests")
+    add("--admin", metavar="HOST:PORT", help="the address of the admin port")
     add(
         "--unit",
         metavar="[NAME=]URL",
         action="append",
         default=[],
-        help="a unit; may be repeated, replaces the file's cells",
+        help="a unit; can be repeated; replaces the cells of the file",
     )
     add("--policy", metavar="NAME", help="how units are ranked: " + ", ".join(POLICIES))
-    add("--redis", metavar="URL", help="where gates tell each other of their units (docs/redis.md)")
+    add("--redis", metavar="URL", help="the Redis that gates share (docs/redis.md)")
     add("--access-log", metavar="FORMAT", help="one of " + ", ".join(get_args(LogFormat)))
 
 

@@ -16,8 +16,8 @@ _NAMED_MAX = 5
 _HEAD = ("FAULT", "WHILE IT STREAMS", "WHILE IT IDLES")
 _ENGINES = {
     True: "the engine counts its steps",
-    False: "the engine does not count its steps, so that only its streams show that it works",
-    None: "the engine is yet to be found out; in brackets: if, unlike vLLM, it does not count its steps",
+    False: "the engine does not count its steps, so only its streams show that it works",
+    None: "the engine is not known yet; in brackets: if it does not count its steps, unlike vLLM",
 }
 
 
@@ -49,28 +49,28 @@ def _seconds(known: float, blind: float) -> str:
 
 def _notes(fleet: Fleet, rules: Rules) -> list[str]:
     """What lengthens these times, what else takes a unit out, and what brings it back."""
-    whole = f", with its whole share after {rules.slow_start_s:g} s" if rules.slow_start_s else ""
+    whole = f", with its full share after {rules.slow_start_s:g} s" if rules.slow_start_s else ""
     return [
-        f"Slow work makes hangs take longer: a unit may be silent for {STEPS:g} of its slowest usual steps, "
-        f"or for {PREFILLS:g} times the prefill of the largest prompt that waits there; a canary may take 4 "
-        "times as long as it usually does there.",
-        f"Merely suspicious: {rules.weak_min} slow or failing answers in {rules.weak_window_s:g} s that are "
-        f"at least {rules.weak_rate:.0%} of all. A canary then decides.",
-        "Gates that share a Redis send canaries for each other: those whose turn it is not find a hang of an "
-        f"idle unit up to {YIELD_S:g} s later.",
+        f"Slow units take longer: a unit may stall for {STEPS:g} times its slowest usual step, or for "
+        f"{PREFILLS:g} times the prefill of the largest prompt that waits there; a canary may take 4 times "
+        "as long as usual there.",
+        f"Suspicion only: {rules.weak_min} slow or failing answers in {rules.weak_window_s:g} s that are at "
+        f"least {rules.weak_rate:.0%} of all answers. A canary then decides.",
+        "Gates that share a Redis send canaries for each other: a gate whose turn it is not finds a hang of "
+        f"an idle unit up to {YIELD_S:g} s later.",
         f"Back after {rules.passes} canaries in a row{whole}. The first is sent {REFUSED_S:g} s after the "
-        "unit is ready again, or once the one on its way has ended "
+        "unit is ready again, or when the canary in flight has ended "
         f"(up to {rules.warm_up_timeout_s:g} s).",
-        f"Degraded, so that it gets less: when a token takes {rules.degraded_ratio:g} times as long as in "
-        f"the rest of its cell; noticed within {degraded_s():g} s of steady streams.",
+        f"Degraded: a unit gets fewer requests when a token takes {rules.degraded_ratio:g} times as long as "
+        f"in the rest of its cell; noticed within {degraded_s():g} s of steady streams.",
         _panic(len(fleet.units), rules),
     ]
 
 
 def _panic(units: int, rules: Rules) -> str:
     if units < rules.panic_min_units:
-        return f"No panic: with fewer than {rules.panic_min_units} units, the silence of all is their own."
+        return f"No panic: with fewer than {rules.panic_min_units} units, units that do not answer are down."
     return (
-        f"Panic: when nothing answers of at least {rules.panic_min_units} units and more than "
-        f"{rules.panic_share:.0%} of those in rotation, they are kept for up to {rules.panic_max_s:g} s."
+        f"Panic: when at least {rules.panic_min_units} units, and more than {rules.panic_share:.0%} of those "
+        f"in rotation, do not answer at all, they stay in rotation for up to {rules.panic_max_s:g} s."
     )

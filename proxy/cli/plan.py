@@ -33,8 +33,14 @@ _CLOSE = 0.05
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's flags; those of the engine have the names vLLM gives them."""
     add = parser.add_argument
-    add("model", metavar="CONFIG", type=Path, help="the model's config.json, or the folder that has it")
-    add("--memory", metavar="SIZE", type=_size, required=True, help="of one device: 80GiB, 96GB")
+    add("model", metavar="CONFIG", type=Path, help="the model's config.json, or its directory")
+    add(
+        "--memory",
+        metavar="SIZE",
+        type=_size,
+        required=True,
+        help="memory of one device, such as 80GiB or 96GB",
+    )
     add("--tensor-parallel-size", metavar="N", type=_positive, default=1, help="default: %(default)s")
     add("--pipeline-parallel-size", metavar="N", type=_positive, default=1, help="default: %(default)s")
     add("--gpu-memory-utilization", metavar="SHARE", type=_share, default=0.9, help="default: %(default)s")
@@ -43,20 +49,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         type=_size,
         default=2 * GIB,
-        help="for activations and graphs; default: 2GiB",
+        help="memory of a device for activations and graphs; default: 2GiB",
     )
     add(
         "--context",
         metavar="TOKENS",
         type=_positive,
         default=4096,
-        help="of a sequence; default: %(default)s",
+        help="tokens of a sequence, prompt and answer; default: %(default)s",
     )
     add("--max-num-seqs", metavar="N", type=_positive, default=256, help="default: %(default)s")
     add("--block-size", metavar="TOKENS", type=_positive, default=16, help="default: %(default)s")
-    add("--kv-bits", metavar="N", type=_positive, help="8 for fp8; default: as the model's dtype")
-    add("--weight-bits", metavar="N", type=_bits, help="default: as the file says")
-    add("--unit", metavar="URL", help="a unit that runs: what its engine says is set beside the plan")
+    add(
+        "--kv-bits",
+        metavar="N",
+        type=_positive,
+        help="bits of a cached value, 8 for fp8; default: those of the model's dtype",
+    )
+    add("--weight-bits", metavar="N", type=_bits, help="bits of a weight; default: as the file says")
+    add("--unit", metavar="URL", help="a running unit whose KV cache is compared with the plan")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -95,11 +106,11 @@ def _lines(shape: Shape, devices: Devices, made: Plan, scale: float) -> Iterator
         "devices",
         f"{count} of {_gib(devices.memory_bytes)}{of}; the engine takes {devices.utilization:.0%}",
     )
-    source = f"as {INDEX} says" if scale != 1.0 else "reckoned"
+    source = f"as {INDEX} says" if scale != 1.0 else "estimated"
     yield "weights", f"{_gib(made.weight_bytes)} a device ({source}), {_gib(devices.reserve_bytes)} reserved"
     if not made.fits:
         short = made.sequence_bytes - made.kv_bytes
-        yield "fits", f"not: {_gib(short)} a device are missing for one sequence of {work.context:,} tokens"
+        yield "fits", f"no: one sequence of {work.context:,} tokens needs {_gib(short)} more on each device"
         return
     token = kv_bytes_per_token(shape, devices.tensor, work.kv_bits)
     kept = "".join(f"; {layers} layers keep {window:,} tokens" for window, layers in windows(shape))
@@ -128,7 +139,7 @@ def _compared(live: LiveCache, made: Plan, shape: Shape) -> str:
     engines = f" in {live.engines} engines" if live.engines > 1 else ""
     text = f"{live.tokens:,} tokens ({live.blocks:,} blocks of {live.block}{engines})"
     if any(window is not None for window in shape.windows):
-        return f"{text}; its blocks are of groups of layers, so that they do not compare with the plan"
+        return f"{text}; its blocks cover groups of layers and cannot be compared with the plan"
     ratio = live.tokens / made.tokens if made.tokens else float("inf")
     if abs(ratio - 1.0) <= _CLOSE:
         return f"{text}: as planned, within {_CLOSE:.0%}"
@@ -154,7 +165,7 @@ def _json(file: Path) -> Mapping[str, Any]:
     except OSError as error:
         raise ConfigError([f"{file}: cannot be read: {error.strerror}"]) from None
     except ValueError as error:
-        raise ConfigError([f"{file}: no JSON: {error}"]) from None
+        raise ConfigError([f"{file}: not JSON: {error}"]) from None
     if not isinstance(found, dict):
         raise ConfigError([f"{file}: expected an object, found {type(found).__name__}"])
     return found

@@ -37,7 +37,7 @@ def _source(found: object) -> str:
 
 
 def _record(found: object) -> str:
-    return choice("a type of record", found, ["A", "AAAA", "SRV"])
+    return choice("a record type", found, ["A", "AAAA", "SRV"])
 
 
 def _scheme(found: object) -> str:
@@ -76,12 +76,12 @@ _CHECKS: dict[str, Any] = {
     "host": _word("the name to resolve"),
     "record": _record,
     "server": values.target,
-    "path": _word("the name of a file"),
+    "path": _word("a file name"),
     "name": _word("the name of a LeaderWorkerSet"),
     "namespace": _word("the name of a namespace"),
     "kubeconfig": values.readable_file,
     "cluster": _word("the name or ARN of a cluster"),
-    "services": _words("a list of names of services"),
+    "services": _words("a list of service names"),
     "region": _word("the name of a region"),
     "port": _port,
     "agent_port": _port,
@@ -126,17 +126,18 @@ def discovered_by(found: object) -> Discover:
     # Units of a file have all their keys there.
     known = ", ".join(fields if name == "file" else [*fields, "unit"])
     if strange := [key for key in keys.model_fields_set if key not in known.split(", ") and key != "from"]:
-        raise MisfitError(f"keys that from: {name} has ({known})", found=", ".join(strange))
+        raise ValueError(f"from: {name} does not take {', '.join(strange)}; it takes {known}")
     if missing := [key for key, default in fields.items() if default is MISSING and key not in given]:
-        raise MisfitError(f"{' and '.join(missing)} beside from: {name}", found="nothing")
+        raise ValueError(f"from: {name} requires {' and '.join(missing)}")
     if name == "dns" and ("port" in given) == (given.get("record") == "SRV"):
-        wanted = (
-            "no port beside record: SRV, which has its own" if "port" in given else "port beside from: dns"
+        raise ValueError(
+            "record: SRV does not take port: each record has its own"
+            if "port" in given
+            else "from: dns requires port, except with record: SRV"
         )
-        raise MisfitError(wanted, found="one" if "port" in given else "nothing")
     package, extra = PACKAGES.get(name, ("", ""))
     if package and importlib.util.find_spec(package) is None:
-        raise MisfitError(
-            f"the package that from: {name} needs", f"type: pip install 'cellgate[{extra}]'", found="none"
+        raise ValueError(
+            f"from: {name} requires a package that is not installed: pip install 'cellgate[{extra}]'"
         )
     return Discover(name, given, like)

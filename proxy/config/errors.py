@@ -31,13 +31,15 @@ def explained(error: ErrorDetails, schema: Schema) -> Problem:
     place, found = error["loc"], error["input"]
     match error["type"]:
         case "value_error":
-            return place, sentence(error["ctx"]["error"], found)
+            wrong = error["ctx"]["error"]
+            return place, sentence(wrong, found) if isinstance(wrong, MisfitError) else str(wrong)
         case "missing":
-            return place, "expected this key, found nothing"
+            return place, "required key is missing"
         case "extra_forbidden":
-            return place, sentence(MisfitError("a known key", _known_keys(place, schema)), place[-1])
+            return place, f"unknown key; {_known_keys(place, schema)}"
         case "invalid_key":
-            return (*place[:-1], _shown(found)), f"expected a word, found {_shown(found)}; put it in quotes"
+            key = _shown(found)
+            return (*place[:-1], key), f"expected a string as the key, found {key}; put it in quotes"
         case "list_type":
             return place, sentence(MisfitError("a list"), found)
         case _:

@@ -181,7 +181,7 @@ def _repeated(key: str, items: Iterable[tuple[Place, dict[str, object]]]) -> Ite
     for place, item in items:
         value = item.get(key)
         if isinstance(value, str) and value in seen:
-            yield (*place, key), f"expected a {key} of its own, found {value!r} a second time"
+            yield (*place, key), f"duplicate {key} {value!r}"
         elif isinstance(value, str):
             seen.add(value)
 

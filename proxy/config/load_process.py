@@ -77,7 +77,9 @@ class Reading:
         """Waits for them. Raises ConfigError."""
         told, _ = self._process.communicate(self._asked)
         if code := self._process.returncode:
-            raise ConfigError([f"the process that reads the configuration ended with {code}; try again"])
+            raise ConfigError(
+                [f"the process that reads the configuration ended with exit code {code}; try again"]
+            )
         found: Settings | list[str] = pickle.loads(told)
         if isinstance(found, list):
             raise ConfigError(found)
@@ -89,4 +91,6 @@ def read(path: str | None, flags: Overrides) -> Settings:
     try:
         return Reading(path, flags).settings()
     except OSError as error:
-        raise ConfigError([f"no process to read the configuration in: {error.strerror}"]) from None
+        raise ConfigError(
+            [f"cannot start the process that reads the configuration: {error.strerror}"]
+        ) from None

@@ -47,7 +47,7 @@ def service(found: object) -> str:
     """The name of a gRPC service, as its health service knows it."""
     if isinstance(found, str) and re.fullmatch(r"[!-~]{1,256}", found):
         return found
-    raise MisfitError("the name of a service, such as inference.GRPCInferenceService")
+    raise MisfitError("a service name, such as inference.GRPCInferenceService")
 
 
 def statuses(found: object) -> tuple[int, ...]:

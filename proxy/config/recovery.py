@@ -31,10 +31,11 @@ def _argv(found: object) -> tuple[str, ...]:
         raise MisfitError(expected, f"did you mean [{', '.join(found.split())}]? There is no shell")
     if not isinstance(found, list) or not found or not all(isinstance(word, str) for word in found):
         raise MisfitError(
-            expected, "put what is no word in quotes" if isinstance(found, list) and found else ""
+            expected,
+            "put each word that is not a string in quotes" if isinstance(found, list) and found else "",
         )
     if any("\0" in word for word in found) or shutil.which(found[0]) is None:
-        raise MisfitError("a program that can be run", found=repr(found[0]))
+        raise MisfitError("an executable program", found=repr(found[0]))
     return tuple(found)
 
 
@@ -49,11 +50,11 @@ def _webhook(found: object) -> str:
 def _audit(found: object) -> str:
     """The name of a file that can be appended to, or made."""
     if not isinstance(found, str) or not found:
-        raise MisfitError("the name of a file")
+        raise MisfitError("a file name")
     path = Path(found)
     is_other = path.exists() and not path.is_file()
     if is_other or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise MisfitError("a file that can be written, in a folder that is there", found=repr(found))
+        raise MisfitError("a writable file in an existing directory", found=repr(found))
     return found
 
 
@@ -77,9 +78,9 @@ def remedy(found: object) -> Remedy:
     """The remedy that a mapping makes: exactly one way to act."""
     keys = RecoveryKeys.model_validate(found)
     if bool(keys.command) == bool(keys.webhook):
-        raise MisfitError("either command or webhook", found="both" if keys.command else "none of them")
+        raise MisfitError("either command or webhook", found="both" if keys.command else "neither")
     if keys.command and keys.secret_file is not None:
-        raise MisfitError("secret_file beside webhook only", found="secret_file beside command")
+        raise ValueError("secret_file signs webhooks: a command does not take it")
     given = {key: value for key, value in keys if key != "secret_file"}
     return Remedy(**given, secret=keys.secret_file or "")
 
@@ -103,5 +104,5 @@ def unsigned(cells: Sequence[_Cell], secret: str) -> Iterator[Problem]:
     """Webhooks whose calls nobody could tell from anyone else's."""
     for index, cell in enumerate(cells):
         if cell.recovery is not None and cell.recovery.webhook and not (cell.recovery.secret or secret):
-            wanted = f"secret_file beside webhook, or the variable {SECRET_VARIABLE}"
-            yield ("cells", index, "recovery"), f"expected {wanted}, found neither"
+            needed = f"webhook requires secret_file, or the variable {SECRET_VARIABLE}"
+            yield ("cells", index, "recovery"), needed

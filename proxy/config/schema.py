@@ -89,10 +89,9 @@ def _section(noun: Callable[..., T], keys: type[Keys], fits: Callable[[Any], Non
 def _one_body_fits(limits: Any) -> None:
     """A body allowed by itself must be allowed among all, or every request with it would be refused."""
     if limits.model_fields_set & {"body_bytes", "bodies_bytes"} and limits.body_bytes > limits.bodies_bytes:
-        raise MisfitError(
-            f"body_bytes of at most bodies_bytes ({limits.bodies_bytes} here)",
-            "bodies_bytes is by default a quarter of memory",
-            found=str(limits.body_bytes),
+        raise ValueError(
+            f"body_bytes ({limits.body_bytes}) must not be larger than bodies_bytes ({limits.bodies_bytes}), "
+            "which is a quarter of memory by default"
         )
 
 
@@ -101,14 +100,14 @@ def _pairs_load(tls: Any) -> None:
     for one, other in (("cert", "key"), ("unit_cert", "unit_key")):
         cert, key = getattr(tls, one), getattr(tls, other)
         if (cert is None) != (key is None):
-            alone = other if cert is None else one
-            raise MisfitError(f"{one} and {other} together", found=f"{alone} alone")
+            missing = one if cert is None else other
+            raise ValueError(f"{one} and {other} must be given together: {missing} is missing")
         if cert is not None:
-            with values.pem_errors(f"a certificate in {one} and its key in {other}, both PEM"):
+            with values.pem_errors(f"a certificate in {one} and its key in {other}, in PEM format"):
                 # Without a password OpenSSL would ask the terminal for that of an encrypted key.
                 ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, password="")
     if tls.ca is not None:
-        with values.pem_errors("certificates of authorities in ca, PEM"):
+        with values.pem_errors("CA certificates in ca, in PEM format"):
             ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(tls.ca)
 
 
@@ -148,19 +147,19 @@ class CellKeys(Keys):
 
 
 def _discovery(found: object, info: ValidationInfo) -> str:
-    found = values.choice("where all units come from", found, ["redis"])
+    found = values.choice("a source of all units", found, ["redis"])
     if info.data.get("redis") is None:
-        raise MisfitError("redis beside discovery: redis", found="none")
+        raise ValueError("requires the key redis as well")
     return found
 
 
 def _some_unit(cells: list[CellKeys], info: ValidationInfo) -> list[CellKeys]:
     if info.data.get("discovery"):
         if any(cell.units or cell.discover for cell in cells):
-            raise MisfitError("cells without units of their own beside discovery: redis", found="some")
+            raise ValueError("with discovery: redis, cells must not have units of their own")
     elif not any(cell.units or cell.discover for cell in cells):
         raise MisfitError(
-            "at least one cell with a unit", "name units in the file, or with --unit URL", found="none"
+            "at least one cell with a unit", "add units to the file, or use --unit URL", found="none"
         )
     return cells
 

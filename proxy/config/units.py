@@ -47,11 +47,13 @@ def _node_probe(found: object) -> NodeProbe:
     fields = {field.name: field.default for field in dataclasses.fields(kind)}
     given = {key: value for key, value in keys if key in keys.model_fields_set and key != "probe"}
     if strange := [key for key in given if key not in fields]:
-        raise MisfitError(f"keys that probe {keys.probe} has ({', '.join(fields)})", found=", ".join(strange))
+        raise ValueError(
+            f"probe: {keys.probe} does not take {', '.join(strange)}; it takes {', '.join(fields)}"
+        )
     if missing := [name for name, default in fields.items() if default is MISSING and name not in given]:
-        raise MisfitError(f"{' and '.join(missing)} beside probe: {keys.probe}", found="nothing")
+        raise ValueError(f"probe: {keys.probe} requires {' and '.join(missing)}")
     if "rule" in fields and ("rule" in given) == ("preset" in given):
-        raise MisfitError("either rule or preset", found="both" if "rule" in given else "none of them")
+        raise MisfitError("either rule or preset", found="both" if "rule" in given else "neither")
     return kind(**given)
 
 
@@ -59,14 +61,14 @@ def _each_of_its_own(probes: list[NodeProbe]) -> list[NodeProbe]:
     """Who said that a node is bad is known by its name, and has to take it back itself."""
     names = [probe.name for probe in probes]
     if twice := next((name for name in names if names.count(name) > 1), ""):
-        raise MisfitError("probes of which no two look at the same thing", found=repr(twice))
+        raise ValueError(f"duplicate probe {twice!r}")
     return probes
 
 
 def _one_leader(nodes: list[NodeKeys]) -> list[NodeKeys]:
     leaders = sum(node.role is Role.LEADER for node in nodes)
     if leaders != 1:
-        raise MisfitError("nodes of which exactly one has the role leader", found=f"{leaders} leaders")
+        raise MisfitError("exactly one node with role: leader", found=str(leaders))
     return nodes
 
 

@@ -101,14 +101,14 @@ def _size_hint(text: str) -> str:
 def text(found: object) -> str:
     """A text that is looked at only where it is used. Never shown: it may hold a password."""
     if not isinstance(found, str):
-        raise MisfitError("a text")
+        raise MisfitError("a string")
     return found
 
 
 def header(found: object) -> str:
     """The name of a header line; lower case is what is compared."""
     if not isinstance(found, str) or not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}", found):
-        raise MisfitError("the name of a header, such as x-session-id")
+        raise MisfitError("a header name, such as x-session-id")
     return found.lower()
 
 
@@ -145,10 +145,8 @@ def name(found: object) -> str:
     """A name that can stand in a URL, a label and a log line."""
     if isinstance(found, str) and _NAME.fullmatch(found):
         return found
-    hint = (
-        "" if isinstance(found, (str, list, dict)) or found is None else "put it in quotes to make it a name"
-    )
-    raise MisfitError("a name of letters, digits, '.', '_' and '-', at most 128", hint)
+    hint = "" if isinstance(found, (str, list, dict)) or found is None else "put it in quotes"
+    raise MisfitError("a name of at most 128 letters, digits, '.', '_' and '-'", hint)
 
 
 def models(found: object) -> tuple[str, ...]:
@@ -158,7 +156,7 @@ def models(found: object) -> tuple[str, ...]:
             "a list of model names", f"did you mean [{found}]?" if isinstance(found, str) else ""
         )
     if len(set(found)) != len(found):
-        raise MisfitError("a list of model names, none of them twice", found=", ".join(map(repr, found)))
+        raise ValueError(f"duplicate model in {', '.join(map(repr, found))}")
     return tuple(found)
 
 
@@ -181,7 +179,7 @@ def address(found: object) -> Address:
         return Address(match["host"].strip("[]"), int(match["port"]))
     port = re.fullmatch(r":?(\d{1,5})", str(found), re.ASCII)
     hint = f"did you mean '127.0.0.1:{port[1]}'?" if port and int(port[1]) < 65536 else ""
-    raise MisfitError("HOST:PORT, an IPv6 host in brackets", hint)
+    raise MisfitError("HOST:PORT, with an IPv6 host in brackets", hint)
 
 
 def redis_username(found: object) -> str:
@@ -195,7 +193,7 @@ def redis_prefix(found: object) -> str:
     """What keys begin with; what means something in a pattern of Redis' access control stays out."""
     if isinstance(found, str) and re.fullmatch(r"[A-Za-z0-9._:/-]{1,64}", found):
         return found
-    raise MisfitError("a prefix of letters, digits, '.', '_', ':', '/' and '-', at most 64")
+    raise MisfitError("a prefix of at most 64 letters, digits, '.', '_', ':', '/' and '-'")
 
 
 def networks(found: object) -> tuple[str, ...]:
@@ -211,7 +209,7 @@ def target(found: object) -> str:
     """HOST:PORT to connect to."""
     listening = address(found)
     if listening.port == 0:
-        raise MisfitError("HOST:PORT with a port from 1")
+        raise MisfitError("HOST:PORT with a port from 1 to 65535")
     return str(listening)
 
 
@@ -227,21 +225,21 @@ def page(found: object) -> str:
     if match is None or root is None:
         raise MisfitError(expected)
     if match["target"] is None:
-        raise MisfitError(expected, f"name the page as well, such as '{root}/health' or '{root}/metrics'")
+        raise MisfitError(expected, f"add the path, such as '{root}/health' or '{root}/metrics'")
     return root + match["target"]
 
 
 def otlp(found: object) -> str:
     """Where a collector takes spans by OTLP over HTTP."""
     if isinstance(found, str) and (root := _root(found)):
-        expected = "http://HOST:PORT/PATH or https://HOST:PORT/PATH, where spans are posted"
+        expected = "http://HOST:PORT/PATH or https://HOST:PORT/PATH of a collector"
         raise MisfitError(expected, f"did you mean '{root}/v1/traces'?")
     return page(found)
 
 
 def url(found: object) -> str:
     """The root of a unit's API, without a trailing slash."""
-    expected = "http://HOST:PORT or https://HOST:PORT and nothing more"
+    expected = "http://HOST:PORT or https://HOST:PORT without a path"
     if not isinstance(found, str):
         raise MisfitError(expected)
     if "@" in found:
@@ -268,7 +266,7 @@ def _url_hint(text: str) -> str:
     meant = _root(f"{scheme}://{authority}")
     if meant is None:
         return ""
-    return f"did you mean '{meant}'?" + (" Each request brings its own path" if authority != rest else "")
+    return f"did you mean '{meant}'?" + (" Requests bring their own path" if authority != rest else "")
 
 
 # Files.
@@ -277,7 +275,7 @@ def _url_hint(text: str) -> str:
 def readable_file(found: object) -> str:
     """The name of a file that can be opened now."""
     if not isinstance(found, str):
-        raise MisfitError("the name of a file")
+        raise MisfitError("a file name")
     try:
         Path(found).open("rb").close()
     except (OSError, ValueError) as error:
@@ -291,7 +289,7 @@ def token(text: str) -> str:
     """A token or API key: what can stand in an Authorization header. It is never shown."""
     if not re.fullmatch(r"[!-~]+", text.strip()):
         raise MisfitError(
-            "a token of visible ASCII characters", found="nothing" if not text.strip() else "other ones"
+            "a token of visible ASCII characters", found="none" if not text.strip() else "other characters"
         )
     return text.strip()
 
@@ -308,7 +306,7 @@ def pem_errors(expected: str) -> Iterator[None]:
         yield
     except ssl.SSLError as error:
         raise MisfitError(
-            expected, found=f"what OpenSSL refuses ({error.reason or 'not PEM, or encrypted'})"
+            expected, found=f"a file that OpenSSL refuses ({error.reason or 'not PEM, or encrypted'})"
         ) from None
     except OSError as error:
         raise MisfitError(expected, found=str(error)) from None

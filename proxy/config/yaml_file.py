@@ -43,7 +43,7 @@ def parse(path: str, data: bytes, such_as: str = "cells") -> tuple[dict[object, 
             f"{path}:{where}: expected printable text, found {chr(error.character)!r}"
         ) from None
     except (ValueError, RecursionError) as error:
-        raise UnreadableError(f"{path}: expected YAML that is plain and not deeply nested: {error}") from None
+        raise UnreadableError(f"{path}: expected plain YAML without deep nesting: {error}") from None
     if node is None or not isinstance(found, dict):
         what = "an empty file" if found is None else f"a {type(found).__name__}"
         raise UnreadableError(f"{path}: expected a mapping such as '{such_as}: [...]', found {what}")
@@ -87,6 +87,6 @@ def _repeated_keys(node: yaml.Node, place: Place, seen: set[yaml.Node]) -> Itera
         for key, value in node.value:
             here = (*place, str(key.value))
             if (key.tag, str(key.value)) in keys:
-                yield here, f"expected once, found again in line {key.start_mark.line + 1}"
+                yield here, f"duplicate key, again in line {key.start_mark.line + 1}"
             keys.add((key.tag, str(key.value)))
             yield from _repeated_keys(value, here, seen)

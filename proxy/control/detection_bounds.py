@@ -72,12 +72,12 @@ def rows(kind: Kind, rules: Rules) -> list[Row]:
         found.append(Row(f"a machine{where} is lost", min(lost_s, hang_s[0]), min(lost_s, hang_s[1])))
     if kind.agents != "all":
         where = "" if kind.agents == "no" else " of a node without an agent"
-        found.append(Row("the server is gone: its address refuses", REFUSED_S, REFUSED_S))
+        found.append(Row("the leader's address refuses connections", REFUSED_S, REFUSED_S))
         found.append(Row(f"another process{where} is killed or stopped, or a machine lost", *hang_s))
     if kind.probe_s:
         twice_s = 2.0 * kind.probe_s + SLACK_S
-        found.append(Row("a probe of a node finds it bad", twice_s, twice_s))
-    return [*found, Row("the engine hangs, its processes run", *hang_s)]
+        found.append(Row("a probe of a node fails", twice_s, twice_s))
+    return [*found, Row("the engine hangs while its processes run", *hang_s)]
 
 
 def canary_s(rules: Rules, counts: bool) -> float:

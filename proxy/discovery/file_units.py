@@ -52,5 +52,5 @@ def _repeated_names(keys: UnitsKeys) -> Iterator[Problem]:
     seen: set[str] = set()
     for index, unit in enumerate(keys.units):
         if unit.name in seen:
-            yield ("units", index, "name"), f"expected a name of its own, found {unit.name!r} a second time"
+            yield ("units", index, "name"), f"duplicate name {unit.name!r}"
         seen.add(unit.name)

@@ -50,8 +50,8 @@ def check(workers: int) -> None:
     needed = OWN + (FOR_A_WORKER * workers if workers > 1 else 0)
     if most is not None and needed > most:
         room = max(1, (most - OWN) // FOR_A_WORKER)
-        fit = f", which is room for {room}" if workers > 1 else ""
-        need = f"workers: {workers} need {needed} descriptors, and a process here may have {most}{fit}"
+        fit = f" (enough for {room})" if workers > 1 else ""
+        need = f"workers: {workers} requires {needed} file descriptors, and the limit is {most}{fit}"
         raise ConfigError([f"{need}; {how()}"])
 
 
@@ -63,8 +63,8 @@ def shortage(settings: Settings) -> str:
         return ""
     each = " each" if settings.workers > 1 else ""
     return (
-        f"{most} descriptors{each} are room for some {max(room, 0)} requests at a time, and the units take "
-        f"{wanted} (max_in_flight); whoever comes beyond that waits to be accepted; {how()}"
+        f"{most} file descriptors{each} are enough for about {max(room, 0)} requests at a time, but the "
+        f"units take {wanted} (max_in_flight); further clients wait to be accepted; {how()}"
     )
 
 
@@ -121,8 +121,8 @@ class Descriptors:
         self._credit = freed // FOR_A_REQUEST
         if now - self._short_at >= EPISODE_S:
             self._tell(
-                f"{used} of {self._most} descriptors are in use, so connections without a request are closed "
-                "for new ones, and nobody is accepted while there are none"
+                f"{used} of {self._most} file descriptors are in use: connections without a request are "
+                "closed for new ones, and nobody is accepted while there are none to close"
             )
         self._short_at = now
         # One, and then those who were let in are to be heard, or they would be the next to make way.

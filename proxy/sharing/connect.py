@@ -20,8 +20,8 @@ EXCHANGE_S = 1.0
 
 _URL = re.compile(r"rediss?://[^@/?#\s]+(/\d*)?|unix:///[^@?#\s]+(\?db=\d+)?", re.ASCII)
 _NO_URL = (
-    "its URL is none like redis://HOST:PORT/0, rediss://HOST:PORT/0 or unix:///PATH, "
-    "without a user or a password, which have places of their own (docs/redis.md)"
+    "expected a URL such as redis://HOST:PORT/0, rediss://HOST:PORT/0 or unix:///PATH, without user and "
+    "password: these have keys of their own (docs/redis.md)"
 )
 _NO_TLS = Tls()
 _REFUSED = "invalid username-password pair"

@@ -65,7 +65,7 @@ def test_the_way_out_of_rotation_and_back_is_told_step_by_step() -> None:
         watching = asyncio.create_task(watch())
         stage.engines["a"].behaviour = Behaviour(wedged=True)
         await stage.until(lambda: stage.verdict("a") is Verdict.DOWN, stage.promise_s)
-        assert "a canary (a request for one token) is on its way" in page(stage)["why"][-2]
+        assert "a canary (a request for one token) is in flight" in page(stage)["why"][-2]
         stage.engines["a"].behaviour = Behaviour()
         await stage.until(stage.all_up, BACK_S)
         assert any(line.startswith("Slow start: it gets 10% of its share now") for line in page(stage)["why"])
@@ -75,9 +75,9 @@ def test_the_way_out_of_rotation_and_back_is_told_step_by_step() -> None:
     stage.play(scenario())
     assert told == [
         "a is in rotation",
-        "a is under suspicion",
+        "a is suspect",
         "a is out of rotation",
-        "a is out of rotation still: it was down",
+        "a is still out of rotation: it was down",
         "a is in rotation",
     ]
 
@@ -93,7 +93,7 @@ def test_a_stopped_node_is_named_until_it_goes_on() -> None:
         shown = page(stage)
         assert shown["faults"] == [{"node": node.name, "source": "agent"}]
         assert shown["next_canary_s"] is None
-        assert f"before that is taken back by agent of node {node.name}" in shown["why"][-2]
+        assert f"until agent of node {node.name} reports that all is well" in shown["why"][-2]
         node.go_on()
         await stage.until(stage.all_up, BACK_S)
         assert page(stage)["faults"] == []
@@ -111,7 +111,7 @@ def test_a_gate_that_is_cut_off_says_so_of_each_unit_that_it_holds() -> None:
         await stage.until(lambda: page(stage)["held_by_panic"], 10.0)
         shown = page(stage)
         assert shown["why"][0].startswith("a is kept in rotation, although nothing of it has answered for ")
-        assert shown["why"][-1] == ("You can look at the network of this gate first: the units may be well.")
+        assert shown["why"][-1] == ("You can check the network of this gate first: the units may be well.")
         stage.world.net.heal()
         await stage.until(lambda: not page(stage)["held_by_panic"], 5.0)
         assert page(stage)["usable"]

@@ -56,7 +56,7 @@ def test_out_of_descriptors_accepting_pauses_and_everyone_is_answered(
         assert "cellgate_own_troubles_total 0.0" not in metrics(gate)
         # Workers that run short at about the same time are told of once.
         assert gate.log.count("descriptors are in use") == 1
-        assert "room for some" in gate.log
+        assert "are enough for about" in gate.log
         assert "Traceback" not in gate.log
         assert Stream(gate, 2).is_whole()
     finally:

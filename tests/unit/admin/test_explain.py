@@ -50,62 +50,66 @@ def test_a_unit_that_works_is_in_rotation_with_its_last_proof() -> None:
     assert explain(up(), Moment(210.0, Rules(), canary_s=0.8)) == [
         "a1 is in rotation, for 1m 50s.",
         "Because: one token by chat (canary, 1m 50s ago).",
-        "0 of 2 requests are there now.",
+        "0 of 2 requests are in flight.",
         "Last good news: canary (1m 50s ago).",
-        "Next: a canary (a request for one token) within 0.8 s, unless the unit shows work before.",
-        "You can take it out of rotation (cellgate drain a1); what runs there finishes.",
+        "Next: a canary (a request for one token) within 0.8 s, unless the unit shows work before that.",
+        "You can take it out of rotation (cellgate drain a1); requests in flight finish.",
     ]
 
 
 def test_a_unit_nobody_has_looked_at_says_so() -> None:
     text = told(board().desks["a1"], now=91.0)
-    assert text.startswith("a1 is out of rotation, for 1.0 s: its engine has yet to prove that it works.")
+    assert text.startswith("a1 is out of rotation, for 1.0 s: its engine has not proven yet that it works.")
     assert "no probe has answered yet" in text
-    assert "When it passes, then it gets requests, 10% of its share at first, all of it after 10 s." in text
+    assert (
+        "When it passes, then it gets requests, 10% of its share at first and all of it after 10 s." in text
+    )
 
 
 def test_a_suspect_waits_for_its_canary() -> None:
     text = told(board(PASSED, FAILED).desks["a1"], now=200.4, canary_s=0.0)
-    assert text.startswith("a1 is under suspicion, for 0.4 s")
+    assert text.startswith("a1 is suspect, for 0.4 s")
     assert "Because: no token within 1.25 s (canary, 0.4 s ago)." in text
-    assert "Next: a canary (a request for one token) is on its way. If it passes" in text
+    assert "Next: a canary (a request for one token) is in flight. If it passes" in text
 
 
 def test_a_unit_that_is_down_says_what_brings_it_back() -> None:
     text = told(board(PASSED, REFUSED).desks["a1"])
     assert text.startswith("a1 is out of rotation, for 10.0 s: it is down.")
     assert "Because: connection refused (requests of clients, 10.0 s ago)." in text
-    assert "Next: a canary (a request for one token) within 0.8 s. 2 have to pass in a row; then it" in text
-    assert "You can see that its engine runs and listens at http://10.0.0.1:8000" in text
+    assert "Next: a canary (a request for one token) within 0.8 s. 2 must pass in a row; then it" in text
+    assert "You can make sure that its engine runs and listens at http://10.0.0.1:8000" in text
 
 
 def test_a_unit_on_its_way_back_counts_what_has_passed() -> None:
     again = replace(PASSED, at=209.0)
     text = told(board(PASSED, REFUSED, again).desks["a1"])
-    assert text.startswith("a1 is out of rotation still: it was down, and answers again for 1.0 s.")
+    assert text.startswith("a1 is still out of rotation: it was down, and has answered again for 1.0 s.")
     assert "1 of 2 have passed" in text
 
 
 def test_a_fault_of_a_node_stands_until_its_source_takes_it_back() -> None:
     text = told(board(PASSED, GONE).desks["a1"], canary_s=None)
     assert "Because: process 33 is gone (agent of node a1-1, 10.0 s ago)." in text
-    assert "Next: nothing brings it back before that is taken back by agent of node a1-1; then" in text
-    assert "You can look at node a1-1, and see that what it needs runs again" in text
+    assert "Next: it stays out until agent of node a1-1 reports that all is well; then" in text
+    assert "You can check node a1-1 and restart what is missing there" in text
 
 
 def test_a_second_fault_is_told_beside_the_one_that_decided() -> None:
     other = replace(GONE, node="a1-0", reason="process 7 is stopped", at=201.0)
     text = told(board(PASSED, GONE, other).desks["a1"], canary_s=None)
-    assert "Stands against it: agent of node a1-0: process 7 is stopped." in text
-    assert "before that is taken back by agent of node a1-0 and agent of node a1-1" in text
+    assert "Open fault: agent of node a1-0: process 7 is stopped." in text
+    assert "until agent of node a1-0 and agent of node a1-1 reports" in text
 
 
 def test_an_operators_will_is_told_first() -> None:
     desk = board(PASSED, REFUSED).desks["a1"]
     desk.drained = True
     text = told(desk)
-    assert text.startswith("a1 is out of rotation: an operator drained it. 0 of 2 requests still run there.")
-    assert "By itself it is down, for 10.0 s." in text
+    assert text.startswith(
+        "a1 is out of rotation: an operator drained it. 0 of 2 requests are still in flight."
+    )
+    assert "Its verdict is down, for 10.0 s." in text
     assert "cellgate undrain a1" in text
 
 
@@ -113,8 +117,8 @@ def test_a_unit_in_doubt_gets_nothing_until_it_shows_life() -> None:
     desk = up()
     desk.doubted_at = 209.5
     text = told(desk, canary_s=0.0)
-    assert text.startswith("a1 gets no request at the moment: it ended a connection out of turn 0.5 s ago")
-    assert "Any work it shows ends the doubt; so do 4.5 s without a new one." in text
+    assert text.startswith("a1 gets no requests for now: it closed a connection unexpectedly 0.5 s ago")
+    assert "Any work it shows ends the suspicion of a restart, and so do 4.5 s without another cut." in text
 
 
 def test_a_unit_held_by_panic_points_at_the_gates_own_network() -> None:
@@ -123,7 +127,7 @@ def test_a_unit_held_by_panic_points_at_the_gates_own_network() -> None:
     text = told(desk, panic_at=207.0)
     assert text.startswith("a1 is kept in rotation, although nothing of it has answered for 5.0 s")
     assert "in 27.0 s at the latest" in text
-    assert "You can look at the network of this gate first" in text
+    assert "You can check the network of this gate first" in text
 
 
 def test_a_full_unit_says_what_its_bound_is() -> None:
@@ -131,22 +135,22 @@ def test_a_full_unit_says_what_its_bound_is() -> None:
     for _ in range(2):
         made.open("a1", STREAM, 209.9, retry=False)
     text = told(made.desks["a1"])
-    assert text.startswith("a1 is in rotation, but full: 2 of 2 requests are there")
+    assert text.startswith("a1 is in rotation, but full: 2 of 2 requests are in flight")
     assert "raise its max_in_flight" in text
 
 
 def test_silence_is_told_beside_what_is_allowed() -> None:
     made = board(PASSED)
     made.open("a1", STREAM, 209.3, retry=False)
-    assert "Silent for 0.7 s of the 1.0 s that its work may take to show." in told(made.desks["a1"])
-    assert "Silent" not in told(made.desks["a1"], now=209.4)
+    assert "Stalled for 0.7 s; with its present work up to 1.0 s are normal." in told(made.desks["a1"])
+    assert "Stalled" not in told(made.desks["a1"], now=209.4)
 
 
 def test_a_slow_unit_says_how_slow_and_what_that_costs_it() -> None:
     desk = up()
     desk.slowness = Slowness(0.5)
     text = told(desk)
-    assert "a token takes 2.0 times as long as in the other units of cell a" in text
+    assert "a token takes 2.0 times as long as on the other units of cell a" in text
     assert "its share of requests is 50% smaller" in text
     assert "You can compare clocks, temperatures and links" in text
 
@@ -162,7 +166,7 @@ def test_bad_and_open_words_are_told_in_full_and_good_ones_in_one_line() -> None
     well = Evidence("a1", Sign.GOOD, Strength.WEAK, "agent", "3 processes", 207.0, node="a1-0")
     text = told(board(PASSED, late, open_, well).desks["a1"])
     assert "Also bad: GET /health: timeout (readiness, 5.0 s ago)." in text
-    assert "Proves nothing: not a cellgate agent (agent of node a1-1, 4.0 s ago)." in text
+    assert "No evidence: not a cellgate agent (agent of node a1-1, 4.0 s ago)." in text
     assert "Last good news: agent of node a1-0 (3.0 s ago), canary (1m 50s ago)." in text
 
 

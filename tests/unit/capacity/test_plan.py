@@ -209,7 +209,7 @@ def test_a_model_that_does_not_fit_fails_and_says_by_how_much(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(tmp_path, LLAMA_70B, "--memory", "80GiB") == 1
-    assert "not: 62.7 GiB a device are missing" in capsys.readouterr().out
+    assert "needs 62.7 GiB more on each device" in capsys.readouterr().out
 
 
 def test_the_size_of_the_files_wins_over_what_is_reckoned(

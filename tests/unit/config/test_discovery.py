@@ -75,26 +75,26 @@ def test_the_key_for_units_reaches_those_that_are_discovered(tmp_path: Path) -> 
         ),
         (
             "{from: lws, nam: big, name: big, port: 1}",
-            "discover.nam: expected a known key, found 'nam'; did you mean 'name'?",
+            "discover.nam: unknown key; did you mean 'name'?",
         ),
-        ("{from: lws, port: 8000}", "discover: expected name beside from: lws, found nothing"),
+        ("{from: lws, port: 8000}", "discover: from: lws requires name"),
         (
             "{from: lws, name: big, port: 8000, cluster: c}",
-            "discover: expected keys that from: lws has (name, port, namespace, agent_port, scheme, "
-            "kubeconfig, unit), found cluster",
+            "discover: from: lws does not take cluster; it takes name, port, namespace, agent_port, scheme, "
+            "kubeconfig, unit",
         ),
         (
             "{from: file, path: x, unit: {weight: 2}}",
-            "discover: expected keys that from: file has (path, period_s), found unit",
+            "discover: from: file does not take unit; it takes path, period_s",
         ),
-        ("{from: dns, host: a}", "discover: expected port beside from: dns, found nothing"),
+        ("{from: dns, host: a}", "discover: from: dns requires port, except with record: SRV"),
         (
             "{from: dns, host: a, record: SRV, port: 80}",
-            "discover: expected no port beside record: SRV, which has its own, found one",
+            "discover: record: SRV does not take port: each record has its own",
         ),
         (
             "{from: dns, host: a, record: srv}",
-            "discover.record: expected a type of record: A, AAAA, SRV, found 'srv'",
+            "discover.record: expected a record type: A, AAAA, SRV, found 'srv'",
         ),
         (
             "{from: lws, name: big, port: 0}",
@@ -102,12 +102,11 @@ def test_the_key_for_units_reaches_those_that_are_discovered(tmp_path: Path) -> 
         ),
         (
             "{from: ecs, cluster: a, port: 80, services: a}",
-            "discover.services: expected a list of names of services, found 'a'; did you mean [a]?",
+            "discover.services: expected a list of service names, found 'a'; did you mean [a]?",
         ),
         (
             "{from: lws, name: big, port: 8000, unit: {max_in_flite: 2}}",
-            "discover.unit.max_in_flite: expected a known key, found 'max_in_flite'; did you mean "
-            "'max_in_flight'?",
+            "discover.unit.max_in_flite: unknown key; did you mean 'max_in_flight'?",
         ),
         ("[dns]", "discover: expected a mapping, found a list"),
     ],
@@ -119,12 +118,12 @@ def test_what_is_wrong_is_said_with_the_nearest_right(tmp_path: Path, discover: 
 def test_a_missing_package_is_said_with_what_to_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert problem(tmp_path, "{from: lws, name: big, port: 8000}") == (
-        "discover: expected the package that from: lws needs, found none; type: pip install 'cellgate[k8s]'"
+        "discover: from: lws requires a package that is not installed: pip install 'cellgate[k8s]'"
     )
 
 
 def test_a_cell_without_units_and_without_discovery_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "cellgate.yaml"
     path.write_text("cells:\n- name: c\n")
-    with pytest.raises(ConfigError, match="units: expected this key, found nothing"):
+    with pytest.raises(ConfigError, match="units: required key is missing"):
         load(str(path), Overrides(), {})

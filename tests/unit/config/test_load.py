@@ -256,16 +256,16 @@ def same(line: str, expected: str) -> bool:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("polcy: x", "polcy: expected a known key, found 'polcy'; did you mean 'policy'?"),
-        ("connect_s: 3", "connect_s: expected a known key, …; did you mean 'timeouts.connect_s'?"),
-        ("rules: {xyz: 3}", "rules.xyz: expected a known key, found 'xyz'; known here: weak_window_s, …"),
-        ("1: x", "1: expected a word, found 1; put it in quotes"),
-        ('"a\\nb": x', "'a\\nb': expected a known key, found 'a\\nb'; known here: listen, …"),
+        ("polcy: x", "polcy: unknown key; did you mean 'policy'?"),
+        ("connect_s: 3", "connect_s: unknown key; did you mean 'timeouts.connect_s'?"),
+        ("rules: {xyz: 3}", "rules.xyz: unknown key; known here: weak_window_s, …"),
+        ("1: x", "1: expected a string as the key, found 1; put it in quotes"),
+        ('"a\\nb": x', "'a\\nb': unknown key; known here: listen, …"),
         ("policy: least_laod", "policy: expected a policy: least_load, …; did you mean 'least_load'?"),
         ("access_log: on", "access_log: expected a format: console, json, off, found true"),
         ("listen: 8000", "listen: expected HOST:PORT, …, found 8000; did you mean '127.0.0.1:8000'?"),
-        ("listen: '::1:8000'", "listen: expected HOST:PORT, an IPv6 host in brackets, found '::1:8000'"),
-        ("admin: a:65536", "admin: expected HOST:PORT, an IPv6 host in brackets, found 'a:65536'"),
+        ("listen: '::1:8000'", "listen: expected HOST:PORT, with an IPv6 host in brackets, found '::1:8000'"),
+        ("admin: a:65536", "admin: expected HOST:PORT, with an IPv6 host in brackets, found 'a:65536'"),
         ("pass_unlisted: 1", "pass_unlisted: expected true or false, found 1"),
         ("rules:", "rules: expected a mapping, found nothing"),
         ("limits: 3", "limits: expected a mapping, found 3"),
@@ -280,25 +280,25 @@ def same(line: str, expected: str) -> bool:
         ("limits: {head_bytes: 64MB}", "limits.head_bytes: expected a size: …; did you mean '64MiB'?"),
         (
             "limits: {body_bytes: 2MiB, bodies_bytes: 1MiB}",
-            "limits: expected body_bytes of at most bodies_bytes (1048576 here), found 2097152; …",
+            "limits: body_bytes (2097152) must not be larger than bodies_bytes (1048576), …",
         ),
-        ("limits: {head_bytes: 1, head_bytes: 2}", "limits.head_bytes: expected once, found again in line 2"),
+        ("limits: {head_bytes: 1, head_bytes: 2}", "limits.head_bytes: duplicate key, again in line 2"),
         (
             "tls: {cert: no.pem}",
             "tls.cert: expected a readable file, found 'no.pem': No such file or directory",
         ),
-        ("tls: {key: /dev/null}", "tls: expected cert and key together, found key alone"),
+        ("tls: {key: /dev/null}", "tls: cert and key must be given together: cert is missing"),
         (
             "tls: {unit_cert: /dev/null}",
-            "tls: expected unit_cert and unit_key together, found unit_cert alone",
+            "tls: unit_cert and unit_key must be given together: unit_key is missing",
         ),
-        ("tls: {ca: /dev/null}", "tls: expected certificates of authorities in ca, PEM, found …"),
-        ("admin_token: s3cret", "admin_token: expected a known key, …; did you mean 'admin_token_file'?"),
-        ("redis: 6379", "redis: expected a text, found 6379"),
-        ("redis_prefix: '*'", "redis_prefix: expected a prefix of letters, …, found '*'"),
+        ("tls: {ca: /dev/null}", "tls: expected CA certificates in ca, in PEM format, found …"),
+        ("admin_token: s3cret", "admin_token: unknown key; did you mean 'admin_token_file'?"),
+        ("redis: 6379", "redis: expected a string, found 6379"),
+        ("redis_prefix: '*'", "redis_prefix: expected a prefix of at most 64 letters, …, found '*'"),
         ("redis_username: 'a b'", "redis_username: expected a user name of …, found 'a b'"),
         ("redis_password: s3cret", "redis_password: …; did you mean 'redis_password_file'?"),
-        ("admin_token_file: /dev/null", "admin_token_file: expected a token of …, found nothing"),
+        ("admin_token_file: /dev/null", "admin_token_file: expected a token of …, found none"),
     ],
 )
 def test_a_bad_key_gets_one_line(tmp_path: Path, text: str, problem: str) -> None:
@@ -310,27 +310,27 @@ def test_a_bad_key_gets_one_line(tmp_path: Path, text: str, problem: str) -> Non
 @pytest.mark.parametrize(
     ("rest", "problem"),
     [
-        ("name: 1", "name: expected a name of …, found 1; put it in quotes to make it a name"),
-        ("name: a/b", "name: expected a name of letters, digits, '.', '_' and '-', at most 128, found 'a/b'"),
+        ("name: 1", "name: expected a name of …, found 1; put it in quotes"),
+        ("name: a/b", "name: expected a name of at most 128 letters, digits, '.', '_' and '-', found 'a/b'"),
         ("weight: 0", "weight: expected a weight above 0 (1 is usual), found 0"),
         ("max_in_flight: 0", "max_in_flight: expected a whole number from 1, found 0"),
         ("engine: vlm", "engine: expected an engine: …, found 'vlm'; did you mean 'vllm'?"),
         ("canary: chatt", "canary: expected a canary: …, found 'chatt'; did you mean 'chat'?"),
-        ("metrics_url: 'http://x:1'", "metrics_url: …, found 'http://x:1'; name the page as well, …"),
-        ("api_key: s3cret", "api_key: expected a known key, found 'api_key'; did you mean 'api_key_file'?"),
+        ("metrics_url: 'http://x:1'", "metrics_url: …, found 'http://x:1'; add the path, …"),
+        ("api_key: s3cret", "api_key: unknown key; did you mean 'api_key_file'?"),
         ("api_key_file: no.key", "api_key_file: expected a readable file, found 'no.key': No such file …"),
         (
             "nodes: [{name: n, role: leader, agent: x}]",
-            "nodes[0].agent: expected HOST:PORT, an IPv6 host in brackets, found 'x'",
+            "nodes[0].agent: expected HOST:PORT, with an IPv6 host in brackets, found 'x'",
         ),
         ("models: m", "models: expected a list of model names, found 'm'; did you mean [m]?"),
-        ("models: [m, m]", "models: expected a list of model names, none of them twice, found 'm', 'm'"),
-        ("nodes: []", "nodes: expected nodes of which exactly one has the role leader, found 0 leaders"),
-        ("nodes: [{name: n, role: follower}]", "nodes: expected nodes …, found 0 leaders"),
+        ("models: [m, m]", "models: duplicate model in 'm', 'm'"),
+        ("nodes: []", "nodes: expected exactly one node with role: leader, found 0"),
+        ("nodes: [{name: n, role: follower}]", "nodes: expected exactly one node with role: leader, found 0"),
         ("nodes: [{name: n, role: leder}]", "nodes[0].role: expected a role: …; did you mean 'leader'?"),
         (
             "nodes: [{name: n, role: leader}, {name: n, role: follower}]",
-            "nodes[1].name: expected a name of its own, found 'n' a second time",
+            "nodes[1].name: duplicate name 'n'",
         ),
     ],
 )
@@ -354,17 +354,20 @@ def probes_of(tmp_path: Path, *probes: str) -> tuple[object, ...]:
     ("probe", "problem"),
     [
         ("probe: htpp", "[0].probe: expected a probe: exporter, grpc, http, tcp, …; did you mean 'http'?"),
-        (PAGE, "[0].probe: expected this key, found nothing"),
-        ("probe: tcp", "[0]: expected address beside probe: tcp, found nothing"),
+        (PAGE, "[0].probe: required key is missing"),
+        ("probe: tcp", "[0]: probe: tcp requires address"),
         (
             f"probe: tcp, address: 'x:1', {PAGE}",
-            "[0]: expected keys that probe tcp has (…address…), found url",
+            "[0]: probe: tcp does not take url; it takes …address…",
         ),
-        ("probe: tcp, address: 'x:0'", "[0].address: expected HOST:PORT with a port from 1, found 'x:0'"),
-        ("probe: tcp, adress: 'x:1'", "[0].adress: expected a known key, …; did you mean 'address'?"),
+        (
+            "probe: tcp, address: 'x:0'",
+            "[0].address: expected HOST:PORT with a port from 1 to 65535, found 'x:0'",
+        ),
+        ("probe: tcp, adress: 'x:1'", "[0].adress: unknown key; did you mean 'address'?"),
         (
             "probe: http, url: 'http://x'",
-            "[0].url: …, found 'http://x'; name the page as well, such as …/health…",
+            "[0].url: …, found 'http://x'; add the path, such as …/health…",
         ),
         ("probe: http, url: 'http://u:s3cret@x/'", "[0].url: …, found a URL with '@' (not shown, …)"),
         ("probe: http, url: '/health'", "[0].url: expected http://HOST:PORT/PATH …, found '/health'"),
@@ -383,9 +386,9 @@ def probes_of(tmp_path: Path, *probes: str) -> tuple[object, ...]:
         ),
         (
             "probe: grpc, address: 'x:1', service: ''",
-            "[0].service: expected the name of a service, …, found ''",
+            "[0].service: expected a service name, …, found ''",
         ),
-        (f"probe: exporter, {PAGE}", "[0]: expected either rule or preset, found none of them"),
+        (f"probe: exporter, {PAGE}", "[0]: expected either rule or preset, found neither"),
         (
             f"probe: exporter, {PAGE}, preset: dcgm, rule: x > 1",
             "[0]: expected either rule or preset, found both",
@@ -408,7 +411,7 @@ def test_two_probes_of_a_node_look_at_different_things(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         probes_of(tmp_path, one, f"{one}, period_s: 2")
     (line,) = caught.value.problems
-    assert same(line, "….probes: expected probes of which no two look at the same thing, found 'http x/m'")
+    assert same(line, "….probes: duplicate probe 'http x/m'")
 
 
 @pytest.mark.parametrize(
@@ -430,7 +433,7 @@ def test_two_probes_of_a_node_look_at_different_things(tmp_path: Path) -> None:
 )
 def test_a_bad_url_gets_one_line_with_what_was_meant(tmp_path: Path, url: str, meant: str | None) -> None:
     (line,) = problems(tmp_path, f"cells: [{{name: a, units: [{{name: a, url: '{url}'}}]}}]")
-    expected = f"expected http://HOST:PORT or https://HOST:PORT and nothing more, found '{url}'"
+    expected = f"expected http://HOST:PORT or https://HOST:PORT without a path, found '{url}'"
     hint = f"; did you mean '{meant}'?…" if meant else ""
     assert same(line, f"gate.yaml: cells[0].units[0].url: {expected}{hint}")
 
@@ -443,7 +446,7 @@ def test_a_url_with_a_password_is_not_shown(tmp_path: Path) -> None:
 
 def test_a_key_left_out_gets_one_line(tmp_path: Path) -> None:
     (line,) = problems(tmp_path, "cells: [{name: a, units: [{name: a}]}]")
-    assert line == "gate.yaml: cells[0].units[0].url: expected this key, found nothing"
+    assert line == "gate.yaml: cells[0].units[0].url: required key is missing"
 
 
 @pytest.mark.parametrize(
@@ -457,8 +460,8 @@ def test_a_key_left_out_gets_one_line(tmp_path: Path) -> None:
         (b"a: !!python/object:os.system {}", ":1:4: expected YAML, could not determine a constructor …"),
         (b"a: 1\nb: \xff\n", ":2:4: expected UTF-8, found byte 0xff"),
         (b"a: 1\n b\x01", ":2:3: expected printable text, found '\\x01'"),
-        (b"a: 2001-99-99", ": expected YAML that is plain and not deeply nested: month must be in 1..12"),
-        (b"- " * 600, ": expected YAML that is plain and not deeply nested: maximum recursion …"),
+        (b"a: 2001-99-99", ": expected plain YAML without deep nesting: month must be in 1..12"),
+        (b"- " * 600, ": expected plain YAML without deep nesting: maximum recursion …"),
     ],
 )
 def test_a_file_that_is_no_mapping_gets_one_line(tmp_path: Path, data: bytes, problem: str) -> None:
@@ -474,7 +477,7 @@ def test_a_missing_file_gets_one_line() -> None:
 @pytest.mark.parametrize("cells", ["", "cells: []", "cells: [{name: a, units: []}]"])
 def test_a_fleet_without_units_is_refused(tmp_path: Path, cells: str) -> None:
     (line,) = problems(tmp_path, f"policy: random\n{cells}")
-    assert line.startswith("gate.yaml: cells: expected at least one cell with a unit, found none; name units")
+    assert line.startswith("gate.yaml: cells: expected at least one cell with a unit, found none; add units")
 
 
 def test_a_fleets_router_has_the_units_of_others(tmp_path: Path) -> None:
@@ -489,14 +492,14 @@ def test_a_fleets_router_has_the_units_of_others(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("discovery: redis", "discovery: expected redis beside discovery: redis, found none"),
+        ("discovery: redis", "discovery: requires the key redis as well"),
         (
             "redis: redis://r:6379/0\ndiscovery: dns",
-            "discovery: expected where all units come from: redis, found 'dns'",
+            "discovery: expected a source of all units: redis, found 'dns'",
         ),
         (
             "redis: redis://r:6379/0\ndiscovery: redis\ncells: [{name: a, units: [{name: u, url: 'http://u:1'}]}]",
-            "cells: expected cells without units of their own beside discovery: redis, found some",
+            "cells: with discovery: redis, cells must not have units of their own",
         ),
     ],
 )
@@ -516,7 +519,7 @@ cells:
 timeouts: {connect_s: fast}
 """
     lines = problems(tmp_path, text, listen="here")
-    assert [re.match(r"(.*?): expected", line)[1] for line in lines] == [  # type: ignore[index]
+    assert [re.match(r"(.*?): (expected|duplicate)", line)[1] for line in lines] == [  # type: ignore[index]
         "gate.yaml: policy",
         "gate.yaml: listen",
         "gate.yaml: cells[1].name",
@@ -536,11 +539,11 @@ def test_what_is_wrong_with_flags_names_the_flag() -> None:
             None, Overrides(policy="p3c", units=("a=http://x", "a=y:1")), {"CELLGATE_ADMIN_TOKEN": "s3 cret"}
         )
     assert caught.value.problems == (
-        "--unit: expected a name of its own, found 'a' a second time",
+        "--unit: duplicate name 'a'",
         "--policy: expected a policy: least_load, p2c, prefix_affinity, random, round_robin, session, found "
         "'p3c'; did you mean 'p2c'?",
-        "--unit: expected http://HOST:PORT or https://HOST:PORT and nothing more, found 'y:1'; did you mean 'http://y:1'?",
-        "CELLGATE_ADMIN_TOKEN: expected a token of visible ASCII characters, found other ones",
+        "--unit: expected http://HOST:PORT or https://HOST:PORT without a path, found 'y:1'; did you mean 'http://y:1'?",
+        "CELLGATE_ADMIN_TOKEN: expected a token of visible ASCII characters, found other characters",
     )
 
 
@@ -559,7 +562,7 @@ def test_a_certificate_must_match_its_key(tmp_path: Path) -> None:
     assert read(tmp_path, CELLS + tls % "one").tls.key == f"{tmp_path}/one.key"
     (line,) = problems(tmp_path, CELLS + tls % "two")
     assert line.startswith(
-        "gate.yaml: tls: expected a certificate in cert and its key in key, both PEM, found what "
+        "gate.yaml: tls: expected a certificate in cert and its key in key, in PEM format, found a file that "
     )
 
 

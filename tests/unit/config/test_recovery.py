@@ -45,15 +45,15 @@ def test_a_webhook_is_signed_by_its_file_before_the_environment(tmp_path: Path) 
 
 AUDIT = f"audit: {__file__}"
 WRONG = {
-    "no way to act": (f"{{{AUDIT}}}", ": expected either command or webhook, found none of them"),
+    "no way to act": (f"{{{AUDIT}}}", ": expected either command or webhook, found neither"),
     "two ways to act": (
         f"{{command: [sh], webhook: 'https://x/y', {AUDIT}}}",
         ": expected either command or webhook, found both",
     ),
-    "no audit log": ("{command: [sh]}", ".audit: expected this key, found nothing"),
+    "no audit log": ("{command: [sh]}", ".audit: required key is missing"),
     "an audit log nowhere": (
         "{command: [sh], audit: /no/where}",
-        ".audit: expected a file that can be written, in a folder that is there, found '/no/where'",
+        ".audit: expected a writable file in an existing directory, found '/no/where'",
     ),
     "a line of shell": (
         f"{{command: 'kubectl delete', {AUDIT}}}",
@@ -63,11 +63,11 @@ WRONG = {
     "a number in a command": (
         f"{{command: [sh, 5], {AUDIT}}}",
         ".command: expected a command as a list of words, such as [/usr/local/bin/recover, --now], "
-        "found a list; put what is no word in quotes",
+        "found a list; put each word that is not a string in quotes",
     ),
     "no such program": (
         f"{{command: [/no/such, x], {AUDIT}}}",
-        ".command: expected a program that can be run, found '/no/such'",
+        ".command: expected an executable program, found '/no/such'",
     ),
     "a webhook in the clear": (
         f"{{webhook: 'http://ops/hook', {AUDIT}}}",
@@ -76,15 +76,15 @@ WRONG = {
     ),
     "a webhook that anyone could call": (
         f"{{webhook: 'https://ops/hook', {AUDIT}}}",
-        f": expected secret_file beside webhook, or the variable {SECRET_VARIABLE}, found neither",
+        f": webhook requires secret_file, or the variable {SECRET_VARIABLE}",
     ),
     "a secret for a command": (
         f"{{command: [sh], secret_file: /dev/zero, {AUDIT}}}".replace("/dev/zero", __file__),
-        ".secret_file: expected a token of visible ASCII characters, found other ones",
+        ".secret_file: expected a token of visible ASCII characters, found other characters",
     ),
     "a near miss": (
         f"{{command: [sh], afters: 5, {AUDIT}}}",
-        ".afters: expected a known key, found 'afters'; did you mean 'after_s'?",
+        ".afters: unknown key; did you mean 'after_s'?",
     ),
     "no attempt": (
         f"{{command: [sh], attempts: 0, {AUDIT}}}",
@@ -106,4 +106,4 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, text: str, said: str)
 def test_a_secret_beside_a_command_is_a_misunderstanding(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("s")
     line = problem(tmp_path, f"{{command: [sh], secret_file: {tmp_path}/secret, {AUDIT}}}")
-    assert line == ": expected secret_file beside webhook only, found secret_file beside command"
+    assert line == ": secret_file signs webhooks: a command does not take it"

@@ -70,8 +70,8 @@ def test_the_operator_hears_once_of_one_shortage() -> None:
     process = Process(used=93)
     assert not any(process.descriptors.has_room(float(now)) for now in range(30))
     assert process.told == [
-        "93 of 100 descriptors are in use, so connections without a request are closed for new ones, and "
-        "nobody is accepted while there are none"
+        "93 of 100 file descriptors are in use: connections without a request are closed for new ones, and "
+        "nobody is accepted while there are none to close"
     ]
     assert not process.descriptors.has_room(30.0 + EPISODE_S)
     assert len(process.told) == 2
@@ -107,12 +107,8 @@ def test_without_a_limit_all_may_come() -> None:
     ("most", "workers", "said"),
     [
         (1024, 1, None),
-        (63, 1, "workers: 1 need 64 descriptors, and a process here may have 63; raise it with `ulimit -n`"),
-        (
-            100,
-            60,
-            "workers: 60 need 184 descriptors, and a process here may have 100, which is room for 18; raise",
-        ),
+        (63, 1, "workers: 1 requires 64 file descriptors, and the limit is 63; raise it with `ulimit -n`"),
+        (100, 60, "workers: 60 requires 184 file descriptors, and the limit is 100 (enough for 18); raise"),
         (resource.RLIM_INFINITY, 1000, None),
     ],
 )
@@ -135,7 +131,7 @@ def test_too_few_for_what_units_take_is_said_with_the_limit_and_how_to_raise_it(
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
     line = descriptors.shortage(SETTINGS)
     assert line.startswith(
-        "1024 descriptors are room for some 480 requests at a time, and the units take 512"
+        "1024 file descriptors are enough for about 480 requests at a time, but the units take 512"
     )
     assert "`ulimit -n` (up to 4096 without privileges)" in line
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1088, 4096))

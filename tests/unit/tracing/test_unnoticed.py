@@ -135,7 +135,7 @@ def test_nothing_of_it_is_imported_where_it_is_not_configured() -> None:
 @pytest.mark.parametrize(
     ("section", "problem"),
     [
-        ("{}", "tracing.endpoint: expected this key, found nothing"),
+        ("{}", "tracing.endpoint: required key is missing"),
         ("{endpoint: 'http://c:4318'}", "did you mean 'http://c:4318/v1/traces'?"),
         ("{endpoint: 'http://me:secret@c:4318/v1/traces'}", "not shown, it may hold a password"),
         ("{endpoint: 'grpc://c:4317'}", "tracing.endpoint: expected http://HOST:PORT/PATH"),
