@@ -8,7 +8,6 @@ counts.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
@@ -146,24 +145,12 @@ class Talk:
 
     async def _exchange(self, commands: Sequence[Command]) -> list[Any]:
         """The answers to these commands; an error of the server stands in the place of an answer."""
-        # A pipeline of redis-py does the same, but looks after each command for what none of these needs:
-        # that is half of what it costs to write a document.
-        pool: Any = self._client.connection_pool
+        batch = self._client.pipeline(transaction=False)
+        for command in commands:
+            batch.execute_command(*command)
+        # Ended in the middle, it closes its connection: no later exchange finds an answer of this one.
         async with asyncio.timeout(EXCHANGE_S):
-            line = await pool.get_connection()
-            try:
-                await line.send_packed_command(line.pack_commands(commands))
-                return [await _answer(line) for _ in commands]
-            finally:
-                await pool.release(line)
-
-
-async def _answer(line: Any) -> Any:
-    # However this ends otherwise, the connection is closed: no later exchange finds an answer of this one.
-    try:
-        return await line.read_response(timeout=math.inf)
-    except ResponseError as error:
-        return error
+            return await batch.execute(raise_on_error=False)
 
 
 def _slices(rows: Iterable[T]) -> Iterator[list[T]]:
@@ -174,7 +161,7 @@ def _slices(rows: Iterable[T]) -> Iterator[list[T]]:
 
 def _texts(found: Any) -> Iterator[str]:
     """The entries of a set, as far as it is one."""
-    for entry in found if isinstance(found, list) else ():
+    for entry in found if isinstance(found, set) else ():
         if isinstance(entry, bytes):
             yield entry.decode("latin-1")
 

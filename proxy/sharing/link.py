@@ -60,7 +60,6 @@ _COUNTS = (
     "prefixes_heard",
     "prefixes_refused",
 )
-_CANCEL_S = 0.05
 _WHAT_NOW = "requests are routed by what this gate sees itself, and it goes on trying"
 
 
@@ -141,11 +140,9 @@ class RedisLink:
 
     async def close(self) -> None:
         """End; what was written expires by itself."""
-        # redis-py sends within asyncio.wait_for, which in Python 3.11 may swallow a cancellation.
-        while pending := [task for task in self._tasks if not task.done()]:
-            for task in pending:
-                task.cancel()
-            await asyncio.wait(pending, timeout=_CANCEL_S)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def flipped(self, view: View) -> None:
         """A verdict of ours has changed: tell it now. Never waits."""
@@ -313,11 +310,14 @@ class RedisLink:
 
     async def _listens(self, client: Redis) -> None:
         async with client.pubsub(ignore_subscribe_messages=True) as pubsub:
-            await pubsub.subscribe(self._names.flips)
+            async with asyncio.timeout(EXCHANGE_S):
+                await pubsub.subscribe(self._names.flips)
             session = self._sessions
             # Who only listens does not notice that the other end is gone. The beats do.
             while session == self._sessions:
-                message = await pubsub.get_message(timeout=EXCHANGE_S)
+                # It waits for a message, and before that, perhaps, for a new connection.
+                async with asyncio.timeout(2.0 * EXCHANGE_S):
+                    message = await pubsub.get_message(timeout=EXCHANGE_S)
                 if message is not None:
                     self._heard(message["data"])
 

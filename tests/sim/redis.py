@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import builtins
 from collections import deque
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from redis.asyncio import Redis
@@ -69,8 +68,8 @@ class SimRedis:
         left_ms = round(1000.0 * (expires_at - self._world.loop.time()))
         return left_ms if left_ms > 0 else -2
 
-    def smembers(self, key: str) -> list[bytes]:
-        return list(self._sets.get(key, ()))
+    def smembers(self, key: str) -> builtins.set[bytes]:
+        return builtins.set(self._sets.get(key, ()))
 
     def sadd(self, key: str, member: str) -> int:
         self._sets.setdefault(key, builtins.set()).add(member.encode())
@@ -94,33 +93,29 @@ class _Client:
     async def disconnect(self) -> None:
         """Of its pool of connections."""
 
-    async def get_connection(self) -> _Line:
-        return _Line(self._redis)
-
-    async def release(self, line: _Line) -> None:
-        """It goes back to the pool."""
+    def pipeline(self, *, transaction: bool) -> _Pipeline:
+        assert not transaction
+        return _Pipeline(self._redis)
 
     def pubsub(self, *, ignore_subscribe_messages: bool) -> _Ear:
         assert ignore_subscribe_messages
         return _Ear(self._redis)
 
 
-class _Line:
-    """One connection, as long as an exchange lasts: commands are sent together, and answered one by one."""
+class _Pipeline:
+    """Commands that are sent together, and answered together."""
 
     def __init__(self, redis: SimRedis) -> None:
         self._redis = redis
-        self._answers: deque[Any] = deque()
+        self._commands: list[Command] = []
 
-    def pack_commands(self, commands: Sequence[Command]) -> Sequence[Command]:
-        return commands
+    def execute_command(self, *command: str | bytes | int) -> None:
+        self._commands.append(command)
 
-    async def send_packed_command(self, commands: Sequence[Command]) -> None:
+    async def execute(self, *, raise_on_error: bool) -> list[Any]:
+        assert not raise_on_error
         await self._redis.trip()
-        self._answers.extend(self._redis.do(command) for command in commands)
-
-    async def read_response(self, *, timeout: float) -> Any:  # noqa: ASYNC109 - as redis-py
-        return self._answers.popleft()
+        return [self._redis.do(command) for command in self._commands]
 
 
 class _Ear:
