@@ -38,12 +38,12 @@ test:           ## every test
 	@for each in $(TEST_PROGRAMS); do command -v $${each%%:*} >/dev/null || $(MAKE) -s apt PACKAGES=$${each#*:} || exit; done
 	@$(BIN)/python -m pytest
 
-check:          ## format, lint, types, import rules
+check:          ## format, lint, types, the rules of the house
 	$(READY) .venv/dev.ready
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
-	@$(BIN)/python -m pytest tests/unit/test_imports.py
+	@$(BIN)/python -m pytest tests/unit/test_imports.py tests/unit/test_house.py
 
 format:         ## rewrite what `make check` would refuse
 	$(READY) .venv/dev.ready

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.house.source import ROOT, Source, sources
 
 # Folder -> the modules of this repository that it may import, with what is inside them.
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
@@ -24,43 +23,33 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 MEASURE_INSIDE = frozenset({ROOT / "loadtests" / "pick_cost.py", *(ROOT / "loadtests" / "gym").glob("*.py")})
 # Pure decisions: no clock, no I/O, no randomness but what they are handed.
 IMPURE = frozenset({"asyncio", "os", "socket", "ssl", "subprocess", "sys", "threading", "time"})
-SOURCES = [path for folder in MAY_IMPORT for path in sorted((ROOT / folder).rglob("*.py"))]
-
-
-def imports(path: Path) -> Iterator[str]:
-    """The full names of all that a file imports, wherever in it."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}:{node.lineno}: imports are absolute here"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+SOURCES = sources(*MAY_IMPORT)
 
 
 def is_within(name: str, module: str) -> bool:
     return f"{name}.".startswith(f"{module}.")
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_follow_the_layout(path: Path) -> None:
-    allowed = MAY_IMPORT["tests" if path in MEASURE_INSIDE else path.relative_to(ROOT).parts[0]]
-    ours = [name for name in imports(path) if name.partition(".")[0] in MAY_IMPORT]
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: str(source.path))
+def test_imports_follow_the_layout(source: Source) -> None:
+    allowed = MAY_IMPORT["tests" if ROOT / source.path in MEASURE_INSIDE else source.path.parts[0]]
+    ours = [name for name in source.imports() if name.partition(".")[0] in MAY_IMPORT]
     assert [name for name in ours if not any(is_within(name, module) for module in allowed)] == []
 
 
 @pytest.mark.parametrize("folder", ["router", "policies"])
 def test_decisions_are_pure(folder: str) -> None:
-    used = {name.partition(".")[0] for path in (ROOT / folder).glob("*.py") for name in imports(path)}
+    used = {name.partition(".")[0] for source in sources(folder) for name in source.imports()}
     assert used & IMPURE == set()
 
 
 @pytest.mark.parametrize("folder", ["router", "policies"])
 def test_chance_is_handed_in(folder: str) -> None:
     """`random` is imported for its type alone."""
-    for path in (ROOT / folder).glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for source in sources(folder):
+        for node in ast.walk(source.tree):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-                assert node.value.id != "random" or node.attr == "Random", f"{path}:{node.lineno}"
+                assert node.value.id != "random" or node.attr == "Random", f"{source.path}:{node.lineno}"
 
 
 def test_the_package_is_the_four_folders_and_nothing_imports_them_from_the_top() -> None:
@@ -71,4 +60,4 @@ def test_the_package_is_the_four_folders_and_nothing_imports_them_from_the_top()
 
 
 def test_every_folder_has_sources() -> None:
-    assert {path.relative_to(ROOT).parts[0] for path in SOURCES} == set(MAY_IMPORT)
+    assert {source.path.parts[0] for source in SOURCES} == set(MAY_IMPORT)

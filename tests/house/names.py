@@ -1,0 +1,86 @@
+"""One name, one thing.
+
+1. A class or a type (a name in CamelCase) is defined once in the package: it is read far from its import.
+2. Any other name that modules take by itself (`from x import name`) is taken from one module. What is used in
+   its own module alone, or with its module in front (`schema.read`), has that for a surname.
+3. A file has a name of its own, but for those in ALLOWED_FILES.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+
+from tests.house.findings import Finding
+from tests.house.source import Source, product
+
+ALLOWED_FILES: dict[str, str] = {
+    "__init__": "every folder has one",
+    "base": "what the files of a registry have in common",
+    "nouns": "the nouns of a room",
+    "start": "what a room does when a gate starts; imported by gates that use the room alone",
+    "metrics": "the numbers of a room",
+    "bans": "prompts that are refused: router/ keeps them, sharing/ tells other gates",
+    "poison": "prompts that end units: router/ judges, metrics/ counts",
+    "recovery": "recovery/ does it, config/ has its keys",
+}
+"""Names of files that mean one thing wherever they are, with the reason."""
+
+REGISTRIES = frozenset({"policies", "probes", "discovery"})
+"""Files here are called what a configuration calls them."""
+
+
+def defined(source: Source) -> Iterator[str]:
+    """The public names that a module defines."""
+    for node in source.tree.body:
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                names = [name]
+            case ast.Assign(targets=targets):
+                names = [target.id for target in targets if isinstance(target, ast.Name)]
+            case ast.AnnAssign(target=ast.Name(id=name)):
+                names = [name]
+            case _:
+                names = []
+        yield from (name for name in names if not name.startswith("_") and name != "T")
+
+
+def taken() -> dict[str, set[str]]:
+    """The names that modules import by themselves, each with the files that it is taken from."""
+    modules, places = product(), defaultdict[str, set[str]](set)
+    for source in modules.values():
+        for full in source.imports():
+            module, _, name = full.rpartition(".")
+            if full not in modules and module in modules:
+                places[name].add(str(modules[module].path))
+    return places
+
+
+def names_twice() -> list[Finding]:
+    """Names that mean several things, against rules 1 and 2."""
+    places: defaultdict[str, set[str]] = defaultdict(set)
+    for source in product().values():
+        for name in defined(source):
+            if is_type(name):
+                places[name].add(str(source.path))
+    others = {name: files for name, files in taken().items() if not is_type(name)}
+    return _twice({**places, **others})
+
+
+def is_type(name: str) -> bool:
+    """Whether it is written as types are."""
+    return name[0].isupper() and not name.isupper()
+
+
+def files_twice() -> list[Finding]:
+    """Files that share a name, against rule 3."""
+    places: defaultdict[str, set[str]] = defaultdict(set)
+    for source in product().values():
+        if source.path.stem not in ALLOWED_FILES and source.room not in REGISTRIES:
+            places[source.path.stem].add(str(source.path))
+    return _twice(places)
+
+
+def _twice(places: Mapping[str, set[str]]) -> list[Finding]:
+    return sorted(Finding(name, ", ".join(sorted(files))) for name, files in places.items() if len(files) > 1)

@@ -1,0 +1,68 @@
+"""What does not keep the rules yet. A line goes with the change that mends it; none is added."""
+
+from __future__ import annotations
+
+_NAMES = """
+Event Headers Host Key Kind Known Limits LostError Member Merged Message Place Plan Ports Question
+Reading Record Report Result Role Row Said Settle Sink Standing State TOKEN_VARIABLE Tell Told View
+Waiting Watch Ways Word explain framed merge name_of plan read standing view_of why_not why_refused
+"""
+
+OPEN: dict[str, tuple[str, ...]] = {
+    "arrows that run up": (
+        # The rotation tells a duration as the tables of the commands do.
+        "admin -> cli",
+        # Settings hold sources of units and remedies themselves, instead of what was configured for them.
+        "config -> discovery",
+        "config -> recovery",
+        "config -> process",
+        # The gate is the data plane and the control plane at once.
+        "gate -> control",
+        "control -> gate",
+        "gate -> tracing",
+        "request -> control",
+        "request -> gate",
+        "handover -> sharing",
+        "ingress -> wire",
+        "metrics -> control",
+        "request -> admin",
+        # Both processes of a gate with workers are composed there.
+        "workers -> app",
+    ),
+    "circles of modules": (
+        "app + workers",
+        "control + gate + request",
+        "metrics",
+        "request",
+        "router",
+        "wire",
+        "workers",
+    ),
+    "names that mean two things": tuple(_NAMES.split()),
+    "files of one name": ("commands", "link", "schema"),
+    "files over 400 lines": (
+        "router/board.py",
+        "proxy/gate.py",
+        "proxy/wire/downstream.py",
+        "proxy/wire/upstream.py",
+        "tests/laws/test_transport_laws.py",
+        "tests/sockets/test_admin.py",
+        "tests/sockets/test_simunit.py",
+        "tests/unit/config/test_load.py",
+        "tests/unit/probes/test_agent.py",
+        "tests/unit/probes/test_agent_link.py",
+    ),
+    "functions over 50 lines": (
+        "proxy/gate.py Gate.__init__",
+        "proxy/metrics/exposition.py Exposition._judgement",
+        "proxy/workers/worker.py WorkerGate.__init__",
+        "tests/scenarios/harness.py Stage.__init__",
+        "tests/sockets/test_admin.py test_a_unit_is_shown_with_the_evidence_behind_its_verdict",
+        "tests/sockets/test_admin.py test_a_unit_is_shown_with_the_evidence_behind_its_verdict.check",
+    ),
+    "subclasses of what is composed": (
+        "BrainGate",
+        "WorkerGate",
+    ),
+}
+"""By rule: the keys of what is found."""

@@ -1,0 +1,207 @@
+"""Walks requests through the gate: which of our functions are called, in which files, for which objects.
+
+`python -m tests.walk` shows it and fails when docs/architecture.md says otherwise; `--write` writes it there.
+A gate without sockets (tests/cost/bench.py) is handed a streamed request and a plain one. Comprehensions are
+no functions here. What happens by time alone (a tick, a probe, a scrape) is no part of a request.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import re
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import TypeVar
+
+import cellgate
+from cellgate.router.router import Router
+from tests.cost.bench import Bench
+from tests.cost.traffic import END, HEAD, WHOLE, request, token
+
+T = TypeVar("T")
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "architecture.md"
+BEGIN, STOP = "<!-- python -m tests.walk --write -->", "<!-- end of the walk -->"
+TOLERANCE = 3
+"""So many calls or files of a step may be others than the page says."""
+GOALS = "at most 200 calls, 18 files and 9 objects a streamed request; 2 calls a chunk"
+WARM_UP = 4
+"""So many requests of each kind go before."""
+
+_PACKAGE = str(Path(cellgate.__file__).parent)
+_COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"})
+
+
+@dataclass(frozen=True)
+class Step:
+    """A part of a request's life: how often our functions were called in it."""
+
+    title: str
+    calls: Counter[CodeType] = field(default_factory=Counter)
+
+    @property
+    def files(self) -> set[Path]:
+        """Where these functions are, from the root of the repository."""
+        return {Path(code.co_filename).resolve().relative_to(ROOT) for code in self.calls}
+
+
+class Walker:
+    """Does things, and counts the calls of our functions meanwhile."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+
+    def step(self, title: str, do: Callable[[], T]) -> T:
+        """Do it. What is called is a step, or several: the pick begins and ends where the router is asked."""
+        self.steps.append(Step(title))
+        sys.setprofile(self._on_event)
+        try:
+            return do()
+        finally:
+            sys.setprofile(None)
+
+    def _on_event(self, frame: FrameType, event: str, _arg: object) -> None:
+        code, is_pick = frame.f_code, frame.f_code is Router.pick.__code__
+        if event == "call" and code.co_filename.startswith(_PACKAGE):
+            if is_pick:
+                self.steps.append(Step("pick"))
+            if code.co_name not in _COMPREHENSIONS:
+                self.steps[-1].calls[code] += 1
+        elif event == "return" and is_pick:
+            self.steps.append(Step("sent to the unit"))
+
+
+@dataclass(frozen=True)
+class Walked:
+    """The steps of a streamed request, its chunk apart, and of a plain one. `objects` of our classes live in
+    the middle of a stream for its sake.
+    """
+
+    stream: list[Step]
+    chunk: Step
+    plain: list[Step]
+    objects: Counter[str]
+
+
+async def walk() -> Walked:
+    """Walk a streamed request and a plain one, neither the first of its unit."""
+    bench = Bench(asyncio.get_running_loop())
+    try:
+        for _ in range(WARM_UP):
+            _streamed(bench)
+            _plain(bench)
+        stream, objects = _streamed(bench)
+        plain, chunk = _plain(bench), stream.pop(-2)
+    finally:
+        bench.close()
+    return Walked(stream, chunk, plain, objects)
+
+
+def _streamed(bench: Bench) -> tuple[list[Step], Counter[str]]:
+    asked, first, chunk, before = request(stream=True), token(0), token(1), _ours()
+    walker = Walker()
+    conn = walker.step("arrival to pick", lambda: bench.ask(asked))
+    walker.step("head", lambda: conn.data_received(HEAD))
+    walker.step("first token", lambda: conn.data_received(first))
+    walker.step("chunk", lambda: conn.data_received(chunk))
+    known = {id(thing) for thing in before}
+    objects = Counter(type(thing).__name__ for thing in _ours() if id(thing) not in known)
+    walker.step("end", lambda: conn.data_received(END))
+    return walker.steps, objects
+
+
+def _plain(bench: Bench) -> list[Step]:
+    asked = request(stream=False)
+    walker = Walker()
+    conn = walker.step("arrival to pick", lambda: bench.ask(asked))
+    walker.step("reply", lambda: conn.data_received(WHOLE))
+    return walker.steps
+
+
+def _ours() -> list[object]:
+    """All objects of our classes that there are."""
+    gc.collect()
+    return [thing for thing in gc.get_objects() if str(type(thing).__module__).startswith("cellgate.")]
+
+
+def table(walked: Walked) -> str:
+    """What was found, as it stands on the page."""
+    lines = ["| step | calls | files | where |", "|---|---|---|---|"]
+    lines += [_row(step.title, [step], where=_where(step.files)) for step in walked.stream]
+    lines.append(_row("**a streamed request**", walked.stream, where="all of these"))
+    lines.append(_row("**a chunk of it**", [walked.chunk], where=_where(walked.chunk.files)))
+    lines.append(_row("**a plain request**", walked.plain, where="the same, without what is for streams"))
+    names = ", ".join(f"`{name}`" for name in sorted(walked.objects.elements()))
+    return "\n".join([*lines, "", f"{walked.objects.total()} objects live with a streamed request: {names}."])
+
+
+def _row(title: str, steps: Iterable[Step], where: str) -> str:
+    steps = list(steps)
+    files = set[Path]().union(*(step.files for step in steps))
+    return f"| {title} | {sum(step.calls.total() for step in steps)} | {len(files)} | {where} |"
+
+
+def _where(files: Iterable[Path]) -> str:
+    """Files by their folders."""
+    folders: defaultdict[Path, list[str]] = defaultdict(list)
+    for path in sorted(files):
+        folders[path.parent].append(path.stem)
+    return "; ".join(f"`{folder}/` {' '.join(stems)}" for folder, stems in folders.items())
+
+
+def written() -> str:
+    """What the page says. Raises ValueError when it has no place for it."""
+    return _page()[1]
+
+
+def write(new: str) -> None:
+    """Put it on the page. Raises ValueError when it has no place for it."""
+    before, _, after = _page()
+    PAGE.write_text(f"{before}\n{new}\n{after}", encoding="utf-8")
+
+
+def _page() -> tuple[str, str, str]:
+    """The page: what is before the walk, the walk, and what is after it."""
+    text = PAGE.read_text(encoding="utf-8")
+    begin, stop = text.index(BEGIN) + len(BEGIN), text.index(STOP)
+    return text[:begin], text[begin:stop].strip("\n"), text[stop:]
+
+
+def stale(old: str, new: str) -> list[str]:
+    """The rows of a page that are off by more than TOLERANCE, as they are now; the objects, if others."""
+    said = {title: counts for title, *counts in _rows(old)}
+    off = [
+        f"{title}: {calls} calls in {files} files"
+        for title, calls, files in _rows(new)
+        if title not in said
+        or max(abs(int(calls) - int(said[title][0])), abs(int(files) - int(said[title][1]))) > TOLERANCE
+    ]
+    objects = new.splitlines()[-1]
+    return off + ([] if objects in old else [objects])
+
+
+def _rows(text: str) -> list[tuple[str, str, str]]:
+    return re.findall(r"^\| (.+?) \| (\d+) \| (\d+) \|", text, re.MULTILINE)
+
+
+def main() -> None:
+    """Show it, and write it or compare it."""
+    parser = argparse.ArgumentParser(prog="python -m tests.walk")
+    parser.add_argument("--write", action="store_true", help="write it to docs/architecture.md")
+    found = table(asyncio.run(walk()))
+    print(found, f"\nThe goals: {GOALS}.")
+    if parser.parse_args().write:
+        write(found)
+    elif off := stale(written(), found):
+        sys.exit("\n".join(["docs/architecture.md says otherwise; --write corrects it:", *off]))
+
+
+if __name__ == "__main__":
+    main()
