@@ -1,7 +1,7 @@
 """A streaming user of the API: asks one question and checks every byte of the answer.
 
-What must stay true: the client takes the gate's word for nothing. HTTP is parsed by aiohttp, which tells a
-cut body from a whole one, and the text must be the one that the simulated unit computes from the prompt.
+What must stay true: the client takes the gate's word for nothing. A cut body is told from a whole one, and
+the text must be the one that the simulated unit computes from the prompt.
 """
 
 import random
@@ -10,10 +10,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Self
 
-import aiohttp
 import orjson
 
 from loadtests.simunit.text import WORDS, Context, Message, render_chat
+from loadtests.wire.client import Connections
+from loadtests.wire.messages import post
+from loadtests.wire.reply import Lines, Reply
 
 HANG_S = 10.5
 """A client that gets no byte for so long counts as hung: the gate says something after 10 s of prefill
@@ -117,27 +119,15 @@ class Answer:
         return f"{self.end().value}: {shown}, {after}; error: {self.error!r}; cut: {self.cut!r}"
 
 
-def session(*, keep_connections: bool = True) -> aiohttp.ClientSession:
-    """A session for any number of users, who keep their connections or close them after each answer."""
-    timeout = aiohttp.ClientTimeout(sock_connect=HANG_S, sock_read=HANG_S)
-    connector = aiohttp.TCPConnector(limit=0, force_close=not keep_connections)
-    return aiohttp.ClientSession(timeout=timeout, connector=connector)
-
-
-async def ask(http: aiohttp.ClientSession, url: str, answer: Answer) -> None:
+async def ask(gate: Connections, answer: Answer) -> None:
     """Send the question of `answer`, read on to whatever end it comes. Nothing that goes wrong is raised."""
-    head = {"Content-Type": "application/json"}
+    reply = Reply(Lines(answer.take))
     try:
-        body = answer.question.body()
-        async with http.post(f"{url}/v1/chat/completions", data=body, headers=head) as response:
-            answer.status = response.status
-            if response.status == 200:
-                async for line in response.content:
-                    answer.take(line)
-            else:
-                answer.error = (await response.text())[:200]
+        await gate.exchange(post(answer.question.body()), reply, silence_s=HANG_S)
     except TimeoutError:
         answer.hung = True
-    except aiohttp.ClientError as error:
+    except OSError as error:
         answer.cut = repr(error)
+    answer.status = reply.status
+    answer.error = answer.error or reply.body.decode(errors="replace")[:200]
     answer.ended_at = time.monotonic()

@@ -11,9 +11,10 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-import aiohttp
-
 from loadtests.client import Answer, End, Question, ask
+from loadtests.wire.client import Connections
+from loadtests.wire.messages import post
+from loadtests.wire.raw import RECEIVE_BYTES, dial
 
 STAY_S = 4.0
 """Longer than a wave of a thousand takes to start, so that all of them are there at the same time."""
@@ -27,11 +28,10 @@ class FailedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the clients find the gate: its port and URL, and an HTTP session that keeps no connection."""
+    """Where the clients find the gate: its port, and a way to it that keeps no connection."""
 
     port: int
-    url: str
-    http: aiohttp.ClientSession
+    gate: Connections
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Kind:
 async def come_and_go(place: Place, question: Question) -> None:
     """Read a whole answer; its text must be the unit's."""
     answer = Answer(question)
-    await ask(place.http, place.url, answer)
+    await ask(place.gate, answer)
     if answer.end() is not End.WHOLE:
         raise FailedError(answer.why())
 
@@ -59,7 +59,7 @@ async def leave_in_the_middle(place: Place, question: Question) -> float:
     """Read for a while, and leave while the stream goes on."""
     loop = asyncio.get_running_loop()
     last = b""
-    with await _send(place.port, question) as sock:
+    with await _sent(place, question) as sock:
         with suppress(TimeoutError):
             async with asyncio.timeout(STAY_S):
                 while received := await loop.sock_recv(sock, 1 << 16):
@@ -72,7 +72,7 @@ async def leave_in_the_middle(place: Place, question: Question) -> float:
 
 async def leave_before_a_token(place: Place, question: Question) -> float:
     """Leave while the unit has nothing to say yet."""
-    with await _send(place.port, question) as sock:
+    with await _sent(place, question) as sock:
         await asyncio.sleep(random.uniform(0.1, 0.3))
         with suppress(BlockingIOError):
             raise FailedError(f"there was something to read already: {sock.recv(80)!r}")
@@ -81,7 +81,7 @@ async def leave_before_a_token(place: Place, question: Question) -> float:
 
 async def never_read(place: Place, question: Question) -> float:
     """Read nothing for far longer than any buffer lasts, then leave."""
-    with await _send(place.port, question, receive_bytes=4096) as sock:
+    with await _sent(place, question, receive_bytes=RECEIVE_BYTES) as sock:
         await asyncio.sleep(UNREAD_S)
         head = sock.recv(12)
         if head != b"HTTP/1.1 200":
@@ -89,22 +89,10 @@ async def never_read(place: Place, question: Question) -> float:
         return time.monotonic()
 
 
-async def _send(port: int, question: Question, *, receive_bytes: int | None = None) -> socket.socket:
-    """A connection on which the question has been sent. `receive_bytes`: what the kernel takes unread."""
-    loop = asyncio.get_running_loop()
-    body = question.body()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: gate\r\nContent-Length: {len(body)}\r\n\r\n"
-    sock = socket.socket()
-    sock.setblocking(False)
-    if receive_bytes is not None:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
-    try:
-        await loop.sock_connect(sock, ("127.0.0.1", port))
-        await loop.sock_sendall(sock, head.encode() + body)
-    except OSError:
-        sock.close()
-        raise
-    return sock
+async def _sent(place: Place, question: Question, *, receive_bytes: int | None = None) -> socket.socket:
+    """A connection on which the question has been sent."""
+    request = post(question.body())
+    return await asyncio.to_thread(dial, place.port, request, receive_bytes=receive_bytes)
 
 
 KINDS = (

@@ -19,17 +19,19 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import aiohttp
 import orjson
 import uvloop
 from redis.asyncio import Redis
 
 from loadtests.client import End, Question
 from loadtests.gate import GateProcess
-from loadtests.mock_fleet import Connection, Fleet
 from loadtests.redis_faults.server import RedisServer
 from loadtests.simunit.process import SimUnit
 from loadtests.users import Users
+from loadtests.wire.client import Connections
+from loadtests.wire.messages import post, whole
+from loadtests.wire.reply import Reply
+from loadtests.wire.scripted import Request, listen, port_of
 
 UNITS = ("a", "b", "c", "d")
 STREAMS = 200
@@ -116,14 +118,9 @@ def _question(rng: random.Random) -> Question:
 # What many units cost.
 
 
-class MockGate(Fleet):
+def _mock_gate(request: Request) -> None:
     """Answers as a gate whose units have nothing to compute."""
-
-    def answer(self, _head: bytes) -> bytes:
-        """A short answer, whatever was asked."""
-        body = b'{"object":"chat.completion","choices":[]}'
-        first = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
-        return first + b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+    request.write(whole(b'{"object":"chat.completion","choices":[]}'))
 
 
 async def cost(seconds: float) -> list[str]:
@@ -156,28 +153,26 @@ async def _share(router: GateProcess, seconds: float, rps: float) -> float:
     """The share of a core that the router takes at so many requests a second."""
     began_s, began_at = router.cpu_s(), time.monotonic()
     asking: set[asyncio.Task[None]] = set()
-    async with aiohttp.ClientSession() as http:
+    async with Connections(router.url) as gate:
         while (now := time.monotonic()) < began_at + seconds:
             if len(asking) < rps * (now - began_at) and rps:
-                asking.add(asyncio.create_task(_ask(http, router.url)))
+                asking.add(asyncio.create_task(_ask(gate)))
             await asyncio.sleep(0.5 / rps if rps else 0.1)
         await asyncio.gather(*asking)
     return (router.cpu_s() - began_s) / (time.monotonic() - began_at)
 
 
-async def _ask(http: aiohttp.ClientSession, url: str) -> None:
-    async with http.post(f"{url}/v1/chat/completions", data=BODY) as reply:
-        reply.raise_for_status()
-        await reply.read()
+async def _ask(gate: Connections) -> None:
+    await gate.exchange(post(BODY), reply := Reply())
+    if reply.status != 200:
+        raise RuntimeError(f"the router answered {reply.status}: {reply.body[:200]!r}")
 
 
 @asynccontextmanager
 async def _published(redis_url: str, count: int) -> AsyncIterator[None]:
     """A gate that answers, and is told of in Redis as the gate of so many units."""
-    loop = asyncio.get_running_loop()
-    mock = MockGate(0.0, busy=False)
-    listener = await loop.create_server(lambda: Connection(mock), "127.0.0.1", 0)
-    url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+    listener = await listen(_mock_gate)
+    url = f"http://127.0.0.1:{port_of(listener)}"
     beats = asyncio.create_task(_publish(redis_url, url, count))
     try:
         yield

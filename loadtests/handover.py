@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-import aiohttp
 import uvloop
 
 from loadtests import processes
@@ -25,6 +24,9 @@ from loadtests.client import End, Question
 from loadtests.gate import GateProcess
 from loadtests.simunit.process import SimUnit
 from loadtests.users import Users
+from loadtests.wire.client import Connections
+from loadtests.wire.messages import get
+from loadtests.wire.reply import Reply
 
 REQUESTS = 5_000
 HANDOVERS = 5
@@ -72,25 +74,25 @@ class Checks:
     """A load balancer that asks /readyz, on a connection that it keeps and on new ones in turn."""
 
     def __init__(self, port: int) -> None:
-        self._url = f"http://127.0.0.1:{port}/readyz"
+        self._url = f"http://127.0.0.1:{port}"
         self.answers: Counter[str] = Counter()
 
     async def run(self) -> None:
         """Ask until cancelled."""
-        timeout = aiohttp.ClientTimeout(total=CHECK_LIMIT_S)
-        async with aiohttp.ClientSession(timeout=timeout) as kept:
+        async with Connections(self._url) as kept:
             while True:
-                await self._ask(kept)
-                async with aiohttp.ClientSession(timeout=timeout) as new:
-                    await self._ask(new)
+                for gate in (kept, Connections(self._url, keep=False)):
+                    self.answers[await self._ask(gate)] += 1
                 await asyncio.sleep(CHECK_S)
 
-    async def _ask(self, http: aiohttp.ClientSession) -> None:
+    async def _ask(self, gate: Connections) -> str:
+        reply = Reply()
         try:
-            async with http.get(self._url) as reply:
-                self.answers[str(reply.status)] += 1
-        except (TimeoutError, aiohttp.ClientError) as error:
-            self.answers[repr(error)] += 1
+            async with asyncio.timeout(CHECK_LIMIT_S):
+                await gate.exchange(get("/readyz"), reply)
+        except OSError as error:
+            return repr(error)
+        return str(reply.status)
 
     def problems(self) -> list[str]:
         """What was no yes."""

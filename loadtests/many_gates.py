@@ -22,7 +22,7 @@ import uvloop
 
 from loadtests import processes
 from loadtests.gate import GateProcess, metric_sum
-from loadtests.probe_cost import MockUnit, mock_fleet
+from loadtests.mock_fleet import mock_fleet
 from loadtests.redis_faults.flips import Door, Served
 from loadtests.redis_faults.server import RedisServer
 
@@ -76,9 +76,7 @@ class Crowd:
 
     async def start(self) -> None:
         """All of them, and wait until each hears all others. Raises RuntimeError when one does not."""
-        port = processes.free_port()
-        self._stack.enter_context(mock_fleet(UNITS, port, 2.0, busy=False))
-        units = [MockUnit(number, port) for number in range(UNITS)]
+        units = self._stack.enter_context(mock_fleet(UNITS, 2.0))
         for unit in units:
             door = self.doors[unit.name] = Door(unit.url)
             await door.open()

@@ -5,17 +5,19 @@ costs little, so that it is the gate which is measured, and it counts what it wa
 """
 
 import argparse
-import asyncio
-import json
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from typing import cast
+from contextlib import contextmanager
+from dataclasses import dataclass
 
+import orjson
 import uvloop
 
 from loadtests import processes
+from loadtests.wire.messages import whole
+from loadtests.wire.scripted import Request, announce, listen
 
 NODES = 4
 TOKENS_PER_S = 400
@@ -45,30 +47,69 @@ def page(kilobytes: float, *, busy: bool) -> tuple[bytes, bytes]:
     return (filler[:half] + gauges).encode(), filler[half:].encode()
 
 
+@dataclass(frozen=True, slots=True)
+class MockUnit:
+    """A unit of the mock fleet, as the gate's file names it."""
+
+    number: int
+    port: int
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return f"u{self.number:04d}"
+
+    @property
+    def url(self) -> str:
+        """The leader's address."""
+        return f"http://{address(self.number, 0)}:{self.port}"
+
+    def nodes(self) -> list[dict[str, object]]:
+        """The leader, and followers with a probe each."""
+        leader: dict[str, object] = {"name": f"{self.name}-0", "role": "leader"}
+        return [leader, *(self._follower(node) for node in range(1, NODES))]
+
+    def _follower(self, node: int) -> dict[str, object]:
+        probe = {"probe": "http", "url": f"http://{address(self.number, node)}:{self.port}/node"}
+        return {"name": f"{self.name}-{node}", "role": "follower", "probes": [probe]}
+
+
+@contextmanager
+def mock_fleet(count: int, kilobytes: float, *, busy: bool = False) -> Iterator[list[MockUnit]]:
+    """So many units as a process; each shows a page of metrics of so many kilobytes."""
+    port = processes.free_port()
+    flags = ["--units", count, "--port", port, "--metrics-kb", kilobytes, *(["--busy"] if busy else [])]
+    with processes.announcing("loadtests.mock_fleet", *flags):
+        yield [MockUnit(number, port) for number in range(count)]
+
+
 class Fleet:
-    """What all connections share."""
+    """What all units share; `answer` is their script."""
 
     def __init__(self, kilobytes: float, *, busy: bool) -> None:
-        self.counts: Counter[str] = Counter()
+        self._counts: Counter[str] = Counter()
         self._busy = busy
         self._before, self._after = page(kilobytes, busy=busy)
         self._fixed = {
-            b"GET /health ": _reply(b""),
-            b"GET /node ": _reply(b"ok"),
-            b"GET /v1/models ": _reply(_MODELS),
-            b"GET /version ": _reply(b'{"version":"0.11.0"}'),
-            b"POST /v1/chat/completions ": _reply(_BODY),
+            b"GET /health": whole(b""),
+            b"GET /node": whole(b"ok"),
+            b"GET /v1/models": whole(_MODELS),
+            b"GET /version": whole(b'{"version":"0.11.0"}'),
+            b"POST /v1/chat/completions": whole(_BODY),
         }
 
-    def answer(self, head: bytes) -> bytes:
-        """The reply to a request line and headers."""
-        line = head[: head.index(b"HTTP/1.1")]
-        self.counts[line.decode().strip()] += 1
-        if line == b"GET /metrics ":
-            return self._metrics()
-        if line == b"GET /counts ":
-            return _reply(json.dumps(self.counts).encode())
-        return self._fixed.get(line) or _reply(b"", status=b"404 Not Found")
+    def answer(self, request: Request) -> None:
+        """The page that it asks for."""
+        line = b"%b %b" % (request.method, request.target)
+        self._counts[line.decode()] += 1
+        if line == b"GET /metrics":
+            request.write(self._metrics())
+        elif line == b"GET /counts":
+            request.write(whole(orjson.dumps(self._counts)))
+        else:
+            request.write(self._fixed.get(line) or whole(b"", status=b"404 Not Found"))
+        if not request.keeps_connection:
+            request.close()
 
     def _metrics(self) -> bytes:
         now_s = time.monotonic() if self._busy else 0.0
@@ -76,59 +117,18 @@ class Fleet:
             b'vllm:generation_tokens_total{engine="0",model_name="mock"} %d\n'
             b'vllm:iteration_tokens_total_count{engine="0",model_name="mock"} %d\n'
         ) % (int(now_s * TOKENS_PER_S), int(now_s * STEPS_PER_S))
-        return _reply(self._before + counters + self._after)
-
-
-class Connection(asyncio.Protocol):
-    """One client: requests one after the other."""
-
-    def __init__(self, fleet: Fleet) -> None:
-        self._fleet = fleet
-        self._unread = b""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep it."""
-        self._transport = cast("asyncio.WriteTransport", transport)
-
-    def data_received(self, data: bytes) -> None:
-        """Answer each request that is here as a whole."""
-        self._unread += data
-        for head in self._heads():
-            self._transport.write(self._fleet.answer(head))
-            if b"connection: close" in head.lower():
-                self._transport.close()
-
-    def _heads(self) -> Iterator[bytes]:
-        while (end := self._unread.find(b"\r\n\r\n")) >= 0:
-            head = self._unread[:end]
-            _, found, length = head.lower().partition(b"content-length:")
-            size = int(length.split(b"\r\n", 1)[0]) if found else 0
-            if len(self._unread) < end + 4 + size:
-                return
-            self._unread = self._unread[end + 4 + size :]
-            yield head
-
-
-def _reply(body: bytes, status: bytes = b"200 OK") -> bytes:
-    return b"HTTP/1.1 %b\r\nContent-Type: text/plain\r\nContent-Length: %d\r\n\r\n%b" % (
-        status,
-        len(body),
-        body,
-    )
+        return whole(self._before + counters + self._after, kind=b"text/plain")
 
 
 async def serve(units: int, port: int, fleet: Fleet) -> None:
-    """Listen on every node's address, say so on stdout, and answer until standard input ends."""
-    loop = asyncio.get_running_loop()
-    hosts = [address(unit, node) for unit in range(units) for node in range(NODES)]
-    for host in hosts:
-        await loop.create_server(lambda: Connection(fleet), host, port, backlog=16)
-    print("ready", flush=True)
-    await loop.run_in_executor(None, sys.stdin.read)
+    """Listen on every node's address, and say so."""
+    for host in (address(unit, node) for unit in range(units) for node in range(NODES)):
+        await listen(fleet.answer, port, host)
+    await announce(port)
 
 
 def main() -> int:
-    """Serve until standard input is closed."""
+    """Serve until whoever started it has gone."""
     parser = argparse.ArgumentParser(prog="python -m loadtests.mock_fleet", description=__doc__)
     parser.add_argument("--units", type=int, default=1000)
     parser.add_argument("--port", type=int, required=True)

@@ -8,7 +8,6 @@ chance makes it: the machine was too busy to tell.
 """
 
 import argparse
-import json
 import multiprocessing
 import socket
 import subprocess
@@ -135,12 +134,8 @@ class Stage:
 
 def start(folder: Path, stack: ExitStack) -> Stage:
     """Start both, and wait until the gate is ready."""
-    command = [sys.executable, "-m", "loadtests.bench.engine", "--interval-ms", str(INTERVAL_MS)]
-    engine = subprocess.Popen(command, stdout=subprocess.PIPE)
-    stack.callback(processes.stop, engine)
-    assert engine.stdout is not None
-    stack.enter_context(engine.stdout)
-    ports = json.loads(engine.stdout.readline())
+    engine = processes.announcing("loadtests.bench.engine", "--interval-ms", INTERVAL_MS)
+    _, ports = stack.enter_context(engine)
     port, admin_port = processes.free_port(), processes.free_port()
     units = [{"name": f"u{p}", "url": f"http://127.0.0.1:{p}", "max_in_flight": 4096} for p in ports]
     config = {"listen": f"127.0.0.1:{port}", "admin": f"127.0.0.1:{admin_port}"}

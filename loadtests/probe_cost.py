@@ -7,17 +7,14 @@ fleet is idle, and none while its engines' counters grow. The exit code is 1 whe
 
 import argparse
 import json
-import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 
-from loadtests import processes
 from loadtests.gate import GateProcess
-from loadtests.mock_fleet import NODES, address
+from loadtests.mock_fleet import NODES, MockUnit, mock_fleet
 from loadtests.wire.blocking import fetch
 
 CPU_LIMIT = 0.30
@@ -35,33 +32,6 @@ METRICS_KB = 50.0
 """As large as the page of vLLM 0.32 after its first requests: 614 lines."""
 
 SETTLE_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class MockUnit:
-    """A unit of the mock fleet, as the gate's file names it."""
-
-    number: int
-    port: int
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-        return f"u{self.number:04d}"
-
-    @property
-    def url(self) -> str:
-        """The leader's address."""
-        return f"http://{address(self.number, 0)}:{self.port}"
-
-    def nodes(self) -> list[dict[str, object]]:
-        """The leader, and followers with a probe each."""
-        leader: dict[str, object] = {"name": f"{self.name}-0", "role": "leader"}
-        return [leader, *(self._follower(node) for node in range(1, NODES))]
-
-    def _follower(self, node: int) -> dict[str, object]:
-        probe = {"probe": "http", "url": f"http://{address(self.number, node)}:{self.port}/node"}
-        return {"name": f"{self.name}-{node}", "role": "follower", "probes": [probe]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,39 +84,21 @@ class Cost:
 
 def measure(units: int, seconds: float, metrics_kb: float, *, busy: bool) -> Cost:
     """One run with a gate and a fleet of its own; neither is left afterwards."""
-    port = processes.free_port()
     with ExitStack() as stack:
-        stack.enter_context(mock_fleet(units, port, metrics_kb, busy=busy))
-        served = [MockUnit(number, port) for number in range(units)]
+        served = stack.enter_context(mock_fleet(units, metrics_kb, busy=busy))
         nodes = {unit.name: unit.nodes() for unit in served}
         gate = stack.enter_context(GateProcess(served, nodes=nodes.__getitem__))
         time.sleep(SETTLE_S)
-        before, cpu_s, began = _counts(port), gate.cpu_s(), time.monotonic()
+        before, cpu_s, began = _counts(served[0]), gate.cpu_s(), time.monotonic()
         time.sleep(seconds)
         cpu_s, took_s = gate.cpu_s() - cpu_s, time.monotonic() - began
-        asked = _counts(port) - before
+        asked = _counts(served[0]) - before
         del asked["GET /counts"]
         return Cost(units, busy, took_s, cpu_s, asked)
 
 
-@contextmanager
-def mock_fleet(units: int, port: int, metrics_kb: float, *, busy: bool) -> Iterator[None]:
-    """The mock fleet as a process, listening."""
-    command = [sys.executable, "-m", "loadtests.mock_fleet", "--units", str(units), "--port", str(port)]
-    command += ["--metrics-kb", str(metrics_kb), *(["--busy"] if busy else [])]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe) as fleet:
-        assert fleet.stdout is not None
-        if fleet.stdout.readline() != b"ready\n":
-            raise RuntimeError("the mock fleet did not start; see above")
-        try:
-            yield
-        finally:
-            fleet.communicate()
-
-
-def _counts(port: int) -> Counter[str]:
-    return Counter(json.loads(fetch(f"http://{address(0, 0)}:{port}/counts").body))
+def _counts(unit: MockUnit) -> Counter[str]:
+    return Counter(json.loads(fetch(f"{unit.url}/counts").body))
 
 
 def main() -> int:

@@ -1,15 +1,18 @@
 """Processes of the load tools: start, wait until they answer, read what they use, end them by pid."""
 
 import ctypes
+import json
 import os
 import resource
 import signal
 import socket
 import subprocess
+import sys
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from loadtests.wire.blocking import answers
 
@@ -93,6 +96,24 @@ def start(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
     """Start `command` with everything it prints going to `log`."""
     with log.open("wb") as output:
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+
+
+@contextmanager
+def announcing(module: str, *arguments: object) -> Iterator[tuple[int, Any]]:
+    """`python -m module`, once it has said on a line of JSON where it listens: its pid, and what it said.
+
+    Raises RuntimeError when it ends instead.
+    """
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            if not line:
+                raise RuntimeError(f"{module} ended early, code {process.wait()}")
+            yield process.pid, json.loads(line)
+        finally:
+            stop(process)
 
 
 def wait_ready(process: subprocess.Popen[bytes], port: int, path: str, log: Path) -> None:

@@ -16,11 +16,12 @@ from dataclasses import dataclass
 import uvloop
 
 from loadtests import processes
-from loadtests.client import Question, session
+from loadtests.client import Question
 from loadtests.crowd import KINDS, FailedError, Kind, Place, never_read
 from loadtests.engines import Engines
 from loadtests.gate import GateProcess, Vitals
 from loadtests.simunit.process import SimUnit
+from loadtests.wire.client import Connections
 
 UNITS = ("a", "b")
 TIMING = {"step_ms": 100, "prefill_tokens_per_s": 50_000, "max_num_seqs": 1024, "num_gpu_blocks": 32768}
@@ -199,11 +200,11 @@ async def _run(clients: int, waves: int) -> int:
     units = await asyncio.to_thread(SimUnit.start_all, UNITS, model=MODEL, **TIMING)
     try:
         with GateProcess(units, max_in_flight=clients) as gate:
-            async with session(keep_connections=False) as http:
-                soak = Soak(gate, units, clients, Place(gate.port, gate.url, http))
-                idle = gate.vitals()
-                passed = [await _passes(soak, kind, waves, idle) for kind in KINDS]
-                return 0 if all(passed) else 1
+            place = Place(gate.port, Connections(gate.url, keep=False))
+            soak = Soak(gate, units, clients, place)
+            idle = gate.vitals()
+            passed = [await _passes(soak, kind, waves, idle) for kind in KINDS]
+            return 0 if all(passed) else 1
     finally:
         for unit in units:
             unit.stop()

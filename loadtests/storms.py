@@ -5,16 +5,19 @@ What must stay true: each phase checks that it was what its name says, and puts 
 
 import asyncio
 import random
-import socket
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from loadtests.client import Answer, End, Question, ask, session
+from loadtests.client import HANG_S, Answer, End, Question, ask
 from loadtests.gate import GateProcess
 from loadtests.simunit.process import SimUnit
+from loadtests.wire.client import Connections
+from loadtests.wire.messages import post
+from loadtests.wire.raw import dial
+from loadtests.wire.reply import Reply
 
 BURST = 150
 BURST_EVERY_S = 5.0
@@ -27,7 +30,6 @@ LATE_S = 5.0
 BAD_PER_S = 100
 SLOW_CLIENTS = 32
 SLOW_BYTES_PER_S = 1000
-_RECEIVE_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +58,12 @@ async def bursts(place: Place, seconds: float) -> str:
     """Many requests in the same instant, again and again."""
     rng, answers = random.Random(1), list[Answer]()
     over_at = time.monotonic() + seconds
-    async with session() as http, asyncio.TaskGroup() as group:
+    async with Connections(place.gate.url) as gate, asyncio.TaskGroup() as group:
         while time.monotonic() < over_at:
             for _ in range(BURST):
                 question = Question.draw(rng, prompt_tokens=rng.randint(50, 500), max_tokens=8)
                 answers.append(answer := Answer(question))
-                group.create_task(ask(http, place.gate.url, answer))
+                group.create_task(ask(gate, answer))
             await asyncio.sleep(BURST_EVERY_S)
     return _told(place, "bursts", answers)
 
@@ -76,9 +78,9 @@ async def long_prompts(place: Place, seconds: float) -> str:
         while time.monotonic() < over_at:
             question = Question.draw(rng, prompt_tokens=LONG_TOKENS, max_tokens=4)
             answers.append(answer := Answer(question))
-            await ask(http, place.gate.url, answer)
+            await ask(gate, answer)
 
-    async with session() as http:
+    async with Connections(place.gate.url) as gate:
         await asyncio.gather(*(use(seed) for seed in range(LONG_AT_ONCE)))
     return _told(place, "long prompts", answers)
 
@@ -89,12 +91,12 @@ async def queues_full(place: Place, seconds: float) -> str:
         await asyncio.to_thread(unit.fault, "full_queue", waiting=QUEUE, status=status)
     rng, answers = random.Random(2), list[Answer]()
     over_at = time.monotonic() + seconds
-    async with session() as http, asyncio.TaskGroup() as group:
+    async with Connections(place.gate.url) as gate, asyncio.TaskGroup() as group:
         while time.monotonic() < over_at:
             for _ in range(BURST // 5):
                 question = Question.draw(rng, prompt_tokens=rng.randint(500, 2500), max_tokens=8)
                 answers.append(answer := Answer(question))
-                group.create_task(ask(http, place.gate.url, answer))
+                group.create_task(ask(gate, answer))
             await asyncio.sleep(0.5)
     statuses = Counter(answer.status for answer in answers)
     refused = statuses[429] + statuses[503]
@@ -116,13 +118,13 @@ async def storm_of_400(place: Place, seconds: float) -> str:
     over_at = time.monotonic() + seconds
     body = b'{"messages": [{"role": "user", "content": "?"}], "max_tokens": -1}'
 
-    async def post() -> None:
-        async with http.post(f"{place.gate.url}/v1/chat/completions", data=body) as response:
-            statuses[response.status] += 1
+    async def send() -> None:
+        await gate.exchange(post(body), reply := Reply(), silence_s=HANG_S)
+        statuses[reply.status] += 1
 
-    async with session() as http, asyncio.TaskGroup() as group:
+    async with Connections(place.gate.url) as gate, asyncio.TaskGroup() as group:
         while time.monotonic() < over_at:
-            group.create_task(post())
+            group.create_task(send())
             await asyncio.sleep(1 / BAD_PER_S)
     place.expect(set(statuses) == {400}, f"400-storm: statuses {dict(statuses)}")
     return f"{statuses.total()} more, statuses {dict(statuses)}"
@@ -137,14 +139,8 @@ async def slow_clients(place: Place, seconds: float) -> str:
 
 
 async def _read_slowly(place: Place, question: Question, seconds: float) -> int:
-    loop, body, count = asyncio.get_running_loop(), question.body(), 0
-    over_at = time.monotonic() + seconds
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: gate\r\nContent-Length: {len(body)}\r\n\r\n"
-    with socket.socket() as sock:
-        sock.setblocking(False)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BYTES)
-        await loop.sock_connect(sock, ("127.0.0.1", place.gate.port))
-        await loop.sock_sendall(sock, head.encode() + body)
+    count, over_at = 0, time.monotonic() + seconds
+    with await asyncio.to_thread(dial, place.gate.port, post(question.body())) as sock:
         while time.monotonic() < over_at:
             with suppress(BlockingIOError):
                 count += len(sock.recv(SLOW_BYTES_PER_S // 4))

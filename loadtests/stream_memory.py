@@ -8,16 +8,18 @@ after so many tokens of each stream. Beyond its request's body and the text that
 import argparse
 import asyncio
 import json
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import uvloop
 
 from loadtests import processes
 from loadtests.gate import GateProcess
+from loadtests.wire.client import Connection
+from loadtests.wire.messages import SSE_HEAD, chunk, post, whole
+from loadtests.wire.reply import Reply
+from loadtests.wire.scripted import Request, listen, port_of
 
 LIMIT_KIB = 30.0
 CHECKPOINTS = (1, 16, 64, 128, 256, 512)
@@ -27,66 +29,70 @@ CONNECTS_AT_ONCE = 100
 _SETTLE_S = 1.0
 _PATIENCE_S = 120.0
 _FILES = 16384
-_LENGTH = re.compile(rb"(?i)content-length: (\d+)")
-_HEAD = (
-    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
-)
 _CANARY = b'{"object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"a"}}]}'
 _MODELS = b'{"object":"list","data":[{"id":"mock","object":"model","owned_by":"vllm"}]}'
 
 
-def chunk(stream: int, delta: dict[str, str]) -> bytes:
+def token_chunk(stream: int, delta: dict[str, str]) -> bytes:
     """One chunk with one event, as vLLM writes it."""
     frame = {"id": f"chatcmpl-{stream:032x}", "object": "chat.completion.chunk", "created": 1790000000}
     choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None, "token_ids": None}
     document = json.dumps(frame | {"model": "mock", "choices": [choice]}, separators=(",", ":"))
-    event = f"data: {document}\n\n".encode()
-    return b"%x\r\n%b\r\n" % (len(event), event)
+    return chunk(f"data: {document}\n\n".encode())
 
 
-class Engine(asyncio.Protocol):
-    """One connection of the gate's. `streams` are those of all connections that are to be spoken on."""
-
-    streams: list[asyncio.Transport] = []  # noqa: RUF012 - one for all connections, on purpose
+class Engine:
+    """The unit. `streams` are the requests that are to be spoken on."""
 
     def __init__(self) -> None:
-        self._buffer = b""
+        self.streams: list[Request] = []
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
+    def answer(self, request: Request) -> None:
+        """Begin a stream, or answer a probe."""
+        if b'"stream":true' in request.body:
+            request.write(SSE_HEAD + token_chunk(len(self.streams), {"role": "assistant", "content": ""}))
+            self.streams.append(request)
+        elif request.body:
+            request.write(whole(_CANARY))
+        else:
+            request.write(whole(_MODELS if request.target == b"/v1/models" else b""))
 
-    def data_received(self, data: bytes) -> None:
-        self._buffer += data
-        while (end := self._buffer.find(b"\r\n\r\n")) >= 0:
-            length = _LENGTH.search(self._buffer, 0, end)
-            size = end + 4 + (int(length[1]) if length else 0)
-            if len(self._buffer) < size:
-                return
-            request, self._buffer = self._buffer[:size], self._buffer[size:]
-            self._answer(request)
-
-    def _answer(self, request: bytes) -> None:
-        if b'"stream":true' in request:
-            self._transport.write(_HEAD + chunk(len(self.streams), {"role": "assistant", "content": ""}))
-            self.streams.append(self._transport)
-            return
-        body = _CANARY if request.startswith(b"POST") else _MODELS if b"/v1/models" in request[:20] else b""
-        self._transport.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+    async def say(self, token: int) -> None:
+        """One token on each stream."""
+        for number, request in enumerate(self.streams):
+            request.write(token_chunk(number, {"content": WORD % token}))
+            if number % CONNECTS_AT_ONCE == 0:
+                await asyncio.sleep(0)
 
 
-class Client(asyncio.Protocol):
-    """One user, who reads. `events` are those that all users together have seen."""
+class Readers:
+    """Users who read. `events` are those that all of them together have seen."""
 
-    events = 0
+    def __init__(self, port: int) -> None:
+        self.events = 0
+        self._port = port
+        self._reading: list[asyncio.Task[None]] = []
 
-    def __init__(self, request: bytes) -> None:
-        self._request = request
+    async def come(self, request: bytes, count: int) -> None:
+        """So many more of them ask, each on a connection of its own."""
+        for _ in range(count):
+            connection = await Connection.open(self._port)
+            self._reading.append(asyncio.create_task(connection.exchange(request, Reply(self._take))))
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        cast(asyncio.Transport, transport).write(self._request)
+    async def until_seen(self, events: int) -> None:
+        """Wait until they have seen so many."""
+        async with asyncio.timeout(_PATIENCE_S):
+            while self.events < events:  # noqa: ASYNC110 - what comes is only counted.
+                await asyncio.sleep(0.002)
 
-    def data_received(self, data: bytes) -> None:
-        Client.events += data.count(b"\n\n")
+    async def leave(self) -> None:
+        """All of them, at once."""
+        for task in self._reading:
+            task.cancel()
+        await asyncio.gather(*self._reading, return_exceptions=True)
+
+    def _take(self, data: bytes) -> None:
+        self.events += data.count(b"\n\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,36 +118,34 @@ class _Unit:
 
 async def measure(streams: int, body_bytes: int, lines: str) -> list[Reading]:
     """Hold streams open at a fresh gate; `lines` are more header lines of each request."""
-    loop = asyncio.get_running_loop()
-    Engine.streams.clear()
-    Client.events = 0
-    server = await loop.create_server(Engine, "127.0.0.1", 0, backlog=4096)
-    unit = _Unit("a", f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    engine = Engine()
+    server = await listen(engine.answer)
+    unit = _Unit("a", f"http://127.0.0.1:{port_of(server)}")
     gate = GateProcess([unit], max_in_flight=2 * streams)
     await asyncio.to_thread(gate.__enter__)
-    transports: list[asyncio.Transport] = []
+    readers = Readers(gate.port)
     try:
         before = await _resident(gate)
         request = _request(body_bytes, lines)
         for begin in range(0, streams, CONNECTS_AT_ONCE):
-            for _ in range(begin, min(begin + CONNECTS_AT_ONCE, streams)):
-                transport, _ = await loop.create_connection(lambda: Client(request), "127.0.0.1", gate.port)
-                transports.append(transport)
-            await _until_seen(len(transports))
+            end = min(begin + CONNECTS_AT_ONCE, streams)
+            await readers.come(request, end - begin)
+            await readers.until_seen(end)
         readings = []
         text = said = 0
         for tokens in CHECKPOINTS:
             while said < tokens:
                 said += 1
                 text += len(WORD % said)
-                await _say(said, streams)
+                await engine.say(said)
+                # All users have seen it before the next one, so that no two of them ever come together.
+                await readers.until_seen(streams * (said + 1))
             await asyncio.sleep(_SETTLE_S)
             grown = await _resident(gate) - before
             readings.append(Reading(tokens, grown / streams, body_bytes, text))
         return readings
     finally:
-        for transport in transports:
-            transport.abort()
+        await readers.leave()
         server.close()
         await asyncio.to_thread(gate.__exit__, None, None, None)
 
@@ -155,23 +159,7 @@ def _request(body_bytes: int, lines: str) -> bytes:
     body = '{"model":"mock","stream":true,"max_tokens":100000,"messages":[{"role":"user","content":"%s"}]}'
     filled = (body % ("x" * (body_bytes - len(body) + 2))).encode()
     assert len(filled) == body_bytes
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: gate\r\ncontent-length: {body_bytes}\r\n{lines}\r\n"
-    return head.encode() + filled
-
-
-async def _say(token: int, streams: int) -> None:
-    """One token on each stream; until all users have seen it, so that no two of them ever come together."""
-    for number, transport in enumerate(Engine.streams):
-        transport.write(chunk(number, {"content": WORD % token}))
-        if number % CONNECTS_AT_ONCE == 0:
-            await asyncio.sleep(0)
-    await _until_seen(streams * (token + 1))
-
-
-async def _until_seen(events: int) -> None:
-    async with asyncio.timeout(_PATIENCE_S):
-        while Client.events < events:  # noqa: ASYNC110 - what comes is only counted.
-            await asyncio.sleep(0.002)
+    return post(filled, lines=lines)
 
 
 def _table(readings: Sequence[Reading]) -> Iterator[str]:

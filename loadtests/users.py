@@ -9,9 +9,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-import aiohttp
-
-from loadtests.client import Answer, End, Question, ask, session
+from loadtests.client import Answer, End, Question, ask
+from loadtests.wire.client import Connections
 
 RAMP_S = 1.0
 RETRY_S = 0.5
@@ -35,17 +34,14 @@ class Users:
         keep_connections: bool = True,
     ) -> None:
         self.answers: list[Answer] = []
-        self._url = url
+        self._gate = Connections(url, keep=keep_connections)
         self._count = count
         self._draw = draw
         self._seed = seed
         self._ramp_s = ramp_s
-        self._keep_connections = keep_connections
         self._over = asyncio.Event()
-        self._http: aiohttp.ClientSession
 
     async def __aenter__(self) -> Self:
-        self._http = session(keep_connections=self._keep_connections)
         rngs = (random.Random(f"{self._seed} {number}") for number in range(self._count))
         self._tasks = [asyncio.create_task(self._use(rng)) for rng in rngs]
         return self
@@ -60,12 +56,12 @@ class Users:
         try:
             await asyncio.gather(*self._tasks, return_exceptions=error is not None)
         finally:
-            await self._http.close()
+            self._gate.close()
 
     async def _use(self, rng: random.Random) -> None:
         await asyncio.sleep(rng.uniform(0, self._ramp_s))
         while not self._over.is_set():
             self.answers.append(answer := Answer(self._draw(rng)))
-            await ask(self._http, self._url, answer)
+            await ask(self._gate, answer)
             if answer.end() is not End.WHOLE:
                 await asyncio.sleep(RETRY_S)

@@ -8,23 +8,19 @@ serve many of them per wake-up.
 
 import argparse
 import asyncio
-import json
 import re
-from functools import partial
-from typing import cast
 
-import httptools
 import uvloop
 
 from loadtests import processes
 from loadtests.bench import payload
 from loadtests.bench.engine_pages import PAGES, Counters
+from loadtests.wire.messages import LAST_CHUNK, SSE_HEAD, chunk, whole
+from loadtests.wire.scripted import Request, announce, listen, port_of
 
-_HEAD = b"HTTP/1.1 200 OK\r\nServer: engine\r\nContent-Type: %s\r\n"
-_PLAIN = _HEAD + b"Content-Length: %d\r\n\r\n%s"
-_STREAM_HEAD = _HEAD % b"text/event-stream; charset=utf-8" + b"Transfer-Encoding: chunked\r\n\r\n"
-_NOT_FOUND = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
-
+_SERVER = b"Server: engine\r\n"
+"""A line more, as most servers send one: whoever relays a head pays for each."""
+_STREAM_HEAD = SSE_HEAD.removesuffix(b"\r\n") + _SERVER + b"\r\n"
 _PREFILL_MS = 1
 """From a request to its first token. Were it longer, a gate that reckons with prefill would let some wait."""
 _MAX_TOKENS = re.compile(rb'"max_(?:completion_)?tokens": ?(\d+)')
@@ -34,10 +30,10 @@ _AS_STREAM = re.compile(rb'"stream": ?true')
 class Stream:
     """One streamed answer on its way."""
 
-    __slots__ = ("counters", "index", "interval_ms", "tokens", "transport", "user")
+    __slots__ = ("counters", "index", "interval_ms", "request", "tokens", "user")
 
-    def __init__(self, transport: asyncio.Transport, counters: Counters, user: str, tokens: int) -> None:
-        self.transport = transport
+    def __init__(self, request: Request, counters: Counters, user: str, tokens: int) -> None:
+        self.request = request
         self.counters = counters
         self.user = user
         self.tokens = tokens
@@ -46,18 +42,18 @@ class Stream:
 
     def send_token(self) -> bool:
         """Write the next token. False when it was the last one, or nobody listens any more."""
-        if self.transport.is_closing():
+        if self.request.is_gone:
             self.counters.running -= 1
             return False
         self.counters.tokens += 1
-        token = _chunk(payload.event(self.user, self.index, self.tokens))
-        self.transport.write(token if self.index else _chunk(payload.role(self.user)) + token)
+        token = chunk(payload.event(self.user, self.index, self.tokens))
+        self.request.write(token if self.index else chunk(payload.role(self.user)) + token)
         self.index += 1
         if self.index < self.tokens:
             return True
         self.counters.running -= 1
-        end = _chunk(payload.usage(self.user, self.tokens)) + _chunk(payload.DONE)
-        self.transport.write(end + b"0\r\n\r\n")
+        end = chunk(payload.usage(self.user, self.tokens)) + chunk(payload.DONE)
+        self.request.write(end + LAST_CHUNK)
         return False
 
 
@@ -96,53 +92,35 @@ class Ticks:
             self._wake_at(min(self._due))
 
 
-class Connection(asyncio.Protocol):
-    """One client connection; answers its requests one at a time."""
+class Unit:
+    """One unit of the engine; `answer` is its script."""
 
-    def __init__(self, ticks: Ticks, interval_ms: int, counters: Counters) -> None:
+    def __init__(self, ticks: Ticks, interval_ms: int) -> None:
         self._ticks = ticks
         self._interval_ms = interval_ms
-        self._counters = counters
-        self._parser = httptools.HttpRequestParser(self)
-        self._path = b""
-        self._body: list[bytes] = []
+        self._counters = Counters()
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserError:
-            # Some routers try HTTP/2 first.
-            self._transport.close()
-
-    def on_url(self, url: bytes) -> None:
-        self._path = url
-        self._body = []
-
-    def on_body(self, data: bytes) -> None:
-        self._body.append(data)
-
-    def on_message_complete(self) -> None:
-        page = PAGES.get(self._path)
-        if self._path in (b"/v1/chat/completions", b"/v1/completions"):
-            self._answer(b"".join(self._body))
+    def answer(self, request: Request) -> None:
+        """A page, or what a model says."""
+        page = PAGES.get(request.target)
+        if request.target in (b"/v1/chat/completions", b"/v1/completions"):
+            self._generate(request)
         elif page is not None:
-            self._transport.write(_plain(*page(self._counters, b"".join(self._body))))
+            kind, body = page(self._counters, request.body)
+            request.write(whole(body, kind=kind, lines=_SERVER))
         else:
-            self._transport.write(_NOT_FOUND)
+            request.write(whole(b"", status=b"404 Not Found"))
 
-    def _answer(self, body: bytes) -> None:
-        user, fields = payload.user_in(body), _without_messages(body)
+    def _generate(self, request: Request) -> None:
+        user, fields = payload.user_in(request.body), _without_messages(request.body)
         if not _AS_STREAM.search(fields):
             self._counters.tokens += 1
-            self._transport.write(_plain(b"application/json", payload.reply(user)))
+            request.write(whole(payload.reply(user), lines=_SERVER))
             return
         most = _MAX_TOKENS.search(fields)
         self._counters.running += 1
-        self._transport.write(_STREAM_HEAD)
-        stream = Stream(self._transport, self._counters, user, int(most[1]) if most else 1)
+        request.write(_STREAM_HEAD)
+        stream = Stream(request, self._counters, user, int(most[1]) if most else 1)
         stream.interval_ms = payload.User.of(user).interval_ms or self._interval_ms
         self._ticks.add(stream)
 
@@ -152,25 +130,11 @@ def _without_messages(body: bytes) -> bytes:
     return body[: body.find(b'"messages"')] + body[body.rfind(b"}]") :]
 
 
-def _plain(content_type: bytes, body: bytes) -> bytes:
-    return _PLAIN % (content_type, len(body), body)
-
-
-def _chunk(data: bytes) -> bytes:
-    return b"%x\r\n%b\r\n" % (len(data), data)
-
-
 async def serve(interval_ms: int, units: int) -> None:
-    """Listen on a free port for each unit, print them as a JSON list, and answer until killed."""
-    loop = asyncio.get_running_loop()
-    ticks = Ticks(loop)
-    ports = []
-    for _ in range(units):
-        connection = partial(Connection, ticks, interval_ms, Counters())
-        server = await loop.create_server(connection, "127.0.0.1", 0, backlog=1024)
-        ports.append(server.sockets[0].getsockname()[1])
-    print(json.dumps(ports), flush=True)
-    await loop.create_future()
+    """Listen on a free port for each unit, and say which they are."""
+    ticks = Ticks(asyncio.get_running_loop())
+    servers = [await listen(Unit(ticks, interval_ms).answer) for _ in range(units)]
+    await announce([port_of(server) for server in servers])
 
 
 if __name__ == "__main__":

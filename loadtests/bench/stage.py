@@ -1,8 +1,5 @@
 """What stands for a round: an engine, and fresh processes of all targets before it."""
 
-import json
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -46,14 +43,8 @@ def stage(number: int, names: Sequence[str], units: int = 2) -> Iterator[Stage]:
     """All of it, for as long as the context lasts. A target that does not start is `missing`."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
-        command = [sys.executable, "-m", "loadtests.bench.engine", "--units", str(units)]
-        engine = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE))
-        stack.callback(processes.stop, engine)
-        assert engine.stdout is not None
-        line = engine.stdout.readline()
-        if not line:
-            raise RuntimeError(f"the engine ended early, code {engine.wait()}")
-        made = Stage(number, engine.pid, json.loads(line), folder)
+        engine = processes.announcing("loadtests.bench.engine", "--units", units)
+        made = Stage(number, *stack.enter_context(engine), folder)
         for name in names:
             try:
                 own = setup(made.units, made.folder_of(name))

@@ -6,8 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from loadtests.gate import GateProcess, metric_sum
-from loadtests.probe_cost import MockUnit, mock_fleet
-from loadtests.processes import free_port
+from loadtests.mock_fleet import mock_fleet
 from loadtests.redis_faults.server import RedisServer
 
 UNITS = 200
@@ -26,9 +25,7 @@ def cost(seconds: float) -> list[str]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="drill-")))
         server = stack.enter_context(RedisServer(folder))
-        port = free_port()
-        stack.enter_context(mock_fleet(UNITS, port, 2.0, busy=False))
-        units = [MockUnit(number, port) for number in range(UNITS)]
+        units = stack.enter_context(mock_fleet(UNITS, 2.0))
         gates = []
         for kind in KINDS:
             settings = {"redis": server.url, "redis_prefix": f"{kind}:"} if kind != "none" else {}

@@ -14,9 +14,9 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from loadtests.gate import GateProcess
-from loadtests.probe_cost import MockUnit, mock_fleet
-from loadtests.processes import free_port
+from loadtests.mock_fleet import mock_fleet
 from loadtests.redis_faults.server import RedisServer
+from loadtests.wire.scripted import port_of
 
 UNITS = 60
 AT_ONCE = 20
@@ -41,14 +41,15 @@ class Door:
     def __init__(self, url: str) -> None:
         place = urlsplit(url)
         self._host, self._to = place.hostname, place.port
-        self.port = free_port()
+        self.port = 0
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.StreamWriter] = set()
         self._visits: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
-        """Let everyone through."""
+        """Let everyone through. The first time finds the port."""
         self._server = await asyncio.start_server(self._let_in, "127.0.0.1", self.port)
+        self.port = port_of(self._server)
 
     async def shut(self) -> None:
         """Throw everyone out, and refuse whoever comes."""
@@ -86,9 +87,7 @@ async def flips(rounds: int) -> list[str]:
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="drill-")))
         server = stack.enter_context(RedisServer(folder))
-        port = free_port()
-        stack.enter_context(mock_fleet(UNITS, port, 2.0, busy=False))
-        units = [MockUnit(number, port) for number in range(UNITS)]
+        units = stack.enter_context(mock_fleet(UNITS, 2.0))
         doors = {unit.name: Door(unit.url) for unit in units}
         for door in doors.values():
             await door.open()

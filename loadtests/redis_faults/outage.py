@@ -5,13 +5,10 @@ differs between the pairs is Redis alone; and every byte of every answer is comp
 """
 
 import asyncio
-import json
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import count, cycle
 from pathlib import Path
@@ -127,7 +124,9 @@ async def outage(seconds: float, rps: float) -> list[str]:
     """All phases; what must not have been."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="drill-")))
-        units = stack.enter_context(_engine())
+        engine = processes.announcing("loadtests.bench.engine", "--interval-ms", INTERVAL_MS)
+        _, ports = stack.enter_context(engine)
+        units = [Engine(f"u{number}", f"http://127.0.0.1:{port}") for number, port in enumerate(ports)]
         server = stack.enter_context(RedisServer(folder))
         lanes = []
         for shares in (True, False, True, False):
@@ -197,16 +196,3 @@ def _told(lanes: Sequence[Lane]) -> list[str]:
         if said != (["answers:", "does", "answers:", "does", "answers:"] if lane.shares else []):
             problems.append(f"a gate said of Redis: {lines}")
     return problems
-
-
-@contextmanager
-def _engine() -> Iterator[list[Engine]]:
-    """Two units of the benchmark's engine, in a process."""
-    command = [sys.executable, "-m", "loadtests.bench.engine", "--interval-ms", str(INTERVAL_MS)]
-    engine = subprocess.Popen(command, stdout=subprocess.PIPE)
-    try:
-        assert engine.stdout is not None
-        ports = json.loads(engine.stdout.readline())
-        yield [Engine(f"u{number}", f"http://127.0.0.1:{port}") for number, port in enumerate(ports)]
-    finally:
-        processes.stop(engine)

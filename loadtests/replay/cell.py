@@ -1,13 +1,10 @@
 """One run of the replay: fresh units, a fresh router, a load from its beginning, and all ended again."""
 
-import json
 import random
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
@@ -110,19 +107,9 @@ class _Clocks:
         return cls(time.monotonic(), processes.cpu_s(engine), own_s, router_s)
 
 
-@contextmanager
-def units_process(fleet: str, speed_up: float) -> Iterator[tuple[int, list[int]]]:
+def units_process(fleet: str, speed_up: float) -> AbstractContextManager[tuple[int, list[int]]]:
     """The process of a fleet's units: its pid and their ports."""
-    command = [sys.executable, "-m", "loadtests.replay.units", "--fleet", fleet, "--speed-up", str(speed_up)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as engine:
-        try:
-            assert engine.stdout is not None
-            line = engine.stdout.readline()
-            if not line:
-                raise RuntimeError(f"the units ended early, code {engine.wait()}")
-            yield engine.pid, json.loads(line)
-        finally:
-            processes.stop(engine)
+    return processes.announcing("loadtests.replay.units", "--fleet", fleet, "--speed-up", speed_up)
 
 
 def _client_late_ms(answers: Sequence[Answer], speed_up: float) -> float:

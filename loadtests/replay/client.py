@@ -8,20 +8,16 @@ import asyncio
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, cast
+from typing import Any
 
-import httptools
 import orjson
 
 from loadtests.gym.nouns import Request
 from loadtests.replay.shapes import DONE, MODEL
 from loadtests.replay.texts import ANSWER_WORD, written
-
-_HEAD = (
-    "POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nUser-Agent: replay\r\n"
-    "Accept: text/event-stream\r\nContent-Type: application/json\r\nContent-Length: {size}\r\n\r\n"
-)
+from loadtests.wire.client import Connection
+from loadtests.wire.messages import post
+from loadtests.wire.reply import Reply
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,18 +99,16 @@ class _Play:
         self.exchanges: list[_Exchange] = []
         self._bodies, self._clock, self._doors = bodies, clock, _Doors(ports)
         self._loop = asyncio.get_running_loop()
-        self._sends: set[asyncio.Task[None]] = set()
+        self._open: set[asyncio.Task[None]] = set()
         self._ended = 0
         self._last_due_s = 0.0
         self._over = asyncio.Event()
-        self._is_given_up = False
 
     def expect(self, request: Request, due_s: float) -> None:
         """A request will come."""
-        exchange = _Exchange(request, self._bodies[request], due_s, self._clock)
+        exchange = _Exchange(request, due_s, self._clock)
         self.exchanges.append(exchange)
         self._last_due_s = max(self._last_due_s, due_s)
-        exchange.done.add_done_callback(lambda _: self._follow_up(exchange))
         self._loop.call_later(self._clock.real_s_until(due_s), self._begin, exchange)
 
     async def until_over(self, patience_s: float) -> None:
@@ -127,19 +121,25 @@ class _Play:
             except TimeoutError:
                 continue
             return
-        self._is_given_up = True
-        for exchange in self.exchanges:
-            exchange.give_up()
+        left = list(self._open)
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
 
     def _begin(self, exchange: "_Exchange") -> None:
-        task = self._loop.create_task(exchange.send(self._doors))
-        self._sends.add(task)
-        task.add_done_callback(self._sends.discard)
+        task = self._loop.create_task(self._carry_out(exchange))
+        self._open.add(task)
+        task.add_done_callback(self._open.discard)
 
-    def _follow_up(self, exchange: "_Exchange") -> None:
+    async def _carry_out(self, exchange: "_Exchange") -> None:
+        port = self._doors.enter()
+        try:
+            await exchange.run(self._bodies[exchange.request], port)
+        finally:
+            self._doors.leave(port)
         self._ended += 1
         following = exchange.request.then
-        if following is not None and not self._is_given_up:
+        if following is not None:
             self.expect(following, exchange.end_s + following.at)
         if self._ended == len(self.exchanges):
             self._over.set()
@@ -174,69 +174,37 @@ class _Doors:
         self._open[port] -= 1
 
 
-class _Exchange(asyncio.Protocol):
-    """One request on a connection of its own."""
+class _Exchange:
+    """One request on a connection of its own. Who does not come to an end of `run` was given up."""
 
-    def __init__(self, request: Request, body: bytes, due_s: float, clock: _Clock) -> None:
-        self.due_s = due_s
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.request, self._body, self._clock = request, body, clock
-        self._parser = httptools.HttpResponseParser(self)
-        self._transport: asyncio.Transport | None = None
+    def __init__(self, request: Request, due_s: float, clock: _Clock) -> None:
+        self.request, self.due_s = request, due_s
+        self._clock = clock
+        self._reply = Reply(self._take)
         self._received: list[bytes] = []
         self._sent_s = self._first_s = self.end_s = 0.0
-        self._trouble = ""
-        self._status = 0
+        self._trouble = "no whole answer in time"
 
-    async def send(self, doors: _Doors) -> None:
-        """Connect and write the request; the rest happens as bytes come."""
-        port = doors.enter()
-        self.done.add_done_callback(lambda _: doors.leave(port))
+    async def run(self, body: bytes, port: int) -> None:
+        """Connect, send, read to the end."""
         self._sent_s = self._clock.now()
-        loop = asyncio.get_running_loop()
+        request = post(body, path="/v1/completions", host=f"127.0.0.1:{port}")
         try:
-            await loop.create_connection(partial(_itself, self), "127.0.0.1", port)
+            connection = await Connection.open(port)
+            await connection.exchange(request, self._reply)
+            connection.close()
+            self._trouble = ""
         except OSError as error:
-            self._end(f"no connection: {error}")
-            return
-        assert self._transport is not None
-        head = _HEAD.format(port=port, size=len(self._body))
-        self._transport.write(head.encode() + self._body)
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
-            self._end(f"not HTTP: {error}")
-
-    def on_headers_complete(self) -> None:
-        self._status = self._parser.get_status_code()
-
-    def on_body(self, data: bytes) -> None:
-        # Comments keep a connection warm, and are no token.
-        if not self._first_s and not data.startswith(b":"):
-            self._first_s = self._clock.now()
-        self._received.append(data)
-
-    def on_message_complete(self) -> None:
-        self._end("")
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._end(f"cut off: {exc or 'closed'}")
-
-    def give_up(self) -> None:
-        """The replay is over."""
-        self._end("no whole answer in time")
+            self._trouble = f"cut off: {error}"
+        finally:
+            self.end_s = self._clock.now()
 
     def answer(self) -> Answer:
-        """What became of it, once `done`."""
-        body = b"".join(self._received)
+        """What became of it, once all is over."""
+        body, status = b"".join(self._received) or self._reply.body, self._reply.status
         trouble, usage, unit = self._trouble, dict[str, Any](), ""
-        if not trouble and self._status != 200:
-            trouble = f"status {self._status}: {body[:120]!r}"
+        if not trouble and status != 200:
+            trouble = f"status {status}: {body[:120]!r}"
         elif not trouble:
             trouble, usage, unit = _read(body, self.request)
         return Answer(
@@ -249,20 +217,14 @@ class _Exchange(asyncio.Protocol):
             cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0),
             unit=unit,
             trouble=trouble,
-            is_refused=self._status not in (0, 200),
+            is_refused=status not in (0, 200),
         )
 
-    def _end(self, trouble: str) -> None:
-        if self.done.done():
-            return
-        self._trouble, self.end_s = trouble, self._clock.now()
-        self.done.set_result(None)
-        if self._transport is not None:
-            self._transport.close()
-
-
-def _itself(protocol: _Exchange) -> _Exchange:
-    return protocol
+    def _take(self, data: bytes) -> None:
+        # Comments keep a connection warm, and are no token.
+        if not self._first_s and not data.startswith(b":"):
+            self._first_s = self._clock.now()
+        self._received.append(data)
 
 
 def _read(body: bytes, request: Request) -> tuple[str, dict[str, Any], str]:

@@ -8,13 +8,10 @@ from loadtests.gym.engine import Engine
 from loadtests.gym.kv import BLOCK_TOKENS
 from loadtests.gym.sequences import Sequence
 from loadtests.replay.texts import ANSWER_WORD
+from loadtests.wire.messages import chunk, whole
 
 MODEL = "replay"
 DONE = b"data: [DONE]\n\n"
-STREAM_HEAD = (
-    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
-)
-END = b"0\r\n\r\n"
 MODELS = orjson.dumps({"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "vllm"}]})
 _METRICS = """\
 process_start_time_seconds {born:.2f}
@@ -30,25 +27,10 @@ vllm:cache_config_info{{block_size="{block_size}",num_gpu_blocks="{blocks}",engi
 """
 
 
-def plain(body: bytes, kind: bytes = b"application/json", status: bytes = b"200 OK") -> bytes:
-    """A whole response."""
-    return b"HTTP/1.1 %b\r\nContent-Type: %b\r\nContent-Length: %d\r\n\r\n%b" % (
-        status,
-        kind,
-        len(body),
-        body,
-    )
-
-
 def refusal(status: bytes, message: str) -> bytes:
     """An error in OpenAI's shape."""
     error = {"message": message, "type": "BadRequestError", "param": None, "code": int(status[:3])}
-    return plain(orjson.dumps({"error": error}), status=status)
-
-
-def chunk(data: bytes) -> bytes:
-    """One HTTP chunk."""
-    return b"%x\r\n%b\r\n" % (len(data), data)
+    return whole(orjson.dumps({"error": error}), status=status)
 
 
 @cache
@@ -67,13 +49,13 @@ def usage_event(unit: str, chat: bool, sequence: Sequence) -> bytes:
     return chunk(_sse(_head(unit, kind) | {"choices": [], "usage": _usage(sequence)}))
 
 
-def whole(unit: str, chat: bool, sequence: Sequence) -> bytes:
+def whole_answer(unit: str, chat: bool, sequence: Sequence) -> bytes:
     """The response to a request that does not stream."""
     text = (ANSWER_WORD * sequence.answer_tokens).decode()
     choice: dict[str, object] = {"index": 0, "logprobs": None, "finish_reason": "length"}
     choice |= {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
     head = _head(unit, "chat.completion" if chat else "text_completion")
-    return plain(orjson.dumps(head | {"choices": [choice], "usage": _usage(sequence)}))
+    return whole(orjson.dumps(head | {"choices": [choice], "usage": _usage(sequence)}))
 
 
 def metrics(engine: Engine, born: float) -> bytes:
@@ -91,7 +73,7 @@ def metrics(engine: Engine, born: float) -> bytes:
         block_size=BLOCK_TOKENS,
         blocks=engine.model.kv_tokens // BLOCK_TOKENS,
     )
-    return plain(page.encode(), b"text/plain; version=0.0.4; charset=utf-8")
+    return whole(page.encode(), kind=b"text/plain; version=0.0.4; charset=utf-8")
 
 
 def _head(unit: str, kind: str) -> dict[str, object]:

@@ -7,14 +7,12 @@ it counts.
 
 import argparse
 import asyncio
-import json
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import ceil
-from typing import Any, cast
+from typing import Any
 
-import httptools
 import orjson
 import uvloop
 
@@ -24,6 +22,8 @@ from loadtests.gym.sequences import Model, Shown
 from loadtests.gym.sequences import Sequence as EngineSequence
 from loadtests.replay import shapes
 from loadtests.replay.texts import ANSWER_WORD, block_names
+from loadtests.wire.messages import LAST_CHUNK, SSE_HEAD, chunk, whole
+from loadtests.wire.scripted import Request, announce, listen, port_of
 
 LATE_BINS_MS = (1, 2, 5, 10, 20, 50, 100, 1000)
 """Upper ends, in real milliseconds, of the histogram of how late results are written."""
@@ -46,7 +46,7 @@ class Unit:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         # Who is shown something in which of the next steps, so that not all are written to at once.
-        self._phases: list[dict[EngineSequence, Connection]] = [{} for _ in range(EVENT_TOKENS)]
+        self._phases: list[dict[EngineSequence, Answering]] = [{} for _ in range(EVENT_TOKENS)]
         self._steps_shown = 0
 
     def now(self) -> float:
@@ -76,7 +76,16 @@ class Unit:
 
     def tell(self) -> bytes:
         """What the replay asks for at the end: how late results were."""
-        return shapes.plain(orjson.dumps({"late": self.late}))
+        return whole(orjson.dumps({"late": self.late}))
+
+    def answer(self, request: Request) -> None:
+        """Its script."""
+        if request.target in (b"/v1/completions", b"/v1/chat/completions"):
+            Answering(self, request).begin()
+        elif page := _PAGES.get(request.target):
+            request.write(page(self))
+        else:
+            request.write(shapes.refusal(b"404 Not Found", "no such path"))
 
     def _arrive(self, sequence: EngineSequence, at: float) -> None:
         # The timer is late, the engine is not: it takes the sequence when that was due if it still can.
@@ -92,13 +101,13 @@ class Unit:
         for one in shown:
             for sequence in one.first:
                 self._note_late(one.at)
-                if isinstance(sequence.owner, Connection):
+                if isinstance(sequence.owner, Answering):
                     self._phases[self.engine.steps % EVENT_TOKENS][sequence] = sequence.owner
                     sequence.owner.show(1)
             for sequence in one.ended:
                 self._note_late(one.at)
                 self._forget(sequence)
-                if isinstance(sequence.owner, Connection):
+                if isinstance(sequence.owner, Answering):
                     sequence.owner.finish(sequence)
         steps = self.engine.steps
         for step in range(max(self._steps_shown, steps - EVENT_TOKENS) + 1, steps + 1):
@@ -130,95 +139,66 @@ class Unit:
         self._wake_up()
 
 
-class Connection(asyncio.Protocol):
-    """One client connection; answers its requests one at a time."""
+class Answering:
+    """One generation on its way to whoever asked for it."""
 
-    def __init__(self, unit: Unit) -> None:
+    def __init__(self, unit: Unit, request: Request) -> None:
         self._unit = unit
-        self._parser = httptools.HttpRequestParser(self)
-        self._path = b""
-        self._body: list[bytes] = []
-        self._sequence: EngineSequence | None = None
+        self._request = request
+        self._chat = request.target == b"/v1/chat/completions"
+        self._streams = self._tells_usage = False
         self._shown = 0
-        self._chat = self._streams = self._tells_usage = False
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        if self._sequence is not None:
-            self._unit.abort(self._sequence)
-
-    def data_received(self, data: bytes) -> None:
+    def begin(self) -> None:
+        """Hand it to the engine, or say why not."""
         try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserError:
-            self._transport.abort()
-
-    def on_url(self, url: bytes) -> None:
-        self._path = url
-        self._body = []
-
-    def on_body(self, data: bytes) -> None:
-        self._body.append(data)
-
-    def on_message_complete(self) -> None:
-        if self._path in (b"/v1/completions", b"/v1/chat/completions"):
-            self._generate(b"".join(self._body))
-        else:
-            page = _PAGES.get(self._path)
-            self._transport.write(
-                page(self._unit) if page else shapes.refusal(b"404 Not Found", "no such path")
-            )
+            ask = orjson.loads(self._request.body)
+            sequence = _sequence(ask, self)
+        except (ValueError, TypeError, KeyError) as error:
+            self._refuse(f"the request makes no sense: {error!r}")
+            return
+        if sequence.prompt_tokens + sequence.answer_tokens > self._unit.engine.model.kv_tokens:
+            self._refuse("the prompt does not fit the KV cache")
+            return
+        self._streams = bool(ask.get("stream"))
+        self._tells_usage = bool((ask.get("stream_options") or {}).get("include_usage"))
+        if self._streams:
+            # As vLLM does: the head says nothing about the prefill.
+            self._request.write(SSE_HEAD)
+        self._request.on_gone = partial(self._unit.abort, sequence)
+        self._unit.add(sequence)
 
     def show(self, tokens: int) -> None:
         """So many tokens of the answer are there, and more will come."""
         if self._streams and tokens > self._shown:
-            self._transport.write(shapes.event(self._unit.name, self._chat, tokens - self._shown, last=False))
+            event = shapes.event(self._unit.name, self._chat, tokens - self._shown, last=False)
+            self._request.write(event)
             self._shown = tokens
 
     def finish(self, sequence: EngineSequence) -> None:
         """The answer is whole."""
-        self._sequence = None
+        self._request.on_gone = None
         name, chat = self._unit.name, self._chat
         if not self._streams:
-            self._transport.write(shapes.whole(name, chat, sequence))
+            self._request.write(shapes.whole_answer(name, chat, sequence))
             return
         rest = shapes.event(name, chat, sequence.answer_tokens - self._shown, last=True)
         usage = shapes.usage_event(name, chat, sequence) if self._tells_usage else b""
-        self._transport.write(rest + usage + shapes.chunk(shapes.DONE) + shapes.END)
+        self._request.write(rest + usage + chunk(shapes.DONE) + LAST_CHUNK)
 
-    def _generate(self, body: bytes) -> None:
-        try:
-            ask = orjson.loads(body)
-            self._chat = self._path == b"/v1/chat/completions"
-            sequence = _sequence(ask, self)
-        except (ValueError, TypeError, KeyError) as error:
-            self._transport.write(
-                shapes.refusal(b"400 Bad Request", f"the request makes no sense: {error!r}")
-            )
-            return
-        if sequence.prompt_tokens + sequence.answer_tokens > self._unit.engine.model.kv_tokens:
-            self._transport.write(shapes.refusal(b"400 Bad Request", "the prompt does not fit the KV cache"))
-            return
-        self._streams = bool(ask.get("stream"))
-        self._tells_usage = bool((ask.get("stream_options") or {}).get("include_usage"))
-        self._sequence, self._shown = sequence, 0
-        if self._streams:
-            # As vLLM does: the head says nothing about the prefill.
-            self._transport.write(shapes.STREAM_HEAD)
-        self._unit.add(sequence)
+    def _refuse(self, why: str) -> None:
+        self._request.write(shapes.refusal(b"400 Bad Request", why))
 
 
 _PAGES: dict[bytes, Callable[[Unit], bytes]] = {
-    b"/health": lambda _: shapes.plain(b"", b"text/plain"),
-    b"/v1/models": lambda _: shapes.plain(shapes.MODELS),
+    b"/health": lambda _: whole(b"", kind=b"text/plain"),
+    b"/v1/models": lambda _: whole(shapes.MODELS),
     b"/metrics": Unit.metrics,
     b"/replay": Unit.tell,
 }
 
 
-def _sequence(ask: dict[str, Any], owner: Connection) -> EngineSequence:
+def _sequence(ask: dict[str, Any], owner: Answering) -> EngineSequence:
     """A word of the prompt is a token; what is answered can be found in the cache as well."""
     if "messages" in ask:
         text = "".join(f"{each['role']}\n{each['content']}\n" for each in ask["messages"])
@@ -232,15 +212,11 @@ def _sequence(ask: dict[str, Any], owner: Connection) -> EngineSequence:
 
 
 async def serve(fleet: str, speed_up: float) -> None:
-    """Listen on a free port for each unit, print the ports as a JSON list, and answer until killed."""
-    loop = asyncio.get_running_loop()
-    ports = []
-    for index, place in enumerate(FLEETS[fleet].places):
-        unit = Unit(f"unit-{index}", place.model, speed_up)
-        server = await loop.create_server(partial(Connection, unit), "127.0.0.1", 0)
-        ports.append(server.sockets[0].getsockname()[1])
-    print(json.dumps(ports), flush=True)
-    await loop.create_future()
+    """Listen on a free port for each unit, and say which they are."""
+    places = enumerate(FLEETS[fleet].places)
+    units = [Unit(f"unit-{index}", place.model, speed_up) for index, place in places]
+    servers = [await listen(unit.answer) for unit in units]
+    await announce([port_of(server) for server in servers])
 
 
 if __name__ == "__main__":

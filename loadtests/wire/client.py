@@ -147,12 +147,19 @@ class Connections:
 
     async def exchange(self, request: bytes, reply: Reply, *, silence_s: float | None = None) -> None:
         """Send a request, and fill in its reply. Raises OSError, as `Connection.open` and `read` do."""
-        connection = self._kept() or await Connection.open(self._port, self._host)
+        async with asyncio.timeout(silence_s):
+            connection = self._kept() or await Connection.open(self._port, self._host)
         await connection.exchange(request, reply, silence_s=silence_s)
         if self._keep and reply.keeps_connection:
             self._idle.append(connection)
         else:
             connection.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Close those that are idle."""
