@@ -6,6 +6,7 @@ the text must be the one that the simulated unit computes from the prompt.
 
 import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Self
@@ -34,6 +35,18 @@ class Question:
     def draw(cls, rng: random.Random, *, prompt_tokens: int, max_tokens: int) -> Self:
         """A prompt that was never asked before: no prefix cache shortens its prefill."""
         return cls("".join(rng.choices(WORDS, k=prompt_tokens)), max_tokens)
+
+    @classmethod
+    def between(
+        cls, prompt_tokens: tuple[int, int], max_tokens: tuple[int, int]
+    ) -> Callable[[random.Random], "Question"]:
+        """Draws questions whose sizes lie between these bounds."""
+
+        def draw(rng: random.Random) -> "Question":
+            tokens, most = rng.randint(*prompt_tokens), rng.randint(*max_tokens)
+            return cls.draw(rng, prompt_tokens=tokens, max_tokens=most)
+
+        return draw
 
     def body(self) -> bytes:
         """The JSON of the request."""

@@ -8,7 +8,6 @@ when something of it does not hold.
 
 import argparse
 import asyncio
-import random
 import subprocess
 import sys
 import time
@@ -21,10 +20,13 @@ from loadtests.agents import Agents
 from loadtests.client import End, Question
 from loadtests.faults import FAULTS
 from loadtests.gate import GateProcess
-from loadtests.simunit.process import SimUnit
+from loadtests.report import print_problems, verdict
+from loadtests.simunit.process import SimUnit, sim_units
 from loadtests.users import Users
+from loadtests.waiting import until
 
 TIMING = {"step_ms": 50, "prefill_tokens_per_s": 100_000}
+QUESTION = Question.between((50, 200), (8, 40))
 SIDECAR_USERS = 16
 FIND_LIMIT_S = {True: 3.0, False: 5.0}
 """Until /readyz says no: with users, and idle."""
@@ -46,7 +48,6 @@ OWN_NETWORK = (
     ("ip", "rule", "add", "pref", "100", "lookup", "local"),
     ("ip", "rule", "del", "pref", "0"),
 )
-_LOOK_S = 0.05
 
 
 def sidecar(fault: str, *, load: bool) -> list[str]:
@@ -58,14 +59,14 @@ async def _sidecar(fault: str, load: bool) -> list[str]:
     with ExitStack() as stack:
         unit = stack.enter_context(SimUnit.start("only", **TIMING))
         gate = stack.enter_context(GateProcess([unit]))
-        async with Users(gate.url, SIDECAR_USERS if load else 0, _question):
+        async with Users(gate.url, SIDECAR_USERS if load else 0, QUESTION):
             await asyncio.sleep(3.0)
             began = time.monotonic()
             await asyncio.to_thread(FAULTS[fault].hurt, unit, 1)
-            down_s = await _until(lambda: not gate.is_ready(), began, 20.0)
+            down_s = await _seconds_until(lambda: not gate.is_ready(), began, 20.0)
             await asyncio.sleep(2.0)
             await asyncio.to_thread(FAULTS[fault].heal, unit, 1)
-            up_s = await _until(gate.is_ready, time.monotonic(), 30.0)
+            up_s = await _seconds_until(gate.is_ready, time.monotonic(), 30.0)
         panics = [event["line"] for event in gate.events() if event["kind"].startswith("panic")]
         print(f"sidecar, {fault}, {'load' if load else 'idle'}: not ready after {_s(down_s)}, ", end="")
         print(f"ready again {_s(up_s)} after it was healed", flush=True)
@@ -80,16 +81,12 @@ async def _sidecar(fault: str, load: bool) -> list[str]:
 async def network() -> list[str]:
     """Three units that the gate is cut off from, for a short time and for a long one."""
     with ExitStack() as stack:
-        units = [SimUnit.launch(f"u{n}", host=host, **TIMING) for n, host in enumerate(HOSTS)]
-        for unit in units:
-            stack.callback(unit.stop)
-        for unit in units:
-            unit.wait_ready()
+        units = stack.enter_context(sim_units([f"u{n}" for n in range(len(HOSTS))], HOSTS, **TIMING))
         agents = stack.enter_context(Agents(units))
-        gate = stack.enter_context(GateProcess(units, nodes=agents.nodes))
+        gate = stack.enter_context(GateProcess(units, agents=agents))
         problems = []
         for seconds in (SHORT_CUT_S, LONG_CUT_S):
-            async with Users(gate.url, USERS, _question) as users:
+            async with Users(gate.url, USERS, QUESTION) as users:
                 await asyncio.sleep(4.0)
                 problems += [f"cut of {seconds:.0f} s: {each}" for each in await _cut(gate, seconds)]
                 await asyncio.sleep(RECOVER_S)
@@ -137,16 +134,8 @@ def _no_way() -> Iterator[None]:
         subprocess.run([part.format("del") for part in CUT], check=True)
 
 
-async def _until(holds: Callable[[], bool], began: float, patience_s: float) -> float | None:
-    while not await asyncio.to_thread(holds):
-        if time.monotonic() - began > patience_s:
-            return None
-        await asyncio.sleep(_LOOK_S)
-    return time.monotonic() - began
-
-
-def _question(rng: random.Random) -> Question:
-    return Question.draw(rng, prompt_tokens=rng.randint(50, 200), max_tokens=rng.randint(8, 40))
+async def _seconds_until(holds: Callable[[], bool], began: float, patience_s: float) -> float | None:
+    return time.monotonic() - began if await until(holds, patience_s) else None
 
 
 def _rest(users: Users, seen: int) -> str:
@@ -176,8 +165,8 @@ def main() -> int:
         again = ["unshare", "--net", sys.executable, "-m", "loadtests.cut_off", "network-inside"]
         if subprocess.run(again, check=False).returncode:
             problems.append("network: see above; without leave to `unshare --net` nothing is proven")
-    print("FAILED" if problems else "passed")
-    print(*(f"  ! {problem}\n" for problem in problems), sep="", end="", flush=True)
+    print(verdict(problems))
+    print_problems(problems)
     return 1 if problems else 0
 
 

@@ -10,7 +10,7 @@ import asyncio
 import json
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,16 +22,16 @@ from loadtests.agents import Agents
 from loadtests.client import Question
 from loadtests.faults import FAULTS
 from loadtests.gate import GateProcess
+from loadtests.report import columns, print_problems
 from loadtests.rounds import Moments, Outcome, account, hurt_and_heal, seconds
 from loadtests.sent import Sent
-from loadtests.simunit.process import SimUnit
+from loadtests.simunit.process import SimUnit, sim_units
 from loadtests.users import Users
 
 STREAMS = 64
 FOLLOWERS = 2
 TIMING = {"step_ms": 50, "prefill_tokens_per_s": 100_000, "max_num_batched_tokens": 8192}
-PROMPT_TOKENS = (100, 400)
-MAX_TOKENS = (8, 40)
+QUESTION = Question.between((100, 400), (8, 40))
 """Light enough for one unit alone: who waits for a token after a move waits for the gate, not for a unit."""
 
 WAIT_LIMIT_S = 1.0
@@ -117,12 +117,10 @@ HEADS = (
 async def run(case: Case, rounds: int, *, streams: int = STREAMS) -> Row:
     """All rounds of one case on one fleet; none of its processes is left afterwards."""
     with ExitStack() as stack:
-        units = await asyncio.to_thread(SimUnit.start_all, ["a", "b"], followers=FOLLOWERS, **TIMING)
-        for unit in units:
-            stack.callback(unit.stop)
+        units = stack.enter_context(sim_units(("a", "b"), followers=FOLLOWERS, **TIMING))
         agents = stack.enter_context(Agents(units)) if case.agent else None
-        gate = stack.enter_context(GateProcess(units, nodes=agents.nodes) if agents else GateProcess(units))
-        async with Users(gate.url, streams if case.load else 0, _question) as users:
+        gate = stack.enter_context(GateProcess(units, agents=agents))
+        async with Users(gate.url, streams if case.load else 0, QUESTION) as users:
             moments = await _rounds(case, rounds, gate, units, agents)
         return Row(case, account(moments, users.answers))
 
@@ -153,28 +151,16 @@ async def _rounds(
     return moments
 
 
-def _question(rng: random.Random) -> Question:
-    tokens, max_tokens = rng.randint(*PROMPT_TOKENS), rng.randint(*MAX_TOKENS)
-    return Question.draw(rng, prompt_tokens=tokens, max_tokens=max_tokens)
-
-
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Lines with columns as wide as they must be."""
-    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-    for row in (heads, *rows):
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-
-
 def main() -> int:
     """Run the cases that were asked for; 0 when every one passes."""
     args = _arguments()
     rows = []
     for case in _cases(args):
         rows.append(row := uvloop.run(run(case, args.rounds, streams=args.streams)))
-        print(*table(HEADS, [row.cells()]), *(f"  ! {each}" for each in row.problems()[:10]), sep="\n")
-        sys.stdout.flush()
+        print(columns([HEADS, row.cells()]))
+        print_problems(row.problems(), most=10)
     print("\nAll, as median / worst of the rounds in seconds:")
-    print(*table(HEADS, [row.cells() for row in rows]), sep="\n")
+    print(columns([HEADS, *(row.cells() for row in rows)]))
     if args.json:
         args.json.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
     return 1 if any(row.problems() for row in rows) else 0

@@ -3,13 +3,13 @@
 What must stay true: the units are asked and not the gate, which might only say that it let go.
 """
 
-import threading
 import time
 from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
 from loadtests.simunit.process import SimUnit
+from loadtests.waiting import repeated
 
 _POLL_S = 0.005
 
@@ -19,8 +19,7 @@ class Engines:
 
     def __init__(self, units: Sequence[SimUnit]) -> None:
         self._units = units
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch)
+        self._watching = repeated(self._look, _POLL_S)
         self._aborts: list[int] = []
         self._seen_at: list[float] = []
 
@@ -29,12 +28,11 @@ class Engines:
             self._count("ended", "abort"),
             self._count("generation_tokens"),
         )
-        self._thread.start()
+        self._watching.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
+        self._watching.__exit__(None, None, None)
 
     def inside(self) -> int:
         """Requests that run or wait at the units now."""
@@ -53,10 +51,9 @@ class Engines:
         seen = [self._seen_at[index] for index in indices if index < len(self._seen_at)]
         return sorted(at - left for at, left in zip(seen, sorted(left_at), strict=False))
 
-    def _watch(self) -> None:
-        while not self._over.wait(_POLL_S):
-            self._aborts.append(self._count("ended", "abort") - self._aborts_before)
-            self._seen_at.append(time.monotonic())
+    def _look(self) -> None:
+        self._aborts.append(self._count("ended", "abort") - self._aborts_before)
+        self._seen_at.append(time.monotonic())
 
     def _count(self, *path: str) -> int:
         total = 0

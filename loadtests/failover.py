@@ -7,7 +7,6 @@ code is 1 when it does not, or when no request of a round had to move and so not
 
 import argparse
 import asyncio
-import random
 import sys
 import time
 from collections import Counter
@@ -18,16 +17,16 @@ import uvloop
 from loadtests.client import Answer, End, Question
 from loadtests.faults import FAULTS
 from loadtests.gate import GateProcess, metric_sum
+from loadtests.report import print_problems, verdict
 from loadtests.sent import Sent
-from loadtests.simunit.process import SimUnit
+from loadtests.simunit.process import SimUnit, sim_units
 from loadtests.users import Users
 
 MUST_NOT = (End.UNANSWERED, End.DISHONEST, End.HUNG, End.WRONG)
 TIMING = {"step_ms": 50, "prefill_tokens_per_s": 20_000}
-PROMPT_TOKENS = (200, 2500)
+QUESTION = Question.between((200, 2500), (4, 24))
 """10 to 125 ms of prefill when alone; behind the prompts of 31 other users it takes a second."""
 
-MAX_TOKENS = (4, 24)
 WITHOUT_TOKEN = 0.3
 """The fault comes at a moment when at least this share of the requests in flight has shown no token."""
 
@@ -100,18 +99,13 @@ class Round:
 
 async def run(drill: Drill) -> Round:
     """One round with units and gate of its own; none of their processes is left afterwards."""
-    units = await asyncio.to_thread(SimUnit.start_all, ["a", "b"], **TIMING)
-    try:
-        with GateProcess(units) as gate:
-            return await _round(drill, gate, units[drill.seed % 2])
-    finally:
-        for unit in units:
-            unit.stop()
+    with sim_units(("a", "b"), **TIMING) as units, GateProcess(units) as gate:
+        return await _round(drill, gate, units[drill.seed % 2])
 
 
 async def _round(drill: Drill, gate: GateProcess, victim: SimUnit) -> Round:
     async with (
-        Users(gate.url, drill.streams, _question, seed=drill.seed) as users,
+        Users(gate.url, drill.streams, QUESTION, seed=drill.seed) as users,
         Sent(gate, victim.name) as sent,
     ):
         await asyncio.sleep(drill.before_s)
@@ -128,11 +122,6 @@ async def _round(drill: Drill, gate: GateProcess, victim: SimUnit) -> Round:
         last_sent_s=sent.last_at - fault_at,
         moved=int(metric_sum(page, "cellgate_retries_total", f'unit="{victim.name}"')),
     )
-
-
-def _question(rng: random.Random) -> Question:
-    tokens, max_tokens = rng.randint(*PROMPT_TOKENS), rng.randint(*MAX_TOKENS)
-    return Question.draw(rng, prompt_tokens=tokens, max_tokens=max_tokens)
 
 
 async def _until_many_wait(answers: list[Answer]) -> None:
@@ -159,9 +148,9 @@ def main() -> int:
     for number in range(args.rounds):
         outcome = uvloop.run(run(Drill(args.fault, args.streams, seed=number)))
         problems = outcome.problems()
-        print(f"round {number + 1} ({args.fault}): {'FAILED' if problems else 'passed'}")
+        print(f"round {number + 1} ({args.fault}): {verdict(problems)}")
         print(*(f"  {line}" for line in outcome.lines()), sep="\n", flush=True)
-        print(*(f"  ! {problem}\n" for problem in problems[:10]), sep="", end="", flush=True)
+        print_problems(problems, most=10)
         total.update(outcome.ends())
         failed += bool(problems)
     print(f"{args.rounds - failed} of {args.rounds} rounds passed: {_count(total)}")

@@ -7,15 +7,13 @@ docs/redis.md says.
 import argparse
 import asyncio
 import os
-import random
 import signal
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import ExitStack, asynccontextmanager
-from pathlib import Path
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -25,21 +23,25 @@ from redis.asyncio import Redis
 
 from loadtests.client import End, Question
 from loadtests.gate import GateProcess
-from loadtests.redis_faults.server import RedisServer
-from loadtests.simunit.process import SimUnit
+from loadtests.redis_server import redis_server
+from loadtests.report import print_problems, verdict
+from loadtests.simunit.process import sim_units
 from loadtests.users import Users
+from loadtests.waiting import until
 from loadtests.wire.client import Connections
 from loadtests.wire.messages import post, whole
 from loadtests.wire.reply import Reply
 from loadtests.wire.scripted import Request, listen, port_of
 
 UNITS = ("a", "b", "c", "d")
+QUESTION = Question.between((50, 200), (60, 120))
 STREAMS = 200
 KILLED_WITH = 100
 HEALED_S = 2.0
 """An expiry (0.75 s), a look at the gate that is missed (0.5 s, and 1 s for its answer where it hangs)."""
 _TIMING = {"step_ms": 50, "prefill_tokens_per_s": 100_000}
 _PATIENCE_S = 20.0
+_LOOK_S = 0.01
 
 MANY, FEW = 500, 4
 PICK_LIMIT_US = 150.0
@@ -61,28 +63,23 @@ def router_of(redis_url: str) -> GateProcess:
 async def killed() -> list[str]:
     """Kill one of two gates of the same units with streams in flight; what must not have been."""
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="drill-")))
-        server = stack.enter_context(RedisServer(folder))
-        units = await asyncio.to_thread(SimUnit.start_all, UNITS, **_TIMING)
-        for unit in units:
-            stack.callback(unit.stop)
-        gates = [GateProcess(units, settings={"redis": server.url}) for _ in range(2)]
-        for gate in gates:
-            await asyncio.to_thread(stack.enter_context, gate)
-        router = router_of(server.url)
-        await asyncio.to_thread(stack.enter_context, router)
-        async with Users(router.url, STREAMS, _question, seed=1) as users:
-            if await _until(lambda: max(map(_in_flight, gates)) >= KILLED_WITH) is None:
+        server = stack.enter_context(redis_server())
+        units = stack.enter_context(sim_units(UNITS, **_TIMING))
+        settings = {"redis": server.url}
+        gates = [stack.enter_context(GateProcess(units, settings=settings)) for _ in range(2)]
+        router = stack.enter_context(router_of(server.url))
+        async with Users(router.url, STREAMS, QUESTION, seed=1) as users:
+            if not await until(lambda: max(map(_in_flight, gates)) >= KILLED_WITH, _PATIENCE_S, _LOOK_S):
                 return [f"no gate ever had {KILLED_WITH} requests in flight: {[*map(_in_flight, gates)]}"]
             other, victim = sorted(gates, key=_in_flight)
             killed_at = time.monotonic()
             os.kill(victim.pid, signal.SIGKILL)
-            healed_at = await _until(lambda: _is_whole(router, other.url))
+            is_healed = await until(lambda: _is_whole(router, other.url), _PATIENCE_S, _LOOK_S)
+            took_s = time.monotonic() - killed_at
             await asyncio.sleep(2.0)
         ends = Counter(answer.end() for answer in users.answers)
-    if healed_at is None:
+    if not is_healed:
         return ["the router never had all units by way of the gate that is left"]
-    took_s = healed_at - killed_at
     print(
         f"a gate killed with {KILLED_WITH} or more of {STREAMS} streams: all units were UP by way of the "
         f"other after {took_s:.2f} s; " + ", ".join(f"{count} {end.value}" for end, count in ends.items()),
@@ -101,20 +98,6 @@ def _is_whole(router: GateProcess, way: str) -> bool:
     return all(unit["url"] == way and unit["verdict"] == "up" for unit in router.units())
 
 
-async def _until(is_so: Callable[[], bool]) -> float | None:
-    """When it came to be so; None: never."""
-    give_up_at = time.monotonic() + _PATIENCE_S
-    while time.monotonic() < give_up_at:
-        if await asyncio.to_thread(is_so):
-            return time.monotonic()
-        await asyncio.sleep(0.01)
-    return None
-
-
-def _question(rng: random.Random) -> Question:
-    return Question.draw(rng, prompt_tokens=rng.randint(50, 200), max_tokens=rng.randint(60, 120))
-
-
 # What many units cost.
 
 
@@ -128,12 +111,11 @@ async def cost(seconds: float) -> list[str]:
     per_request_us = {}
     for count in (FEW, MANY):
         with ExitStack() as stack:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="drill-")))
-            server = stack.enter_context(RedisServer(folder))
+            server = stack.enter_context(redis_server())
             async with _published(server.url, count):
                 router = router_of(server.url)
                 await asyncio.to_thread(stack.enter_context, router)
-                if await _until(lambda r=router, n=count: len(r.units()) == n) is None:  # type: ignore[misc]
+                if not await until(partial(_knows, router, count), _PATIENCE_S, _LOOK_S):
                     return [f"the router never had {count} units"]
                 turns = [(0.0, seconds / ROUNDS), (RPS, seconds / ROUNDS)] * ROUNDS
                 shares = [await _share(router, turn_s, rps) for rps, turn_s in turns]
@@ -147,6 +129,10 @@ async def cost(seconds: float) -> list[str]:
     pick_us = per_request_us[MANY] - per_request_us[FEW]
     print(f"a pick among {MANY} takes {pick_us:.0f} us more than one among {FEW}", flush=True)
     return [] if pick_us <= PICK_LIMIT_US else [f"the limit is {PICK_LIMIT_US:.0f} us"]
+
+
+def _knows(router: GateProcess, count: int) -> bool:
+    return len(router.units()) == count
 
 
 async def _share(router: GateProcess, seconds: float, rps: float) -> float:
@@ -221,7 +207,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     failed = False
     for name in parts if args.part is None else (args.part,):
         problems = uvloop.run(parts[name]())
-        print(f"{name}: {'FAILED' if problems else 'passed'}", *(f"  ! {one}" for one in problems), sep="\n")
+        print(f"{name}: {verdict(problems)}")
+        print_problems(problems)
         failed |= bool(problems)
     return int(failed)
 

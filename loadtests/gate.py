@@ -8,17 +8,18 @@ import os
 import signal
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import yaml
 
 from loadtests import processes
+from loadtests.agents import Agents
+from loadtests.waiting import wait_until
 from loadtests.wire.blocking import fetch
 from loadtests.wire.reply import Reply
 
@@ -49,12 +50,20 @@ class Served(Protocol):
     def url(self) -> str: ...
 
 
+class Named(NamedTuple):
+    """A unit of which nothing else is known."""
+
+    name: str
+    url: str
+
+
 class GateProcess:
     """`python -m cellgate serve` before `units`. A context manager: inside, every unit is up.
 
-    `nodes` gives the `nodes` of a unit by its name, as the gate's file has them, `cell` its cell; `settings`
-    are keys of that file, and win over those made here. `files` is the most descriptors it may have; with
-    `unread_log` what it prints goes into a pipe that nobody reads.
+    `nodes` gives the `nodes` of a unit by its name, as the gate's file has them; with `agents` they are those
+    that have one. `cell` gives a unit's cell; `settings` are keys of that file, and win over those made here.
+    `files` is the most descriptors it may have; with `unread_log` what it prints goes into a pipe that nobody
+    reads.
     """
 
     def __init__(
@@ -62,6 +71,7 @@ class GateProcess:
         units: Sequence[Served],
         *,
         max_in_flight: int = 256,
+        agents: Agents | None = None,
         nodes: Callable[[str], Sequence[Mapping[str, object]]] = lambda _: (),
         cell: Callable[[str], str] = lambda _: "drill",
         settings: Mapping[str, object] | None = None,
@@ -71,7 +81,7 @@ class GateProcess:
     ) -> None:
         self._units = units
         self._max_in_flight = max_in_flight
-        self._nodes = nodes
+        self._nodes = agents.nodes if agents else nodes
         self._cell = cell
         self._settings = dict(settings or {})
         self._access_log = access_log
@@ -205,11 +215,8 @@ class GateProcess:
 
     def wait_up(self) -> None:
         """Return when every unit is up. Raises RuntimeError when that takes more than 60 s."""
-        give_up_at = time.monotonic() + _UP_TIMEOUT_S
-        while not all(unit["verdict"] == "up" for unit in self.units()):
-            if time.monotonic() > give_up_at:
-                raise RuntimeError(f"the units are not all up; the gate said:\n{processes.tail(self.log)}")
-            time.sleep(0.05)
+        if not wait_until(lambda: all(unit["verdict"] == "up" for unit in self.units()), _UP_TIMEOUT_S):
+            raise RuntimeError(f"the units are not all up; the gate said:\n{processes.tail(self.log)}")
 
     def _ask(self, path: str, body: bytes | None = None) -> Reply:
         return fetch(f"http://127.0.0.1:{self.admin_port}{path}", body)

@@ -22,7 +22,8 @@ import uvloop
 from loadtests import processes
 from loadtests.client import End, Question
 from loadtests.gate import GateProcess
-from loadtests.simunit.process import SimUnit
+from loadtests.report import print_problems, verdict
+from loadtests.simunit.process import sim_units
 from loadtests.users import Users
 from loadtests.wire.client import Connections
 from loadtests.wire.messages import get
@@ -107,9 +108,7 @@ def _question(rng: random.Random) -> Question:
 async def run(requests: int, handovers: int) -> tuple[list[str], str]:
     """One drill: what is wrong, and a line about it all."""
     with ExitStack() as stack:
-        units = await asyncio.to_thread(SimUnit.start_all, ["a", "b"], followers=1, step_ms=STEP_MS)
-        for unit in units:
-            stack.callback(unit.stop)
+        units = stack.enter_context(sim_units(("a", "b"), step_ms=STEP_MS))
         settings = {"timeouts": {"handover_s": LIMIT_S}}
         first = stack.enter_context(GateProcess(units, settings=settings))
         dynasty = Dynasty(first)
@@ -162,8 +161,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--handovers", type=int, default=HANDOVERS)
     args = parser.parse_args(arguments)
     problems, summary = uvloop.run(run(args.requests, args.handovers))
-    print(f"{'FAILED' if problems else 'passed'}: {summary}")
-    print(*(f"  ! {problem}\n" for problem in problems), sep="", end="", flush=True)
+    print(f"{verdict(problems)}: {summary}")
+    print_problems(problems)
     return int(bool(problems))
 
 

@@ -10,21 +10,21 @@ import argparse
 import asyncio
 import os
 import sys
-import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import mean, median, quantiles
 
 import uvloop
 
 from loadtests import processes
-from loadtests.gate import GateProcess, metric_sum
+from loadtests.gate import GateProcess, Named, metric_sum
 from loadtests.mock_fleet import mock_fleet
-from loadtests.redis_faults.flips import Door, Served
-from loadtests.redis_faults.server import RedisServer
+from loadtests.redis_faults.flips import Door
+from loadtests.redis_server import RedisServer, redis_server
+from loadtests.report import print_problems, verdict
+from loadtests.waiting import until
 
 UNITS = 2
 SETTLE_S = 5.0
@@ -81,7 +81,7 @@ class Crowd:
             door = self.doors[unit.name] = Door(unit.url)
             await door.open()
             self._stack.push_async_callback(door.shut)
-        behind = [Served(name, f"http://127.0.0.1:{door.port}") for name, door in self.doors.items()]
+        behind = [Named(name, f"http://127.0.0.1:{door.port}") for name, door in self.doors.items()]
         settings = {"redis": self.server.url}
         gates = [GateProcess(behind, settings=settings)]
         gates += [GateProcess(units, settings=settings) for _ in range(self.size - 1)]
@@ -95,13 +95,12 @@ class Crowd:
 
     async def unheard(self) -> list[str]:
         """Wait until each gate hears all others; which of them do not."""
-        give_up_at = time.monotonic() + HEARD_PATIENCE_S
-        while True:
-            peers = [await asyncio.to_thread(_peers, gate) for gate in self.gates]
-            deaf = [f"gate {n} hears {heard}" for n, heard in enumerate(peers) if heard != self.size - 1]
-            if not deaf or time.monotonic() > give_up_at:
-                return deaf
-            await asyncio.sleep(1.0)
+        await until(lambda: not self._deaf(), HEARD_PATIENCE_S, 1.0)
+        return await asyncio.to_thread(self._deaf)
+
+    def _deaf(self) -> list[str]:
+        peers = enumerate(map(_peers, self.gates))
+        return [f"gate {number} hears {heard}" for number, heard in peers if heard != self.size - 1]
 
     async def cost(self, seconds: float) -> Cost:
         """Measure while nothing happens."""
@@ -180,8 +179,7 @@ def _heard_at(gate: GateProcess, unit: str, since: float) -> float | None:
 async def crowd(size: int, seconds: float, flips: int) -> list[str]:
     """Measure with so many gates; what must not have been."""
     async with AsyncExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="drill-")))
-        gates = Crowd(size, stack.enter_context(RedisServer(folder)), stack)
+        gates = Crowd(size, stack.enter_context(redis_server()), stack)
         await gates.start()
         problems = await gates.unheard()
         await asyncio.sleep(SETTLE_S)
@@ -231,7 +229,8 @@ def main() -> int:
     problems = []
     for size in map(int, args.gates.split(",")):
         problems += uvloop.run(crowd(size, args.seconds, args.flips))
-    print("FAILED" if problems else "passed", *(f"  ! {problem}" for problem in problems), sep="\n")
+    print(verdict(problems))
+    print_problems(problems)
     return 1 if problems else 0
 
 

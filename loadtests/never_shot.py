@@ -8,18 +8,17 @@ when something of it does not hold.
 
 import argparse
 import asyncio
-import random
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
 
 import uvloop
 
 from loadtests.client import Answer, End, Question
 from loadtests.gate import GateProcess
-from loadtests.simunit.process import SimUnit
+from loadtests.report import print_problems, verdict
+from loadtests.simunit.process import SimUnit, sim_units
 from loadtests.storms import PHASES, Place
 from loadtests.users import Users
 
@@ -35,8 +34,7 @@ TIMING = {
 every event: so large, slow clients fill every buffer on the way.
 """
 
-PROMPT_TOKENS = (200, 2500)
-MAX_TOKENS = (8, 64)
+QUESTION = Question.between((200, 2500), (8, 64))
 PHASE_S = 20.0
 SLOW = 1.5
 DEGRADED_LIMIT_S = 60.0
@@ -45,20 +43,14 @@ MUST_NOT = (End.DISHONEST, End.HUNG, End.WRONG, End.BROKEN)
 """Who is refused with a 429 or 503 has not been answered, which is right when all queues are full."""
 
 
-def _question(rng: random.Random) -> Question:
-    tokens, max_tokens = rng.randint(*PROMPT_TOKENS), rng.randint(*MAX_TOKENS)
-    return Question.draw(rng, prompt_tokens=tokens, max_tokens=max_tokens)
-
-
 async def never_shot(minutes: float, only: str | None) -> list[str]:
     """All phases in turn until the time is over; what must not have been."""
     phases = [phase for phase in PHASES if only in (None, phase.name)]
-    with ExitStack() as stack:
-        units, gate = await _fleet(stack)
+    with sim_units(("a", "b"), **TIMING) as units, GateProcess(units) as gate:
         began, over_at = time.time(), time.monotonic() + 60 * minutes
         problems: list[str] = []
         place = Place(gate, units)
-        async with Users(gate.url, STREAMS, _question) as users:
+        async with Users(gate.url, STREAMS, QUESTION) as users:
             while time.monotonic() < over_at:
                 for phase in phases:
                     seen, flips = len(users.answers), len(gate.flips(began))
@@ -67,16 +59,15 @@ async def never_shot(minutes: float, only: str | None) -> list[str]:
                     flipped = (await asyncio.to_thread(gate.flips, began))[flips:]
                     print(f"{phase.name}: {_count(users.answers[seen:])}; {said}; {len(flipped)} flips")
                     problems += (lines := [f"{phase.name}: {flip['line']}" for flip in flipped])
-                    print(*(f"  ! {line}\n" for line in lines), sep="", end="", flush=True)
+                    print_problems(lines)
         problems += place.bad
         return problems + [each.why() for each in users.answers if each.end() in MUST_NOT]
 
 
 async def slow() -> list[str]:
     """One unit is slow; what must not have been."""
-    with ExitStack() as stack:
-        units, gate = await _fleet(stack)
-        async with Users(gate.url, STREAMS, _question) as users:
+    with sim_units(("a", "b"), **TIMING) as units, GateProcess(units) as gate:
+        async with Users(gate.url, STREAMS, QUESTION) as users:
             await asyncio.sleep(20.0)
             began, fault_at = time.time(), time.monotonic()
             await asyncio.to_thread(units[0].fault, "slow", factor=SLOW)
@@ -95,13 +86,6 @@ async def slow() -> list[str]:
     if shown["b"]:
         problems.append("the healthy unit is called degraded too")
     return problems + [each.why() for each in users.answers if each.end() in MUST_NOT]
-
-
-async def _fleet(stack: ExitStack) -> tuple[list[SimUnit], GateProcess]:
-    units = await asyncio.to_thread(SimUnit.start_all, ["a", "b"], followers=1, **TIMING)
-    for unit in units:
-        stack.callback(unit.stop)
-    return units, stack.enter_context(GateProcess(units))
 
 
 def _heal(units: Sequence[SimUnit]) -> None:
@@ -124,8 +108,8 @@ def main() -> int:
     parser.add_argument("--slow", action="store_true", help="the slow unit instead")
     args = parser.parse_args()
     problems = uvloop.run(slow() if args.slow else never_shot(args.minutes, args.phase))
-    print("FAILED" if problems else "passed")
-    print(*(f"  ! {problem}\n" for problem in problems[:20]), sep="", end="")
+    print(verdict(problems))
+    print_problems(problems, most=20)
     return 1 if problems else 0
 
 

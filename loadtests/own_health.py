@@ -12,20 +12,16 @@ import multiprocessing
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import cycle
-from pathlib import Path
-
-import yaml
 
 from loadtests import processes
-from loadtests.gate import metric_sum
-from loadtests.wire.blocking import BlockingConnection, fetch
+from loadtests.gate import GateProcess, Named
+from loadtests.wire.blocking import BlockingConnection
 from loadtests.wire.messages import get
 from loadtests.wire.reply import Reply
 
@@ -118,44 +114,21 @@ def control_process() -> Iterator[int]:
         process.join()
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """A gate before the benchmark's engine."""
-
-    gate: subprocess.Popen[bytes]
-    port: int
-    admin_port: int
-
-    def in_flight(self) -> int:
-        """How many requests the gate has open."""
-        page = fetch(f"http://127.0.0.1:{self.admin_port}/metrics").body.decode()
-        return int(metric_sum(page, "cellgate_in_flight"))
-
-
-def start(folder: Path, stack: ExitStack) -> Stage:
-    """Start both, and wait until the gate is ready."""
+def gate_before_engine(stack: ExitStack) -> GateProcess:
+    """A gate, ready, before the benchmark's engine."""
     engine = processes.announcing("loadtests.bench.engine", "--interval-ms", INTERVAL_MS)
     _, ports = stack.enter_context(engine)
-    port, admin_port = processes.free_port(), processes.free_port()
-    units = [{"name": f"u{p}", "url": f"http://127.0.0.1:{p}", "max_in_flight": 4096} for p in ports]
-    config = {"listen": f"127.0.0.1:{port}", "admin": f"127.0.0.1:{admin_port}"}
-    file, log = folder / "cellgate.yaml", folder / "gate.log"
-    file.write_text(yaml.safe_dump(config | {"cells": [{"name": "c", "units": units}]}))
-    command = [sys.executable, "-m", "cellgate", "serve", "--access-log", "off", "-c", str(file)]
-    gate = processes.start(command, log)
-    stack.callback(processes.stop, gate)
-    stack.callback(gate.kill)
-    processes.wait_ready(gate, admin_port, "/readyz", log)
-    return Stage(gate, port, admin_port)
+    units = [Named(f"u{port}", f"http://127.0.0.1:{port}") for port in ports]
+    return stack.enter_context(GateProcess(units, max_in_flight=4096))
 
 
 @contextmanager
-def load(stage: Stage, arguments: Sequence[str]) -> Iterator[None]:
+def load(port: int, arguments: Sequence[str]) -> Iterator[None]:
     """Inside, the gate is busy with it."""
     if not arguments:
         yield
         return
-    command = [sys.executable, "-m", "loadtests.bench.generator", *arguments, f"--port={stage.port}"]
+    command = [sys.executable, "-m", "loadtests.bench.generator", *arguments, f"--port={port}"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as generator:
         # It warms up with a tenth of its work, and then waits for this.
         assert generator.stdin is not None
@@ -173,15 +146,15 @@ def load(stage: Stage, arguments: Sequence[str]) -> Iterator[None]:
             generator.kill()
 
 
-def measure(stage: Stage, name: str, seconds: float, control_port: int) -> int:
+def measure(gate: GateProcess, name: str, seconds: float, control_port: int) -> int:
     """Ask during one load, and print it. Returns the exit code it stands for."""
-    with load(stage, LOADS[name]):
-        in_flight = stage.in_flight()
-        cpu_s, at = processes.cpu_s(stage.gate.pid), time.monotonic()
+    with load(gate.port, LOADS[name]):
+        in_flight = gate.vitals().in_flight
+        cpu_s, at = gate.cpu_s(), time.monotonic()
         with ThreadPoolExecutor() as askers:
             other = askers.submit(ask_for, seconds, control_port)
-            took, control = ask_for(seconds, stage.admin_port), other.result()
-        cpu = (processes.cpu_s(stage.gate.pid) - cpu_s) / (time.monotonic() - at)
+            took, control = ask_for(seconds, gate.admin_port), other.result()
+        cpu = (gate.cpu_s() - cpu_s) / (time.monotonic() - at)
     print(f"{name}: {in_flight} in flight, the gate used {cpu:.0%} of a core", flush=True)
     rows = {"kept": took.kept_s, "new": took.new_s, "asker woke late": took.late_s}
     rows |= {"control, kept": control.kept_s, "control, new": control.new_s}
@@ -222,9 +195,8 @@ def main() -> int:
     for name in args.loads:
         # A gate of its own for each load: what one leaves behind does not weigh on the next.
         with ExitStack() as stack:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="drill-")))
             control_port = stack.enter_context(control_process())
-            codes.append(measure(start(folder, stack), name, args.seconds, control_port))
+            codes.append(measure(gate_before_engine(stack), name, args.seconds, control_port))
     return 1 if 1 in codes else max(codes)
 
 

@@ -27,7 +27,7 @@ import uvloop
 
 from loadtests.client import End, Question
 from loadtests.gate import GateProcess, metric_sum
-from loadtests.redis_faults.server import RedisServer
+from loadtests.redis_server import RedisServer
 from loadtests.simunit.poison import MARKER, MODES
 from loadtests.simunit.process import SimUnit
 from loadtests.users import Users

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from loadtests.gate import GateProcess
 from loadtests.mock_fleet import NODES, MockUnit, mock_fleet
+from loadtests.report import print_problems, verdict
 from loadtests.wire.blocking import fetch
 
 CPU_LIMIT = 0.30
@@ -114,7 +115,8 @@ def main() -> int:
         cost = measure(args.units, args.seconds, args.metrics_kb, busy=busy)
         print(cost.line(), flush=True)
         problems += cost.problems()
-    print("FAILED" if problems else "passed", *(f"  ! {problem}" for problem in problems), sep="\n")
+    print(verdict(problems))
+    print_problems(problems)
     return 1 if problems else 0
 
 

@@ -130,6 +130,22 @@ def wait_ready(process: subprocess.Popen[bytes], port: int, path: str, log: Path
     raise RuntimeError(f"{process.args!r} {how} (GET {path} on port {port}); it printed:\n{tail(log)}")
 
 
+@contextmanager
+def serving(command: Sequence[str], port: int, path: str, log: Path) -> Iterator[int]:
+    """A process whose output goes to `log`, once GET `path` on `port` is a 200: its pid."""
+    process = start(command, log)
+    try:
+        wait_ready(process, port, path, log)
+        yield process.pid
+    finally:
+        stop(process)
+
+
+def end_on_sigterm() -> None:
+    """As Ctrl-C does, so that what was started is ended; the exit code is the shell's for SIGTERM."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+
+
 def tail(log: Path) -> str:
     """The end of what a process printed."""
     return log.read_text(errors="replace")[-2000:]

@@ -10,7 +10,6 @@ import asyncio
 import itertools
 import random
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -21,15 +20,17 @@ from loadtests.agents import Agents
 from loadtests.client import Question
 from loadtests.detection import TIMING
 from loadtests.gate import GateProcess
+from loadtests.report import print_problems, verdict
 from loadtests.rounds import MUST_NOT
-from loadtests.simunit.process import SimUnit
+from loadtests.simunit.process import SimUnit, sim_units
 from loadtests.users import RAMP_S, Users
+from loadtests.waiting import until
 
 STREAMS = 64
+QUESTION = Question.between((50, 200), (4, 24))
 SETTLE_S = 3.0
 CANARY = "cellgate-canary-"
 _PATIENCE_S = 20.0
-_LOOK_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +62,14 @@ async def run(
 ) -> tuple[list[Outcome], list[str]]:
     """All rounds on one fleet, and why requests ended as they must not."""
     with ExitStack() as stack:
-        units = await asyncio.to_thread(SimUnit.start_all, ["a", "b"], followers=1, **TIMING)
-        for unit in units:
-            stack.callback(unit.stop)
+        units = stack.enter_context(sim_units(("a", "b"), **TIMING))
         watched = stack.enter_context(Agents(units)) if agents else None
-        gate = stack.enter_context(GateProcess(units, nodes=watched.nodes) if watched else GateProcess(units))
+        gate = stack.enter_context(GateProcess(units, agents=watched))
         outcomes, lost = [], []
         for number in range(rounds):
             await asyncio.to_thread(gate.wait_up)
             unit = units[number % 2]
-            users = Users(gate.url, streams, _question, seed=number, ramp_s=RAMP_S if load else 0.0)
+            users = Users(gate.url, streams, QUESTION, seed=number, ramp_s=RAMP_S if load else 0.0)
             if load:
                 async with users:
                     await asyncio.sleep(SETTLE_S + random.random())
@@ -93,17 +92,8 @@ async def _restart(unit: SimUnit, agents: Agents | None) -> float:
 
 async def _served(unit: SimUnit, gone_s: float) -> Outcome:
     """Wait until a request has reached the new process."""
-    give_up_at = time.monotonic() + _PATIENCE_S
-    while True:
-        journal = (await asyncio.to_thread(unit.state))["journal"]
-        served = any(map(_is_request, journal))
-        if served or time.monotonic() > give_up_at:
-            return Outcome(gone_s, journal, served)
-        await asyncio.sleep(_LOOK_S)
-
-
-def _question(rng: random.Random) -> Question:
-    return Question.draw(rng, prompt_tokens=rng.randint(50, 200), max_tokens=rng.randint(4, 24))
+    served = await until(lambda: any(map(_is_request, unit.state()["journal"])), _PATIENCE_S)
+    return Outcome(gone_s, (await asyncio.to_thread(unit.state))["journal"], served)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -119,11 +109,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         kind = f"{'with' if agents else 'without'} agents, {'under load' if load else 'idle'}"
         for number, outcome in enumerate(outcomes, start=1):
             problems = outcome.problems()
-            print(f"{kind}, restart {number}: {'FAILED' if problems else 'passed'}; ", end="")
+            print(f"{kind}, restart {number}: {verdict(problems)}; ", end="")
             print(f"nobody listened for {1000 * outcome.gone_s:.0f} ms; first: {outcome.journal[:3]}")
-            print(*(f"  ! {problem}\n" for problem in problems), sep="", end="", flush=True)
+            print_problems(problems)
             failed |= bool(problems)
-        print(*(f"  ! {why}\n" for why in lost[:10]), sep="", end="", flush=True)
+        print_problems(lost, most=10)
         failed |= bool(lost)
     return int(failed)
 

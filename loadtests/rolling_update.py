@@ -7,7 +7,6 @@ process of it ends. The exit code is 1 when it does not.
 
 import argparse
 import asyncio
-import random
 import sys
 import tempfile
 import time
@@ -23,17 +22,19 @@ from loadtests.client import Answer, End, Question
 from loadtests.detection import TIMING
 from loadtests.gate import GateProcess
 from loadtests.lws_cluster import Group, LwsCluster
+from loadtests.report import print_problems
 from loadtests.users import Users
+from loadtests.waiting import until
 
 GROUPS = 4
 STREAMS = 32
+QUESTION = Question.between((50, 200), (8, 40))
 SETTLE_S = 2.0
 GRACE_S = 4.0
 """More than a stream takes: what runs on a pod that is told to go may end there, as `preStop` is for."""
 CONTROLLER_S = 0.3
 """How long the controller takes to notice that a follower goes, and to delete the rest of its group."""
 _PATIENCE_S = 30.0
-_LOOK_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ async def run(
 
 
 async def _drill(cluster: LwsCluster, gate: GateProcess, streams: int) -> Outcome:
-    async with Users(gate.url, streams, _question) as users:
+    async with Users(gate.url, streams, QUESTION) as users:
         await asyncio.sleep(SETTLE_S)
         # The controller goes on as soon as pods are ready, whatever the gate thinks of them.
         seen = [await _replace(cluster, gate, group, "updated") for group in cluster.groups]
@@ -140,18 +141,13 @@ async def _replace(cluster: LwsCluster, gate: GateProcess, group: Group, why: st
 
 async def _until_up(gate: GateProcess, group: Group, since: float = 0.0) -> float | None:
     """Wait until the gate has this incarnation of a group UP. Seconds from `since`; None: it never does."""
-    give_up_at = time.monotonic() + _PATIENCE_S
-    while time.monotonic() < give_up_at:
-        units = {unit["name"]: unit for unit in await asyncio.to_thread(gate.units)}
+
+    def is_up() -> bool:
+        units = {unit["name"]: unit for unit in gate.units()}
         unit = units.get(group.name, {"url": "", "verdict": ""})
-        if group.host(0) in unit["url"] and unit["verdict"] == "up":
-            return time.monotonic() - since
-        await asyncio.sleep(_LOOK_S)
-    return None
+        return group.host(0) in unit["url"] and unit["verdict"] == "up"
 
-
-def _question(rng: random.Random) -> Question:
-    return Question.draw(rng, prompt_tokens=rng.randint(50, 200), max_tokens=rng.randint(8, 40))
+    return time.monotonic() - since if await until(is_up, _PATIENCE_S) else None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -168,7 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(*(f"  {one.line()}\n" for one in outcome.replaced), sep="", end="")
         print("  " + ", ".join(f"{count} {end.value}" for end, count in outcome.ends().most_common()))
         problems = outcome.problems()
-        print(*(f"  ! {problem}\n" for problem in problems[:20]), sep="", end="", flush=True)
+        print_problems(problems, most=20)
         failed |= bool(problems)
     return int(failed)
 

@@ -14,6 +14,7 @@ from typing import Any
 from loadtests.client import Answer, End
 from loadtests.gate import GateProcess
 from loadtests.sent import Sent
+from loadtests.waiting import until
 
 MUST_NOT = (End.UNANSWERED, End.DISHONEST, End.HUNG, End.WRONG)
 FIND_PATIENCE_S = 20.0
@@ -62,14 +63,14 @@ async def hurt_and_heal(
     """Do it, and look on until the unit is UP again or patience ends. What cannot be healed is left DOWN."""
     fault_at, fault_time = time.monotonic(), time.time()
     await asyncio.to_thread(hurt)
-    down = await _until(gate, unit, "down", fault_time, FIND_PATIENCE_S)
+    down = await _flipped(gate, unit, "down", fault_time, FIND_PATIENCE_S)
     await asyncio.sleep(LINGER_S)
     last_sent_s, before_heal = sent.last_at - fault_at, time.time()
     up_s: float | None = None
     if heal is not None:
         await asyncio.to_thread(heal)
         healed = time.time()
-        up = await _until(gate, unit, "up", before_heal, HEAL_PATIENCE_S)
+        up = await _flipped(gate, unit, "up", before_heal, HEAL_PATIENCE_S)
         up_s = None if up is None else max(0.0, up - healed)
     flips = await asyncio.to_thread(gate.flips, fault_time)
     return Moments(
@@ -83,13 +84,8 @@ async def hurt_and_heal(
     )
 
 
-async def _until(gate: GateProcess, unit: str, after: str, since: float, patience_s: float) -> float | None:
-    give_up_at = time.monotonic() + patience_s
-    while (at := await asyncio.to_thread(gate.flipped, unit, after, since)) is None:
-        if time.monotonic() > give_up_at:
-            return None
-        await asyncio.sleep(_LOOK_S)
-    return at
+async def _flipped(gate: GateProcess, unit: str, after: str, since: float, patience_s: float) -> float | None:
+    return await until(lambda: gate.flipped(unit, after, since), patience_s, _LOOK_S)
 
 
 def _trouble(flips: Sequence[Mapping[str, Any]], unit: str, before_heal: float) -> list[str]:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import yaml
 
+from loadtests import processes
 from loadtests.simunit.process import SimUnit, SimUnitError
 from loadtests.wire.blocking import fetch
 
@@ -32,7 +33,7 @@ TOKEN_VARIABLE = "CELLGATE_ADMIN_TOKEN"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run until Ctrl-C; returns the exit code of the gate."""
     options = _options(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    processes.end_on_sigterm()
     units: list[SimUnit] = []
     try:
         if not options.urls:

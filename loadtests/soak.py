@@ -20,7 +20,8 @@ from loadtests.client import Question
 from loadtests.crowd import KINDS, FailedError, Kind, Place, never_read
 from loadtests.engines import Engines
 from loadtests.gate import GateProcess, Vitals
-from loadtests.simunit.process import SimUnit
+from loadtests.report import print_problems, verdict
+from loadtests.simunit.process import SimUnit, sim_units
 from loadtests.wire.client import Connections
 
 UNITS = ("a", "b")
@@ -197,17 +198,12 @@ def _short(value: float) -> str:
 
 
 async def _run(clients: int, waves: int) -> int:
-    units = await asyncio.to_thread(SimUnit.start_all, UNITS, model=MODEL, **TIMING)
-    try:
-        with GateProcess(units, max_in_flight=clients) as gate:
-            place = Place(gate.port, Connections(gate.url, keep=False))
-            soak = Soak(gate, units, clients, place)
-            idle = gate.vitals()
-            passed = [await _passes(soak, kind, waves, idle) for kind in KINDS]
-            return 0 if all(passed) else 1
-    finally:
-        for unit in units:
-            unit.stop()
+    with sim_units(UNITS, model=MODEL, **TIMING) as units, GateProcess(units, max_in_flight=clients) as gate:
+        place = Place(gate.port, Connections(gate.url, keep=False))
+        soak = Soak(gate, units, clients, place)
+        idle = gate.vitals()
+        passed = [await _passes(soak, kind, waves, idle) for kind in KINDS]
+        return 0 if all(passed) else 1
 
 
 async def _passes(soak: Soak, kind: Kind, count: int, idle: Vitals) -> bool:
@@ -223,8 +219,8 @@ async def _passes(soak: Soak, kind: Kind, count: int, idle: Vitals) -> bool:
         line += (
             f"; held {_held_kb(waves, idle):.0f} KB for each client, of {made_kb:.0f} KB that its unit made"
         )
-    print(f"{kind.name}: {'FAILED' if problems else 'passed'}; {line}")
-    print(*(f"  ! {problem}\n" for problem in problems), sep="", end="", flush=True)
+    print(f"{kind.name}: {verdict(problems)}; {line}")
+    print_problems(problems)
     return not problems
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import uvloop
 
 from loadtests import processes
-from loadtests.gate import GateProcess
+from loadtests.gate import GateProcess, Named
 from loadtests.wire.client import Connection
 from loadtests.wire.messages import SSE_HEAD, chunk, post, whole
 from loadtests.wire.reply import Reply
@@ -110,17 +110,11 @@ class Reading:
         return (self.resident - self.body - self.text) / 1024
 
 
-@dataclass(frozen=True, slots=True)
-class _Unit:
-    name: str
-    url: str
-
-
 async def measure(streams: int, body_bytes: int, lines: str) -> list[Reading]:
     """Hold streams open at a fresh gate; `lines` are more header lines of each request."""
     engine = Engine()
     server = await listen(engine.answer)
-    unit = _Unit("a", f"http://127.0.0.1:{port_of(server)}")
+    unit = Named("a", f"http://127.0.0.1:{port_of(server)}")
     gate = GateProcess([unit], max_in_flight=2 * streams)
     await asyncio.to_thread(gate.__enter__)
     readers = Readers(gate.port)

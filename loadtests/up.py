@@ -22,9 +22,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from loadtests import processes
 from loadtests.alerts import RULES, Prometheus, sped_up
 from loadtests.processes import free_port, stop, tail, wait_ready
-from loadtests.simunit.process import SimUnit, SimUnitError
+from loadtests.simunit.process import SimUnit, SimUnitError, sim_units
 from loadtests.up_drill import drill
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -68,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     told = f"rules so much faster in a drill ({FASTER}; 1: as shipped, a quarter of an hour)"
     parser.add_argument("--faster", type=int, default=FASTER, metavar="N", choices=range(1, 31), help=told)
     options = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    processes.end_on_sigterm()
     if missing := [name for name in PROGRAMS if shutil.which(name) is None]:
         print(f"make up: {', '.join(missing)} is not installed; type:  make up", file=sys.stderr)
         return 1
@@ -90,7 +91,7 @@ def _run(stack: ExitStack, folder: Path, options: argparse.Namespace) -> int:
     ports = Ports(*map(_usual_or_free, Ports()))
     token = os.environ.get(TOKEN_VARIABLE) or secrets.token_hex(4)
     print("starting 2 simulated units, Redis, the gate, HAProxy and Prometheus ...", flush=True)
-    units = [stack.enter_context(unit) for unit in SimUnit.start_all(["a1", "a2"], **TIMING)]
+    units = stack.enter_context(sim_units(["a1", "a2"], **TIMING))
     _write_files(folder, ports, {unit.name: unit.url for unit in units}, scrape_s)
     (folder / "rules.yaml").write_text(sped_up(RULES.read_text(), faster))
     programs = [

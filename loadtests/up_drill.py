@@ -15,6 +15,7 @@ from contextlib import contextmanager
 
 from loadtests.alerts import Prometheus, questions
 from loadtests.simunit.process import SimUnit
+from loadtests.waiting import wait_until
 from loadtests.wire.blocking import fetch
 
 OF_A_WEDGE = {"CellgateUnitDown", "CellgateWedgeFound"}
@@ -130,11 +131,8 @@ def _is_answered(ingress: str) -> bool:
 
 
 def _until(is_so: Callable[[], object], limit_s: float, what: str) -> None:
-    give_up_at = time.monotonic() + limit_s
-    while not is_so():
-        if time.monotonic() > give_up_at:
-            raise DrillError(f"{what} in {limit_s:.0f} s")
-        time.sleep(LOOK_EVERY_S)
+    if not wait_until(is_so, limit_s, LOOK_EVERY_S):
+        raise DrillError(f"{what} in {limit_s:.0f} s")
 
 
 def _tell(text: str) -> None:

@@ -25,8 +25,9 @@ import uvloop
 
 from loadtests.agents import Agents
 from loadtests.client import Question
-from loadtests.detection import HEADS, Case, Row, table
+from loadtests.detection import HEADS, Case, Row
 from loadtests.gate import GateProcess
+from loadtests.report import columns, print_problems
 from loadtests.rounds import Moments, account, hurt_and_heal
 from loadtests.sent import Sent
 from loadtests.users import Users
@@ -73,8 +74,7 @@ class Prompt(Question):
         return bool(text)
 
 
-def _prompt(rng: random.Random) -> Prompt:
-    return Prompt.draw(rng, prompt_tokens=rng.randint(10, 60), max_tokens=rng.randint(16, 48))
+PROMPT = Prompt.between((10, 60), (16, 48))
 
 
 @contextmanager
@@ -103,8 +103,8 @@ async def run(case: Case, units: Sequence[VllmUnit], rounds: int) -> Row:
     role, number = FAULTS[case.fault]
     async with AsyncExitStack() as stack:
         agents = stack.enter_context(Agents(units)) if case.agent else None
-        gate = stack.enter_context(GateProcess(units, nodes=agents.nodes) if agents else GateProcess(units))
-        async with Users(gate.url, USERS if case.load else 0, _prompt) as users:
+        gate = stack.enter_context(GateProcess(units, agents=agents))
+        async with Users(gate.url, USERS if case.load else 0, PROMPT) as users:
             moments: list[Moments] = []
             for index in range(rounds):
                 unit = units[index % len(units)]
@@ -129,8 +129,8 @@ def main() -> int:
 
     def take(row: Row) -> None:
         rows.append(row)
-        print(*table(HEADS, [row.cells()]), *(f"  ! {each}" for each in row.problems()[:10]), sep="\n")
-        sys.stdout.flush()
+        print(columns([HEADS, row.cells()]))
+        print_problems(row.problems(), most=10)
 
     kills = [case for case in _cases(args) if case.fault.startswith("kill")]
     if others := [case for case in _cases(args) if case not in kills]:
@@ -144,7 +144,7 @@ def main() -> int:
                 outcomes += (row := uvloop.run(run(case, units, 1))).outcomes
         take(replace(row, outcomes=outcomes))
     print("\nAll, as median / worst of the rounds in seconds:")
-    print(*table(HEADS, [row.cells() for row in rows]), sep="\n")
+    print(columns([HEADS, *(row.cells() for row in rows)]))
     return 1 if any(row.problems() for row in rows) else 0
 
 

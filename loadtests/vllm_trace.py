@@ -6,12 +6,11 @@ before it and a collector for both. The exit code is 1 when a span of the engine
 
 import asyncio
 import sys
-from typing import NamedTuple
 
 import orjson
 
 from loadtests.collector import Collector, Seen, collecting
-from loadtests.gate import GateProcess
+from loadtests.gate import GateProcess, Named
 from loadtests.vllm.install import set_up
 from loadtests.vllm.single import serving
 from loadtests.vllm.unit import MODEL_NAME
@@ -28,19 +27,12 @@ ASKED = {
 }
 
 
-class Engine(NamedTuple):
-    """One engine without followers."""
-
-    name: str
-    url: str
-
-
 async def main() -> int:
     """Ask once, and look at what the collector got."""
     set_up()
     async with collecting() as collector, serving(*_traced(collector)) as url:
         settings = {"tracing": {"endpoint": collector.endpoint}}
-        with GateProcess([Engine("a", url)], settings=settings) as gate:
+        with GateProcess([Named("a", url)], settings=settings) as gate:
             await asyncio.to_thread(_ask, gate.url)
             async with asyncio.timeout(SPANS_TIMEOUT_S):
                 while len(_of_the_trace(collector)) < 3:  # noqa: ASYNC110 - nobody tells.

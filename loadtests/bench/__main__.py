@@ -6,7 +6,6 @@ target fails the run. `make bench` runs everything; without options only the gat
 
 import argparse
 import shlex
-import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from loadtests.bench.loads import LOADS, QUICK, USUAL
 from loadtests.bench.measure import Patience, in_quiet
 from loadtests.bench.stage import stage
 from loadtests.bench.targets import SUBJECT, TARGETS
+from loadtests.report import machine
 
 ALL_TARGETS = tuple(name for name in TARGETS if name != "bare")
 REPEATS_S = 180.0
@@ -28,9 +28,8 @@ def main() -> int:
     """Run the rounds, print each figure as it comes, and the tables at the end. Returns the exit code."""
     args = _arguments()
     processes.raise_files()
-    # So that what was started is ended.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    print(report.machine(), flush=True)
+    processes.end_on_sigterm()
+    print(machine(), flush=True)
     try:
         run, failures = _rounds(args)
     except (RuntimeError, OSError) as failure:
@@ -53,7 +52,7 @@ def _rounds(args: argparse.Namespace) -> tuple[report.Run, list[str]]:
     missing: dict[str, str] = {}
     failures: list[str] = []
     patience = Patience(REPEATS_S)
-    machine = report.machine()
+    busy = machine()
     for number in range(args.rounds):
         with stage(number, [name for name in args.targets if name not in missing]) as standing:
             for name, why in standing.missing.items():
@@ -69,7 +68,7 @@ def _rounds(args: argparse.Namespace) -> tuple[report.Run, list[str]]:
     about = {name: _about(name) for name in args.targets}
     arguments = f"python -m loadtests.bench {shlex.join(sys.argv[1:])}".strip()
     loads = {name: LOADS[name].about for name in args.loads}
-    return report.Run(machine, arguments, figures, missing, about, loads), failures
+    return report.Run(busy, arguments, figures, missing, about, loads), failures
 
 
 def _about(name: str) -> str:

@@ -7,19 +7,18 @@
 import argparse
 import dataclasses
 import json
-import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
 
 from loadtests import processes
-from loadtests.bench import report
 from loadtests.bench.figures import Figure, Point
 from loadtests.bench.loads import Load, Requests, Streams, most_streams
 from loadtests.bench.measure import measured
 from loadtests.bench.stage import stage
 from loadtests.bench.targets import SUBJECT, TARGETS
 from loadtests.replay.routers import ROOT
+from loadtests.report import machine
 
 DATA = ROOT / "docs" / "data" / "growth.json"
 PICTURE = ROOT / "docs" / "images" / "growth.png"
@@ -36,7 +35,7 @@ def main() -> int:
     """Measure, write, draw. Returns the exit code."""
     args = _arguments()
     processes.raise_files()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    processes.end_on_sigterm()
     if not args.draw:
         points = []
         for point in _points(args.sweeps, args.targets):
@@ -114,7 +113,7 @@ def _read() -> list[Point]:
 def _write(points: Sequence[Point]) -> None:
     DATA.parent.mkdir(exist_ok=True)
     lines = ",\n".join(json.dumps(dataclasses.asdict(each)) for each in points)
-    DATA.write_text(f'{{"machine": {json.dumps(report.machine())},\n"points": [\n{lines}\n]}}\n')
+    DATA.write_text(f'{{"machine": {json.dumps(machine())},\n"points": [\n{lines}\n]}}\n')
 
 
 def _arguments() -> argparse.Namespace:

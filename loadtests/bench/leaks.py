@@ -1,12 +1,12 @@
 """What a router still has open once its clients have left in mid-stream: connections, and generations."""
 
 import re
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from loadtests import processes
+from loadtests.waiting import wait_until
 from loadtests.wire.blocking import fetch
 
 PATIENCE_S = 5.0
@@ -32,10 +32,8 @@ class Left:
 
 def wait(pid: int, port: int, units: Sequence[int]) -> Left:
     """What is left when nothing is leaked any more, or after `PATIENCE_S`."""
-    give_up_at = time.monotonic() + PATIENCE_S
-    while (left := _look(pid, port, units)).leaked and time.monotonic() < give_up_at:
-        time.sleep(0.2)
-    return left
+    wait_until(lambda: not _look(pid, port, units).leaked, PATIENCE_S, 0.2)
+    return _look(pid, port, units)
 
 
 def _look(pid: int, port: int, units: Sequence[int]) -> Left:

@@ -1,15 +1,13 @@
 """The tables that a run ends in, as text or Markdown, and the machine they were taken on."""
 
-import os
-import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from loadtests.bench.figures import Figure, Spread, Value, beside, difference, of, ratio
 from loadtests.bench.loads import LOADS, Requests
 from loadtests.bench.targets import BASELINE, SUBJECT
+from loadtests.report import columns
 
 PACE_LIMIT = 1.05
 """Streams later than this were not measured at the rate asked for; a backlog is cheap, served in batches."""
@@ -153,18 +151,6 @@ def _spread(found: Spread | None, digits: int) -> str:
     return middle if low == high else f"{middle} ({low}-{high})"
 
 
-def as_text(rows: Table) -> str:
-    """A table for a terminal."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(
-            cell.rjust(width) if at else cell.ljust(width)
-            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    )
-
-
 def as_markdown(rows: Table) -> str:
     """A table for a page."""
     lines = ["| " + " | ".join(row) + " |" for row in rows]
@@ -175,7 +161,7 @@ def as_markdown(rows: Table) -> str:
 def full(run: Run, *, markdown: bool) -> str:
     """All tables, and beneath them what was measured where."""
     rule = "### {}\n\n{}\n" if markdown else "{}\n{}\n"
-    form = as_markdown if markdown else as_text
+    form = as_markdown if markdown else partial(columns, numbers=True)
     parts = [rule.format(title, form(rows)) for title, rows in tables(run).items() if len(rows) > 1]
     bullet = "- `{}`: {}" if markdown else "{}: {}"
     parts.append(
@@ -183,15 +169,3 @@ def full(run: Run, *, markdown: bool) -> str:
     )
     parts.append(f"\n{run.machine}; `{run.arguments}`")
     return "\n".join(parts)
-
-
-def machine() -> str:
-    """One line on what the figures were taken on, and how busy it was."""
-    models = [
-        line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")
-    ]
-    cpu = models[0].partition(":")[2].strip() if models else platform.machine()
-    return (
-        f"{os.cpu_count()} x {cpu}, Linux {platform.release()}, Python {platform.python_version()}, "
-        f"load average {os.getloadavg()[0]:.1f}"
-    )

@@ -5,20 +5,19 @@ What must stay true: leaving it ends every process that it started, whatever sta
 
 import shutil
 import signal
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from subprocess import Popen
 from types import TracebackType
 from typing import Self
 
-from loadtests import processes
 from loadtests.agents import Agents
 from loadtests.drill import routers
 from loadtests.drill.plan import Topology
 from loadtests.drill.units import DrillUnit, start_simulated, start_vllm
 from loadtests.gate import GateProcess, metric_sum
+from loadtests.redis_server import RedisServer
+from loadtests.waiting import wait_until
 
 VLLM_BASE_PORT = 8401
 _DRAIN_S = 60.0
@@ -36,8 +35,7 @@ class Fleet:
         self._own_addresses = own_addresses
         self._units: dict[str, DrillUnit] = {}
         self._agents: Agents | None = None
-        self._redis_port = processes.free_port()
-        self._redis: Popen[bytes] | None = None
+        self._redis = RedisServer(folder)
         self.gates: list[GateProcess] = []
         self.url = ""
 
@@ -68,7 +66,7 @@ class Fleet:
     def _roll_unit(self, name: str) -> None:
         for gate in self.gates:
             gate.drain(name)
-        _until(lambda: not any(_in_flight(gate, name) for gate in self.gates))
+        wait_until(lambda: not any(_in_flight(gate, name) for gate in self.gates), _DRAIN_S)
         self.unit(name).restart()
         for gate in self.gates:
             gate.drain(name, undo=True)
@@ -80,14 +78,11 @@ class Fleet:
 
     def stop_redis(self) -> None:
         """As a lost machine does."""
-        if self._redis is not None:
-            self._redis.kill()
-            self._redis.wait()
+        self._redis.kill()
 
     def start_redis(self) -> None:
-        """Empty, on the same port."""
-        command = ["redis-server", "--port", str(self._redis_port), "--bind", "127.0.0.1", "--save", ""]
-        self._redis = processes.start(command, self._folder / "redis.log")
+        """Empty, where it was."""
+        self._redis.start()
 
     def _start(self, stack: ExitStack) -> None:
         for unit in self._started_units():
@@ -96,8 +91,7 @@ class Fleet:
         if self._topology.agents and self._topology.router == "cellgate":
             self._agents = stack.enter_context(Agents(list(self._units.values())))
         if self._topology.redis:
-            self.start_redis()
-            stack.callback(self.stop_redis)
+            stack.enter_context(self._redis)
         starter = routers.ROUTERS[self._topology.router]
         if starter is not None:
             command = starter([unit.url for unit in self._units.values()], self._folder)
@@ -125,7 +119,7 @@ class Fleet:
     def _gate(self) -> GateProcess:
         settings = dict(self._topology.gate)
         if self._topology.redis:
-            settings["redis"] = f"redis://127.0.0.1:{self._redis_port}/0"
+            settings["redis"] = self._redis.url
         nodes: Callable[[str], list[dict[str, object]]] = self._agents.nodes if self._agents else lambda _: []
         units = list(self._units.values())
         return GateProcess(units, nodes=nodes, cell=lambda name: name[0], settings=settings)
@@ -134,7 +128,7 @@ class Fleet:
         """Its processes are new: its agents are told, and the gates take it for UP again."""
         if self._agents is not None:
             self._agents.follow(unit)
-        _until(lambda: all(_verdict(gate, unit.name) == "up" for gate in self.gates))
+        wait_until(lambda: all(_verdict(gate, unit.name) == "up" for gate in self.gates), _DRAIN_S)
 
 
 class Hurt:
@@ -158,12 +152,6 @@ def _undisturbed() -> Iterator[None]:
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
-
-
-def _until(holds: Callable[[], bool]) -> None:
-    give_up_at = time.monotonic() + _DRAIN_S
-    while not holds() and time.monotonic() < give_up_at:
-        time.sleep(0.1)
 
 
 def _in_flight(gate: GateProcess, unit: str) -> int:

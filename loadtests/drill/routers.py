@@ -102,9 +102,5 @@ ROUTERS: dict[str, Starter | None] = {
 def running(command: Sequence[str], log: Path, ready: str = "/health") -> Iterator[str]:
     """The URL of what one of the functions above has described, while it runs."""
     port, *arguments = command
-    process = processes.start(arguments, log)
-    try:
-        processes.wait_ready(process, int(port), ready, log)
+    with processes.serving(arguments, int(port), ready, log):
         yield f"http://127.0.0.1:{port}"
-    finally:
-        processes.stop(process)

@@ -117,16 +117,8 @@ def start_simulated(
     names: Sequence[str], *, followers: int, hosts: bool, timing: Mapping[str, float]
 ) -> list[DrillUnit]:
     """All of them at the same time; with `hosts`, each on an address of its own."""
-    units = []
-    try:
-        for number, name in enumerate(names, start=1):
-            host = f"127.0.11.{number}" if hosts else "127.0.0.1"
-            units.append(SimUnit.launch(name, followers=followers, host=host, **timing))
-        return [SimDrillUnit(unit.wait_ready()) for unit in units]
-    except BaseException:
-        for unit in units:
-            unit.stop()
-        raise
+    own = [f"127.0.11.{number}" for number in range(1, len(names) + 1)] if hosts else []
+    return [SimDrillUnit(unit) for unit in SimUnit.start_all(names, own, followers=followers, **timing)]
 
 
 def start_vllm(names: Sequence[str], base_port: int) -> list[DrillUnit]:

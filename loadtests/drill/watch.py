@@ -3,15 +3,14 @@
 What must stay true: a gate that cannot be asked at the moment is asked again; nothing it said is forgotten.
 """
 
-import http.client
 import json
-import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from loadtests.gate import GateProcess, metric_sum
+from loadtests.waiting import repeated
 
 _LOOK_S = 0.5
 COUNTERS = {
@@ -41,21 +40,17 @@ class Watch:
         self._seen: dict[tuple[int, str, str], Flip] = {}
         self._last: dict[tuple[int, str], float] = {}
         self._totals = dict.fromkeys(COUNTERS, 0.0)
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look_on, daemon=True)
+        self._watching = repeated(self._look_at_all, _LOOK_S)
 
     def __enter__(self) -> "Watch":
-        for number in range(len(self._gates)):
-            self._look(number)
+        self._look_at_all()
         self._totals = dict.fromkeys(COUNTERS, 0.0)
-        self._thread.start()
+        self._watching.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-        for number in range(len(self._gates)):
-            self._look(number)
+        self._watching.__exit__(None, None, None)
+        self._look_at_all()
 
     def flips(self) -> list[Flip]:
         """All that were seen, in order of time."""
@@ -65,14 +60,13 @@ class Watch:
         """How much a counter of `COUNTERS` has grown, over all gates and their processes."""
         return int(self._totals[counter])
 
-    def _look_on(self) -> None:
-        while not self._over.wait(_LOOK_S):
-            for number in range(len(self._gates)):
-                self._look(number)
+    def _look_at_all(self) -> None:
+        for number in range(len(self._gates)):
+            self._look(number)
 
     def _look(self, number: int) -> None:
         # It is being started anew.
-        with suppress(OSError, http.client.HTTPException, json.JSONDecodeError):
+        with suppress(OSError, json.JSONDecodeError):
             for event in self._gates[number].events():
                 self._take(number, event)
             page = self._gates[number].metrics()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from loadtests.gym.cells import GATE
 from loadtests.gym.figures import Row
+from loadtests.report import columns
 
 HEAD = (
     "cell", "req/s", "TTFT", "x simple", "x oracle", "p99", "x simple", "whole", "x simple", "x oracle",
@@ -79,8 +80,4 @@ def _table(head: Sequence[str], lines: Sequence[Sequence[str]], *, markdown: boo
     if markdown:
         rows = [head, ["---"] * len(head), *lines]
         return "\n".join("| " + " | ".join(each) + " |" for each in rows)
-    widths = [max(len(each[n]) for each in (head, *lines)) for n in range(len(head))]
-    return "\n".join(
-        "  ".join(text.ljust(width) for text, width in zip(each, widths, strict=True)).rstrip()
-        for each in (head, *lines)
-    )
+    return columns([head, *lines])

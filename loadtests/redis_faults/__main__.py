@@ -10,6 +10,7 @@ from loadtests.redis_faults.cost import cost
 from loadtests.redis_faults.flips import flips
 from loadtests.redis_faults.killed_gate import killed_gate
 from loadtests.redis_faults.outage import outage
+from loadtests.report import print_problems, verdict
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,9 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     failed = False
     for name in parts if args.part is None else (args.part,):
         problems = parts[name]()
-        print(
-            f"{name}: {'FAILED' if problems else 'passed'}", *(f"  ! {each}" for each in problems), sep="\n"
-        )
+        print(f"{name}: {verdict(problems)}")
+        print_problems(problems)
         failed |= bool(problems)
     return int(failed)
 

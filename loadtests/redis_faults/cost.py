@@ -1,13 +1,11 @@
 """What sharing costs: CPU of gates before the same 200 units, with a Redis and without, at the same time."""
 
-import tempfile
 import time
 from contextlib import ExitStack
-from pathlib import Path
 
 from loadtests.gate import GateProcess, metric_sum
 from loadtests.mock_fleet import mock_fleet
-from loadtests.redis_faults.server import RedisServer
+from loadtests.redis_server import redis_server
 
 UNITS = 200
 BEATS_PER_S = 4.0
@@ -23,8 +21,7 @@ KINDS = ("none", "alone", "pair", "pair")
 def cost(seconds: float) -> list[str]:
     """Measure; what must not have been."""
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="drill-")))
-        server = stack.enter_context(RedisServer(folder))
+        server = stack.enter_context(redis_server())
         units = stack.enter_context(mock_fleet(UNITS, 2.0))
         gates = []
         for kind in KINDS:

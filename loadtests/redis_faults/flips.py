@@ -5,17 +5,14 @@ connections: fatal evidence, there alone. The times are those of the two gates' 
 """
 
 import asyncio
-import tempfile
 import time
 from contextlib import AsyncExitStack, suppress
-from pathlib import Path
 from statistics import median, quantiles
-from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from loadtests.gate import GateProcess
+from loadtests.gate import GateProcess, Named
 from loadtests.mock_fleet import mock_fleet
-from loadtests.redis_faults.server import RedisServer
+from loadtests.redis_server import redis_server
 from loadtests.wire.scripted import port_of
 
 UNITS = 60
@@ -26,13 +23,6 @@ LIMIT_S = 0.05
 _LINGER_S = 2.5
 _UP_PATIENCE_S = 15.0
 _LOOK_S = 0.1
-
-
-class Served(NamedTuple):
-    """A unit, as a gate's file names it."""
-
-    name: str
-    url: str
 
 
 class Door:
@@ -85,14 +75,13 @@ async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 async def flips(rounds: int) -> list[str]:
     """Shut some doors at a time; what must not have been."""
     async with AsyncExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="drill-")))
-        server = stack.enter_context(RedisServer(folder))
+        server = stack.enter_context(redis_server())
         units = stack.enter_context(mock_fleet(UNITS, 2.0))
         doors = {unit.name: Door(unit.url) for unit in units}
         for door in doors.values():
             await door.open()
             stack.push_async_callback(door.shut)
-        behind = [Served(name, f"http://127.0.0.1:{door.port}") for name, door in doors.items()]
+        behind = [Named(name, f"http://127.0.0.1:{door.port}") for name, door in doors.items()]
         settings = {"redis": server.url}
         first, second = GateProcess(behind, settings=settings), GateProcess(units, settings=settings)
         for gate in (first, second):

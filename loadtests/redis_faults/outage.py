@@ -5,21 +5,18 @@ differs between the pairs is Redis alone; and every byte of every answer is comp
 """
 
 import asyncio
-import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import count, cycle
-from pathlib import Path
 from statistics import median, quantiles
-from typing import NamedTuple
 
 from loadtests import processes
 from loadtests.bench import payload
 from loadtests.bench.tally import MeasuredConnection
-from loadtests.gate import GateProcess, metric_sum
-from loadtests.redis_faults.server import RedisServer
+from loadtests.gate import GateProcess, Named, metric_sum
+from loadtests.redis_server import redis_server
 
 INTERVAL_MS = 10.0
 TOKENS = 16
@@ -31,13 +28,6 @@ HEAL_LIMIT_S = 0.5
 """Two heartbeats."""
 _HEAL_PATIENCE_S = 10.0
 _LOOK_S = 0.01
-
-
-class Engine(NamedTuple):
-    """A unit of the benchmark's engine, as the gate's file names it."""
-
-    name: str
-    url: str
 
 
 @dataclass(slots=True)
@@ -123,11 +113,10 @@ def p99(values: Sequence[float]) -> float:
 async def outage(seconds: float, rps: float) -> list[str]:
     """All phases; what must not have been."""
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="drill-")))
         engine = processes.announcing("loadtests.bench.engine", "--interval-ms", INTERVAL_MS)
         _, ports = stack.enter_context(engine)
-        units = [Engine(f"u{number}", f"http://127.0.0.1:{port}") for number, port in enumerate(ports)]
-        server = stack.enter_context(RedisServer(folder))
+        units = [Named(f"u{number}", f"http://127.0.0.1:{port}") for number, port in enumerate(ports)]
+        server = stack.enter_context(redis_server())
         lanes = []
         for shares in (True, False, True, False):
             settings = {"redis": server.url} if shares else {}

@@ -18,7 +18,6 @@ from pathlib import Path
 
 import yaml
 
-from loadtests.bench import report
 from loadtests.gym.cells import Cell
 from loadtests.gym.fleets import FLEETS
 from loadtests.gym.loads import LOADS
@@ -29,6 +28,7 @@ from loadtests.replay.plan import CELLS, PlanError, Timed, plays
 from loadtests.replay.routers import ROOT, ROUTERS
 from loadtests.replay.trace import TraceError
 from loadtests.replay.virtual import RIVALS
+from loadtests.report import machine
 
 SAMPLE = Path(__file__).parent / "sample.jsonl"
 GATE = "cellgate"
@@ -39,7 +39,7 @@ def main() -> int:
     """Run all cells, print each run as it comes, the table at the end. Returns the exit code."""
     args = _arguments()
     gate = yaml.safe_load(args.gate.read_text()) if args.gate else {}
-    print(report.machine(), flush=True)
+    print(machine(), flush=True)
     results: list[Result] = []
     for timed in _cells(args):
         try:

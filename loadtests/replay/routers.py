@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from loadtests import processes
-from loadtests.gate import GateProcess
+from loadtests.gate import GateProcess, Named
 from loadtests.gym.fleets import MODEL
 from loadtests.wire.blocking import fetch
 
@@ -73,12 +73,6 @@ class Running:
 Router = Callable[[Setup], AbstractContextManager[Running]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Served:
-    name: str
-    url: str
-
-
 @contextmanager
 def _direct(setup: Setup) -> Iterator[Running]:
     yield Running(setup.ports)
@@ -97,7 +91,7 @@ def _haproxy(setup: Setup) -> Iterator[Running]:
 
 @contextmanager
 def _cellgate(setup: Setup, *, policy: str = "", told: str = "") -> Iterator[Running]:
-    units = [_Served(f"unit-{n}", f"http://127.0.0.1:{port}") for n, port in enumerate(setup.ports)]
+    units = [Named(f"unit-{n}", f"http://127.0.0.1:{port}") for n, port in enumerate(setup.ports)]
     entries: list[dict[str, Any]] = [{"name": unit.name, "url": unit.url} for unit in units]
     for entry, speed in zip(entries, setup.speeds, strict=True):
         entry |= _TOLD[told](speed, setup.speed_up)
@@ -169,13 +163,8 @@ ROUTERS: dict[str, Router] = {
 @contextmanager
 def started(command: Sequence[str], port: int, path: str, folder: Path) -> Iterator[Running]:
     """A process whose output goes to `folder`, once GET `path` on `port` is a 200."""
-    log = folder / "router.log"
-    process = processes.start(command, log)
-    try:
-        processes.wait_ready(process, port, path, log)
-        yield Running([port], process.pid)
-    finally:
-        processes.stop(process)
+    with processes.serving(command, port, path, folder / "router.log") as pid:
+        yield Running([port], pid)
 
 
 def _wait_workers(port: int, count: int) -> None:

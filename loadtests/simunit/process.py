@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -47,12 +48,16 @@ class SimUnit:
         return cls.launch(name, **options).wait_ready()
 
     @classmethod
-    def start_all(cls, names: Sequence[str], **options: object) -> list[Self]:
-        """Start several alike at the same time. If one does not start: SimUnitError, none left running."""
-        units = [cls.launch(name, **options) for name in names]
+    def start_all(cls, names: Sequence[str], hosts: Sequence[str] = (), /, **options: object) -> list[Self]:
+        """Start several at the same time, alike but for their names and, where given, their addresses.
+
+        Raises SimUnitError if one does not start; then none is left running.
+        """
+        own = [{"host": host} for host in hosts] or [{}] * len(names)
+        units = [cls.launch(name, **options | each) for name, each in zip(names, own, strict=True)]
         try:
             return [unit.wait_ready() for unit in units]
-        except SimUnitError:
+        except BaseException:
             for unit in units:
                 unit.stop()
             raise
@@ -166,6 +171,15 @@ class SimUnit:
         if reply.status != 200:
             raise SimUnitError(f"unit {self.name} refused {command}: {answer['error']['message']}")
         return answer
+
+
+@contextmanager
+def sim_units(
+    names: Sequence[str], hosts: Sequence[str] = (), /, **options: object
+) -> Iterator[list[SimUnit]]:
+    """Inside, the units of `SimUnit.start_all` run."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(unit) for unit in SimUnit.start_all(names, hosts, **options)]
 
 
 def _start_leader(name: str, options: Mapping[str, object], *switches: str) -> "subprocess.Popen[bytes]":

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from loadtests.redis_faults import server
+from loadtests import redis_server
 from tests.real.programs import find
 
 
-class RedisServer(server.RedisServer):
+class RedisServer(redis_server.RedisServer):
     """Runs within its context, on a Unix socket; `options` are its command line."""
 
     def __init__(self, folder: Path, *options: str) -> None:

@@ -14,6 +14,7 @@ from loadtests.bench import engine_pages, payload, report, run_file
 from loadtests.bench.figures import Figure, Point, beside, difference, of, ratio
 from loadtests.bench.loads import LOADS, Requests, Streams
 from loadtests.bench.targets import TARGETS
+from loadtests.report import columns
 
 
 def figure(target: str, load: str, number: int, cpu_us: float, **rest: float) -> Figure:
@@ -64,7 +65,7 @@ def test_a_target_that_is_missing_says_so_in_each_table_and_the_rest_has_figures
 
 def test_tables_are_shown_as_text_and_as_markdown() -> None:
     rows = [("", "a", "b"), ("cost", "1", "22")]
-    assert report.as_text(rows).splitlines() == ["      a   b", "cost  1  22"]
+    assert columns(rows, numbers=True).splitlines() == ["      a   b", "cost  1  22"]
     assert report.as_markdown(rows).splitlines() == ["|  | a | b |", "|---|---:|---:|", "| cost | 1 | 22 |"]
 
 

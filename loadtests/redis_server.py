@@ -2,7 +2,10 @@
 
 import signal
 import subprocess
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -81,3 +84,10 @@ class RedisServer:
             return True
         except RedisError:
             return False
+
+
+@contextmanager
+def redis_server() -> Iterator[RedisServer]:
+    """One that runs in a folder of its own, which is removed afterwards."""
+    with tempfile.TemporaryDirectory(prefix="redis-") as folder, RedisServer(Path(folder)) as server:
+        yield server
