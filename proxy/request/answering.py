@@ -27,7 +27,8 @@ _OK = Outcome.OK
 
 def judge_head(exchange: Exchange, head: ReplyHead) -> bool:
     """Whether the reply goes on to the client. Busy and broken units are tried elsewhere first."""
-    attempt, response, gate = exchange.in_flight(), exchange.response, exchange.gate
+    attempt, response, gate = exchange.attempt, exchange.response, exchange.gate
+    assert attempt is not None
     unit = attempt.lease.unit
     for observer in response.observers:
         observer.replied(head.status)
@@ -80,7 +81,9 @@ def _goes_elsewhere(exchange: Exchange, lease: Lease, failure: Failure) -> bool:
 
 def commit(exchange: Exchange, first: bytes, at: float) -> None:
     """Something is about to be shown."""
-    lease, response, gate = exchange.in_flight().lease, exchange.response, exchange.gate
+    attempt, response, gate = exchange.attempt, exchange.response, exchange.gate
+    assert attempt is not None
+    lease = attempt.lease
     exchange.state = RELAYING
     response.unit = lease.unit
     if exchange.continuation is not None:
@@ -96,10 +99,12 @@ def commit(exchange: Exchange, first: bytes, at: float) -> None:
 
 def finish(exchange: Exchange) -> None:
     """The unit's reply has ended, whole."""
-    attempt, response = exchange.in_flight(), exchange.response
+    attempt, response = exchange.attempt, exchange.response
+    assert attempt is not None
     response.whole = True
     outcome = outcome_of(response.status)
-    exchange.release(outcome)
+    attempt.release(outcome)
+    exchange.attempt = None
     if exchange.continuation is not None:
         exchange.continuation.settle(Result.CONTINUED)
     if outcome is _OK and exchange.route.kind is GENERATE:

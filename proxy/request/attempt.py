@@ -137,7 +137,7 @@ class Attempt:
         for observer in response.observers:
             observer.attempt_over(lease, outcome, response.now())
         self._dispatcher.released(lease, outcome)
-        response.unpromise()
+        response.promised = None
 
     def let_go(self, outcome: Outcome) -> None:
         """End it: its connection, then its lease."""
@@ -174,7 +174,7 @@ class Attempt:
         is_events = response.is_events
         if is_events and carries_data(body):
             response.count(len(pieces))
-        is_whole = conn.raw is not None and not conn.ended and _ends_whole(data, conn)
+        is_whole = conn.raw is not None and not conn.ended and conn.clean and data.endswith(EVENT_ENDS)
         if is_whole and not (is_events and len(before_error(body)) < len(body)):
             response.pass_on(data, body)
         else:
@@ -221,7 +221,11 @@ class Attempt:
         lease.commit(response.now())
         response.commit(lease.desk, lease.first_at, body)
         self._owner.committed(body, lease.first_at)
-        self._reframe(data, body, conn)
+        if body.endswith(b"\n\n") and self._passage.stitch is None and not conn.ended:
+            # All of it was looked at already, or it is plain.
+            self._show(data, body, None, conn)
+        else:
+            self._reframe(data, body, conn)
 
     def _reframe(self, data: bytes, body: bytes, conn: UnitConnection) -> None:
         """Show what is complete of `body`, in a chunk of our own, and end as the unit does."""
@@ -229,15 +233,23 @@ class Attempt:
         if response.is_events:
             body, failure = passage.feed(body, ended=conn.ended)
             response.in_event = passage.in_event
-        ended = conn.ended or passage.is_over
-        at_boundary = not ended and passage.is_empty and _ends_whole(data, conn)
-        conn.raw = response if at_boundary and response.may_pass_raw and passage.stitch is None else None
+        self._show(data, body, failure, conn)
+
+    def _show(self, data: bytes, body: bytes, failure: Failure | None, conn: UnitConnection) -> None:
+        """Show `body`, the complete part of a read, and what follows it: `failure`, or how the unit ends."""
+        response, passage = self._response, self._passage
+        stitch = passage.stitch
+        ended = conn.ended or (stitch is not None and stitch.is_over)
+        may_pass_raw = response.passes_raw and stitch is None and passage.is_empty and not ended
+        # Behind a chunk there may be a part of the next one's size: then a read does not end whole.
+        conn.raw = response if may_pass_raw and conn.clean and data.endswith(EVENT_ENDS) else None
         if not response.show(body, ended=ended and failure is None):
             failure = Failure(Kind.TRUNCATED, "it ended its stream in the middle of an answer")
         if failure is not None:
             self._give_up(conn, failure)
         elif ended:
-            conn.discard()
+            if not conn.ended:
+                conn.drop()
             self.over = True
             self._conn = None
             guarded(self._owner, self._owner.done)
@@ -247,8 +259,3 @@ class Attempt:
         self._conn = None
         conn.drop()
         guarded(self._owner, self._owner.failed, failure)
-
-
-def _ends_whole(data: bytes, conn: UnitConnection) -> bool:
-    """Behind a chunk there may be a part of the next one's size: then a read does not end so."""
-    return conn.clean and data.endswith(EVENT_ENDS)

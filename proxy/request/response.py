@@ -50,7 +50,9 @@ class Response:
     """What one client gets for one request.
 
     `begun`: a head was sent; `whole`: all was sent, and only the record is to come; `over`: it has ended.
-    `is_events`: it is a stream of events; `in_event`: the last of them was shown in part.
+    `is_events`: it is a stream of events; `in_event`: the last of them was shown in part; `passes_raw`: whole
+    chunks of a unit may go on as they are.
+    `promised` is the head that the attempt in flight has, sent or not.
     `last_at` is when something was last shown, or the clock for silence began anew; `paused`: the client
     reads slower than its unit writes; `replay` is what it was shown of a stream, in case the unit breaks.
     """
@@ -63,7 +65,6 @@ class Response:
         "_fold_at",
         "_framing",
         "_gaps",
-        "_head",
         "_host",
         "_kept",
         "_own_lines",
@@ -81,7 +82,9 @@ class Response:
         "now",
         "observers",
         "over",
+        "passes_raw",
         "paused",
+        "promised",
         "replay",
         "request_id",
         "route",
@@ -114,9 +117,9 @@ class Response:
         self.last_at = request.received_at
         self.closes = not request.keep_alive or request.http10
         self.begun = self.whole = self.over = False
-        self.paused = self.is_events = self.in_event = False
+        self.paused = self.is_events = self.in_event = self.passes_raw = False
         self.replay: Keep | None = None
-        self._head: ReplyHead | None = None
+        self.promised: ReplyHead | None = None
         self._own_lines = b""
         self._framing = CHUNKED
         self._ends_by_close = False
@@ -137,14 +140,11 @@ class Response:
         is_events = is_event_stream(head)
         if self.begun and not is_events:
             return False
-        self._head, self._own_lines, self.is_events = head, own_lines, is_events
+        self.promised, self._own_lines, self.is_events = head, own_lines, is_events
         self._framing = framing_of(head, http10=self._request.http10, is_events=is_events)
         self._ends_by_close = self._framing is not CHUNKED and head.length is None
+        self.passes_raw = is_events and self._framing is CHUNKED
         return True
-
-    def unpromise(self) -> None:
-        """The attempt that had a head is over; what was sent stays sent."""
-        self._head = None
 
     def commit(self, desk: Desk, at: float, first: bytes) -> None:
         """A unit shows its `first` bytes, at `at`; they are fed next."""
@@ -211,11 +211,6 @@ class Response:
         self.paused = paused
         self.last_at = self.now()
 
-    @property
-    def may_pass_raw(self) -> bool:
-        """Whether whole chunks of a unit may go on as they are."""
-        return self.is_events and self._framing is CHUNKED
-
     # -- what is kept of it --------------------------------------------------------------------------------
 
     def begin_keeping(self, *, whole: bool) -> None:
@@ -271,7 +266,7 @@ class Response:
         if now - self.last_at <= after_s:
             return
         self.last_at = now
-        if self.is_events and (self.begun or self._head is not None):
+        if self.is_events and (self.begun or self.promised is not None):
             prefix = b"" if self.begun else self._head_bytes()
             self._send(prefix + self._framing.frame(_COMMENT))
 
@@ -350,26 +345,22 @@ class Response:
         self._client.send(data)
 
     def _head_bytes(self) -> bytes:
-        head = self._head
+        head = self.promised
         assert head is not None
         own = b"x-request-id: %b\r\n%b%b" % (
             self.request_id,
             self._own_lines,
             self._host.report_lines(self._request.fields),
         )
-        close = self._closes_client()
+        close = self.closes = self.closes or self._host.is_leaving()
         self.begun = True
         return head_of(head, self._framing, is_events=self.is_events, own=own, close=close)
-
-    def _closes_client(self) -> bool:
-        """Whether the head being written must say that the connection ends with this response."""
-        self.closes = self.closes or self._host.is_leaving()
-        return self.closes
 
     def _write_own(self, status: int, body: bytes, line: bytes) -> None:
         self.status = status
         own = b"x-request-id: %b\r\n%b" % (self.request_id, line)
-        data = own_response(status, body, own=own, close=self._closes_client())
+        self.closes = self.closes or self._host.is_leaving()
+        data = own_response(status, body, own=own, close=self.closes)
         if self._request.method == b"HEAD":
             data = data[: len(data) - len(body)]
         self._send(data)

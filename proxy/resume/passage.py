@@ -55,12 +55,14 @@ class Passage:
         if events and not self._begun:
             self._begun = True
             events = events.removeprefix(BOM)
-        if carries_data(events):
-            if is_error(events):
+        # Mostly the very first bytes are those of data.
+        is_data = events.startswith(b"data:")
+        if is_data or carries_data(events):
+            if b"error" in events and is_error(events):
                 return Failure(
                     Kind.FIRST_EVENT_ERROR, f"its stream began with an error: {message_of(events)}"
                 )
-            shown = without_comments(events)
+            shown = events if is_data else without_comments(events)
             return shown + self._flush() if self._tail else shown
         if ended:
             return Failure(Kind.CLOSED_EARLY, "its stream ended without an event")

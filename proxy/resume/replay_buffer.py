@@ -13,6 +13,8 @@ from cellgate.proxy.wire.sse import is_end
 
 FOLD_BYTES = 12 * 1024
 """So many bytes are kept raw; then what they say replaces them."""
+_USUAL_ENDS = (b"e\r\ndata: [DONE]\n\n\r\n", b"data: [DONE]\n\n")
+"""How nearly all streams end: known without being read."""
 END_CHUNKS = 3
 """The last token, what was used, and the end."""
 
@@ -48,7 +50,7 @@ class Keep:
 
     def lacks_end(self) -> bool:
         """Whether it breaks off in the middle of an answer."""
-        if self.chunks and is_end(self.chunks[-1], DONE):
+        if self.chunks and ((last := self.chunks[-1]) in _USUAL_ENDS or is_end(last, DONE)):
             return False
         said = self.read()
         return said.has_choice and not said.is_done and not said.finish

@@ -453,8 +453,9 @@ class UnitConnection(asyncio.Protocol):
             # The parser still expects the body that a HEAD reply only announces.
             self._parser = httptools.HttpResponseParser(self)
         if self._keep_alive:
-            # The last read may have filled its client's buffer; the next client has nothing to do with that.
-            self.resume()
+            if self._held:
+                # The last read may have filled its client's buffer; the next one has nothing to do with it.
+                self.resume()
             self._pool.give_back(self)
         elif self.transport is not None:
             self.transport.close()
