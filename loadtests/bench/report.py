@@ -42,9 +42,9 @@ def tables(run: Run) -> dict[str, Table]:
     loads = list(run.loads)
     return {
         "CPU, in microseconds": _table(run, [_cpu_row(run, load) for load in loads]),
-        f"CPU of {SUBJECT} over that of each": _table(run, [_ratio_row(run, load) for load in loads]),
+        f"Ratio: CPU of {SUBJECT} / CPU of each": _table(run, [_ratio_row(run, load) for load in loads]),
         "Waits, memory, leaks": _table(run, [row for load in loads for row in _stream_rows(run, load)]),
-        "What stood around them": _table(run, _harness_rows(run, loads)),
+        "Conditions of the measurement": _table(run, _harness_rows(run, loads)),
     }
 
 
@@ -97,7 +97,7 @@ def _stream_rows(run: Run, load: str) -> list[tuple[str, Cell]]:
         *rows,
         ("resident at rest, MB", shown(lambda each: each.idle_mb, 1)),
         (f"resident with {about}, MB", shown(lambda each: each.loaded_mb, 1)),
-        (f"that is for each of {about}, KiB", shown(lambda each: each.stream_kib, 1)),
+        (f"resident for each of {about}, KiB", shown(lambda each: each.stream_kib, 1)),
         ("leaked: connections from clients", shown(lambda each: each.leaked_clients, 0, always=True)),
         ("leaked: connections to units", shown(lambda each: each.leaked_generating, 0, always=True)),
     ]
@@ -117,7 +117,7 @@ def _harness_rows(run: Run, loads: Sequence[str]) -> list[tuple[str, Cell]]:
             partial(_worst, run, lambda each: each.lag_ms, "{:.1f}"),
         ),
         ("reads a chunk", partial(_plain, run, "256-streams", lambda each: each.reads_each, 2)),
-        ("others' share of the machine, worst", partial(_worst, run, lambda each: each.others, "{:.0%}")),
+        ("share of other processes, worst", partial(_worst, run, lambda each: each.others, "{:.0%}")),
     ]
 
 

@@ -1,6 +1,6 @@
 """A run of the benchmark as a file, and the page that shows it.
 
-`python -m loadtests.bench.run_file build/bench.json` makes that run the one of docs/performance.md.
+`python -m loadtests.bench.run_file build/bench.json` makes that run the one of docs/evidence/performance.md.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ from loadtests.bench.figures import Figure
 from loadtests.replay.routers import ROOT
 
 DATA = ROOT / "docs" / "data" / "bench.json"
-PAGE = ROOT / "docs" / "performance.md"
+PAGE = ROOT / "docs" / "evidence" / "performance.md"
 _BEGIN, _END = "<!-- tables of data/bench.json -->\n", "<!-- end of tables -->\n"
 
 

@@ -56,7 +56,7 @@ def test_a_target_that_is_missing_says_so_in_each_table_and_the_rest_has_figures
     by_title = {row[0]: row[1:] for row in rows}
     assert by_title["a request, requests of 1 kB"] == ("20.0 (10.0-40.0)", "-", "50.0 (30.0-80.0)", "-")
     assert [rows[0][2] for _, *rows in tables.values()] == ["missing"] * 4
-    _, ratios = tables["CPU of cellgate over that of each"]
+    _, ratios = tables["Ratio: CPU of cellgate / CPU of each"]
     assert ratios == ("a request, requests of 1 kB", "2.50 (2.00-3.00)", "missing", "-", "-")
     waits = {row[0]: row[1:] for row in tables["Waits, memory, leaks"][1:]}
     assert waits["TTFT added, p99, ms; 2,000 streams"] == ("-", "-", "2.00", "-")

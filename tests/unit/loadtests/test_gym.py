@@ -136,7 +136,7 @@ def test_all_planned_cells_are_there() -> None:
     assert FLEETS.keys() >= UNEQUAL
 
 
-# What holds today; the table in docs/routing.md has all.
+# What holds today; the table in docs/evidence/gym.md has all.
 @pytest.mark.parametrize(
     "cell",
     [
