@@ -25,18 +25,20 @@ class Keep:
     `whole`: all of it is kept, not its end alone.
     """
 
-    __slots__ = ("_said", "chunks", "whole")
+    __slots__ = ("_framed", "_said", "chunks", "whole")
 
     def __init__(self, *, framed: bool, whole: bool = True) -> None:
-        self._said = Said(framed=framed)
+        self._framed = framed
+        self._said: Said | None = None
         self.whole = whole
         self.chunks: list[bytes] | deque[bytes] = [] if whole else deque(maxlen=END_CHUNKS)
 
     def read(self) -> Said:
         """Fold all that was kept, and say what it amounts to."""
-        self._said.read(self.chunks)
+        said = self._transcript()
+        said.read(self.chunks)
         self.chunks.clear()
-        return self._said
+        return said
 
     def end(self) -> bytes:
         """What was shown last, as far as it has not been folded."""
@@ -45,7 +47,7 @@ class Keep:
     def keep_end(self) -> None:
         """Nobody could go on with it: from now on keep its end alone."""
         self.whole = False
-        self._said.skip()
+        self._transcript().skip()
         self.chunks = deque(self.chunks, maxlen=END_CHUNKS)
 
     def lacks_end(self) -> bool:
@@ -54,3 +56,9 @@ class Keep:
             return False
         said = self.read()
         return said.has_choice and not said.is_done and not said.finish
+
+    def _transcript(self) -> Said:
+        """What was folded so far. Most answers end before any of them is."""
+        if self._said is None:
+            self._said = Said(framed=self._framed)
+        return self._said

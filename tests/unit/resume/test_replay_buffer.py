@@ -244,7 +244,7 @@ def test_of_an_event_without_end_no_more_is_kept_than_one_may_have() -> None:
     for _ in range(2 * LIMITS.event_bytes // len(piece)):
         rig.feed([chunk(piece)])
         assert rig.response.replay is not None
-        said = rig.response.replay._said
+        said = rig.response.replay._transcript()
         most = max(most, len(said._tail) + sum(map(len, rig.response.replay.chunks)))
     assert rig.bugs == []
     assert most < LIMITS.event_bytes + FOLD_BYTES + (END_CHUNKS + 1) * len(piece)
