@@ -126,7 +126,6 @@ class Attempt:
     def go_on(self, replay: Keep, stitch: Stitch) -> None:
         """The unit goes on for another, of which `replay` was shown; `stitch` makes one stream of both."""
         self._response.replay = replay
-        self._response.leave_to_stitch()
         self._passage.stitch = stitch
 
     # -- its end -------------------------------------------------------------------------------------------

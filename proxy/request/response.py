@@ -19,7 +19,7 @@ from cellgate.proxy.metrics.continuations import Result
 from cellgate.proxy.request.observer import Observer
 from cellgate.proxy.resume.replay_buffer import FOLD_BYTES, Keep
 from cellgate.proxy.wire.failure import Failure, Kind, error_body, error_event
-from cellgate.proxy.wire.framing import CHUNKED, framing_of, head_of, is_event_stream
+from cellgate.proxy.wire.framing import CHUNKED, Framing, framing_of, head_of, is_event_stream
 from cellgate.proxy.wire.heads import Fields, is_request_id, own_response
 from cellgate.proxy.wire.upstream import ReplyHead
 from cellgate.router.nouns import Outcome
@@ -95,6 +95,20 @@ class Response:
         "whole",
     )
 
+    # From the first promise on.
+    _own_lines: bytes
+    _framing: Framing
+    _ends_by_close: bool
+    passes_raw: bool
+    # From the first commit on.
+    _desk: Desk
+    _gaps: list[int]
+    _write: Callable[[bytes], None]
+    _first: bytes
+    _kept: list[bytes] | deque[bytes] | None
+    _fold_at: float
+    in_event: bool
+
     def __init__(
         self,
         host: Host,
@@ -117,18 +131,9 @@ class Response:
         self.last_at = request.received_at
         self.closes = not request.keep_alive or request.http10
         self.begun = self.whole = self.over = False
-        self.paused = self.is_events = self.in_event = self.passes_raw = False
+        self.paused = self.is_events = False
         self.replay: Keep | None = None
         self.promised: ReplyHead | None = None
-        self._own_lines = b""
-        self._framing = CHUNKED
-        self._ends_by_close = False
-        self._first = b""
-        self._kept: list[bytes] | deque[bytes] | None = None
-        self._fold_at = inf
-        self._write: Callable[[bytes], None] = client.send
-        self._desk: Desk
-        self._gaps: list[int]
 
     # -- fed by an attempt ---------------------------------------------------------------------------------
 
@@ -152,11 +157,13 @@ class Response:
         self._desk, self._gaps = desk, desk.gaps_ms
         self._write = self._client.writer()
         self.in_event = False
+        # What a unit says that goes on for another is taken note of where it is stitched to the rest.
+        self._kept, self._fold_at = None, inf
         if self.is_events:
             self.events += 1
             desk.life_at = at
-        else:
-            self._first = first
+            first = b""
+        self._first = first
 
     def on_token(self, chunk: bytes) -> None:
         """One whole chunk with the event of a token, in a stream that stands between two chunks and events.
@@ -219,10 +226,6 @@ class Response:
             self.replay = Keep(framed=self._framing is CHUNKED, whole=whole)
             self._kept = self.replay.chunks
             self._fold_at = self.sent + FOLD_BYTES if whole else inf
-
-    def leave_to_stitch(self) -> None:
-        """Another unit goes on: what it says is taken note of where it is stitched to the rest."""
-        self._kept, self._fold_at = None, inf
 
     def keep_end(self) -> None:
         """What was kept turned out to be of no use: from now on keep the end alone."""
