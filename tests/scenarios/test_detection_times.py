@@ -10,6 +10,7 @@ import pytest
 from cellgate.proxy.control.detection_bounds import kinds, rows
 from cellgate.router.nouns import Rules, Verdict
 from tests.scenarios.harness import Stage
+from tests.scenarios.seeds import seeds
 from tests.sim.behaviour import Behaviour
 from tests.sim.engine import Engine
 
@@ -56,7 +57,7 @@ def stop_follower(engine: Engine) -> None:
     engine.nodes[1].stop()
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(range(3)))
 @pytest.mark.parametrize(
     ("fault", "fail", "is_blind", "agents"),
     [
@@ -83,7 +84,7 @@ def test_a_fault_is_found_as_soon_as_promised(
     [Rules(silent_min_s=0.4, canary_timeout_s=0.6, canary_idle_s=0.8), Rules(canary_timeout_s=0.3)],
     ids=["impatient", "of which one overrules the other"],
 )
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(range(3)))
 def test_other_rules_make_other_promises_that_are_kept(rules: Rules, seed: int) -> None:
     for is_busy in (True, False):
         stage = Stage(seed, rules=rules)

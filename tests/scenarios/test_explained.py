@@ -13,6 +13,7 @@ from cellgate.probes.runner import JITTER
 from cellgate.proxy.admin.unit_view import unit_page
 from cellgate.router.nouns import Verdict
 from tests.scenarios.harness import BACK_S, LATENCY_S, RULES, Stage
+from tests.scenarios.seeds import seeds
 from tests.sim.behaviour import Behaviour
 
 
@@ -28,7 +29,7 @@ def page(stage: Stage, name: str = "a") -> dict[str, Any]:
     return shown
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(range(3)))
 def test_a_canary_comes_when_it_was_told_to(seed: int) -> None:
     stage = Stage(seed)
 

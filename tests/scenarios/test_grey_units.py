@@ -10,6 +10,7 @@ import pytest
 from cellgate.proxy.config.settings import Timeouts
 from cellgate.router.nouns import Verdict
 from tests.scenarios.harness import Stage
+from tests.scenarios.seeds import seeds
 from tests.scenarios.users import Users
 from tests.sim.behaviour import Behaviour, Break
 from tests.sim.timing import Timing
@@ -60,7 +61,7 @@ def test_a_wedge_under_a_large_prompt_is_found_sooner_once_one_like_it_was_seen(
     assert stage.flips("b") == ["up"]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(range(6)))
 def test_a_unit_that_restarts_while_it_is_down_starts_once(seed: int) -> None:
     """Its new epoch is read before it gets users, not after."""
     stage = Stage(seed, timing=STEPS)

@@ -8,6 +8,7 @@ import pytest
 
 from cellgate.router.nouns import Verdict
 from tests.scenarios.harness import BACK_S, LATENCY_S, PROMISE_S, RULES, Stage
+from tests.scenarios.seeds import seeds
 from tests.scenarios.visit import Visit
 from tests.sim.behaviour import Behaviour
 from tests.sim.conversation import End
@@ -61,7 +62,7 @@ def test_when_a_leader_dies_another_unit_goes_on_with_its_streams() -> None:
     assert stage.flips("b") == ["up"]
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", seeds(range(5)))
 def test_a_leader_that_dies_at_any_moment_costs_nobody_anything(seed: int) -> None:
     stage = Stage(seed)
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.scenarios.plans import ACTS, KINDS, STRIKES, Plan
+from tests.scenarios.seeds import seeds
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(range(6)))
 def test_whatever_is_dealt_nobody_is_lost_and_nobody_is_told_lies(seed: int) -> None:
     assert Plan(seed).wrong == []
 

@@ -11,6 +11,7 @@ from cellgate.proxy.control.containment import BANS_A_MINUTE
 from tests.scenarios.gates import GatesStage
 from tests.scenarios.harness import Stage
 from tests.scenarios.poisoned import DEATHS_MAX, drink, play, poisoned
+from tests.scenarios.seeds import seeds
 from tests.scenarios.users import Users
 from tests.sim.poison import Mode, Poison
 
@@ -142,7 +143,7 @@ def test_where_all_units_die_of_whatever_they_get_requests_end_honestly_and_few_
     assert stage.gate.containment.counts["bans"] <= BANS_A_MINUTE
 
 
-@pytest.mark.parametrize("seed", [3, 5, 7, 11, 21, 53])
+@pytest.mark.parametrize("seed", seeds([3, 5, 7, 11, 21, 53]))
 def test_among_random_faults_no_prompt_costs_more_than_three_units(seed: int) -> None:
     played = play(seed)
     assert played.deaths <= DEATHS_MAX

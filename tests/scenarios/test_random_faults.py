@@ -13,6 +13,7 @@ from cellgate.policies import POLICIES
 from cellgate.proxy.config.settings import Timeouts
 from cellgate.proxy.control.local_dispatcher import COOL_S
 from tests.scenarios.harness import BACK_S, CHAT, Stage
+from tests.scenarios.seeds import seeds
 from tests.scenarios.visit import Visit, chat
 from tests.sim.chaos import STRIKES, Chaos, Strike
 from tests.sim.client import Manner
@@ -137,7 +138,7 @@ class Play:
                 self.patient.append(await stage.ask(max_tokens=size, stream=kind < 10))
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", seeds(range(16)))
 def test_with_one_unit_hurt_at_a_time_nobody_is_refused_and_no_other_unit_is_suspected(seed: int) -> None:
     play = Play(seed, at_most=1)
     assert {visit.reply.status for visit in play.patient} == {200}
@@ -145,7 +146,7 @@ def test_with_one_unit_hurt_at_a_time_nobody_is_refused_and_no_other_unit_is_sus
         assert play.stage.flips(name) == ["up"]
 
 
-@pytest.mark.parametrize("seed", range(100, 110))
+@pytest.mark.parametrize("seed", seeds(range(100, 110)))
 def test_with_any_unit_hurt_at_any_time_what_cannot_be_answered_is_refused_honestly(seed: int) -> None:
     play = Play(seed, at_most=UNITS, meddling=seed % 2 == 0)
     assert any(visit.is_answered for visit in play.patient)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.scenarios.harness import BACK_S, Stage
+from tests.scenarios.seeds import seeds
 from tests.scenarios.users import Users
 from tests.sim.engine import PORT
 from tests.sim.timing import Timing
@@ -19,7 +20,7 @@ TIMING = Timing(step_s=0.05, warm_up_s=2.0)
 GAPS_S = (0.0, 0.3)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(range(3)))
 @pytest.mark.parametrize("gap_s", GAPS_S)
 @pytest.mark.parametrize("users", [0, 8])
 @pytest.mark.parametrize("options", [{}, {"agents": True, "followers": 1}, {"is_blind": True}], ids=str)
@@ -51,7 +52,7 @@ def test_a_leader_that_starts_anew_between_two_probes_gets_nobody_before_a_canar
     assert stage.flips("b") == ["up"]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(range(3)))
 def test_the_same_without_any_connection_that_could_break(seed: int) -> None:
     stage = Stage(seed, timing=TIMING)
     engine = stage.engines["a"]

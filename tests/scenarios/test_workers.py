@@ -11,10 +11,11 @@ from cellgate.router.fair_queue import FairRules
 from cellgate.router.nouns import Outcome, Verdict
 from tests.scenarios.crew import CrewStage
 from tests.scenarios.harness import Stage
+from tests.scenarios.seeds import seeds
 from tests.sim.timing import Timing
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(range(3)))
 def test_a_leader_that_dies_at_any_moment_costs_nobody_anything(seed: int) -> None:
     stage = CrewStage(seed)
 

@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import re
-import signal
-import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
-from typing import Any
 
-import openai
 import orjson
 import pytest
 
 from cellgate.proxy.config.settings import TracingSettings
 from cellgate.proxy.tracing.tracing import Tracing
 from loadtests.collector import Collector, Seen, collecting
-from loadtests.simunit.process import SimUnit
 from tests.wire.client import chat, get, post
-from tests.wire.process import GateProcess, eventually
-from tests.wire.stage import PROCESSES_S, Stage, live, live_for, stage
+from tests.wire.stage import Stage, live, stage
 from tests.wire.unit import LAST_CHUNK, SSE_HEAD, STREAM, Play, Received, Script, chunk, then_close, whole
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -269,66 +262,6 @@ async def test_texts_that_clients_choose_are_cut() -> None:
         assert (await client.ask(post(b"{}", SAMPLED, "/v1/" + "x" * 5000))).status == 404
     [request] = collector.spans
     assert len(str(request.about["url.path"])) == 256
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-@live_for(PROCESSES_S)
-async def test_a_gate_that_is_configured_so_tells_a_collector_of_a_broken_stream(
-    tmp_path: Path, workers: int
-) -> None:
-    asked: dict[str, Any] = {
-        "model": "sim",
-        "messages": [{"role": "user", "content": "Hi"}],
-        "max_tokens": 60,
-    }
-    units = SimUnit.start_all(["a", "b"], followers=1, step_ms=5)
-    try:
-        async with collecting() as collector:
-            tracing = {"endpoint": collector.endpoint, "sample_ratio": 1.0}
-            urls = {unit.name: unit.url for unit in units}
-            keys: dict[str, Any] = {"tracing": tracing, "timeouts": AT_ONCE, "workers": workers}
-            with GateProcess(tmp_path, urls, **keys) as gate:
-                await asyncio.to_thread(gate.until_up, "a", "b")
-                await asyncio.to_thread(units[0].fault, "in_stream_error", after_tokens=20)
-                url = f"{gate.url}/v1"
-                async with openai.AsyncOpenAI(base_url=url, api_key="x", max_retries=0) as client:
-                    while not any(span.name == "continuation" for span in collector.spans):
-                        async for _ in await client.chat.completions.create(**asked, stream=True):
-                            pass
-                        await asyncio.sleep(0.2)
-                gate.signal(signal.SIGTERM)
-                assert await asyncio.to_thread(gate.exit_code) == 0
-    finally:
-        for unit in units:
-            unit.stop()
-    continuation = collector.named("continuation")[0]
-    attempts = [span for span in collector.named("attempt") if span.parent_id == continuation.parent_id]
-    assert [span.about["cellgate.unit"] for span in attempts] == ["a", "b"]
-    assert attempts[0].about["error.type"] == "stream_error"
-    assert continuation.about == {"cellgate.unit": "a", "cellgate.outcome": "continued"}
-
-
-def test_a_collector_that_is_away_costs_one_line_and_no_request(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as nobody:
-        port = nobody.getsockname()[1]
-    tracing = {"endpoint": f"http://127.0.0.1:{port}/v1/traces"}
-    with GateProcess(tmp_path, {"a": "http://127.0.0.1:9"}, tracing=tracing, timeouts=AT_ONCE) as gate:
-        for _ in range(20):
-            assert_refused(gate)
-        assert eventually(lambda: "does not take spans" in gate.log), gate.log
-        for _ in range(20):
-            assert_refused(gate)
-        gate.signal(signal.SIGTERM)
-        gate.exit_code()
-        [line] = [line for line in gate.log.splitlines() if re.search("trac|span|opentelemetry", line, re.I)]
-        assert f"tracing: {tracing['endpoint']} does not take spans (" in line
-
-
-def assert_refused(gate: GateProcess) -> None:
-    connection = gate.connect()
-    connection.request("POST", "/v1/completions", b'{"prompt": "x"}', {"content-type": "application/json"})
-    assert connection.getresponse().status == 503
-    connection.close()
 
 
 @live

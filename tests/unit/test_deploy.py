@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import socket
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import boto3  # type: ignore[import-untyped]
 import kubernetes_validate  # type: ignore[import-untyped]
@@ -20,12 +18,19 @@ from moto import mock_aws
 
 from cellgate.proxy.config.load import load
 from cellgate.proxy.config.load_process import Overrides
-from tests.real.programs import ROOT, find
+from tests.manifests import (
+    DEPLOY,
+    KUSTOMIZED,
+    ROOT,
+    Thing,
+    by_folder,
+    compose,
+    containers,
+    pod_templates,
+    things,
+    validate,
+)
 
-DEPLOY = ROOT / "deploy"
-KUSTOMIZED = sorted(path.parent for path in DEPLOY.glob("kubernetes/*/kustomization.yaml"))
-KUBERNETES = "1.31"
-LWS = "LeaderWorkerSet"
 TASKS = [
     DEPLOY / "agent" / "ecs-task.json",
     *(DEPLOY / "ecs" / f"{name}.json" for name in ("gate", "leader", "follower", "sidecar")),
@@ -33,78 +38,12 @@ TASKS = [
 # That of recovery/ names files which recovery/test_examples.py makes.
 CONFIGURATIONS = sorted(set(DEPLOY.rglob("cellgate*.yaml")) - set(DEPLOY.glob("recovery/*")))
 
-Thing = dict[str, Any]
-
-
-def by_folder(path: Path) -> str:
-    """How a test of a folder, or of a file, is called."""
-    return str(path.relative_to(DEPLOY))
-
-
-def things(folder: Path) -> list[Thing]:
-    """All that the files of a folder describe, as they stand there."""
-    names = yaml.safe_load((folder / "kustomization.yaml").read_text())["resources"]
-    return [thing for name in names for thing in yaml.safe_load_all((folder / name).read_text())]
-
-
-def rendered(folder: Path) -> list[Thing]:
-    """The same as kustomize makes it, which adds the configuration and the images."""
-    command = [find("kubectl"), "kustomize", str(folder)]
-    out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return list(yaml.safe_load_all(out))
-
-
-def validate(thing: Thing) -> None:
-    """Raises for a field that Kubernetes does not know, or one that is missing or of the wrong kind."""
-    if thing["kind"] == LWS:
-        # Of another group's API; what it is made of are pods.
-        for template in pod_templates(thing):
-            pod = {
-                "apiVersion": "v1",
-                "kind": "Pod",
-                "metadata": template["metadata"],
-                "spec": template["spec"],
-            }
-            kubernetes_validate.validate(pod, KUBERNETES, strict=True)
-        return
-    kubernetes_validate.validate(thing, KUBERNETES, strict=True)
-
-
-def pod_templates(thing: Thing) -> list[Thing]:
-    """The pods that it makes."""
-    if thing["kind"] == LWS:
-        group = thing["spec"]["leaderWorkerTemplate"]
-        return [group["leaderTemplate"], group["workerTemplate"]]
-    return [thing["spec"]["template"]] if thing["kind"] == "Deployment" else []
-
-
-def containers(things: list[Thing]) -> Iterator[tuple[Thing, Thing]]:
-    """Each container, and the spec of its pod."""
-    for thing in things:
-        for template in pod_templates(thing):
-            for container in template["spec"]["containers"]:
-                yield container, template["spec"]
-
 
 @pytest.mark.parametrize("folder", KUSTOMIZED, ids=by_folder)
 def test_kubernetes_knows_every_field(folder: Path) -> None:
     assert things(folder)
     for thing in things(folder):
         validate(thing)
-
-
-@pytest.mark.parametrize("folder", KUSTOMIZED, ids=by_folder)
-def test_kustomize_renders_what_kubernetes_knows(folder: Path) -> None:
-    made = rendered(folder)
-    kinds = sorted(thing["kind"] for thing in made)
-    assert kinds == sorted([*(thing["kind"] for thing in things(folder)), "ConfigMap"])
-    maps = {thing["metadata"]["name"] for thing in made if thing["kind"] == "ConfigMap"}
-    for thing in made:
-        validate(thing)
-    for container, pod in containers(made):
-        assert re.search(r":[\w.-]+$", container["image"]), container["image"]
-        named = {volume["configMap"]["name"] for volume in pod.get("volumes", ()) if "configMap" in volume}
-        assert named <= maps
 
 
 def test_a_field_that_kubernetes_does_not_know_is_found() -> None:
@@ -201,23 +140,6 @@ def test_beside_a_gate_on_ecs_nothing_is_reached_but_by_it_and_the_engine_ends_l
     assert found["cellgate"]["dependsOn"] == [{"containerName": "engine", "condition": "START"}]
 
 
-def compose() -> Thing:
-    """The services of compose.yaml."""
-    services: Thing = yaml.safe_load((DEPLOY / "compose" / "compose.yaml").read_text())["services"]
-    return services
-
-
-def test_docker_compose_takes_the_file() -> None:
-    file = str(DEPLOY / "compose" / "compose.yaml")
-    command = [find("docker-compose"), "-f", file, "config", "--quiet"]
-    environ = {"PATH": os.environ["PATH"], "CELLGATE_ADMIN_TOKEN": "word"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environ, check=False)
-    assert done.returncode == 0, done.stderr
-    del environ["CELLGATE_ADMIN_TOKEN"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environ, check=False)
-    assert "a word that the status page asks for" in done.stderr
-
-
 def test_compose_has_all_that_it_mounts_and_builds_and_is_reached_from_this_machine_alone() -> None:
     stages = re.findall(r"^FROM .* AS (\w+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
     for service in compose().values():
@@ -242,16 +164,3 @@ def test_haproxy_of_compose_is_the_one_that_is_tested() -> None:
     ours, tested = lines(DEPLOY / "compose" / "haproxy.cfg"), lines(DEPLOY / "ingress" / "haproxy.cfg")
     assert ours[:-1] == tested[: len(ours) - 1]
     assert ours[-1].replace("gate", "x").split()[3:] == ["agent-addr", "x", "agent-port", "9902"]
-
-
-def test_systemd_knows_every_line_of_the_units(tmp_path: Path) -> None:
-    program = shutil.which("systemd-analyze")
-    if program is None:
-        pytest.skip("systemd-analyze is not installed; type:  apt-get install systemd")
-    for file in DEPLOY.rglob("*.service"):
-        # The programs that it starts are not here, but something has to be.
-        copy = tmp_path / file.name
-        copy.write_text(re.sub(r"^(Exec\w+=)\S+", r"\1/bin/true", file.read_text(), flags=re.MULTILINE))
-        done = subprocess.run([program, "verify", copy], capture_output=True, text=True, check=False)
-        said = [line for line in done.stderr.splitlines() if copy.name in line]
-        assert not said

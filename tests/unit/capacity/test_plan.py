@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from cellgate.proxy.capacity.fit import GIB, Devices, Workload, plan
-from cellgate.proxy.capacity.live import LiveCache, LiveError, ask_cache, read_cache
+from cellgate.proxy.capacity.live import LiveCache, LiveError, read_cache
 from cellgate.proxy.capacity.memory import (
     kv_bytes_per_sequence,
     kv_bytes_per_token,
@@ -300,12 +300,3 @@ def test_a_unit_that_does_not_answer_is_named_after_the_plan(
     captured = capsys.readouterr()
     assert "configure max_in_flight" in captured.out
     assert "nothing answers at http://127.0.0.1:1/metrics" in captured.err
-
-
-def test_a_simulated_unit_is_asked(tmp_path: Path) -> None:
-    from loadtests.simunit.process import SimUnit
-
-    with SimUnit.start("plan") as unit:
-        assert ask_cache(unit.url).tokens > 0
-        with pytest.raises(LiveError, match="answers 404"):
-            ask_cache(unit.url + "/v1")

@@ -6,6 +6,8 @@ import random
 import time
 from collections import Counter
 
+import pytest
+
 from cellgate.policies import POLICIES
 from cellgate.router.board import Board
 from cellgate.router.fair_queue import FairRules
@@ -34,30 +36,36 @@ def shortlist_of(board: Board) -> Shortlist:
     return Shortlist(board, random.Random(1))
 
 
+@pytest.fixture(scope="module")
+def many() -> Board:
+    """Five hundred units, of a board on which nothing happens any more."""
+    return board_of(500)
+
+
 def test_few_units_are_all_looked_at() -> None:
     assert shortlist_of(board_of(LOOK_AT_ALL)).of(Ask("m"), NOW) is None
 
 
-def test_of_many_a_few_are_drawn_and_never_the_same() -> None:
-    shortlist = shortlist_of(board_of(500))
+def test_of_many_a_few_are_drawn_and_never_the_same(many: Board) -> None:
+    shortlist = shortlist_of(many)
     drawn = Counter(name for _ in range(500) for name in shortlist.of(Ask("m"), NOW) or ())
     assert sum(drawn.values()) == 500 * SAMPLE
     assert len(drawn) == 500
     assert max(drawn.values()) < 5 * SAMPLE
 
 
-def test_only_who_serves_the_model_is_drawn() -> None:
-    shortlist = shortlist_of(board_of(500))
+def test_only_who_serves_the_model_is_drawn(many: Board) -> None:
+    shortlist = shortlist_of(many)
     for _ in range(50):
         assert all(int(name[1:]) % 5 == 0 for name in shortlist.of(Ask("rare"), NOW) or ())
 
 
-def test_an_ask_that_one_unit_alone_can_answer_looks_there() -> None:
-    assert shortlist_of(board_of(500)).of(Ask("m", unit="u7"), NOW) == ("u7",)
+def test_an_ask_that_one_unit_alone_can_answer_looks_there(many: Board) -> None:
+    assert shortlist_of(many).of(Ask("m", unit="u7"), NOW) == ("u7",)
 
 
-def test_who_got_the_beginning_of_a_prompt_is_among_them() -> None:
-    shortlist = shortlist_of(board_of(500))
+def test_who_got_the_beginning_of_a_prompt_is_among_them(many: Board) -> None:
+    shortlist = shortlist_of(many)
     shortlist.note(Ask("m", blocks=(1, 2, 3)), "u77")
     shortlist.note(Ask("m", blocks=(1, 9)), "u78")
     for _ in range(20):

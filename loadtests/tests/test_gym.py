@@ -22,7 +22,7 @@ from loadtests.gym.plan import UNEVEN, cells
 from loadtests.gym.prompts import Text
 from loadtests.gym.world import World
 
-SAMPLE = Path(__file__).parents[3] / "loadtests" / "replay" / "sample.jsonl"
+SAMPLE = Path(__file__).parents[2] / "loadtests" / "replay" / "sample.jsonl"
 MAKEABLE = [load for load in LOADS if load != "mooncake"]
 """That one needs a file from elsewhere."""
 

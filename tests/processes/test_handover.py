@@ -20,7 +20,7 @@ import yaml
 
 from loadtests.processes import children, end_all, is_running, send
 from loadtests.simunit.process import SimUnit
-from tests.sockets.test_gate_process import is_refusing, models
+from tests.processes.test_gate_process import is_refusing, models
 from tests.wire.process import GateProcess, Stream, eventually
 
 STEP_MS = 4

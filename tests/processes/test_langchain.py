@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from loadtests.simunit.process import SimUnit
-from tests.sockets.test_continued import BREAKS, MODEL, SHOWN_S, STREAMS, TOKENS, halfway, unbroken
-from tests.sockets.test_continued import gate as gate
-from tests.sockets.test_continued import units as units
+from tests.processes.test_continued import BREAKS, MODEL, SHOWN_S, STREAMS, TOKENS, halfway, unbroken
+from tests.processes.test_continued import gate as gate
+from tests.processes.test_continued import units as units
 from tests.wire.process import ROOT, GateProcess, eventually, metrics
 
 PYTHON = ROOT / ".venv-langchain/bin/python"

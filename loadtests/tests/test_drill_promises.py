@@ -115,7 +115,7 @@ def test_a_load_that_ended_before_its_time_is_noticed(tmp_path: Path, content: b
 
 
 def test_every_mix_has_its_class_of_users() -> None:
-    text = (Path(__file__).parents[3] / "loadtests" / "locustfile.py").read_text()
+    text = (Path(__file__).parents[2] / "loadtests" / "locustfile.py").read_text()
     for mix in MIXES:
         assert f"class {user_class(mix)}(MixUser)" in text
         assert f'"{mix}"' in text

@@ -9,7 +9,7 @@ import yaml
 from loadtests.drill.plan import Drill
 from loadtests.drill.reader import DrillFileError, read
 
-DRILLS = Path(__file__).parents[3] / "loadtests" / "drills"
+DRILLS = Path(__file__).parents[2] / "loadtests" / "drills"
 GOOD: dict[str, Any] = {
     "name": "small",
     "topology": {"cells": 2, "units": 2},

@@ -1,0 +1,1 @@
+"""Tests of the load tools themselves; `make test-all` runs them."""

@@ -1,0 +1,1 @@
+"""Gates, units and agents as processes of their own, as an operator starts them."""

@@ -1,0 +1,15 @@
+"""How many seeds a scenario is played with: two in `make test`, all of them in `make test-all`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+IN_EVERY_RUN = 2
+
+
+def seeds(numbers: Sequence[int]) -> list[object]:
+    """Parameters of a test, by seed. All but the first two bear the mark `more_seeds`."""
+    rest = [pytest.param(number, marks=pytest.mark.more_seeds) for number in numbers[IN_EVERY_RUN:]]
+    return [*numbers[:IN_EVERY_RUN], *rest]
