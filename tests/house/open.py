@@ -47,7 +47,6 @@ OPEN: dict[str, tuple[str, ...]] = {
         "proxy/wire/upstream.py",
         "tests/laws/test_transport_laws.py",
         "tests/sockets/test_admin.py",
-        "tests/sockets/test_simunit.py",
         "tests/unit/config/test_load.py",
         "tests/unit/probes/test_agent.py",
         "tests/unit/probes/test_agent_link.py",
