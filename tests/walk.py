@@ -93,6 +93,8 @@ class Walked:
 async def walk() -> Walked:
     """Walk a streamed request and a plain one, neither the first of its unit."""
     bench = Bench(asyncio.get_running_loop())
+    # What else this process holds may be so much that connections grow old while it is looked through.
+    gc.freeze()
     try:
         for _ in range(WARM_UP):
             _streamed(bench)
@@ -100,6 +102,7 @@ async def walk() -> Walked:
         stream, objects = _streamed(bench)
         plain, chunk = _plain(bench), stream.pop(-2)
     finally:
+        gc.unfreeze()
         bench.close()
     return Walked(stream, chunk, plain, objects)
 

@@ -312,7 +312,7 @@ def is_zombie(pid: int) -> bool:
         ("two", "--workers: expected a whole number from 1, found 'two'"),
         (
             "60",
-            "workers: 60 need 184 descriptors, and a process here may have 100, which is room for 18; raise",
+            "workers: 60 requires 184 file descriptors, and the limit is 100 (enough for 18); raise it",
         ),
     ],
 )

@@ -15,8 +15,8 @@ from tests.sim.behaviour import Behaviour
 from tests.sim.engine import Engine
 
 RULES = Rules()
-REFUSES = "the server is gone: its address refuses"
-HANGS = "the engine hangs, its processes run"
+REFUSES = "the leader's address refuses connections"
+HANGS = "the engine hangs while its processes run"
 STOPS = "a process is killed or stopped"
 
 
