@@ -16,6 +16,8 @@ from cellgate.router.nouns import Evidence, Finding, Node, Role, Sign, Strength,
 
 VIA_GATE = "cellgate"
 """The engine of a unit that is reached by way of another gate."""
+GATE_EPOCHS = "epochs at its gate"
+"""Who reads the epochs of such a unit: a number that begins anew with each process of ours."""
 
 
 def via_gate(name: str) -> tuple[Node, ...]:

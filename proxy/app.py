@@ -21,6 +21,7 @@ from cellgate.proxy.admin.shared_status import Bulletin
 from cellgate.proxy.config.load_process import ConfigError
 from cellgate.proxy.config.settings import Address, RedisAccess, Settings
 from cellgate.proxy.discovery.follow import Discovery
+from cellgate.proxy.discovery.redis import Feed
 from cellgate.proxy.discovery.start import discover, preload
 from cellgate.proxy.gate import BACKLOG, Gate
 from cellgate.proxy.handover.inheritance import Inheritance, inherit
@@ -33,8 +34,8 @@ from cellgate.proxy.logs.events import Action, EventLog
 from cellgate.proxy.logs.log import configure, log_line
 from cellgate.proxy.metrics.collectors import AgentCheckMetrics
 from cellgate.proxy.process import descriptors
-from cellgate.proxy.process.cgroup import return_large_blocks
 from cellgate.proxy.process.listeners import listen
+from cellgate.proxy.process.malloc import return_large_blocks
 from cellgate.proxy.process.signals import Life
 from cellgate.proxy.process.systemd import notify
 from cellgate.proxy.process.tls import client_context, unit_context, webhook_context
@@ -139,8 +140,9 @@ class App:
         """Watch the units, and accept clients: at once, or once it knows what was known before it."""
         gate, settings = self._gate, self._settings
         gate.begin()
-        self._discovery = discover(gate)
-        self._link = _shared(gate, settings.redis) if settings.redis is not None else None
+        feed = Feed()
+        self._discovery = discover(gate, feed)
+        self._link = _shared(gate, settings.redis, feed) if settings.redis is not None else None
         if heritage is not None:
             self._recovery.take_over(heritage.courses)
             await self._get_warm(heritage.view)
@@ -238,11 +240,11 @@ class App:
             log_line("warning", line)
 
 
-def _shared(gate: Gate, access: RedisAccess) -> RedisLink | None:
+def _shared(gate: Gate, access: RedisAccess, feed: Feed) -> RedisLink | None:
     # Its client takes a quarter of a second and ten megabytes, which most gates have no use for.
     from cellgate.proxy.sharing.start import share
 
-    return share(gate, access)
+    return share(gate, access, feed)
 
 
 def _view(gate: Gate, settings: Settings) -> AdminView:

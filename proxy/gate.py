@@ -23,6 +23,7 @@ from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.config.settings import TICK_S, Settings
 from cellgate.proxy.config.trusted_peers import Peers
 from cellgate.proxy.control.containment import Containment
+from cellgate.proxy.control.containment_report import PoisonMetrics
 from cellgate.proxy.control.local_dispatcher import LocalDispatcher
 from cellgate.proxy.control.prober import Watch
 from cellgate.proxy.control.reach import Reach
@@ -39,7 +40,6 @@ from cellgate.proxy.logs.record import Finished
 from cellgate.proxy.metrics.collectors import AccessLogMetrics, NodeAgentMetrics, PoolMetrics
 from cellgate.proxy.metrics.continuations import Continuations
 from cellgate.proxy.metrics.metrics import Metrics
-from cellgate.proxy.metrics.poison import PoisonMetrics
 from cellgate.proxy.metrics.routing import Routing
 from cellgate.proxy.process.descriptors import Descriptors, allowed
 from cellgate.proxy.process.listeners import Entrance

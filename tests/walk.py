@@ -23,6 +23,7 @@ import cellgate
 from cellgate.router.router import Router
 from tests.cost.bench import Bench
 from tests.cost.traffic import END, HEAD, WHOLE, request, token
+from tests.sim.loop import SimLoop
 
 T = TypeVar("T")
 
@@ -32,6 +33,7 @@ BEGIN, STOP = "<!-- python -m tests.walk --write -->", "<!-- end of the walk -->
 TOLERANCE = 3
 """So many calls or files of a step may be others than the page says."""
 GOALS = "at most 200 calls, 18 files and 9 objects a streamed request; 2 calls a chunk"
+STEP_S = 0.02
 WARM_UP = 4
 """So many requests of each kind go before."""
 
@@ -58,14 +60,15 @@ class Walker:
     def __init__(self) -> None:
         self.steps: list[Step] = []
 
-    def step(self, title: str, do: Callable[[], T]) -> T:
-        """Do it. What is called is a step, or several: the pick begins and ends where the router is asked."""
+    async def step(self, title: str, do: Callable[[], T]) -> T:
+        """Do it, and let time pass. What is called is a step, or several: the pick is one of its own."""
         self.steps.append(Step(title))
         sys.setprofile(self._on_event)
         try:
             return do()
         finally:
             sys.setprofile(None)
+            await asyncio.sleep(STEP_S)
 
     def _on_event(self, frame: FrameType, event: str, _arg: object) -> None:
         code, is_pick = frame.f_code, frame.f_code is Router.pick.__code__
@@ -90,41 +93,49 @@ class Walked:
     objects: Counter[str]
 
 
-async def walk() -> Walked:
-    """Walk a streamed request and a plain one, neither the first of its unit."""
+def walk() -> Walked:
+    """Walk a streamed request and a plain one, neither the first of its unit, in virtual time."""
+    loop = SimLoop(limit_s=60.0)
+    try:
+        return loop.run_until_complete(_walk())
+    finally:
+        loop.close()
+
+
+async def _walk() -> Walked:
     bench = Bench(asyncio.get_running_loop())
     # What else this process holds may be so much that connections grow old while it is looked through.
     gc.freeze()
     try:
         for _ in range(WARM_UP):
-            _streamed(bench)
-            _plain(bench)
-        stream, objects = _streamed(bench)
-        plain, chunk = _plain(bench), stream.pop(-2)
+            await _streamed(bench)
+            await _plain(bench)
+        stream, objects = await _streamed(bench)
+        plain, chunk = await _plain(bench), stream.pop(-2)
     finally:
         gc.unfreeze()
         bench.close()
     return Walked(stream, chunk, plain, objects)
 
 
-def _streamed(bench: Bench) -> tuple[list[Step], Counter[str]]:
+async def _streamed(bench: Bench) -> tuple[list[Step], Counter[str]]:
     asked, first, chunk, before = request(stream=True), token(0), token(1), _ours()
     walker = Walker()
-    conn = walker.step("arrival to pick", lambda: bench.ask(asked))
-    walker.step("head", lambda: conn.data_received(HEAD))
-    walker.step("first token", lambda: conn.data_received(first))
-    walker.step("chunk", lambda: conn.data_received(chunk))
+    conn = await walker.step("arrival to pick", lambda: bench.ask(asked))
+    await walker.step("head", lambda: conn.data_received(HEAD))
+    await walker.step("first token", lambda: conn.data_received(first))
+    await walker.step("chunk", lambda: conn.data_received(chunk))
     known = {id(thing) for thing in before}
     objects = Counter(type(thing).__name__ for thing in _ours() if id(thing) not in known)
-    walker.step("end", lambda: conn.data_received(END))
+    await walker.step("end", lambda: conn.data_received(END))
     return walker.steps, objects
 
 
-def _plain(bench: Bench) -> list[Step]:
+async def _plain(bench: Bench) -> list[Step]:
     asked = request(stream=False)
     walker = Walker()
-    conn = walker.step("arrival to pick", lambda: bench.ask(asked))
-    walker.step("reply", lambda: conn.data_received(WHOLE))
+    conn = await walker.step("arrival to pick", lambda: bench.ask(asked))
+    await walker.step("reply", lambda: conn.data_received(WHOLE))
     return walker.steps
 
 
@@ -198,7 +209,7 @@ def main() -> None:
     """Show it, and write it or compare it."""
     parser = argparse.ArgumentParser(prog="python -m tests.walk")
     parser.add_argument("--write", action="store_true", help="write it to docs/architecture.md")
-    found = table(asyncio.run(walk()))
+    found = table(walk())
     print(found, f"\nThe goals: {GOALS}.")
     if parser.parse_args().write:
         write(found)

@@ -25,12 +25,12 @@ from cellgate.proxy.admin.status import status
 from cellgate.proxy.admin.unit_view import unit_page, unit_view
 from cellgate.proxy.config.trusted_peers import Peers
 from cellgate.proxy.control.containment import Containment, name_of
+from cellgate.proxy.control.containment_report import listing
 from cellgate.proxy.ingress.envoy_health import Headers, readyz_headers, unit_headers
 from cellgate.proxy.ingress.ready import as_json, readiness, unit_health
 from cellgate.proxy.logs.events import Action, Event, EventLog
 from cellgate.proxy.logs.log import log_line
 from cellgate.proxy.metrics.metrics import Metrics
-from cellgate.proxy.metrics.poison import listing
 from cellgate.proxy.wire.failure import Failure
 from cellgate.router.board import Board
 from cellgate.router.unit_state import Desk

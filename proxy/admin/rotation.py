@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from cellgate.proxy.cli.tables import duration
+from cellgate.proxy.logs.text import duration
 from cellgate.router.board import Board
 from cellgate.router.nouns import Rules, Verdict
 from cellgate.router.unit_state import Desk

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from cellgate.proxy.logs.text import duration
 from cellgate.router.nouns import Fleet
 
 _TERMS = ("total", "queue", "prefill", "decode", "beside")
 _OTHERS = ("kv", "seat", "evict", "shared", "error", "doubt", "far", "latency")
-_STEPS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 
 
 def fleet_table(fleet: Fleet) -> str:
@@ -94,17 +94,6 @@ def _verdict(unit: Mapping[str, Any]) -> str:
     """The verdict, and what else decides how many requests go there."""
     beside = [word for word in ("drained", "doubted", "degraded") if unit[word]]
     return ", ".join([str(unit["verdict"]), *beside])
-
-
-def duration(seconds: float) -> str:
-    """Seconds as the two largest units of time that say something: 7s, 3m 5s, 2d 4h."""
-    left = int(seconds)
-    parts: list[str] = []
-    for size, letter in _STEPS:
-        count, left = divmod(left, size)
-        if count or parts:
-            parts.append(f"{count}{letter}")
-    return " ".join(parts[:2]) or "0s"
 
 
 def poison_table(found: Mapping[str, Any]) -> str:

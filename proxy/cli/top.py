@@ -15,8 +15,9 @@ from rich.live import Live
 from rich.text import Text
 
 from cellgate.proxy.cli import admin_client
-from cellgate.proxy.cli.tables import duration, shown
+from cellgate.proxy.cli.tables import shown
 from cellgate.proxy.config.settings import Address
+from cellgate.proxy.logs.text import duration
 
 PERIOD_S = 1.0
 EVENTS_SHOWN = 5

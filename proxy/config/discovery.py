@@ -12,10 +12,9 @@ from typing import Annotated, Any
 from pydantic import Field, PlainValidator, create_model
 
 from cellgate.proxy.config import probing, values
+from cellgate.proxy.config.sources import PACKAGES, SOURCES, Source
 from cellgate.proxy.config.units import Keys
 from cellgate.proxy.config.values import MisfitError, choice
-from cellgate.proxy.discovery import PACKAGES, SOURCES
-from cellgate.proxy.discovery.base import Source
 from cellgate.router.nouns import Unit
 
 _LIKE = Unit(name="", cell="", url="")

@@ -21,11 +21,10 @@ from cellgate.proxy.config.load_process import TOKEN_VARIABLE, ConfigError, Over
 from cellgate.proxy.config.recovery import SECRET_VARIABLE, remedies, unsigned
 from cellgate.proxy.config.schema import SCHEMA, FileKeys
 from cellgate.proxy.config.settings import RedisAccess, Settings
+from cellgate.proxy.config.sources import RedisSource, Source
 from cellgate.proxy.config.units import unit_of
 from cellgate.proxy.config.values import MisfitError, token
 from cellgate.proxy.config.yaml_file import Place, Problem
-from cellgate.proxy.discovery.base import Source
-from cellgate.proxy.discovery.redis import RedisSource
 from cellgate.router.nouns import Cell, Fleet
 
 AGENT_TOKEN_VARIABLE = "CELLGATE_AGENT_TOKEN"

@@ -13,10 +13,10 @@ from typing import Annotated, Protocol
 from pydantic import Field, PlainValidator
 
 from cellgate.proxy.config import values
+from cellgate.proxy.config.remedy import Remedy
 from cellgate.proxy.config.units import Keys
 from cellgate.proxy.config.values import MisfitError
 from cellgate.proxy.config.yaml_file import Problem
-from cellgate.proxy.recovery.nouns import Remedy
 
 SECRET_VARIABLE = "CELLGATE_WEBHOOK_SECRET"
 

@@ -15,8 +15,10 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 from pydantic import AfterValidator, Field, PlainValidator, ValidationInfo, create_model, model_validator
 
 from cellgate.proxy.config import values
+from cellgate.proxy.config.cgroup import quarter_of_memory
 from cellgate.proxy.config.discovery import Discover, DiscoverKeys, LikeKeys, discovered_by
 from cellgate.proxy.config.recovery import RecoveryKeys, remedy
+from cellgate.proxy.config.remedy import Remedy
 from cellgate.proxy.config.settings import (
     REDIS_PREFIX,
     Address,
@@ -31,8 +33,6 @@ from cellgate.proxy.config.settings import (
 )
 from cellgate.proxy.config.units import Keys, NodeKeys, ProbeKeys, UnitKeys
 from cellgate.proxy.config.values import MisfitError
-from cellgate.proxy.process.cgroup import quarter_of_memory
-from cellgate.proxy.recovery.nouns import Remedy
 from cellgate.router.fair_queue import FairRules
 from cellgate.router.nouns import Cell, Fleet, Rules
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from cellgate.proxy.recovery.nouns import Remedy
+from cellgate.proxy.config.remedy import Remedy
+from cellgate.proxy.config.sources import Source
 from cellgate.router.fair_queue import FairRules
 from cellgate.router.nouns import Fleet, Rules
-
-if TYPE_CHECKING:
-    from cellgate.proxy.discovery.base import Source
 
 KIB = 1024
 MIB = 1024 * KIB

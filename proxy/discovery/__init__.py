@@ -1,23 +1,11 @@
-"""Where units come from beside the configuration: one file each. A new source is a line in this registry."""
+"""Where units come from beside the configuration: a file and a line here for each of config/sources.py."""
 
 from __future__ import annotations
 
-from cellgate.proxy.discovery.dns import DnsSource
-from cellgate.proxy.discovery.ecs import EcsSource
-from cellgate.proxy.discovery.file import FileSource
-from cellgate.proxy.discovery.lws import LwsSource
+from collections.abc import Mapping
 
-SOURCES: dict[str, type[DnsSource | EcsSource | FileSource | LwsSource]] = {
-    "dns": DnsSource,
-    "file": FileSource,
-    "lws": LwsSource,
-    "ecs": EcsSource,
-}
-"""Those of one cell: `cells[].discover.from`."""
+from cellgate.proxy.discovery import dns, ecs, file, lws
+from cellgate.proxy.discovery.base import Follow
 
-PACKAGES: dict[str, tuple[str, str]] = {
-    "dns": ("dns", "dns"),
-    "lws": ("kubernetes_asyncio", "k8s"),
-    "ecs": ("boto3", "ecs"),
-}
-"""The module that a source needs beyond what is always there, and the extra that brings it."""
+FOLLOW: Mapping[str, Follow] = {"dns": dns.follow, "ecs": ecs.follow, "file": file.follow, "lws": lws.follow}
+"""By the kind of the source. Units of Redis are handed on by sharing/."""

@@ -7,9 +7,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Any
 
 from cellgate.router.nouns import Cell, Unit
 
@@ -54,25 +54,9 @@ class Found:
     epochs: tuple[tuple[str, str], ...] = ()
 
 
-class Source(Protocol):
-    """Follows one world: a frozen dataclass whose fields are its configuration. Equal ones are the same.
+Follow = Callable[[Any], AsyncGenerator[Found, None]]
+"""Follows a source: what is found, at once when its world is reached, then whenever it has changed.
 
-    `kind` is its name in SOURCES and that of its evidence. `gone_is_dead`: a unit that is not found any
-    more has no process left, so that requests there need not wait to find out.
-    """
-
-    kind: ClassVar[str]
-    gone_is_dead: ClassVar[bool]
-
-    @property
-    def title(self) -> str:
-        """Which one of its kind it is, in a few words for the log and for a metric's label."""
-        ...
-
-    def follow(self) -> AsyncGenerator[Found, None]:
-        """What is found: once as soon as the world is reached, then at least whenever it has changed.
-
-        The same again is no news and costs nothing. Never ends by itself; raises LostError when the world is
-        lost, and is then called anew after a pause. It must not block the loop.
-        """
-        ...
+The same again is no news and costs nothing. Never ends by itself; raises LostError when the world is lost,
+and is then called anew after a pause. It must not block the loop.
+"""

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import importlib
 from collections.abc import AsyncGenerator, Iterable
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
+from cellgate.proxy.config.sources import DnsSource
 from cellgate.proxy.discovery.base import Found, LostError, named
 from cellgate.router.nouns import Node, Role, Unit
 
@@ -28,60 +29,37 @@ class Place(NamedTuple):
     weight: float
 
 
-@dataclass(frozen=True, slots=True)
-class DnsSource:
-    """Resolves `host` for `record` (A, AAAA, SRV); `like` has what all units have, `port` theirs (no SRV).
+async def follow(source: DnsSource) -> AsyncGenerator[Found, None]:
+    """The units of each answer."""
+    resolver = await asyncio.to_thread(_resolver, source.server)
+    while True:
+        yield Found(units=units_at(await _places(source, resolver), source.like, source.scheme))
+        await asyncio.sleep(source.period_s)
 
-    `server` is the name server's HOST:PORT; empty: the system's.
-    """
 
-    kind: ClassVar[str] = "dns"
-    gone_is_dead: ClassVar[bool] = False
+def _resolver(server: str) -> Any:
+    dns = importlib.import_module("dns.asyncresolver")
+    try:
+        resolver = dns.Resolver(configure=not server)
+    except Exception as error:  # Each platform has its own errors for this.
+        raise LostError(f"the system's resolver is not configured: {error}") from None
+    if server:
+        host, _, port = server.rpartition(":")
+        resolver.nameservers, resolver.port = [host.strip("[]")], int(port)
+    return resolver
 
-    like: Unit
-    host: str
-    record: str = "A"
-    port: int = 0
-    scheme: str = "http"
-    server: str = ""
-    period_s: float = 5.0
 
-    @property
-    def title(self) -> str:
-        """The record and the name, and the port where that is ours to say."""
-        return f"dns {self.record} {self.host}" + (f":{self.port}" if self.port else "")
-
-    async def follow(self) -> AsyncGenerator[Found, None]:
-        """The units of each answer."""
-        resolver = await asyncio.to_thread(self._resolver)
-        while True:
-            yield Found(units=units_at(await self._places(resolver), self.like, self.scheme))
-            await asyncio.sleep(self.period_s)
-
-    def _resolver(self) -> Any:
-        dns = importlib.import_module("dns.asyncresolver")
-        try:
-            resolver = dns.Resolver(configure=not self.server)
-        except Exception as error:  # Each platform has its own errors for this.
-            raise LostError(f"the system's resolver is not configured: {error}") from None
-        if self.server:
-            host, _, port = self.server.rpartition(":")
-            resolver.nameservers, resolver.port = [host.strip("[]")], int(port)
-        return resolver
-
-    async def _places(self, resolver: Any) -> list[Place]:
-        errors = importlib.import_module("dns.exception")
-        try:
-            answer = await resolver.resolve(self.host, self.record, search=True, lifetime=PATIENCE_S)
-        except errors.DNSException as error:
-            raise LostError(f"not resolved: {' '.join(str(error).split())}") from None
-        except OSError as error:
-            raise LostError(f"the name server cannot be asked: {error}") from None
-        if self.record == "SRV":
-            return weighed(
-                (row.priority, row.weight, str(row.target).rstrip("."), row.port) for row in answer
-            )
-        return [Place(row.address, self.port, 1.0) for row in answer]
+async def _places(source: DnsSource, resolver: Any) -> list[Place]:
+    errors = importlib.import_module("dns.exception")
+    try:
+        answer = await resolver.resolve(source.host, source.record, search=True, lifetime=PATIENCE_S)
+    except errors.DNSException as error:
+        raise LostError(f"not resolved: {' '.join(str(error).split())}") from None
+    except OSError as error:
+        raise LostError(f"the name server cannot be asked: {error}") from None
+    if source.record == "SRV":
+        return weighed((row.priority, row.weight, str(row.target).rstrip("."), row.port) for row in answer)
+    return [Place(row.address, source.port, 1.0) for row in answer]
 
 
 def weighed(records: Iterable[tuple[int, int, str, int]]) -> list[Place]:

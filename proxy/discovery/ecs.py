@@ -12,12 +12,11 @@ import asyncio
 import importlib
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
+from cellgate.proxy.config.sources import EcsSource
 from cellgate.proxy.discovery.base import Found, LostError, named
 from cellgate.proxy.discovery.groups import Group, Member, Ports, together
-from cellgate.router.nouns import Unit
 
 UNIT_TAG, ROLE_TAG, SIZE_TAG = "cellgate:unit", "cellgate:role", "cellgate:size"
 DESCRIBED_AT_ONCE = 100
@@ -26,63 +25,42 @@ DESCRIBED_AT_ONCE = 100
 _RANKS = {"leader": 0, "follower": None}
 
 
-@dataclass(frozen=True, slots=True)
-class EcsSource:
-    """Asks for the tasks of `cluster` every `period_s`: of these `services`, or of all (none named).
+async def follow(source: EcsSource) -> AsyncGenerator[Found, None]:
+    """The units at each poll."""
+    client = await asyncio.to_thread(_client, source.region)
+    ports = Ports(source.port, source.agent_port, source.scheme)
+    while True:
+        tasks = await asyncio.to_thread(_tasks, source, client)
+        yield together([group.found(source.like, ports) for group in groups(tasks)])
+        await asyncio.sleep(source.period_s)
 
-    `like` has what all units have, `port` is the leaders' API. `agent_port` 0: there are no agents.
-    """
 
-    kind: ClassVar[str] = "ecs"
-    gone_is_dead: ClassVar[bool] = True
+def _client(region: str) -> Any:
+    boto3: Any = importlib.import_module("boto3")
+    config: Any = importlib.import_module("botocore.config")
+    limits = config.Config(connect_timeout=3, read_timeout=5, retries={"total_max_attempts": 2})
+    with _losses():
+        return boto3.session.Session(region_name=region or None).client("ecs", config=limits)
 
-    like: Unit
-    cluster: str
-    port: int
-    services: tuple[str, ...] = ()
-    region: str = ""
-    agent_port: int = 0
-    scheme: str = "http"
-    period_s: float = 5.0
 
-    @property
-    def title(self) -> str:
-        """The cluster, and which services."""
-        return f"ecs {self.cluster}" + (f" {','.join(self.services)}" if self.services else "")
+def _tasks(source: EcsSource, client: Any) -> list[Mapping[str, Any]]:
+    """The running tasks, with their tags."""
+    tasks: list[Mapping[str, Any]] = []
+    with _losses():
+        arns = sorted(_arns(source, client))
+        for first in range(0, len(arns), DESCRIBED_AT_ONCE):
+            some = arns[first : first + DESCRIBED_AT_ONCE]
+            page = client.describe_tasks(cluster=source.cluster, tasks=some, include=["TAGS"])
+            tasks += page["tasks"]
+    return tasks
 
-    async def follow(self) -> AsyncGenerator[Found, None]:
-        """The units at each poll."""
-        client = await asyncio.to_thread(self._client)
-        ports = Ports(self.port, self.agent_port, self.scheme)
-        while True:
-            tasks = await asyncio.to_thread(self._tasks, client)
-            yield together([group.found(self.like, ports) for group in groups(tasks)])
-            await asyncio.sleep(self.period_s)
 
-    def _client(self) -> Any:
-        boto3: Any = importlib.import_module("boto3")
-        config: Any = importlib.import_module("botocore.config")
-        limits = config.Config(connect_timeout=3, read_timeout=5, retries={"total_max_attempts": 2})
-        with _losses():
-            return boto3.session.Session(region_name=self.region or None).client("ecs", config=limits)
-
-    def _tasks(self, client: Any) -> list[Mapping[str, Any]]:
-        """The running tasks, with their tags."""
-        tasks: list[Mapping[str, Any]] = []
-        with _losses():
-            arns = sorted(self._arns(client))
-            for first in range(0, len(arns), DESCRIBED_AT_ONCE):
-                some = arns[first : first + DESCRIBED_AT_ONCE]
-                page = client.describe_tasks(cluster=self.cluster, tasks=some, include=["TAGS"])
-                tasks += page["tasks"]
-        return tasks
-
-    def _arns(self, client: Any) -> Iterator[str]:
-        pages = client.get_paginator("list_tasks")
-        for service in self.services or (None,):
-            only = {"serviceName": service} if service is not None else {}
-            for page in pages.paginate(cluster=self.cluster, desiredStatus="RUNNING", **only):
-                yield from page["taskArns"]
+def _arns(source: EcsSource, client: Any) -> Iterator[str]:
+    pages = client.get_paginator("list_tasks")
+    for service in source.services or (None,):
+        only = {"serviceName": service} if service is not None else {}
+        for page in pages.paginate(cluster=source.cluster, desiredStatus="RUNNING", **only):
+            yield from page["taskArns"]
 
 
 @contextmanager

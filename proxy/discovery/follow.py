@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from cellgate.proxy.discovery.base import GROUP, Doubt, Found, LostError, Source
+from cellgate.proxy.config.sources import Source
+from cellgate.proxy.discovery.base import GROUP, Doubt, Follow, Found, LostError
 from cellgate.proxy.discovery.merge import merge
 from cellgate.proxy.logs.events import Action, ActionKind
 from cellgate.router.nouns import Evidence, Fleet, Sign, Strength
@@ -71,10 +72,11 @@ class _Followed:
 
 
 class Discovery:
-    """All sources of one gate. Needs a running loop."""
+    """All sources of one gate, each followed by what `follow` has for its kind. Needs a running loop."""
 
-    def __init__(self, world: World, rng: random.Random) -> None:
+    def __init__(self, world: World, rng: random.Random, follow: Mapping[str, Follow]) -> None:
         self._world = world
+        self._follows = follow
         self._rng = rng
         self._fixed = Fleet()
         self._followed: list[_Followed] = []
@@ -122,7 +124,7 @@ class Discovery:
     async def _follow(self, one: _Followed) -> None:
         failures = 0
         while True:
-            follow = one.source.follow()
+            follow = self._follows[one.source.kind](one.source)
             try:
                 async for found in follow:
                     failures = 0

@@ -11,51 +11,26 @@ Labels and annotations: sigs.k8s.io/lws, "Labels, Annotations and Environment Va
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
+from cellgate.proxy.config.sources import LwsSource
 from cellgate.proxy.discovery.base import Found
 from cellgate.proxy.discovery.groups import Group, Member, Ports, together
-from cellgate.router.nouns import Unit
 
 PREFIX = "leaderworkerset.sigs.k8s.io/"
 _MAIN = "kubectl.kubernetes.io/default-container"
 _MESSAGE_MAX = 160
 
 
-@dataclass(frozen=True, slots=True)
-class LwsSource:
-    """Watches the pods of the set `name`. `like` has what all units have, `port` is the leaders' API.
+async def follow(source: LwsSource) -> AsyncGenerator[Found, None]:
+    """The units at each change of a pod."""
+    # Late: an HTTP client comes with it, for which no other gate, and no command, has to wait.
+    from cellgate.proxy.discovery.kubernetes import own_namespace, pods
 
-    `namespace` empty: the gate's own. `agent_port` 0: there are no agents. `kubeconfig` empty: the pod's own
-    service account, else the user's file.
-    """
-
-    kind: ClassVar[str] = "lws"
-    gone_is_dead: ClassVar[bool] = True
-
-    like: Unit
-    name: str
-    port: int
-    namespace: str = ""
-    agent_port: int = 0
-    scheme: str = "http"
-    kubeconfig: str = ""
-
-    @property
-    def title(self) -> str:
-        """The set."""
-        return f"lws {self.namespace}/{self.name}" if self.namespace else f"lws {self.name}"
-
-    async def follow(self) -> AsyncGenerator[Found, None]:
-        """The units at each change of a pod."""
-        # Late: an HTTP client comes with it, for which no other gate, and no command, has to wait.
-        from cellgate.proxy.discovery.kubernetes import own_namespace, pods
-
-        namespace, selector = self.namespace or own_namespace(), f"{PREFIX}name={self.name}"
-        ports = Ports(self.port, self.agent_port, self.scheme)
-        async for known in pods(self.kubeconfig, namespace, selector):
-            yield together([group.found(self.like, ports) for group in groups(self.name, known.values())])
+    namespace, selector = source.namespace or own_namespace(), f"{PREFIX}name={source.name}"
+    ports = Ports(source.port, source.agent_port, source.scheme)
+    async for known in pods(source.kubeconfig, namespace, selector):
+        yield together([group.found(source.like, ports) for group in groups(source.name, known.values())])
 
 
 def groups(name: str, found: Any) -> list[Group]:

@@ -12,9 +12,11 @@ from prometheus_client import Metric
 from prometheus_client.registry import Collector
 
 from cellgate.proxy.config.settings import Settings
-from cellgate.proxy.discovery import PACKAGES
+from cellgate.proxy.config.sources import PACKAGES, RedisSource
+from cellgate.proxy.discovery import FOLLOW
 from cellgate.proxy.discovery.base import Found
 from cellgate.proxy.discovery.follow import Discovery
+from cellgate.proxy.discovery.redis import Feed
 from cellgate.proxy.logs.events import Action
 from cellgate.proxy.metrics.families import gauge
 from cellgate.router.nouns import Evidence, Fleet
@@ -60,9 +62,13 @@ def preload(settings: Settings) -> None:
             importlib.import_module(PACKAGES[source.kind][0])
 
 
-def discover(gate: Gate) -> Discovery:
-    """Begin to follow the sources that `gate` is configured with, if any. The gate has started."""
-    discovery = Discovery(_GateWorld(gate), random.Random())
+def discover(gate: Gate, feed: Feed) -> Discovery:
+    """Begin to follow the sources that `gate` is configured with, if any. The gate has started.
+
+    `feed` has the units of Redis, for a gate whose units come from there.
+    """
+    follow = {**FOLLOW, RedisSource.kind: lambda _: feed.follow()}
+    discovery = Discovery(_GateWorld(gate), random.Random(), follow)
     gate.metrics.include(DiscoveryMetrics(discovery))
     gate.take_over = lambda settings: discovery.take(settings.fleet, settings.sources)
     gate.take_over(gate.settings)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cellgate.proxy.sharing import fleet_evidence
+from cellgate.probes.gate_word import GATE_EPOCHS
 from cellgate.router.board import Board
 from cellgate.router.nouns import Case, Evidence, Sign, Strength, Verdict
 from cellgate.router.unit_state import Desk
@@ -17,7 +17,7 @@ from cellgate.router.unit_state import Desk
 VERSION = 1
 SOURCE = "predecessor"
 
-_COUNTED_HERE = (fleet_evidence.EPOCHS,)
+_COUNTED_HERE = (GATE_EPOCHS,)
 """Who reads epochs as numbers that begin anew with each process of ours."""
 
 Known = dict[str, Any]

@@ -17,9 +17,10 @@ from collections.abc import Callable
 import orjson
 
 from cellgate.proxy.config.settings import LogFormat
-from cellgate.proxy.logs.log import Level, log_line, one_line, utc
+from cellgate.proxy.logs.log import Level, log_line
 from cellgate.proxy.logs.log_writer import Sink, write_all
 from cellgate.proxy.logs.record import Finished
+from cellgate.proxy.logs.text import one_line, utc
 
 KEPT = 16_384
 """Lines that wait for the sink at most; some 6 MiB."""

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from cellgate.proxy.logs.log import Level, log_line, one_line, utc
+from cellgate.proxy.logs.log import Level, log_line
+from cellgate.proxy.logs.text import one_line, utc
 from cellgate.router.lease import Lease
 from cellgate.router.nouns import Flip, Strength, Verdict
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from datetime import UTC, datetime
-from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 import orjson
 
 from cellgate.proxy.logs.log_writer import LogWriter, stderr_sink
+from cellgate.proxy.logs.text import one_line, utc
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
@@ -24,7 +23,6 @@ Level = Literal["info", "warning", "error"]
 
 _LOGGER = logging.getLogger("cellgate")
 _LEVELS: dict[Level, int] = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
-_ESCAPES = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))}
 
 
 def log_line(level: Level, message: str) -> None:
@@ -51,26 +49,6 @@ def _thread_ended(args: threading.ExceptHookArgs) -> None:
 def _unraisable(args: UnraisableHookArgs) -> None:
     about = (args.exc_type, args.exc_value or args.exc_type(), args.exc_traceback)
     _LOGGER.error("%s", args.err_msg or "an exception that nobody could be told of", exc_info=about)
-
-
-_MILLISECONDS = tuple(f".{number:03}Z" for number in range(1000))
-
-
-def utc(timestamp: float) -> str:
-    """A wall-clock time as ISO 8601 in UTC, to the millisecond."""
-    second = int(timestamp)
-    return _second(second) + _MILLISECONDS[int((timestamp - second) * 1000)]
-
-
-@lru_cache(maxsize=4)
-def _second(timestamp: int) -> str:
-    """Lines come many a second, and a date takes as long to write as all the rest of one."""
-    return datetime.fromtimestamp(timestamp, UTC).isoformat().removesuffix("+00:00")
-
-
-def one_line(text: str) -> str:
-    """`text` with its control characters escaped."""
-    return text if text.isprintable() else text.translate(_ESCAPES)
 
 
 class _Console(logging.Formatter):

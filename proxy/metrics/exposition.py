@@ -56,6 +56,7 @@ class Exposition(Collector):
         yield from self._gate()
         yield from self._units()
         yield from self._judgement()
+        yield from self._troubles()
         yield from self._loads()
 
     def _requests(self) -> Iterator[Metric]:
@@ -221,6 +222,8 @@ class Exposition(Collector):
             (),
             [((), board.panic_at is not None)],
         )
+
+    def _troubles(self) -> Iterator[Metric]:
         yield counter(
             "recoveries",
             "Attempts to recover a unit of a cell, by how they ended.",

@@ -12,8 +12,9 @@ from contextlib import suppress
 
 import orjson
 
+from cellgate.proxy.config.remedy import Remedy
 from cellgate.proxy.recovery.incident import environment
-from cellgate.proxy.recovery.nouns import Dossier, Remedy, Report, Result
+from cellgate.proxy.recovery.nouns import Dossier, Report, Result
 
 OUTPUT_KEPT = 4096
 FLOOD_BYTES = 1024 * 1024

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cellgate.proxy.logs.log import one_line, utc
-from cellgate.proxy.recovery.nouns import Dossier, Remedy
+from cellgate.proxy.config.remedy import Remedy
+from cellgate.proxy.logs.text import one_line, utc
+from cellgate.proxy.recovery.nouns import Dossier
 from cellgate.router.nouns import Evidence
 from cellgate.router.unit_state import Desk
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from cellgate.proxy.recovery.nouns import Remedy
+from cellgate.proxy.config.remedy import Remedy
 from cellgate.router.nouns import Verdict
 
 

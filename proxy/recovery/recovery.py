@@ -13,11 +13,12 @@ from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from cellgate.proxy.discovery import SOURCES
+from cellgate.proxy.config.remedy import Remedy
+from cellgate.proxy.config.sources import SOURCES
 from cellgate.proxy.logs.events import Action, ActionKind
-from cellgate.proxy.logs.log import utc
+from cellgate.proxy.logs.text import utc
 from cellgate.proxy.recovery.incident import dossier
-from cellgate.proxy.recovery.nouns import Act, Dossier, Record, Remedy, Report, Result
+from cellgate.proxy.recovery.nouns import Act, Dossier, Record, Report, Result
 from cellgate.proxy.recovery.planner import Course, Row, ended, plan
 from cellgate.router.board import Board
 from cellgate.router.nouns import Verdict

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from cellgate.proxy.config.remedy import Remedy
 from cellgate.proxy.recovery import audit, command
 from cellgate.proxy.recovery.caution import reason_to_wait
-from cellgate.proxy.recovery.nouns import Dossier, Remedy, Report
+from cellgate.proxy.recovery.nouns import Dossier, Report
 from cellgate.proxy.recovery.recovery import Ports, Recovery
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from collections.abc import Callable
 import aiohttp
 import orjson
 
-from cellgate.proxy.recovery.nouns import Act, Dossier, Remedy, Report, Result
+from cellgate.proxy.config.remedy import Remedy
+from cellgate.proxy.recovery.nouns import Act, Dossier, Report, Result
 
 ANSWER_KEPT = 4096
 TIMESTAMP, SIGNATURE = "X-Cellgate-Timestamp", "X-Cellgate-Signature"

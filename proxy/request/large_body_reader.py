@@ -16,7 +16,7 @@ import sys
 from typing import BinaryIO, NamedTuple
 
 from cellgate.proxy.config.limits import LIMITS, REACHED, reached
-from cellgate.proxy.process.cgroup import return_large_blocks
+from cellgate.proxy.process.malloc import return_large_blocks
 from cellgate.proxy.request.ask import read_large_ask
 from cellgate.proxy.wire.failure import Failure, Kind
 from cellgate.router.nouns import Ask

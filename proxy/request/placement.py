@@ -11,8 +11,7 @@ from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from cellgate.proxy.admin.auth import is_token
-from cellgate.proxy.config.trusted_peers import Peers
+from cellgate.proxy.config.trusted_peers import Peers, is_token
 from cellgate.proxy.wire.failure import Failure, Fault, Kind
 from cellgate.proxy.wire.heads import Fields
 from cellgate.router.board import Board

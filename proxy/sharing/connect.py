@@ -13,7 +13,7 @@ from redis.exceptions import AuthenticationError, NoPermissionError, ResponseErr
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from cellgate.proxy.config.settings import RedisAccess, Tls
-from cellgate.proxy.logs.log import one_line
+from cellgate.proxy.logs.text import one_line
 
 EXCHANGE_S = 1.0
 """How long one exchange may take before the connection is given up."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import takewhile
 
+from cellgate.probes.gate_word import GATE_EPOCHS
 from cellgate.proxy.logs.events import Action
 from cellgate.proxy.sharing.fleet_units import USABLE, Sight
 from cellgate.proxy.sharing.schema import View
@@ -19,7 +20,6 @@ from cellgate.router.judge import CANARY_SOURCE
 from cellgate.router.nouns import Case, Evidence, Load, Sign, Strength, Verdict
 from cellgate.router.unit_state import Desk
 
-EPOCHS = "epochs at its gate"
 _CUT = 256
 """Epochs are published in so many characters: the last of more may be incomplete."""
 
@@ -93,9 +93,9 @@ class Fold:
             incarnation += 1
         if view.epoch:
             self._epochs[name] = (view.gate, view.epoch, incarnation)
-        if dict(desk.case.epochs).get(EPOCHS) != str(incarnation):
+        if dict(desk.case.epochs).get(GATE_EPOCHS) != str(incarnation):
             reason, epoch = f"gate {view.gate} reads the epoch {view.epoch}", str(incarnation)
-            self._observe(Evidence(name, Sign.NEUTRAL, Strength.WEAK, EPOCHS, reason, now, epoch=epoch))
+            self._observe(Evidence(name, Sign.NEUTRAL, Strength.WEAK, GATE_EPOCHS, reason, now, epoch=epoch))
 
     def _take_drain(self, sight: Sight) -> None:
         view, name = sight.said.view, sight.name

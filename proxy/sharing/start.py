@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from cellgate.proxy.config.settings import TICK_S, RedisAccess
-from cellgate.proxy.discovery.redis import Feed, RedisSource
+from cellgate.proxy.config.sources import RedisSource
+from cellgate.proxy.discovery.redis import Feed
 from cellgate.proxy.gate import Gate
 from cellgate.proxy.logs.log import log_line
 from cellgate.proxy.sharing.address import own_url
@@ -29,10 +30,10 @@ from cellgate.router.nouns import Flip
 _GRAIN_S = 0.001
 
 
-def share(gate: Gate, access: RedisAccess) -> RedisLink | None:
+def share(gate: Gate, access: RedisAccess, feed: Feed) -> RedisLink | None:
     """Begin to share what `gate` knows, or, where all its units are others', to go by what they share.
 
-    A URL that is none costs a line in the log and no more.
+    `feed` takes their units. A URL that is none costs a line in the log and no more.
     """
     try:
         connect = connector(access, gate.settings.tls)
@@ -40,8 +41,8 @@ def share(gate: Gate, access: RedisAccess) -> RedisLink | None:
         log_line("error", f"redis: {error}; this gate goes by what it sees itself")
         return None
     link_by = partial(_link, gate, connect, Names(access.prefix))
-    feed = next((source.feed for source in gate.settings.sources if isinstance(source, RedisSource)), None)
-    link = _share(gate, link_by) if feed is None else _route(gate, feed, link_by)
+    routes = any(isinstance(source, RedisSource) for source in gate.settings.sources)
+    link = _route(gate, feed, link_by) if routes else _share(gate, link_by)
     link.start()
     gate.metrics.include(RedisMetrics(link, gate.board))
     return link

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from tests.walk import stale, table, walk, written
 
 
 def test_the_page_says_what_a_request_takes() -> None:
-    assert stale(written(), table(asyncio.run(walk()))) == [], "python -m tests.walk --write"
+    assert stale(written(), table(walk())) == [], "python -m tests.walk --write"
 
 
 def test_a_chunk_is_two_calls() -> None:
-    assert asyncio.run(walk()).chunk.calls.total() == 2
+    assert walk().chunk.calls.total() == 2

@@ -22,7 +22,6 @@ ALLOWED_FILES: dict[str, str] = {
     "start": "what a room does when a gate starts; imported by gates that use the room alone",
     "metrics": "the numbers of a room",
     "bans": "prompts that are refused: router/ keeps them, sharing/ tells other gates",
-    "poison": "prompts that end units: router/ judges, metrics/ counts",
     "recovery": "recovery/ does it, config/ has its keys",
 }
 """Names of files that mean one thing wherever they are, with the reason."""

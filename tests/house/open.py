@@ -10,22 +10,13 @@ Waiting Watch Ways Word explain framed merge name_of plan read standing view_of 
 
 OPEN: dict[str, tuple[str, ...]] = {
     "arrows that run up": (
-        # The rotation tells a duration as the tables of the commands do.
-        "admin -> cli",
-        # Settings hold sources of units and remedies themselves, instead of what was configured for them.
-        "config -> discovery",
-        "config -> recovery",
-        "config -> process",
         # The gate is the data plane and the control plane at once.
         "gate -> control",
         "control -> gate",
         "gate -> tracing",
         "request -> control",
         "request -> gate",
-        "handover -> sharing",
         "ingress -> wire",
-        "metrics -> control",
-        "request -> admin",
         # Both processes of a gate with workers are composed there.
         "workers -> app",
     ),
@@ -53,7 +44,6 @@ OPEN: dict[str, tuple[str, ...]] = {
     ),
     "functions over 50 lines": (
         "proxy/gate.py Gate.__init__",
-        "proxy/metrics/exposition.py Exposition._judgement",
         "proxy/workers/worker.py WorkerGate.__init__",
         "tests/scenarios/harness.py Stage.__init__",
         "tests/sockets/test_admin.py test_a_unit_is_shown_with_the_evidence_behind_its_verdict",

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from cellgate.proxy.config.remedy import Remedy
 from cellgate.proxy.recovery.caution import reason_to_wait
-from cellgate.proxy.recovery.nouns import Dossier, Remedy, Report, Result
+from cellgate.proxy.recovery.nouns import Dossier, Report, Result
 from cellgate.proxy.recovery.recovery import Ports, Recovery
 from cellgate.router.nouns import Verdict
 from tests.scenarios.harness import BACK_S, PROMISE_S, RULES, Stage

@@ -14,9 +14,10 @@ import dns.rdatatype
 import dns.rrset
 import pytest
 
+from cellgate.proxy.config.sources import DnsSource
 from cellgate.proxy.discovery import dns as source_of_dns
 from cellgate.proxy.discovery.base import Found, LostError
-from cellgate.proxy.discovery.dns import LATER, DnsSource, Place, units_at, weighed
+from cellgate.proxy.discovery.dns import LATER, Place, units_at, weighed
 from cellgate.router.nouns import Unit
 
 LIKE = Unit(name="", cell="c", url="", weight=2.0)
@@ -75,7 +76,9 @@ def test_each_address_is_a_unit(record: str, rows: list[str], units: list[str]) 
     async def main() -> None:
         async with name_server() as (server, at):
             server.records[record] = rows
-            async with aclosing(DnsSource(LIKE, NAME, record, 8000, server=at).follow()) as follow:
+            async with aclosing(
+                source_of_dns.follow(DnsSource(LIKE, NAME, record, 8000, server=at))
+            ) as follow:
                 assert [url for url, _ in (await told(follow)).values()] == units
 
     asyncio.run(main())
@@ -86,7 +89,7 @@ def test_a_record_that_is_there_anew_or_gone_is_found_at_the_next_look() -> None
         async with name_server() as (server, at):
             server.records["A"] = ["127.0.0.1"]
             source = DnsSource(LIKE, NAME, "A", 8000, server=at, period_s=0.01)
-            async with aclosing(source.follow()) as follow:
+            async with aclosing(source_of_dns.follow(source)) as follow:
                 assert list(await told(follow)) == ["127.0.0.1-8000"]
                 server.records["A"] = ["127.0.0.3", "127.0.0.2"]
                 assert list(await told(follow)) == ["127.0.0.2-8000", "127.0.0.3-8000"]
@@ -102,7 +105,9 @@ def test_srv_records_have_ports_and_weights_of_their_own() -> None:
                 "0 100 8002 b.example.",
                 "1 5 8003 late.example.",
             ]
-            async with aclosing(DnsSource(LIKE, NAME, "SRV", scheme="https", server=at).follow()) as follow:
+            async with aclosing(
+                source_of_dns.follow(DnsSource(LIKE, NAME, "SRV", scheme="https", server=at))
+            ) as follow:
                 assert await told(follow) == {
                     "a.example-8001": ("https://a.example:8001", 1.0),
                     "b.example-8002": ("https://b.example:8002", 2.0),
@@ -116,7 +121,7 @@ def test_no_record_at_all_is_a_loss_not_an_empty_fleet() -> None:
     async def main() -> None:
         async with name_server() as (_, at):
             with pytest.raises(LostError, match="not resolved: The DNS query name does not exist"):
-                await told(DnsSource(LIKE, NAME, "A", 8000, server=at).follow())
+                await told(source_of_dns.follow(DnsSource(LIKE, NAME, "A", 8000, server=at)))
 
     asyncio.run(main())
 
@@ -128,7 +133,7 @@ def test_a_name_server_that_does_not_answer_is_a_loss(monkeypatch: pytest.Monkey
         async with name_server() as (server, at):
             server.silent = True
             with pytest.raises(LostError, match="not resolved: The resolution lifetime expired"):
-                await told(DnsSource(LIKE, NAME, "A", 8000, server=at).follow())
+                await told(source_of_dns.follow(DnsSource(LIKE, NAME, "A", 8000, server=at)))
 
     asyncio.run(main())
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from kubernetes_asyncio.config import incluster_config
 
-from cellgate.proxy.discovery import kubernetes
+from cellgate.proxy.config.sources import LwsSource
+from cellgate.proxy.discovery import kubernetes, lws
 from cellgate.proxy.discovery.base import Found, LostError
-from cellgate.proxy.discovery.lws import LwsSource
 from cellgate.router.nouns import Unit
 from loadtests.fake_kubernetes import FakeKubernetes, group_pod, pod
 
@@ -59,7 +59,7 @@ def test_groups_are_listed_as_units_with_their_nodes_and_agents(tmp_path: Path) 
         async with cluster() as api:
             await add_group(api, 0)
             await api.put(pod("other-0", labels={}, annotations={}, uid="x", ip="127.0.9.9"))
-            async with aclosing(source(api, tmp_path).follow()) as follow:
+            async with aclosing(lws.follow(source(api, tmp_path))) as follow:
                 found = await told(follow)
         (unit,) = found.units
         assert (unit.name, unit.cell, unit.url) == ("big-0", "c", "http://127.0.0.1:8000")
@@ -77,7 +77,7 @@ def test_each_change_of_a_pod_is_told_as_it_comes(tmp_path: Path) -> None:
     async def main() -> None:
         async with cluster() as api:
             await add_group(api, 0)
-            async with aclosing(source(api, tmp_path).follow()) as follow:
+            async with aclosing(lws.follow(source(api, tmp_path))) as follow:
                 await told(follow)
                 await api.delete("big-0-1")
                 assert held_against(await told(follow)) == {"big-0-1": "its pod is being deleted"}
@@ -103,7 +103,7 @@ def test_a_watch_that_the_server_ends_goes_on_from_the_last_bookmark(
     async def main() -> None:
         async with cluster(bookmark_s=0.2) as api:
             await add_group(api, 0)
-            async with aclosing(source(api, tmp_path).follow()) as follow:
+            async with aclosing(lws.follow(source(api, tmp_path))) as follow:
                 await told(follow)
                 # What others have done moves the version, and only a bookmark tells it.
                 await api.put(pod("other-0", labels={}, annotations={}, uid="x"))
@@ -125,7 +125,7 @@ def test_a_version_that_is_gone_is_answered_with_a_new_list(
     async def main() -> None:
         async with cluster() as api:
             await add_group(api, 0)
-            async with aclosing(source(api, tmp_path).follow()) as follow:
+            async with aclosing(lws.follow(source(api, tmp_path))) as follow:
                 await told(follow)
                 change = asyncio.create_task(told(follow))
                 await api.until_watched(1)
@@ -148,7 +148,7 @@ def test_a_watch_that_is_cut_off_goes_on_where_it_was(
     async def main() -> None:
         async with cluster() as api:
             await add_group(api, 0)
-            async with aclosing(source(api, tmp_path).follow()) as follow:
+            async with aclosing(lws.follow(source(api, tmp_path))) as follow:
                 await told(follow)
                 change = asyncio.create_task(told(follow))
                 await api.until_watched(1)
@@ -164,7 +164,7 @@ def test_events_longer_than_any_read_are_put_together(tmp_path: Path) -> None:
     async def main() -> None:
         async with cluster() as api:
             await add_group(api, 0)
-            async with aclosing(source(api, tmp_path).follow()) as follow:
+            async with aclosing(lws.follow(source(api, tmp_path))) as follow:
                 await told(follow)
                 change = asyncio.create_task(told(follow))
                 await api.until_watched(1)
@@ -179,13 +179,13 @@ def test_events_longer_than_any_read_are_put_together(tmp_path: Path) -> None:
 def test_a_server_that_is_gone_or_refuses_is_a_loss_that_says_why(tmp_path: Path) -> None:
     async def main() -> None:
         async with cluster() as api:
-            lws = source(api, tmp_path)
+            the_set = source(api, tmp_path)
             api.refuse_with = 403
             with pytest.raises(LostError, match=r"refuses: 403 .*told to refuse"):
-                await told(lws.follow())
+                await told(lws.follow(the_set))
             await api.stop()
             with pytest.raises(LostError, match="cannot be asked"):
-                await told(lws.follow())
+                await told(lws.follow(the_set))
 
     asyncio.run(main())
 
@@ -206,7 +206,7 @@ def test_in_a_cluster_the_pods_own_account_is_used(tmp_path: Path, monkeypatch: 
         monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(api.port))
         try:
             await add_group(api, 0)
-            async with aclosing(LwsSource(LIKE, "big", 8000).follow()) as follow:
+            async with aclosing(lws.follow(LwsSource(LIKE, "big", 8000))) as follow:
                 assert urls(await told(follow)) == {"big-0": "http://127.0.0.1:8000"}
         finally:
             await api.stop()
@@ -218,8 +218,8 @@ def test_in_a_cluster_the_pods_own_account_is_used(tmp_path: Path, monkeypatch: 
 def test_no_configured_cluster_is_a_loss_that_says_why(tmp_path: Path) -> None:
     async def main() -> None:
         (tmp_path / "empty").write_text("")
-        lws = LwsSource(LIKE, "big", 8000, kubeconfig=str(tmp_path / "empty"))
+        the_set = LwsSource(LIKE, "big", 8000, kubeconfig=str(tmp_path / "empty"))
         with pytest.raises(LostError, match="no way to the API server is configured"):
-            await told(lws.follow())
+            await told(lws.follow(the_set))
 
     asyncio.run(main())

@@ -17,11 +17,12 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from cellgate.proxy.config.remedy import Remedy
 from cellgate.proxy.config.settings import Tls
 from cellgate.proxy.process.tls import webhook_context
 from cellgate.proxy.recovery import audit, command, webhook
 from cellgate.proxy.recovery.command import FLOOD_BYTES, OUTPUT_KEPT
-from cellgate.proxy.recovery.nouns import Remedy, Report, Result
+from cellgate.proxy.recovery.nouns import Report, Result
 from tests.wire.process import eventually
 from tests.wire.stage import live
 

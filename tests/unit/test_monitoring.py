@@ -17,12 +17,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cellgate.probes.agent_link import Standing
 from cellgate.proxy.control.containment import Containment
+from cellgate.proxy.control.containment_report import PoisonMetrics
 from cellgate.proxy.discovery.follow import Discovery
 from cellgate.proxy.discovery.start import DiscoveryMetrics
 from cellgate.proxy.logs.events import EventLog
 from cellgate.proxy.metrics.collectors import NodeAgentMetrics
 from cellgate.proxy.metrics.metrics import Metrics
-from cellgate.proxy.metrics.poison import PoisonMetrics
 from cellgate.proxy.metrics.routing import Routing
 from cellgate.proxy.sharing.link import RedisLink
 from cellgate.proxy.sharing.metrics import RedisMetrics

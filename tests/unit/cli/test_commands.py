@@ -18,9 +18,9 @@ import pytest
 from cellgate.proxy import app
 from cellgate.proxy.cli import admin_client
 from cellgate.proxy.cli.commands import main
-from cellgate.proxy.cli.tables import duration
 from cellgate.proxy.config.load_process import ConfigError
 from cellgate.proxy.config.settings import Settings
+from cellgate.proxy.logs.text import duration
 
 UNIT_A1 = {
     "name": "a1",

@@ -10,10 +10,7 @@ import pytest
 from cellgate.proxy.config.load import load
 from cellgate.proxy.config.load_process import ConfigError, Overrides
 from cellgate.proxy.config.settings import Settings
-from cellgate.proxy.discovery.dns import DnsSource
-from cellgate.proxy.discovery.ecs import EcsSource
-from cellgate.proxy.discovery.file import FileSource
-from cellgate.proxy.discovery.lws import LwsSource
+from cellgate.proxy.config.sources import DnsSource, EcsSource, FileSource, LwsSource
 from cellgate.router.nouns import Unit
 
 

@@ -20,12 +20,12 @@ from cellgate.probes.http_status import HttpProbe
 from cellgate.probes.presets import PRESETS
 from cellgate.probes.tcp_accept import TcpProbe
 from cellgate.proxy.cli.tables import fleet_table
+from cellgate.proxy.config.cgroup import cgroup_limits, quarter_of_memory
 from cellgate.proxy.config.load import load
 from cellgate.proxy.config.load_process import ConfigError, Overrides
 from cellgate.proxy.config.schema import SCHEMA
 from cellgate.proxy.config.settings import KIB, MIB, Address, RedisAccess, Settings
-from cellgate.proxy.discovery.redis import RedisSource
-from cellgate.proxy.process.cgroup import cgroup_limits, quarter_of_memory
+from cellgate.proxy.config.sources import RedisSource
 from cellgate.router.nouns import Cell, Fleet, Node, Role, Rules, Unit
 
 ROOT = Path(__file__).parents[3]

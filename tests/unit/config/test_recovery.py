@@ -9,8 +9,8 @@ import pytest
 from cellgate.proxy.config.load import load
 from cellgate.proxy.config.load_process import ConfigError, Overrides
 from cellgate.proxy.config.recovery import SECRET_VARIABLE
+from cellgate.proxy.config.remedy import Remedy
 from cellgate.proxy.config.settings import Settings
-from cellgate.proxy.recovery.nouns import Remedy
 
 
 def read(folder: Path, recovery: str, **environ: str) -> Settings:

@@ -13,9 +13,10 @@ from botocore.stub import Stubber  # type: ignore[import-untyped]
 from moto import mock_aws
 from moto.moto_api import state_manager
 
+from cellgate.proxy.config.sources import EcsSource
 from cellgate.proxy.discovery import ecs
 from cellgate.proxy.discovery.base import Found, LostError
-from cellgate.proxy.discovery.ecs import EcsSource, groups
+from cellgate.proxy.discovery.ecs import groups
 from cellgate.proxy.discovery.groups import Ports
 from cellgate.router.nouns import Unit
 
@@ -61,7 +62,7 @@ def start(client: Any, unit: str, role: str, size: int) -> str:
 
 def found(source: EcsSource = SOURCE) -> Found:
     async def main() -> Found:
-        async with asyncio.timeout(30.0), aclosing(source.follow()) as follow:
+        async with asyncio.timeout(30.0), aclosing(ecs.follow(source)) as follow:
             return await anext(follow)
 
     return asyncio.run(main())
@@ -112,7 +113,7 @@ def test_only_the_tasks_of_the_services_named_are_asked_for(cluster: Any) -> Non
         for service, tasks in (("big", ["one"]), ("small", ["two"])):
             asked = {"cluster": "prod", "serviceName": service, "desiredStatus": "RUNNING"}
             stub.add_response("list_tasks", {"taskArns": tasks}, asked)
-        assert list(source._arns(cluster)) == ["one", "two"]
+        assert list(ecs._arns(source, cluster)) == ["one", "two"]
 
 
 def test_a_cluster_that_is_not_there_is_a_loss_that_says_so(cluster: Any) -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from cellgate.probes.tcp_accept import TcpProbe
+from cellgate.proxy.config.sources import FileSource
 from cellgate.proxy.discovery.base import Found, LostError
-from cellgate.proxy.discovery.file import FileSource
+from cellgate.proxy.discovery.file import follow as follow_file
 from cellgate.router.nouns import Unit
 
 LIKE = Unit(name="", cell="c", url="", api_key="key")
@@ -29,7 +30,7 @@ async def told(follow: AsyncGenerator[Found, None]) -> Found:
 
 def read(path: Path) -> Found:
     async def main() -> Found:
-        async with aclosing(source(path).follow()) as follow:
+        async with aclosing(follow_file(source(path))) as follow:
             return await told(follow)
 
     return asyncio.run(main())
@@ -62,7 +63,7 @@ def test_a_change_of_the_file_is_told(tmp_path: Path) -> None:
     path.write_text(ONE)
 
     async def main() -> None:
-        async with aclosing(source(path).follow()) as follow:
+        async with aclosing(follow_file(source(path))) as follow:
             assert [unit.name for unit in (await told(follow)).units] == ["a"]
             path.write_text(ONE + "- {name: b, url: http://b:1}\n")
             assert [unit.name for unit in (await told(follow)).units] == ["a", "b"]

@@ -9,7 +9,8 @@ from collections.abc import AsyncGenerator, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from cellgate.proxy.discovery.base import Doubt, Found, LostError, Source
+from cellgate.proxy.config.sources import Source
+from cellgate.proxy.discovery.base import Doubt, Found, LostError
 from cellgate.proxy.discovery.follow import PAUSE_MAX_S, Discovery
 from cellgate.proxy.discovery.merge import merge
 from cellgate.proxy.logs.events import Action
@@ -86,7 +87,7 @@ def play(scenario: Coroutine[Any, Any, None]) -> None:
 
 
 async def begin(gate: Gate, *sources: Source, fixed: Fleet = FIXED) -> Discovery:
-    discovery = Discovery(gate, random.Random(1))
+    discovery = Discovery(gate, random.Random(1), {"scripted": Scripted.follow})
     discovery.take(fixed, sources)
     await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -176,7 +177,7 @@ def test_what_was_found_before_this_process_stays_until_all_sources_have_found_s
         _worlds["x"] = [Found((unit("a"),))]
         _worlds["y"] = [LostError("nobody answers"), Found((unit("b", "b"),))]
         gate = Gate()
-        discovery = Discovery(gate, random.Random(1))
+        discovery = Discovery(gate, random.Random(1), {"scripted": Scripted.follow})
         discovery.take(FIXED, [Scripted("x"), Scripted("y")])
         before = (unit("fixed", "other"), unit("a"), unit("b", "b"), unit("old", "old"))
         discovery.remember(Found(before, (Cell("c", 3.0), Cell("far", 2.0))))

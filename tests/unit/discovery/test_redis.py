@@ -1,4 +1,4 @@
-"""The source of a fleet's router, as part of a configuration that comes from another process."""
+"""Units of Redis: a source in a configuration that comes from another process, and what its feed hands on."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from pathlib import Path
 
 from cellgate.proxy.config.load import load
 from cellgate.proxy.config.load_process import Overrides
+from cellgate.proxy.config.sources import RedisSource
 from cellgate.proxy.discovery.base import Found
-from cellgate.proxy.discovery.redis import RedisSource
+from cellgate.proxy.discovery.redis import Feed
 
 
 def test_it_comes_through_a_pickle_and_works(tmp_path: Path) -> None:
@@ -22,8 +23,9 @@ def test_it_comes_through_a_pickle_and_works(tmp_path: Path) -> None:
     assert source == settings.sources[0]
 
     async def follow() -> Found:
-        source.feed.put(found)
-        async for one in source.follow():
+        feed = Feed()
+        feed.put(found)
+        async for one in feed.follow():
             return one
         raise AssertionError("it ended")
 

@@ -9,7 +9,7 @@ import pytest
 
 _WAVE = """
 import sys
-from cellgate.proxy.process.cgroup import LARGE_BLOCK_BYTES, return_large_blocks
+from cellgate.proxy.process.malloc import LARGE_BLOCK_BYTES, return_large_blocks
 
 def resident_mb():
     return int(open("/proc/self/statm").read().split()[1]) * 4096 / 1e6

@@ -9,7 +9,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from cellgate.proxy.recovery.nouns import BACKOFF_MAX_S, Remedy
+from cellgate.proxy.config.remedy import BACKOFF_MAX_S, Remedy
 from cellgate.proxy.recovery.planner import Course, Plan, Row, ended, plan
 from cellgate.router.nouns import Verdict
 

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from cellgate.proxy.config.remedy import Remedy
 from cellgate.proxy.logs.events import Action
 from cellgate.proxy.recovery.caution import reason_to_wait
-from cellgate.proxy.recovery.nouns import Dossier, Remedy, Report, Result
+from cellgate.proxy.recovery.nouns import Dossier, Report, Result
 from cellgate.proxy.recovery.recovery import Ports, Recovery
 from cellgate.router.board import Board
 from cellgate.router.nouns import Cell, Evidence, Fleet, Node, Role, Rules, Sign, Strength, Unit

@@ -1,4 +1,4 @@
-"""What is told of poison: to operators as JSON, and what a scrape shows."""
+"""What is told of containment: to operators as JSON, and to a scrape as metrics."""
 
 from __future__ import annotations
 

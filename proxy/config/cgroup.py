@@ -1,16 +1,11 @@
-"""How much memory this process may use, and what becomes of what it has used."""
+"""How much memory this process may use."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 from collections.abc import Iterator
 from pathlib import Path
-
-LARGE_BLOCK_BYTES = 8 * 1024
-_M_MMAP_THRESHOLD = -3
-"""Of malloc.h, for mallopt(3)."""
 
 
 def quarter_of_memory() -> int:
@@ -34,13 +29,3 @@ def cgroup_limits(root: Path) -> Iterator[int]:
         for level in (inner, *inner.parents):
             with contextlib.suppress(OSError, ValueError):  # Absent at the root; "max" where none is set.
                 yield int((mount / level / limit).read_text())
-
-
-def return_large_blocks() -> None:
-    """Have the C library give each block of `LARGE_BLOCK_BYTES` or more back to the system when it is freed.
-
-    glibc does so at first, but keeps ever larger blocks once some were freed: after a wave of large bodies a
-    process would stay as large as it has ever been. Other C libraries are left as they are.
-    """
-    with contextlib.suppress(AttributeError, OSError):
-        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, LARGE_BLOCK_BYTES)

@@ -1,0 +1,38 @@
+"""How times and texts are written, for people and in logs."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from functools import lru_cache
+
+_ESCAPES = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))}
+_MILLISECONDS = tuple(f".{number:03}Z" for number in range(1000))
+_STEPS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
+
+
+def utc(timestamp: float) -> str:
+    """A wall-clock time as ISO 8601 in UTC, to the millisecond."""
+    second = int(timestamp)
+    return _second(second) + _MILLISECONDS[int((timestamp - second) * 1000)]
+
+
+@lru_cache(maxsize=4)
+def _second(timestamp: int) -> str:
+    """Lines come many a second, and a date takes as long to write as all the rest of one."""
+    return datetime.fromtimestamp(timestamp, UTC).isoformat().removesuffix("+00:00")
+
+
+def one_line(text: str) -> str:
+    """`text` with its control characters escaped."""
+    return text if text.isprintable() else text.translate(_ESCAPES)
+
+
+def duration(seconds: float) -> str:
+    """Seconds as the two largest units of time that say something: 7s, 3m 5s, 2d 4h."""
+    left = int(seconds)
+    parts: list[str] = []
+    for size, letter in _STEPS:
+        count, left = divmod(left, size)
+        if count or parts:
+            parts.append(f"{count}{letter}")
+    return " ".join(parts[:2]) or "0s"
