@@ -32,7 +32,7 @@ install = for each in $(1); do command -v $${each%%:*} >/dev/null || $(MAKE) -s 
 help:           ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile
 
-run:            ## two simulated cells and the gate, in the foreground (UNITS="http://…" for real ones)
+run:            ## a gate with two cells of simulated units, in the foreground (UNITS="http://…" for real ones)
 	$(READY) .venv/run.ready
 	@$(BIN)/python -m loadtests.run $(UNITS)
 
@@ -52,14 +52,14 @@ test-all: test  ## every test: then more seeds, processes, real programs, the br
 	@$(PYTEST_SIDE_BY_SIDE) -m more_seeds tests/scenarios
 	@$(BIN)/python -m pytest $(TESTS_OF_PROCESSES)
 
-check:          ## format, lint, types, the rules of the house
+check:          ## format, lint, types, import rules, file and function lengths
 	$(READY) .venv/dev.ready
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/python -m pytest tests/unit/test_imports.py tests/unit/test_house.py
 
-format:         ## rewrite what `make check` would refuse
+format:         ## rewrite files in the format that `make check` expects
 	$(READY) .venv/dev.ready
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
@@ -68,7 +68,7 @@ vllm-units:     ## N real vLLM leader/follower units on this machine's CPU
 	$(READY) .venv/run.ready
 	@$(BIN)/python -m loadtests.vllm_unit --units $(N)
 
-bench:          ## CPU, waits and memory of the gate beside its peers; within 25 minutes, nothing else running
+bench:          ## CPU, latency and memory of the gate, compared with other proxies; within 25 minutes, nothing else running
 	$(READY) .venv/run.ready
 	-@for each in $(BENCH_PROGRAMS); do command -v $${each%%:*} >/dev/null || $(MAKE) -s apt PACKAGES=$${each#*:}; done
 	-@flock Makefile $(MAKE) -s --no-print-directory -k .venv-gate/made $(BENCH_PEERS:%=.venv-%/made)
@@ -78,11 +78,11 @@ failover:       ## kill a leader under 64 streams, five times, and account for e
 	$(READY) .venv/run.ready
 	@$(BIN)/python -m loadtests.failover
 
-detection:      ## every fault, with agents and without, loaded and idle: how long until a unit is DOWN
+detection:      ## every fault, with agents and without, under load and idle: how long until a unit is DOWN
 	$(READY) .venv/run.ready
 	@$(BIN)/python -m loadtests.detection
 
-never-shot:     ## ten minutes of all that looks like trouble and is none, then a unit that is merely slow
+never-shot:     ## ten minutes of harmless trouble (bursts, long prompts, full queues), then a slow unit: none may go DOWN
 	$(READY) .venv/run.ready
 	@$(BIN)/python -m loadtests.never_shot
 	@$(BIN)/python -m loadtests.never_shot --slow
@@ -91,11 +91,11 @@ rolling-update: ## a LeaderWorkerSet is updated group by group under load, and l
 	$(READY) .venv/dev.ready
 	@$(BIN)/python -m loadtests.rolling_update
 
-handover:       ## a gate is replaced five times under the load of 5,000 requests; nobody may notice
+handover:       ## a gate is replaced five times during 5,000 requests; none may fail
 	$(READY) .venv/run.ready
 	@$(BIN)/python -m loadtests.handover
 
-restart:        ## a leader starts anew faster than any probe looks: a canary must come before requests
+restart:        ## a leader restarts faster than any probe looks: a canary must come before requests
 	$(READY) .venv/run.ready
 	@$(BIN)/python -m loadtests.restart
 
@@ -103,15 +103,15 @@ poison:         ## a prompt that ends the units it comes to, in every way there 
 	$(READY) .venv/run.ready
 	@$(BIN)/python -m loadtests.poison
 
-cut-off:        ## a sidecar's only unit is wedged; a gate loses its network (as root)
+cut-off:        ## the only unit of a sidecar hangs; a gate loses its network (as root)
 	$(READY) .venv/run.ready
 	@$(BIN)/python -m loadtests.cut_off
 
-redis-faults:   ## a Redis that gates share is killed and frozen under load; what sharing costs
+redis-faults:   ## the Redis that gates share is killed and frozen under load; what sharing costs
 	$(READY) .venv/run.ready
 	@$(BIN)/python -m loadtests.redis_faults
 
-fleet:          ## a gate is killed under the fleet's router; what 500 units cost it
+fleet:          ## a gate is killed behind the fleet router; what 500 units cost it
 	$(READY) .venv/run.ready
 	@$(BIN)/python -m loadtests.fleet
 
@@ -123,20 +123,20 @@ vllm-detection: ## detection on real vLLM units, whose processes are frozen and 
 	$(READY) .venv/run.ready
 	@$(BIN)/python -m loadtests.vllm_detection
 
-soak:           ## thousands of clients come, leave and never read; all returns to where it was
+soak:           ## thousands of clients come, leave and never read; everything must return to its start value
 	$(READY) .venv/run.ready
 	@$(BIN)/python -m loadtests.soak
 
-abuse:          ## what one client or one unit can do to all others; a line each, the worst first
+abuse:          ## what one client or one unit can do to all others; one line each, the worst first
 	$(READY) .venv/run.ready
 	@$(BIN)/python -m loadtests.abuse
 
-replay:         ## what users wait through the gate and its peers, in real time: a table (QUICK=1: one load; TRACE=file)
+replay:         ## how long users wait behind the gate and other routers, in real time: a table (QUICK=1: one load; TRACE=file)
 	$(READY) .venv/dev.ready
 	-@flock Makefile $(MAKE) -s --no-print-directory -k $(REPLAY_PEERS:%=.venv-%/made)
 	@$(BIN)/python -m loadtests.replay $(if $(QUICK),--quick) $(if $(TRACE),--trace $(TRACE))
 
-gym:            ## routing beside other rules on simulated engines, in virtual time: a table (QUICK=1: a few cells)
+gym:            ## routing compared with other rules on simulated engines, in virtual time: a table (QUICK=1: a few cells)
 	$(READY) .venv/run.ready
 	@$(BIN)/python -m loadtests.gym $(if $(QUICK),--quick)
 
@@ -148,20 +148,20 @@ drill-vllm:     ## real vLLM units are frozen and killed under streams (through 
 	$(READY) .venv/dev.ready
 	@$(BIN)/python -m loadtests.drill loadtests/drills/vllm.yaml $(ROUTERS:%=--router %)
 
-drill-peers:    ## the same faults through the gate, HAProxy, sglang-router and vllm-router; a table
+drill-peers:    ## the same faults through the gate, HAProxy, sglang-router and vllm-router: a table
 	$(READY) .venv/dev.ready
 	@$(MAKE) -s --no-print-directory peers
 	@$(BIN)/python -m loadtests.drill loadtests/drills/peers.yaml --router cellgate --router haproxy \
 	$(PEERS:%=--router %)
 
-peers:          ## other projects' routers, each in a venv of its own, to be measured beside
+peers:          ## install other projects' routers for comparison, each in a venv of its own
 	@flock Makefile $(MAKE) -s --no-print-directory $(REPLAY_PEERS:%=.venv-%/made)
 
 site:           ## the pages of docs/ as a web site, in build/site
 	$(READY) .venv/dev.ready
 	@$(BIN)/mkdocs build -q
 
-lock:           ## resolve the dependencies anew
+lock:           ## resolve the dependencies again
 	$(READY) .venv/run.ready
 	@$(PIP) uv
 	@$(BIN)/python -c $(BUILD_REQUIRES) | $(COMPILE) - -o requirements-build.lock
@@ -170,7 +170,7 @@ lock:           ## resolve the dependencies anew
 	@for extra in dns ecs k8s otel; do $(BIN)/python -c $(EXTRA_REQUIRES) $$extra \
 	| $(COMPILE) - -c requirements-dev.lock -o requirements-$$extra.lock || exit; done
 
-clean:          ## remove what make made
+clean:          ## remove everything that make created
 	rm -rf .venv .venv-gate .venv-langchain $(BENCH_PEERS:%=.venv-%) .venv-smg build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 BUILD_REQUIRES := 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"])'
