@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from subprocess import Popen
-from types import TracebackType
 from typing import Protocol, Self
 
 from loadtests import processes
@@ -50,9 +49,7 @@ class Agents:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop()
 
     def follow(self, unit: Watched) -> None:

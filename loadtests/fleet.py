@@ -11,11 +11,10 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from statistics import median
-from typing import Any
 
 import orjson
 import uvloop
@@ -24,7 +23,7 @@ from redis.asyncio import Redis
 from loadtests.client import End, Question
 from loadtests.gate import GateProcess
 from loadtests.redis_server import redis_server
-from loadtests.report import print_problems, verdict
+from loadtests.report import run_parts
 from loadtests.simunit.process import sim_units
 from loadtests.users import Users
 from loadtests.waiting import until
@@ -200,17 +199,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("part", nargs="?", choices=("killed", "cost"), help="one of them; both without it")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each phase of cost")
     args = parser.parse_args(arguments)
-    parts: dict[str, Callable[[], Coroutine[Any, Any, list[str]]]] = {
-        "killed": killed,
-        "cost": lambda: cost(args.seconds),
+    parts: dict[str, Callable[[], list[str]]] = {
+        "killed": lambda: uvloop.run(killed()),
+        "cost": lambda: uvloop.run(cost(args.seconds)),
     }
-    failed = False
-    for name in parts if args.part is None else (args.part,):
-        problems = uvloop.run(parts[name]())
-        print(f"{name}: {verdict(problems)}")
-        print_problems(problems)
-        failed |= bool(problems)
-    return int(failed)
+    return run_parts({args.part: parts[args.part]} if args.part else parts)
 
 
 if __name__ == "__main__":

@@ -8,38 +8,41 @@ well. And when units are killed that nobody's prompt has ended, nobody is refuse
 
 import argparse
 import asyncio
-import random
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import aiohttp
+import orjson
 import uvloop
 
 from loadtests.client import End, Question
 from loadtests.gate import GateProcess, metric_sum
-from loadtests.redis_server import RedisServer
+from loadtests.redis_server import redis_server
+from loadtests.report import print_problems, verdict
 from loadtests.simunit.poison import MARKER, MODES
-from loadtests.simunit.process import SimUnit
+from loadtests.simunit.process import SimUnit, sim_units
 from loadtests.users import Users
+from loadtests.wire.client import Connections
+from loadtests.wire.messages import post
+from loadtests.wire.reply import Reply
 
 UNITS = ("a", "b", "c", "d")
 BACK_S = 3.0
 DEATHS_MAX = 3
 END_S, REFUSED_S = 10.0, 0.010
 USERS, RATE_PER_S = 40, 100.0
+SHORT, LONG = Question.between((20, 200), (4, 24)), Question.between((50, 500), (20, 100))
 AGAIN = 10
 KILLS = 3
 _LOOK_S = 0.02
+_PATIENCE_S = 60.0
 _TIMING = {"step_ms": 10, "prefill_tokens_per_s": 50_000}
 _SLOW = {"step_ms": 40, "prefill_tokens_per_s": 20_000}
 
@@ -57,7 +60,7 @@ class Findings:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class PromptReply:
     """What came of one request with the prompt."""
 
     status: int
@@ -113,42 +116,38 @@ class Keeper:
                     self._due[unit.name] = time.monotonic() + BACK_S
 
 
-def _session() -> aiohttp.ClientSession:
-    return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60.0))
-
-
-async def drink(http: aiohttp.ClientSession, url: str, *, stream: bool = True) -> Reply:
+async def send_prompt(gate: Connections, *, stream: bool = True) -> PromptReply:
     """Ask for it once, and read to the end."""
     message = {"role": "user", "content": f"old lace and {MARKER}"}
     body = {"messages": [message], "stream": stream, "max_tokens": 64}
-    began_s, status, parts = time.monotonic(), 0, []
+    began_s, parts = time.monotonic(), list[bytes]()
+    reply = Reply(parts.append)
     try:
-        async with http.post(f"{url}/v1/chat/completions", json=body) as response:
-            status = response.status
-            async for part in response.content.iter_any():
-                parts.append(part)
-    except (aiohttp.ClientError, TimeoutError) as error:
+        async with asyncio.timeout(_PATIENCE_S):
+            await gate.exchange(post(orjson.dumps(body)), reply)
+    except OSError as error:
         # Behind an error event comes a cut.
         parts.append(repr(error).encode())
-    return Reply(status, b"".join(parts).decode(), time.monotonic() - began_s)
+    text = (reply.body + b"".join(parts)).decode()
+    return PromptReply(reply.status, text, time.monotonic() - began_s)
 
 
-async def again(http: aiohttp.ClientSession, url: str) -> list[Reply]:
+async def send_again(gate: Connections) -> list[PromptReply]:
     """Ask for it some more times."""
-    return [await drink(http, url, stream=bool(number % 2)) for number in range(AGAIN)]
+    return [await send_prompt(gate, stream=bool(number % 2)) for number in range(AGAIN)]
 
 
 async def in_mode(mode: str, workers: int = 1) -> Findings:
     """One way to die, among users, before a gate of so many processes."""
     found = Findings()
-    with _Fleet(1, workers, poison=mode, **_TIMING) as (units, (gate,)), Keeper(units) as keeper:
-        async with Users(gate.url, USERS, _short) as users, _session() as http:
+    with _fleet(1, workers, poison=mode, **_TIMING) as (units, (gate,)), Keeper(units) as keeper:
+        async with Users(gate.url, USERS, SHORT) as users, Connections(gate.url) as way:
             await asyncio.sleep(4.0)
             began = len(users.answers), time.monotonic()
-            reply = await drink(http, gate.url)
+            reply = await send_prompt(way)
             await asyncio.sleep(1.0)
             struck = await asyncio.to_thread(keeper.struck)
-            replies = await again(http, gate.url)
+            replies = await send_again(way)
             await asyncio.sleep(BACK_S + 3.0)
             rate = (len(users.answers) - began[0]) / (time.monotonic() - began[1])
         _of_prompt(found, reply, struck)
@@ -160,12 +159,12 @@ async def in_mode(mode: str, workers: int = 1) -> Findings:
 async def two_gates() -> Findings:
     """What one gate has found out the other one does not send."""
     found = Findings()
-    with _Fleet(2, poison="crash", **_TIMING) as (units, (first, second)), Keeper(units) as keeper:
-        async with _session() as http:
-            reply = await drink(http, first.url)
+    with _fleet(2, poison="crash", **_TIMING) as (units, (first, second)), Keeper(units) as keeper:
+        async with Connections(first.url) as way, Connections(second.url) as other:
+            reply = await send_prompt(way)
             await asyncio.sleep(0.3)
             struck = await asyncio.to_thread(keeper.struck)
-            replies = await again(http, second.url)
+            replies = await send_again(other)
         _of_prompt(found, reply, struck)
         await _of_refusals(found, replies, second, keeper, struck)
         heard = metric_sum(await asyncio.to_thread(second.metrics), "cellgate_redis_bans_heard_total")
@@ -176,8 +175,8 @@ async def two_gates() -> Findings:
 async def kills(pause_s: float) -> Findings:
     """Units die that nobody's prompt has ended."""
     found = Findings()
-    with _Fleet(1, **_SLOW) as (units, (gate,)), Keeper(units) as keeper:
-        async with Users(gate.url, 100, _long) as users:
+    with _fleet(1, **_SLOW) as (units, (gate,)), Keeper(units) as keeper:
+        async with Users(gate.url, 100, LONG) as users:
             await asyncio.sleep(5.0)
             for unit in units[:KILLS]:
                 unit.kill()
@@ -191,18 +190,18 @@ async def kills(pause_s: float) -> Findings:
     return found
 
 
-def _of_prompt(found: Findings, reply: Reply, struck: int) -> None:
+def _of_prompt(found: Findings, reply: PromptReply, struck: int) -> None:
     found.expect(0 < struck <= DEATHS_MAX, f"{struck} deaths")
     line = f"its client: {reply.status}, poison_suspected {reply.is_suspected}, after {reply.seconds:.2f} s"
     found.expect(reply.is_suspected and reply.seconds < END_S, line)
 
 
 async def _of_refusals(
-    found: Findings, replies: Sequence[Reply], gate: GateProcess, keeper: Keeper, struck: int
+    found: Findings, replies: Sequence[PromptReply], gate: GateProcess, keeper: Keeper, struck: int
 ) -> None:
     """What the same prompt got while others asked, and how fast once they do not."""
-    async with _session() as http:
-        quiet = sorted(reply.seconds for reply in await again(http, gate.url))
+    async with Connections(gate.url) as way:
+        quiet = sorted(reply.seconds for reply in await send_again(way))
     statuses = dict(Counter(reply.status for reply in replies))
     found.expect(all(reply.is_refused for reply in replies), f"the same again: {statuses}")
     usual_s, last_s = quiet[len(quiet) // 2], quiet[-1]
@@ -222,34 +221,17 @@ def _of_others(found: Findings, users: Users, rate: float | None) -> None:
         found.lines.append(f"fewer than {RATE_PER_S:.0f} a second: the machine has other work to do")
 
 
-class _Fleet(ExitStack):
+@contextmanager
+def _fleet(
+    gates: int, workers: int = 1, **options: object
+) -> Iterator[tuple[list[SimUnit], list[GateProcess]]]:
     """Units and gates, which share a Redis if they are several; nothing of them is left afterwards."""
-
-    def __init__(self, gates: int, workers: int = 1, **options: object) -> None:
-        super().__init__()
-        self._workers = workers
-        self._gates = gates
-        self._options = options
-
-    def __enter__(self) -> Any:
-        super().__enter__()
-        settings: dict[str, object] = {"workers": self._workers}
-        if self._gates > 1:
-            folder = Path(self.enter_context(tempfile.TemporaryDirectory(prefix="poison-")))
-            settings["redis"] = self.enter_context(RedisServer(folder)).url
-        units = SimUnit.start_all(UNITS, **self._options)
-        for unit in units:
-            self.callback(unit.stop)
-        gates = [self.enter_context(GateProcess(units, settings=settings)) for _ in range(self._gates)]
-        return units, gates
-
-
-def _short(rng: random.Random) -> Question:
-    return Question.draw(rng, prompt_tokens=rng.randint(20, 200), max_tokens=rng.randint(4, 24))
-
-
-def _long(rng: random.Random) -> Question:
-    return Question.draw(rng, prompt_tokens=rng.randint(50, 500), max_tokens=rng.randint(20, 100))
+    with ExitStack() as stack:
+        settings: dict[str, object] = {"workers": workers}
+        if gates > 1:
+            settings["redis"] = stack.enter_context(redis_server()).url
+        units = stack.enter_context(sim_units(UNITS, **options))
+        yield units, [stack.enter_context(GateProcess(units, settings=settings)) for _ in range(gates)]
 
 
 def main() -> int:
@@ -265,9 +247,9 @@ def main() -> int:
     failed = 0
     for name in parser.parse_args().only or rounds:
         found = uvloop.run(rounds[name]())
-        print(f"{name}: {'FAILED' if found.problems else 'passed'}")
+        print(f"{name}: {verdict(found.problems)}")
         print(*(f"  {line}" for line in found.lines), sep="\n", flush=True)
-        print(*(f"  ! {line}\n" for line in found.problems), sep="", end="", flush=True)
+        print_problems(found.problems)
         failed += bool(found.problems)
     return 1 if failed else 0
 

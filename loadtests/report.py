@@ -2,7 +2,7 @@
 
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 
@@ -14,6 +14,17 @@ def verdict(problems: Sequence[str]) -> str:
 def print_problems(problems: Sequence[str], most: int | None = None) -> None:
     """A line for each, or for the first of them."""
     print(*(f"  ! {problem}\n" for problem in problems[:most]), sep="", end="", flush=True)
+
+
+def run_parts(parts: Mapping[str, Callable[[], Sequence[str]]]) -> int:
+    """Run parts that say what did not hold, and print that. The exit code: 0 when all of it did."""
+    failed = False
+    for name, part in parts.items():
+        problems = part()
+        print(f"{name}: {verdict(problems)}")
+        print_problems(problems)
+        failed |= bool(problems)
+    return int(failed)
 
 
 def columns(rows: Sequence[Sequence[str]], *, numbers: bool = False) -> str:

@@ -3,7 +3,6 @@
 import asyncio
 import time
 from contextlib import suppress
-from types import TracebackType
 from typing import Self
 
 from loadtests.gate import GateProcess, metric_sum
@@ -25,9 +24,7 @@ class Sent:
         self._task = asyncio.create_task(self._watch())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._task.cancel()
         with suppress(asyncio.CancelledError):
             await self._task

@@ -7,16 +7,17 @@ when one fails.
 """
 
 import argparse
-import resource
 import sys
 
 import uvloop
 
+from loadtests import processes
 from loadtests.abuse.catalog import CATALOG
 from loadtests.abuse.nouns import Abuse
 from loadtests.abuse.stage import Stage
 from loadtests.abuse.trial import attempt
 from loadtests.abuse.verdict import Try, is_failed, middle, worst_first
+from loadtests.report import print_problems
 
 TRIES = 3
 _FILES = 16384
@@ -38,7 +39,7 @@ async def _row(stage: Stage, abuse: Abuse, tries: int) -> list[Try]:
         row.append(await attempt(stage, abuse))
         problems = row[-1].problems()
         print(f"{abuse.name}: {'failed' if problems else 'passed'}; {row[-1].line()}")
-        print(*(f"  ! {problem}\n" for problem in problems), sep="", end="", flush=True)
+        print_problems(problems)
         if len(row) == 1 and not problems:
             break
         await stage.leave()
@@ -80,8 +81,7 @@ def main() -> int:
         return 0
     if unknown := [name for name in args.names if not any(abuse.name.startswith(name) for abuse in CATALOG)]:
         parser.error(f"no abuse is named {unknown[0]!r}; --list names them all")
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(_FILES, most), most))
+    processes.raise_files(_FILES)
     return uvloop.run(run(chosen, args.tries))
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
-from loadtests.abuse.client import ask, ask_all, ask_on, dial, get, held, one, post
+from loadtests.abuse.client import ask, ask_all, ask_on, held, one
 from loadtests.abuse.heads import SMALL
 from loadtests.abuse.nouns import NO_ANSWER_POSSIBLE, Abuse, Got, Place, Surroundings
+from loadtests.wire.messages import get, post
+from loadtests.wire.raw import dial
 
 PAGES = 300
 HEALTH = 3000

@@ -6,8 +6,9 @@ import gzip
 import json
 from collections.abc import Awaitable, Callable
 
-from loadtests.abuse.client import ask_all, post
+from loadtests.abuse.client import ask_all
 from loadtests.abuse.nouns import Abuse, Got, Place
+from loadtests.wire.messages import post
 
 MIB = 1 << 20
 OPEN = b'{"model":"sim","stream":true,"max_tokens":1,"messages":[{"role":"user","content":"Why?"}],'

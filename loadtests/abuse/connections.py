@@ -6,9 +6,11 @@ import asyncio
 from collections import Counter
 from contextlib import suppress
 
-from loadtests.abuse.client import Client, ask, dial, get, held, post, reset
+from loadtests.abuse.client import Client, ask, held
 from loadtests.abuse.heads import SMALL
 from loadtests.abuse.nouns import NO_ANSWER_POSSIBLE, Abuse, Got, Place, Surroundings
+from loadtests.wire.messages import get, post
+from loadtests.wire.raw import dial, reset
 
 FILES = 256
 SLOW = 500

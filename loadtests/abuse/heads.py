@@ -6,8 +6,9 @@ import asyncio
 import random
 from collections import Counter
 
-from loadtests.abuse.client import ask, ask_all, get, one, post
+from loadtests.abuse.client import ask, ask_all, one
 from loadtests.abuse.nouns import NO_ANSWER_POSSIBLE, Abuse, Got, Place
+from loadtests.wire.messages import get, post
 
 SMALL = b'{"model":"sim","messages":[{"role":"user","content":"Why?"}],"max_tokens":1}'
 HEAD_BYTES = 60_000

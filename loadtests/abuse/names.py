@@ -8,9 +8,11 @@ import random
 from collections import Counter
 
 from loadtests.abuse.client import ask as ask_once
-from loadtests.abuse.client import ask_all, ask_on, dial, get, one, post
+from loadtests.abuse.client import ask_all, ask_on, one
 from loadtests.abuse.evil import MODEL, prompt
 from loadtests.abuse.nouns import Abuse, Got, Place
+from loadtests.wire.messages import get, post
+from loadtests.wire.raw import dial
 
 MODELS = 5000
 TENANTS = 20_000

@@ -12,10 +12,15 @@ import json
 import sys
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import uvloop
+
+from loadtests.wire.client import Connections
+from loadtests.wire.messages import post
+from loadtests.wire.reply import Reply
 
 PER_S = 50
 PATIENCE_S = 30.0
@@ -74,55 +79,28 @@ def worst_wait_s(asked: Iterable[Asked]) -> float:
     return max((each.wait_s for each in asked), default=PATIENCE_S)
 
 
-class _Connections:
-    """Kept-alive connections: as many as there are requests in flight at once."""
-
-    def __init__(self, port: int, request: bytes) -> None:
-        self._port = port
-        self._request = request
-        self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
-
-    async def ask(self, due_at: float) -> None:
-        sent_at = time.monotonic()
-        try:
-            status = await asyncio.wait_for(self._ask(), PATIENCE_S)
-        except (OSError, asyncio.IncompleteReadError, TimeoutError):
-            status = 0
-        wait_s = time.monotonic() - sent_at
-        line = {"due_at": due_at, "late_s": sent_at - due_at, "wait_s": wait_s, "status": status}
-        print(json.dumps(line), flush=True)
-
-    async def _ask(self) -> int:
-        reader, writer = self._idle.pop() if self._idle else await self._open()
-        try:
-            writer.write(self._request)
-            head = (await reader.readuntil(b"\r\n\r\n")).lower()
-            await reader.readexactly(int(head.partition(b"content-length:")[2].split(b"\r\n")[0]))
-        except BaseException:
-            writer.close()
-            raise
-        if b"connection: close" in head:
-            writer.close()
-        else:
-            self._idle.append((reader, writer))
-        return int(head.split(b" ", 2)[1])
-
-    async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        return await asyncio.open_connection("127.0.0.1", self._port)
+async def _ask(gate: Connections, request: bytes, due_at: float) -> None:
+    sent_at, reply = time.monotonic(), Reply()
+    with suppress(OSError):
+        async with asyncio.timeout(PATIENCE_S):
+            await gate.exchange(request, reply)
+    status = reply.status if reply.is_whole else 0
+    wait_s = time.monotonic() - sent_at
+    line = {"due_at": due_at, "late_s": sent_at - due_at, "wait_s": wait_s, "status": status}
+    print(json.dumps(line), flush=True)
 
 
 async def _ask_for_ever(port: int, model: str) -> None:
     body = json.dumps(
         {"model": model, "messages": [{"role": "user", "content": "Why?"}], "max_tokens": 1}
     ).encode()
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: gate\r\ncontent-type: application/json\r\n"
-    connections = _Connections(port, head + b"content-length: %d\r\n\r\n" % len(body) + body)
+    gate, request = Connections(f"http://127.0.0.1:{port}"), post(body)
     due_at = time.monotonic()
     async with asyncio.TaskGroup() as group:
         while True:
             due_at += 1 / PER_S
             await asyncio.sleep(due_at - time.monotonic())
-            group.create_task(connections.ask(due_at))
+            group.create_task(_ask(gate, request, due_at))
 
 
 def main() -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from types import TracebackType
 from typing import Self
 
-from loadtests.abuse.client import ask, get, post
+from loadtests.abuse.client import ask
 from loadtests.abuse.evil import EvilUnits
 from loadtests.abuse.misdeeds import MISDEEDS
 from loadtests.abuse.neighbour import Neighbour
@@ -15,6 +14,7 @@ from loadtests.abuse.nouns import Place, Surroundings
 from loadtests.gate import GateProcess
 from loadtests.processes import tail
 from loadtests.simunit.process import SimUnit
+from loadtests.wire.messages import get, post
 
 QUIET = "quiet"
 """The neighbour's model, of a unit of its own: what it waits for is the gate."""
@@ -54,9 +54,7 @@ class Stage:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._close()
 
     @property

@@ -7,10 +7,12 @@ import json
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
-from loadtests.abuse.client import PATIENCE_S, Client, ask, dial, get, held, one, post
-from loadtests.abuse.evil import prompt, reply
+from loadtests.abuse.client import PATIENCE_S, Client, ask, held, one
+from loadtests.abuse.evil import prompt
 from loadtests.abuse.misdeeds import COMMENTS_MB, EVENT_MB, LARGE_EVENT, TINY_CHUNKS
 from loadtests.abuse.nouns import UNIT_ANSWERED, Abuse, Got, Place
+from loadtests.wire.messages import get, post, whole
+from loadtests.wire.raw import dial
 
 UNREAD = 256
 STOPS = 300_000
@@ -108,7 +110,7 @@ def page(path: bytes, body: Callable[[], bytes]) -> Callable[[Place], Awaitable[
 
     async def act(place: Place) -> Got:
         evil, log = place.evil, place.gate.log
-        evil.pages[path] = reply(body())
+        evil.pages[path] = whole(body())
         asked, logged = evil.targets[path], len(log.read_bytes())
         for _ in range(_PROBED_WITHIN_S * 5):
             if evil.targets[path] > asked:

@@ -11,8 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from loadtests.abuse.bodies import MIB, OPEN, image, repeated
-from loadtests.abuse.client import Client, ask, ask_all, dial, held, one, post, reset
+from loadtests.abuse.client import Client, ask, ask_all, held, one
 from loadtests.abuse.nouns import NO_ANSWER_POSSIBLE, Abuse, Got, Place, Surroundings
+from loadtests.wire.messages import post
+from loadtests.wire.raw import dial, reset
 
 _CHUNKED = b"POST /v1/chat/completions HTTP/1.1\r\nhost: gate\r\ntransfer-encoding: chunked\r\n\r\n"
 

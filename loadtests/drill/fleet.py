@@ -8,7 +8,6 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from loadtests.agents import Agents
@@ -45,9 +44,7 @@ class Fleet:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with _undisturbed():
             for number, gate in enumerate(self.gates, start=1):
                 for log in gate.log.parent.glob("*.log"):

@@ -10,7 +10,7 @@ from loadtests.redis_faults.cost import cost
 from loadtests.redis_faults.flips import flips
 from loadtests.redis_faults.killed_gate import killed_gate
 from loadtests.redis_faults.outage import outage
-from loadtests.report import print_problems, verdict
+from loadtests.report import run_parts
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,13 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     if args.part not in (None, *parts):
         parser.error(f"there are: {', '.join(parts)}")
-    failed = False
-    for name in parts if args.part is None else (args.part,):
-        problems = parts[name]()
-        print(f"{name}: {verdict(problems)}")
-        print_problems(problems)
-        failed |= bool(problems)
-    return int(failed)
+    return run_parts({args.part: parts[args.part]} if args.part else parts)
 
 
 if __name__ == "__main__":

@@ -9,12 +9,13 @@ from collections import Counter
 
 import uvloop
 
-from loadtests.abuse.client import ask, get
+from loadtests.abuse.client import ask
 from loadtests.abuse.heads import HEADS
 from loadtests.abuse.nouns import Abuse, Got, Place
 from loadtests.abuse.stage import Stage
 from loadtests.abuse.trial import attempt
 from loadtests.abuse.verdict import Try
+from loadtests.wire.messages import get
 
 STOPPED_S = 0.6
 QUICK = ("long-target", "two-lengths")

@@ -7,14 +7,14 @@ SSE_HEAD = (
 LAST_CHUNK = b"0\r\n\r\n"
 
 
-def post(body: bytes, *, path: str = "/v1/chat/completions", host: str = "gate", lines: str = "") -> bytes:
+def post(body: bytes, *, path: str = "/v1/chat/completions", lines: str = "", host: str = "gate") -> bytes:
     """A POST of JSON. `lines`: more header lines, each with its end."""
     head = f"POST {path} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n{lines}"
     return f"{head}content-length: {len(body)}\r\n\r\n".encode("latin-1") + body
 
 
-def get(path: str, *, host: str = "gate", lines: str = "") -> bytes:
-    """A GET."""
+def get(path: str, lines: str = "", *, host: str = "gate") -> bytes:
+    """A GET. `lines`: more header lines, each with its end."""
     return f"GET {path} HTTP/1.1\r\nhost: {host}\r\n{lines}\r\n".encode("latin-1")
 
 
