@@ -18,7 +18,7 @@ from cellgate.router.nouns import Outcome, Refusal
 
 if TYPE_CHECKING:
     from cellgate.proxy.request.exchange import Exchange
-    from cellgate.proxy.wire.upstream import ReplyHead
+    from cellgate.proxy.wire.reply_reader import ReplyHead
 
 # A member of an enum is a slow attribute on CPython 3.11.
 WAITING, RELAYING, OVER = State.WAITING, State.RELAYING, State.OVER

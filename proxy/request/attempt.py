@@ -22,8 +22,9 @@ from cellgate.proxy.resume.replay_buffer import Keep
 from cellgate.proxy.resume.stitch import Stitch
 from cellgate.proxy.wire.failure import Failure, Kind
 from cellgate.proxy.wire.pool import Pool
+from cellgate.proxy.wire.reply_reader import ReplyHead
 from cellgate.proxy.wire.sse import before_error, carries_data
-from cellgate.proxy.wire.upstream import EVENT_ENDS, ReplyHead, UnitConnection
+from cellgate.proxy.wire.upstream import EVENT_ENDS, UnitConnection
 from cellgate.router.lease import Lease
 from cellgate.router.nouns import Outcome
 
@@ -169,11 +170,11 @@ class Attempt:
         if not self.lease.committed:
             self._hold(data, pieces, conn)
             return
-        response, body = self._response, b"".join(pieces)
+        response, reply, body = self._response, conn.reply, b"".join(pieces)
         is_events = response.is_events
         if is_events and carries_data(body):
             response.count(len(pieces))
-        is_whole = conn.raw is not None and not conn.ended and conn.clean and data.endswith(EVENT_ENDS)
+        is_whole = conn.raw is not None and not reply.ended and reply.clean and data.endswith(EVENT_ENDS)
         if is_whole and not (is_events and len(before_error(body)) < len(body)):
             response.pass_on(data, body)
         else:
@@ -181,16 +182,16 @@ class Attempt:
 
     def _hold(self, data: bytes, pieces: list[bytes], conn: UnitConnection) -> None:
         """Before the commit."""
-        head = conn.head
+        head = conn.reply.head
         if head is None or not (self._has_head or self._begin(head)):
             return
         if not self._response.is_events:
             self._commit(data, b"".join(pieces), conn)
             return
-        if not pieces and not conn.ended:
+        if not pieces and not conn.reply.ended:
             # Most engines send the head of a stream by itself.
             return
-        begun = self._passage.begin(b"".join(pieces), ended=conn.ended)
+        begun = self._passage.begin(b"".join(pieces), ended=conn.reply.ended)
         if isinstance(begun, Failure):
             self._give_up(conn, begun)
         elif begun is not None:
@@ -220,7 +221,7 @@ class Attempt:
         lease.commit(response.now())
         response.commit(lease.desk, lease.first_at, body)
         self._owner.committed(body, lease.first_at)
-        if body.endswith(b"\n\n") and self._passage.stitch is None and not conn.ended:
+        if body.endswith(b"\n\n") and self._passage.stitch is None and not conn.reply.ended:
             # All of it was looked at already, or it is plain.
             self._show(data, body, None, conn)
         else:
@@ -230,7 +231,7 @@ class Attempt:
         """Show what is complete of `body`, in a chunk of our own, and end as the unit does."""
         response, passage, failure = self._response, self._passage, None
         if response.is_events:
-            body, failure = passage.feed(body, ended=conn.ended)
+            body, failure = passage.feed(body, ended=conn.reply.ended)
             response.in_event = passage.in_event
         self._show(data, body, failure, conn)
 
@@ -238,16 +239,16 @@ class Attempt:
         """Show `body`, the complete part of a read, and what follows it: `failure`, or how the unit ends."""
         response, passage = self._response, self._passage
         stitch = passage.stitch
-        ended = conn.ended or (stitch is not None and stitch.is_over)
+        ended = conn.reply.ended or (stitch is not None and stitch.is_over)
         may_pass_raw = response.passes_raw and stitch is None and passage.is_empty and not ended
         # Behind a chunk there may be a part of the next one's size: then a read does not end whole.
-        conn.raw = response if may_pass_raw and conn.clean and data.endswith(EVENT_ENDS) else None
+        conn.raw = response if may_pass_raw and conn.reply.clean and data.endswith(EVENT_ENDS) else None
         if not response.show(body, ended=ended and failure is None):
             failure = Failure(Kind.TRUNCATED, "it ended its stream in the middle of an answer")
         if failure is not None:
             self._give_up(conn, failure)
         elif ended:
-            if not conn.ended:
+            if not conn.reply.ended:
                 conn.drop()
             self.over = True
             self._conn = None

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from cellgate.proxy.resume.replay_buffer import Keep
     from cellgate.proxy.resume.stitch import Stitch
     from cellgate.proxy.wire.downstream import ClientConnection
+    from cellgate.proxy.wire.reply_reader import ReplyHead
     from cellgate.proxy.wire.request import Request
-    from cellgate.proxy.wire.upstream import ReplyHead
 
 # A member of an enum is a slow attribute on CPython 3.11.
 STARTED, ASKED, GRANTED, REFUSED, REPLIED, COMMITTED, DONE = tuple(Event)[:7]

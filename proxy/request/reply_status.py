@@ -6,7 +6,7 @@ from re import compile as pattern
 
 from cellgate.proxy.request.placement import is_final, told
 from cellgate.proxy.wire.failure import Failure, Kind
-from cellgate.proxy.wire.upstream import ReplyHead
+from cellgate.proxy.wire.reply_reader import ReplyHead
 from cellgate.router.board import Board
 from cellgate.router.nouns import Outcome
 

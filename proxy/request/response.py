@@ -21,7 +21,7 @@ from cellgate.proxy.resume.replay_buffer import FOLD_BYTES, Keep
 from cellgate.proxy.wire.failure import Failure, Kind, error_body, error_event
 from cellgate.proxy.wire.framing import CHUNKED, Framing, framing_of, head_of, is_event_stream
 from cellgate.proxy.wire.heads import Fields, is_request_id, own_response
-from cellgate.proxy.wire.upstream import ReplyHead
+from cellgate.proxy.wire.reply_reader import ReplyHead
 from cellgate.router.nouns import Outcome
 from cellgate.router.step_times import GAPS_MS
 

@@ -57,9 +57,9 @@ class Call:
         if len(self._reply) > REPLY_BYTES:
             conn.drop()
             self.on_failed(Failure(Kind.GARBAGE, f"its reply is larger than {REPLY_BYTES} bytes"))
-        elif conn.ended and conn.head is not None:
+        elif conn.reply.ended and conn.reply.head is not None:
             self.over = True
-            self._caller.answered(conn.head.status, bytes(self._reply))
+            self._caller.answered(conn.reply.head.status, bytes(self._reply))
 
     def on_failed(self, failure: Failure) -> None:
         """There will be no (more of the) reply."""

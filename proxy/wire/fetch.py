@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from cellgate.probes.base import FetchError, Reply, Trouble
 from cellgate.proxy.wire.failure import Failure, Kind
 from cellgate.proxy.wire.pool import LATE_S, Pool
-from cellgate.proxy.wire.upstream import ReplyHead, UnitConnection
+from cellgate.proxy.wire.reply_reader import ReplyHead
+from cellgate.proxy.wire.upstream import UnitConnection
 
 FRESH_S = 30.0
 
@@ -129,13 +130,13 @@ class _Call:
 
     def on_read(self, _data: bytes, pieces: list[bytes], conn: UnitConnection) -> None:
         self._reply += b"".join(pieces)
-        head = conn.head
+        head = conn.reply.head
         if head is not None:
             self._phase = "reading its reply"
         if len(self._reply) > self._max_bytes:
             self._settle(FetchError(Trouble.BROKEN, f"its reply is larger than {self._max_bytes} bytes"))
             conn.drop()
-        elif conn.ended and head is not None:
+        elif conn.reply.ended and head is not None:
             self._settle(Reply(head.status, _Headers(head), bytes(self._reply)))
             self._conn = None
 

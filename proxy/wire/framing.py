@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum, auto
 
 from cellgate.proxy.wire.heads import client_head, crossing
-from cellgate.proxy.wire.upstream import ReplyHead
+from cellgate.proxy.wire.reply_reader import ReplyHead
 
 LAST_CHUNK = b"0\r\n\r\n"
 _CHUNKED = b"transfer-encoding: chunked\r\n"

@@ -15,9 +15,10 @@ from cellgate.proxy.wire.downstream import ClientConnection
 from cellgate.proxy.wire.failure import Failure
 from cellgate.proxy.wire.heads import Fields
 from cellgate.proxy.wire.pool import Pool
+from cellgate.proxy.wire.reply_reader import ReplyHead
 from cellgate.proxy.wire.request import Request
 from cellgate.proxy.wire.rota import Rota
-from cellgate.proxy.wire.upstream import ReplyHead, UnitConnection
+from cellgate.proxy.wire.upstream import UnitConnection
 from cellgate.router.cost import Expected
 from cellgate.router.judge import open_case
 from cellgate.router.lease import Lease

@@ -8,7 +8,7 @@ import pytest
 
 from cellgate.proxy.resume.passage import TAIL_BYTES
 from cellgate.proxy.wire.failure import Kind
-from cellgate.proxy.wire.upstream import UnitConnection
+from cellgate.proxy.wire.reply_reader import ReplyReader
 from tests.wire.rig import Rig
 from tests.wire.unit import LAST_CHUNK, SSE_HEAD, STREAM, TOKENS, chunk, whole
 
@@ -314,7 +314,7 @@ def test_a_client_that_has_left_closes_the_units_connection_at_once() -> None:
 def test_a_defect_while_a_reply_is_parsed_is_not_held_against_the_unit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(UnitConnection, "on_body", lambda *_: 1 / 0)
+    monkeypatch.setattr(ReplyReader, "on_body", lambda *_: 1 / 0)
     rig = Rig()
     rig.feed([whole()])
     assert len(rig.bugs) == 1

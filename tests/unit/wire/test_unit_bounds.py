@@ -8,7 +8,7 @@ import pytest
 
 from cellgate.proxy.config.limits import LIMITS, REACHED
 from cellgate.proxy.wire.failure import Kind
-from cellgate.proxy.wire.upstream import HEAD_BYTES
+from cellgate.proxy.wire.reply_reader import HEAD_BYTES
 from tests.cost.bench import counted
 from tests.unit.wire.test_bounds import reads
 from tests.wire.rig import Rig

@@ -1,0 +1,227 @@
+"""Replies out of bytes: parses what a unit sends, and decides where a reply ends.
+
+1. A reply ends where HTTP says, decided here and nowhere else: a HEAD reply at its head, 1xx never ends an
+   exchange, EOF is complete only for a body delimited by close.
+2. A second message in the same read means that the unit misbehaves: nothing of that read goes on.
+3. What is no body (heads, trailers, extensions of chunks) is bounded.
+"""
+
+from __future__ import annotations
+
+import httptools
+
+from cellgate.proxy.config.limits import LIMITS, reached
+from cellgate.proxy.wire.heads import REPLY_FIELDS, Fields, head_size
+
+HEAD_BYTES = 64 * 1024
+
+_BODILESS = (204, 304)
+_FEW_BYTES = 3 * LIMITS.header_lines
+"""A head of no more bytes cannot have too many lines: each takes three at least."""
+_TOO_LARGE = f"the head of its reply is larger than {HEAD_BYTES} bytes"
+
+
+class ReplyHead:
+    """The head of a unit's reply, in `lines` and `fields` (see heads.py).
+
+    `length` (as sent) and `coding` (of the transfer) tell how the body is delimited; neither: by close.
+    """
+
+    __slots__ = (
+        "bodiless",
+        "coding",
+        "connection_tokens",
+        "content_type",
+        "encoded",
+        "fields",
+        "length",
+        "lines",
+        "status",
+    )
+
+    def __init__(self, status: int, lines: list[bytes], fields: Fields, *, to_head: bool) -> None:
+        self.status = status
+        self.lines = lines
+        self.fields = fields
+        self.coding = b""
+        self.encoded = False
+        self.length: bytes | None = None
+        self.content_type = b""
+        self.connection_tokens = 0
+        for name, value in fields:
+            if name == b"content-length":
+                self.length = value
+            elif name == b"content-type":
+                self.content_type = value
+            elif name == b"transfer-encoding":
+                # Of several fields each is a coding of its own, and together they are none that is known.
+                self.coding += value.strip().lower()
+            elif name == b"content-encoding":
+                self.encoded = value != b"identity"
+            elif name == b"connection":
+                self.connection_tokens += value.count(b",") + 1
+        self.bodiless = to_head or status in _BODILESS
+
+
+class ReplyReader:
+    """Reads the replies of one connection, one after the other.
+
+    `begun`: a byte of the reply has come; `head` is set once it is complete, `ended` once the reply is;
+    `pieces` are those of the body in the last read; `clean` is True between two chunks of a chunked body: of
+    the next one at most its size was read. `keep_alive`: the unit takes another request when this has ended.
+    `misbehaved` says what is wrong with the reply.
+    """
+
+    __slots__ = (
+        "_fields",
+        "_in_head",
+        "_interim",
+        "_lines",
+        "_overhead",
+        "_parser",
+        "_to_head",
+        "begun",
+        "clean",
+        "ended",
+        "head",
+        "keep_alive",
+        "misbehaved",
+        "pieces",
+    )
+
+    def __init__(self) -> None:
+        self._parser = httptools.HttpResponseParser(self)
+        self._lines: list[bytes] = []
+        self._fields: Fields = []
+        # Bytes that have come since the last ones of a body: of heads, trailers, chunk extensions.
+        self._overhead = 0
+        self._to_head = False
+        self._in_head = False
+        self._interim = False
+        self.begun = False
+        self.clean = False
+        self.ended = False
+        self.keep_alive = False
+        self.misbehaved = ""
+        self.head: ReplyHead | None = None
+        self.pieces: list[bytes] = []
+
+    def expect(self, *, to_head: bool) -> None:
+        """A request is sent: what comes is its reply. `to_head` says that its method is HEAD."""
+        if self._to_head:
+            # The parser still expects the body that a HEAD reply only announces.
+            self._parser = httptools.HttpResponseParser(self)
+        self.head = None
+        self.begun = self.clean = self.ended = False
+        self._overhead = 0
+        self._to_head = to_head
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Parse a read, and give the pieces of the body in it. To be asked for afterwards: `misbehaved`."""
+        self.begun = True
+        self._overhead += len(data)
+        pieces: list[bytes] = []
+        self.pieces = pieces
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserCallbackError as error:
+            # It is one of our own callbacks that failed: nothing is wrong with the reply.
+            raise error.__context__ or error from None
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self.misbehaved = f"its reply does not parse: {error}"
+        if pieces or self.ended:
+            self._overhead = 0
+        elif self._overhead > _FEW_BYTES and not self.misbehaved:
+            self._check_overhead()
+        return pieces
+
+    def is_ended_by_close(self) -> bool:
+        """Whether the end of the connection is the end of the reply, which it is then."""
+        head = self.head
+        if head is None or self.ended or head.length is not None or head.coding:
+            return False
+        self.ended = True
+        self.keep_alive = False
+        return True
+
+    def close(self) -> None:
+        """Nothing more comes."""
+        # The parser holds our methods and we hold it: left to the collector, closed ones would pile up.
+        del self._parser
+
+    # -- the parser's callbacks ----------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        if self.ended:
+            self.misbehaved = "it sent a second reply to one request"
+        self._lines = []
+        self._fields = []
+        self._in_head = True
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_head:
+            # A trailer, which nobody asked for.
+            return
+        name = name.lower()
+        if name in REPLY_FIELDS:
+            self._fields.append((name, value))
+        else:
+            self._lines.append(b"%b: %b\r\n" % (name, value))
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        self._in_head = False
+        self._interim = status < 200
+        if self._interim or status > 599:
+            if status == 101:
+                self.misbehaved = "it switched protocols unasked"
+            elif not 100 <= status <= 599:
+                self.misbehaved = f"there is no status {status}"
+            return
+        if self._overhead > _FEW_BYTES:
+            self._check_head()
+            if self.misbehaved:
+                return
+        self._overhead = 0
+        self.keep_alive = self._parser.should_keep_alive()
+        self.head = head = ReplyHead(status, self._lines, self._fields, to_head=self._to_head)
+        if head.coding not in (b"", b"chunked"):
+            self.misbehaved = "it encodes its transfer in a way that nobody asked for"
+        if head.connection_tokens > LIMITS.connection_tokens:
+            reached("connection_tokens")
+            self.misbehaved = f"its Connection header names more than {LIMITS.connection_tokens} headers"
+        if self._to_head:
+            self.ended = True
+
+    def on_body(self, body: bytes) -> None:
+        self.clean = False
+        self.pieces.append(body)
+        if self._to_head:
+            self.misbehaved = "it sent a body in reply to HEAD"
+
+    def on_chunk_complete(self) -> None:
+        self.clean = True
+
+    def on_message_complete(self) -> None:
+        if not self._interim and not self._to_head:
+            self.ended = True
+
+    # -- inside --------------------------------------------------------------------------------------------
+
+    def _check_overhead(self) -> None:
+        """Look at what has come since the last bytes of a body."""
+        if self.head is None:
+            self._check_head()
+            if self._overhead > HEAD_BYTES:
+                self.misbehaved = _TOO_LARGE
+        elif self._overhead > HEAD_BYTES:
+            # Trailers and chunk extensions are dropped; endless ones would keep the client for ever.
+            self.misbehaved = f"it sent {HEAD_BYTES} bytes of trailers or chunk extensions"
+
+    def _check_head(self) -> None:
+        """Look at as much of a head as there is."""
+        if len(self._lines) + len(self._fields) > LIMITS.header_lines:
+            reached("header_lines")
+            self.misbehaved = f"the head of its reply has more than {LIMITS.header_lines} lines"
+        elif self._overhead > HEAD_BYTES and head_size(self._lines, self._fields) > HEAD_BYTES:
+            self.misbehaved = _TOO_LARGE
