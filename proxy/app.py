@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvloop
 
-from cellgate.proxy.admin.application import AdminView
+from cellgate.proxy.admin.admin_view import AdminView
 from cellgate.proxy.admin.port import AdminPort
 from cellgate.proxy.admin.shared_status import Bulletin
 from cellgate.proxy.config.load_process import ConfigError

@@ -19,8 +19,6 @@ OPEN_PATHS = frozenset({"/", "/livez", "/readyz", "/metrics"})
 
 _NOT_FROM_HERE = ("X-Forwarded-For", "Forwarded", "X-Real-IP", "Via", "Origin")
 """A trusted peer that sends one of these speaks for somebody else: a proxy's client, a page in a browser."""
-FIELDS_READ = ("Authorization", "Host", *_NOT_FROM_HERE)
-"""The headers that decide."""
 
 
 def refusal(

@@ -11,7 +11,8 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
-from cellgate.proxy.admin.application import AdminView, admin_server
+from cellgate.proxy.admin.admin_view import AdminView
+from cellgate.proxy.admin.application import admin_server
 from cellgate.proxy.admin.health_process import RETIRE
 from cellgate.proxy.admin.shared_status import Bulletin
 from cellgate.proxy.logs.log import log_line
@@ -120,7 +121,7 @@ class AdminPort:
     async def _serve(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         try:
-            await self._loop.connect_accepted_socket(self._server.connection, sock)
+            await self._loop.connect_accepted_socket(self._server, sock)
         except OSError:
             # It has left meanwhile.
             sock.close()

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from cellgate.proxy.admin.application import AdminView, admin_server
+from cellgate.proxy.admin.admin_view import AdminView
+from cellgate.proxy.admin.application import admin_server
 from cellgate.proxy.admin.http_server import AdminServer
 from cellgate.proxy.config.trusted_peers import Peers
 from cellgate.proxy.logs.events import Action, EventLog
@@ -116,7 +117,7 @@ def show(folder: Path, units: Fleet, test: Callable[[Stage], Awaitable[None]]) -
             waiting=lambda: 3,
         )
         server = admin_server(view)
-        listening = await asyncio.get_running_loop().create_server(server.connection, "127.0.0.1", 0)
+        listening = await asyncio.get_running_loop().create_server(server, "127.0.0.1", 0)
         url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}/"
         try:
             async with chromium(folder) as page:

@@ -9,7 +9,6 @@ import subprocess
 import sys
 
 FOR_FEW = {
-    "aiohttp",
     "boto3",
     "h2",
     "importlib.metadata",

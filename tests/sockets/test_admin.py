@@ -16,8 +16,9 @@ import pytest
 import uvloop
 
 from cellgate.policies.prefix_affinity import PrefixAffinity
-from cellgate.proxy.admin import application, http_server
-from cellgate.proxy.admin.application import AdminView, admin_server
+from cellgate.proxy.admin import connection, event_stream
+from cellgate.proxy.admin.admin_view import AdminView
+from cellgate.proxy.admin.application import admin_server
 from cellgate.proxy.admin.auth import refusal
 from cellgate.proxy.config.settings import Headers
 from cellgate.proxy.config.trusted_peers import Peers
@@ -109,7 +110,7 @@ def run(test: Callable[[Port], Awaitable[None]], token: str | None = None) -> No
                 poison=port.poison,
             )
             server = admin_server(view)
-            listening = await asyncio.get_running_loop().create_server(server.connection, "127.0.0.1", 0)
+            listening = await asyncio.get_running_loop().create_server(server, "127.0.0.1", 0)
             port.url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
             try:
                 await test(port)
@@ -522,7 +523,7 @@ def test_stopping_does_not_wait_for_followers() -> None:
 
 
 def test_a_quiet_stream_carries_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(application, "HEARTBEAT_S", 0.005)
+    monkeypatch.setattr(event_stream, "HEARTBEAT_S", 0.005)
 
     async def check(port: Port) -> None:
         async with port.client.get(port.url + "/events?follow=1") as reply:
@@ -546,7 +547,7 @@ def test_a_follower_that_leaves_is_forgotten_at_once() -> None:
 
 
 def test_a_follower_that_never_reads_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_server, "SEND_TIMEOUT_S", 0.02)
+    monkeypatch.setattr(connection, "SEND_TIMEOUT_S", 0.02)
 
     async def check(port: Port) -> None:
         host, number = port.url.removeprefix("http://").split(":")

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import uvloop
 
-from cellgate.proxy.admin.application import AdminView
+from cellgate.proxy.admin.admin_view import AdminView
 from cellgate.proxy.admin.port import BACKLOG, AdminPort
 from cellgate.proxy.admin.shared_status import Bulletin
 from cellgate.proxy.config.settings import Address

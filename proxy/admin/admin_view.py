@@ -1,0 +1,42 @@
+"""What the admin port needs of the gate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cellgate.proxy.config.trusted_peers import Peers
+from cellgate.proxy.control.containment import Containment
+from cellgate.proxy.logs.events import EventLog
+from cellgate.proxy.metrics.metrics import Metrics
+from cellgate.proxy.wire.failure import Failure
+from cellgate.router.board import Board
+
+Explain = Callable[[Mapping[str, str], bytes | None], dict[str, Any] | Failure]
+
+
+def _nobody_looks(_unit: str, _probe: str) -> float | None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class AdminView:
+    """`set_drain(unit, drained)` is False when there is no such unit; `due_s(unit, probe)` is in how many
+    seconds a probe looks again, None when it does not; `waiting` is how many requests wait for a unit;
+    `full`: nobody can be accepted; `explain` is Choice.explain.
+    """
+
+    board: Board
+    events: EventLog
+    metrics: Metrics
+    now: Callable[[], float]
+    stopping: Callable[[], bool]
+    set_drain: Callable[[str, bool], bool]
+    token: str | None
+    peers: Peers
+    explain: Explain
+    due_s: Callable[[str, str], float | None] = _nobody_looks
+    waiting: Callable[[], int] = int
+    poison: Containment | None = None
+    full: Callable[[], bool] = bool

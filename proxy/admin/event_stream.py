@@ -1,0 +1,35 @@
+"""Events as they happen, for who follows them: server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+import orjson
+
+from cellgate.proxy.logs.events import Event, EventLog
+
+HEARTBEAT_S = 10.0
+
+
+async def followed(events: EventLog) -> AsyncGenerator[bytes, None]:
+    """Events as they come, and a comment when none does."""
+    follower = events.subscribe()
+    try:
+        yield b": what happens from now on; what happened before is in GET /events\n\n"
+        while True:
+            try:
+                async with asyncio.timeout(HEARTBEAT_S):
+                    event = await anext(follower)
+            except TimeoutError:
+                yield b": heartbeat\n\n"
+            except StopAsyncIteration:
+                return
+            else:
+                yield _sse(event)
+    finally:
+        events.unsubscribe(follower)
+
+
+def _sse(event: Event) -> bytes:
+    return b"id: %d\nevent: %s\ndata: %s\n\n" % (event["id"], event["kind"].encode(), orjson.dumps(event))
