@@ -107,7 +107,6 @@ class Response:
     _first: bytes
     _kept: list[bytes] | deque[bytes] | None
     _fold_at: float
-    in_event: bool
 
     def __init__(
         self,
@@ -131,7 +130,7 @@ class Response:
         self.last_at = request.received_at
         self.closes = not request.keep_alive or request.http10
         self.begun = self.whole = self.over = False
-        self.paused = self.is_events = False
+        self.paused = self.is_events = self.in_event = False
         self.replay: Keep | None = None
         self.promised: ReplyHead | None = None
 
