@@ -90,13 +90,15 @@ class AgentLink:
 
     async def look(self, patient: Patient) -> AsyncGenerator[Finding, None]:
         """What the agent says until it is lost, and then why."""
-        stream = AgentStream(self._request(), patient.heard, SILENCE_S)
+        stream = AgentStream(patient.heard, SILENCE_S)
         ending: Evidence | None
         try:
-            await patient.net.connect(self.address, lambda: stream, timeout_s=self.connect_timeout_s)
-            async for message in stream:
-                for evidence in self._hear(patient, message):
-                    yield evidence
+            async with patient.net.follow(
+                self.address, "/watch", stream, token=self.token, timeout_s=self.connect_timeout_s
+            ):
+                async for message in stream:
+                    for evidence in self._hear(patient, message):
+                        yield evidence
         except (FetchError, LostError) as error:
             ending = self._lose(patient, error)
         except StrangerError as error:
@@ -106,12 +108,6 @@ class AgentLink:
             stream.close()
         if ending is not None:
             yield ending
-
-    def _request(self) -> bytes:
-        lines = ["GET /watch HTTP/1.1", f"host: {self.address}", "user-agent: cellgate"]
-        if self.token:
-            lines.append(f"authorization: Bearer {self.token}")
-        return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
     def _hear(self, patient: Patient, message: Message) -> list[Evidence]:
         """What is new in a message."""

@@ -1,23 +1,21 @@
-"""What comes over the wire from a `cellgate agent`: the head of its reply, chunks, lines, beats and silence.
+"""What comes from a `cellgate agent`: lines, beats and silence.
 
-The protocol is in docs/agent.md. Everything is bounded, and the common read (one beat, whole) costs one
-comparison: a gate may listen to a thousand agents.
+The protocol is in docs/agent.md. Everything is bounded, and a beat costs one comparison: a thousand
+agents may be listened to.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-import re
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple, Self, cast
+from typing import NamedTuple, Self
 
 import orjson
 
-from cellgate.probes.agent import HEARTBEAT, chunk
+from cellgate.probes.agent import HEARTBEAT
 
-HEAD_BYTES = 8 * 1024
 LINE_BYTES = 64 * 1024
 MESSAGES_PER_S_MAX = 100
 """Ten times what any agent has to say; beats do not count."""
@@ -27,12 +25,7 @@ CONFIRM_S = 0.05
 """Silence is believed when a turn of the loop later it still is: the timer may come before what waits in the
 socket is read."""
 
-_BEAT = chunk(HEARTBEAT)
-_START = b"HTTP/1.1 "
-_STATUS = re.compile(rb"HTTP/1\.1 (\d{3})[ \r]")
-_CHUNKED = re.compile(rb"\r\ntransfer-encoding: *chunked\r\n", re.I)
-_SIZE = re.compile(rb"[0-9a-fA-F]{1,8}")
-_SIZE_LINE_BYTES = 10
+_BEAT = HEARTBEAT + b"\n"
 _EXCERPT = 80
 _REASON = 300
 
@@ -58,21 +51,17 @@ class Message(NamedTuple):
     open_files: float
 
 
-class AgentStream(asyncio.Protocol):
-    """One connection to an agent, and an async iterator of its messages.
+class AgentStream:
+    """What an agent says: the `Listener` of its reply, and an async iterator of its messages.
 
     It ends by LostError or StrangerError. `heard` is called with each message and beat.
     """
 
-    def __init__(self, request: bytes, heard: Callable[[], None], silence_s: float) -> None:
-        self._request = request
+    def __init__(self, heard: Callable[[], None], silence_s: float) -> None:
         self._heard = heard
         self._silence_s = silence_s
-        self._loop: asyncio.AbstractEventLoop
-        self._transport: asyncio.Transport | None = None
-        self._buffer = bytearray()
         self._line = bytearray()
-        self._has_head = self._is_agent = False
+        self._is_agent = False
         self._messages: deque[Message] = deque()
         self._counted = 0
         self._counted_from = -math.inf
@@ -83,6 +72,9 @@ class AgentStream(asyncio.Protocol):
         self._is_confirming = False
 
     def __aiter__(self) -> Self:
+        """From now on its silence counts."""
+        self._heard_at = _now()
+        self._arm(self._heard_at + self._silence_s)
         return self
 
     async def __anext__(self) -> Message:
@@ -97,81 +89,37 @@ class AgentStream(asyncio.Protocol):
         """Leave nothing behind."""
         if self._timer is not None:
             self._timer.cancel()
-        if self._transport is not None:
-            self._transport.abort()
 
-    # The transport's callbacks
+    # What is heard: nothing of a read counts from the first error on.
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Ask."""
-        self._loop = asyncio.get_running_loop()
-        self._transport = cast("asyncio.Transport", transport)
-        self._transport.write(self._request)
-        self._heard_at = self._loop.time()
-        self._arm(self._heard_at + self._silence_s)
+    def on_head(self, status: int, *, is_stream: bool, body: bytes) -> None:
+        """Whether it is an agent's reply."""
+        if status != 200:
+            self._end(StrangerError(f"to GET /watch it said {status} {_excerpt(body)}", status))
+        elif not is_stream:
+            self._end(StrangerError("its reply to GET /watch is no stream", status))
+        elif body:
+            self.on_body(body)
 
-    def data_received(self, data: bytes) -> None:
-        """Take a read; nothing of it counts from the first error on."""
-        if data == _BEAT and self._is_agent and not self._buffer:
+    def on_body(self, part: bytes) -> None:
+        """Lines, or parts of one."""
+        if self._ending is not None:
+            return
+        if part == _BEAT and self._is_agent and not self._line:
             self._note_heard()
             return
-        self._buffer += data
         try:
-            if self._has_head or self._take_head():
-                self._take_chunks()
+            self._take_lines(part)
         except (LostError, StrangerError) as error:
             self._end(error)
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def on_over(self, reason: str, *, is_garbled: bool) -> None:
         """It is over, unless that was known already."""
-        self._end(LostError(f"the connection broke: {exc}" if exc else "it closed the connection"))
+        self._end(StrangerError(reason) if is_garbled and not self._is_agent else LostError(reason))
 
-    # Bytes to messages
-
-    def _take_head(self) -> bool:
-        if not self._buffer.startswith(_START[: len(self._buffer)]):
-            raise StrangerError(f"it said {_excerpt(self._buffer)}")
-        end = self._buffer.find(b"\r\n\r\n", 0, HEAD_BYTES)
-        if end < 0:
-            if len(self._buffer) >= HEAD_BYTES:
-                raise StrangerError(f"the head of its reply is larger than {HEAD_BYTES} bytes")
-            return False
-        head = bytes(self._buffer[: end + 2])
-        del self._buffer[: end + 4]
-        status = _STATUS.match(head)
-        if status is None or int(status[1]) != 200:
-            first = _excerpt(head.partition(b"\r\n")[0])
-            raise StrangerError(
-                f"to GET /watch it said {first} {_excerpt(self._buffer)}", int(status[1]) if status else 0
-            )
-        if not _CHUNKED.search(head):
-            raise StrangerError("its reply to GET /watch is no stream", 200)
-        self._has_head = True
-        return True
-
-    def _take_chunks(self) -> None:
-        buffer = self._buffer
-        while (end := buffer.find(b"\r\n", 0, _SIZE_LINE_BYTES)) >= 0:
-            if not _SIZE.fullmatch(buffer, 0, end):
-                break
-            size = int(buffer[:end], 16)
-            if size == 0:
-                raise LostError("it ended its stream")
-            if size > LINE_BYTES:
-                raise self._garbled(f"a chunk of {size} bytes")
-            start, stop = end + 2, end + 2 + size
-            if len(buffer) < stop + 2:
-                return
-            if buffer[stop : stop + 2] != b"\r\n":
-                break
-            self._line += buffer[start:stop]
-            del buffer[: stop + 2]
-            self._take_lines()
-        if end >= 0 or len(buffer) >= _SIZE_LINE_BYTES:
-            raise self._garbled(_excerpt(buffer))
-
-    def _take_lines(self) -> None:
-        *lines, self._line = self._line.split(b"\n")
+    def _take_lines(self, part: bytes) -> None:
+        self._line += part
+        *lines, self._line = self._line.split(b"\n") if b"\n" in part else [self._line]
         if len(self._line) > LINE_BYTES:
             raise self._garbled("a line without an end")
         for line in lines:
@@ -198,7 +146,7 @@ class AgentStream(asyncio.Protocol):
         )
 
     def _count(self) -> None:
-        now = self._loop.time()
+        now = _now()
         if now - self._counted_from >= 1.0:
             self._counted_from, self._counted = now, 0
         self._counted += 1
@@ -216,15 +164,15 @@ class AgentStream(asyncio.Protocol):
     # Silence, and the end
 
     def _note_heard(self) -> None:
-        self._heard_at = self._loop.time()
+        self._heard_at = _now()
         self._heard()
 
     def _arm(self, at: float) -> None:
-        self._timer = self._loop.call_at(at, self._check, at)
+        self._timer = asyncio.get_running_loop().call_at(at, self._check, at)
 
     def _check(self, due: float) -> None:
         """One timer for a connection: it is not moved with each beat, but looks when the last one was."""
-        now, silent_at = self._loop.time(), self._heard_at + self._silence_s
+        now, silent_at = _now(), self._heard_at + self._silence_s
         if now < silent_at:
             self._is_confirming = False
             self._arm(silent_at)
@@ -243,6 +191,10 @@ class AgentStream(asyncio.Protocol):
             self.close()
 
 
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
 def _text(value: object) -> str:
     """A text fit for a log line, whatever was sent."""
     text = value[:_REASON] if isinstance(value, str) else ""
@@ -250,4 +202,4 @@ def _text(value: object) -> str:
 
 
 def _excerpt(data: bytes | bytearray) -> str:
-    return ascii(bytes(data[:_EXCERPT]).decode("utf-8", "replace"))
+    return ascii(data[:_EXCERPT].decode("utf-8", "replace"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol, TypeVar
@@ -64,6 +65,19 @@ class Fetch(Protocol):
         ...
 
 
+class Listener(Protocol):
+    """Who follows a reply as it comes. Called by whoever reads it: no method may wait, or raise."""
+
+    def on_head(self, status: int, *, is_stream: bool, body: bytes) -> None:
+        """The head has come, with so much of the body. `is_stream`: nothing says how long that will be."""
+
+    def on_body(self, part: bytes) -> None:
+        """More of the body."""
+
+    def on_over(self, reason: str, *, is_garbled: bool) -> None:
+        """Nothing more comes. `is_garbled`: what came last is no HTTP."""
+
+
 class Net(Protocol):
     """The way to addresses other than the unit's own: nodes, exporters, agents."""
 
@@ -75,6 +89,14 @@ class Net(Protocol):
         self, address: str, factory: Callable[[], P], *, timeout_s: float
     ) -> tuple[asyncio.Transport, P]:
         """A connection to HOST:PORT, by TCP. Raises FetchError, nothing else."""
+        ...
+
+    def follow(
+        self, address: str, target: str, listener: Listener, *, token: str = "", timeout_s: float
+    ) -> AbstractAsyncContextManager[None]:
+        """Within: GET `target` of HOST:PORT is asked, on a connection of its own, and `listener` hears the
+        reply. Entering raises FetchError when there is no connection in `timeout_s`.
+        """
         ...
 
 

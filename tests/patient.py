@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, NamedTuple
@@ -116,6 +117,9 @@ class _FakeNet:
     async def connect(
         self, address: str, factory: Callable[[], P], *, timeout_s: float
     ) -> tuple[asyncio.Transport, P]:
+        raise FetchError(Trouble.REFUSED, f"connection refused by {address}")
+
+    def follow(self, address: str, *_: Any, **__: Any) -> AbstractAsyncContextManager[None]:
         raise FetchError(Trouble.REFUSED, f"connection refused by {address}")
 
 

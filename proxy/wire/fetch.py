@@ -19,7 +19,7 @@ from cellgate.proxy.wire.upstream import UnitConnection
 
 FRESH_S = 30.0
 
-TROUBLES = {
+_TROUBLES = {
     Kind.REFUSED: Trouble.REFUSED,
     Kind.UNREACHABLE: Trouble.UNREACHABLE,
     Kind.CONNECT_TIMEOUT: Trouble.TIMEOUT,
@@ -27,6 +27,11 @@ TROUBLES = {
     Kind.EVICTED: Trouble.OWN,
     Kind.INTERNAL: Trouble.OWN,
 }
+
+
+def fetch_error(failure: Failure) -> FetchError:
+    """The same as probes know it."""
+    return FetchError(_TROUBLES.get(failure.kind, Trouble.BROKEN), failure.message)
 
 
 class UnitFetch:
@@ -41,10 +46,7 @@ class UnitFetch:
         self._loop = loop
         self._heard = heard
         self._fresh_at = -math.inf
-        lines = [f"host: {pool.authority.decode()}", "user-agent: cellgate"]
-        if api_key:
-            lines.append(f"authorization: Bearer {api_key}")
-        self._fields = "\r\n".join(lines)
+        self._fields = _fields(pool.authority.decode(), api_key)
 
     async def __call__(
         self,
@@ -83,6 +85,18 @@ class UnitFetch:
         if length:
             head += f"content-type: application/json\r\ncontent-length: {length}\r\n"
         return (head + "\r\n").encode()
+
+
+def request_head(authority: str, token: str, target: str) -> bytes:
+    """The head of a GET."""
+    return f"GET {target} HTTP/1.1\r\n{_fields(authority, token)}\r\n\r\n".encode()
+
+
+def _fields(authority: str, token: str) -> str:
+    lines = [f"host: {authority}", "user-agent: cellgate"]
+    if token:
+        lines.append(f"authorization: Bearer {token}")
+    return "\r\n".join(lines)
 
 
 class _Call:
@@ -147,7 +161,7 @@ class _Call:
             self._phase = "connecting"
             self._pool.take(self, fresh=True)
             return
-        self._settle(FetchError(TROUBLES.get(failure.kind, Trouble.BROKEN), failure.message))
+        self._settle(fetch_error(failure))
 
     def abandon(self) -> None:
         """Leave nothing behind: no timer, no wish for a connection and none that waits for a reply."""

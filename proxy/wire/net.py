@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
-from cellgate.probes.base import FetchError, P, Trouble
+from cellgate.probes.base import FetchError, Listener, P, Trouble
 from cellgate.proxy.wire.failure import Kind
-from cellgate.proxy.wire.fetch import TROUBLES, UnitFetch
+from cellgate.proxy.wire.fetch import UnitFetch, fetch_error, request_head
+from cellgate.proxy.wire.follow import Following
 from cellgate.proxy.wire.pool import LATE_S, MakeTls, Pool, StoodStillError, explain
 from cellgate.proxy.wire.rota import Rota
 
@@ -41,15 +43,7 @@ class UnitNet:
         """A `Fetch` to the server of `url`; the same each time, for it keeps its connection."""
         fetch = self._fetches.get(url)
         if fetch is None:
-            pool = Pool(
-                url,
-                self._loop,
-                connect_timeout_s=self._connect_timeout_s,
-                tls=self._tls,
-                rota=self._rota,
-                on_own_trouble=self._on_own_trouble,
-            )
-            self._pools[url] = pool
+            self._pools[url] = pool = self._pool(url, connect_timeout_s=self._connect_timeout_s)
             self._fetches[url] = fetch = UnitFetch(pool, self._loop, self._heard)
         return fetch
 
@@ -70,9 +64,27 @@ class UnitNet:
                 self._heard()
             elif failure.kind is Kind.NO_RESOURCES:
                 self._on_own_trouble(failure.message)
-            raise FetchError(TROUBLES.get(failure.kind, Trouble.BROKEN), failure.message) from None
+            raise fetch_error(failure) from None
         self._heard()
         return transport, protocol
+
+    @asynccontextmanager
+    async def follow(
+        self, address: str, target: str, listener: Listener, *, token: str = "", timeout_s: float
+    ) -> AsyncIterator[None]:
+        """See `cellgate.probes.base.Net`."""
+        pool = self._pool(f"http://{address}", connect_timeout_s=timeout_s)
+        following = Following(self._loop, pool, request_head(address, token, target), listener)
+        try:
+            await following.asked
+            self._heard()
+            yield
+        except FetchError as error:
+            if error.trouble is Trouble.REFUSED:
+                self._heard()
+            raise
+        finally:
+            following.close()
 
     def purge(self, now: float) -> None:
         """Close what has been idle for too long."""
@@ -83,3 +95,13 @@ class UnitNet:
         """Close what is open and idle; looks in flight are cancelled by who runs them."""
         for pool in self._pools.values():
             pool.close()
+
+    def _pool(self, url: str, *, connect_timeout_s: float) -> Pool:
+        return Pool(
+            url,
+            self._loop,
+            connect_timeout_s=connect_timeout_s,
+            tls=self._tls,
+            rota=self._rota,
+            on_own_trouble=self._on_own_trouble,
+        )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -76,6 +77,9 @@ class Around:
         cast("asyncio.Protocol", protocol).data_received(answer.body)
         protocol.connection_lost(None)
         return wire, protocol
+
+    def follow(self, address: str, *_: Any, **__: Any) -> AbstractAsyncContextManager[None]:
+        raise FetchError(Trouble.REFUSED, f"connection refused by {address}")
 
 
 class NodePatient(FakePatient):

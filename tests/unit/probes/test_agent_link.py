@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, cast
@@ -16,17 +17,14 @@ from hypothesis import strategies as st
 
 from cellgate.probes.agent import HEARTBEAT, chunk
 from cellgate.probes.agent_link import SILENCE_S, AgentLink, standing
-from cellgate.probes.agent_stream import (
-    CONFIRM_S,
-    HEAD_BYTES,
-    LINE_BYTES,
-    AgentStream,
-    LostError,
-    StrangerError,
-)
-from cellgate.probes.base import FetchError, Net, P, Trouble
+from cellgate.probes.agent_stream import CONFIRM_S, LINE_BYTES, AgentStream, LostError, StrangerError
+from cellgate.probes.base import FetchError, Net, Trouble
 from cellgate.probes.runner import Runner
+from cellgate.proxy.wire.follow import Following
 from cellgate.proxy.wire.net import UnitNet
+from cellgate.proxy.wire.pool import Pool
+from cellgate.proxy.wire.reply_reader import HEAD_BYTES
+from cellgate.proxy.wire.upstream import UnitConnection
 from cellgate.router.nouns import Evidence, Node, Role, Sign, Strength
 from tests.patient import FakePatient, look, reply
 from tests.sim.network import Server
@@ -366,7 +364,7 @@ def test_after_a_standstill_the_network_may_need_a_moment_too() -> None:
             "not a cellgate agent: to GET /watch it said",
         ),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>", "not a cellgate agent: its reply to GET"),
-        (b"SSH-2.0-OpenSSH_9.6\r\n", "not a cellgate agent: it said 'SSH-2.0-OpenSSH_9.6"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "not a cellgate agent: its reply does not parse: Expected HTTP/"),
         (HEAD + chunk(b"<html>"), "not a cellgate agent: it said '<html>'"),
         (HEAD + chunk(b'{"state":"ok"}'), 'not a cellgate agent: it said \'{"state":"ok"}\''),
         (HEAD + chunk(b'{"cellgate_agent":2}'), "not a cellgate agent"),
@@ -445,7 +443,7 @@ def test_no_trouble_of_the_connection_is_good_news(trouble: Trouble) -> None:
     """As the laws of probes want it."""
 
     class Refusing:
-        async def connect(self, address: str, factory: Callable[[], P], *, timeout_s: float) -> None:
+        def follow(self, *_: Any, **__: Any) -> AbstractAsyncContextManager[None]:
             raise FetchError(trouble, "so it was said")
 
     @dataclass
@@ -477,6 +475,15 @@ class Wire(asyncio.Transport):
     def write(self, data: object) -> None:
         pass
 
+    def is_closing(self) -> bool:
+        return self.aborted
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
     def abort(self) -> None:
         self.aborted = True
 
@@ -492,16 +499,29 @@ def test_any_bytes_end_in_messages_or_a_plain_ending(parts: list[bytes], size: i
     """However they are cut."""
 
     async def main() -> None:
-        stream, wire = AgentStream(b"", lambda: None, SILENCE_S), Wire()
-        stream.connection_made(wire)
-        data = b"".join(parts)
-        for start in range(0, len(data), size):
-            if not wire.aborted:
-                stream.data_received(data[start : start + size])
-        stream.connection_lost(None)
+        stream = AgentStream(lambda: None, SILENCE_S)
+        with heard_by(stream) as conn:
+            data = b"".join(parts)
+            for start in range(0, len(data), size):
+                if conn.usable:
+                    conn.data_received(data[start : start + size])
+            conn.connection_lost(None)
         assert str(await ending(stream)).isprintable()
+        stream.close()
 
     asyncio.run(main())
+
+
+@contextmanager
+def heard_by(stream: AgentStream) -> Iterator[UnitConnection]:
+    """A connection to an agent that has been asked, and is followed by `stream`."""
+    pool = Pool("http://node:1", asyncio.get_running_loop(), connect_timeout_s=1.0, tls=None)
+    following = Following(asyncio.get_running_loop(), pool, b"", stream)
+    conn = UnitConnection(pool)
+    conn.connection_made(Wire())
+    following.on_connected(conn)
+    yield conn
+    following.close()
 
 
 async def ending(stream: AgentStream) -> Exception:
@@ -517,11 +537,11 @@ def test_heard_is_called_for_each_line() -> None:
     heard: list[int] = []
 
     async def main() -> None:
-        stream = AgentStream(b"", lambda: heard.append(1), SILENCE_S)
-        stream.connection_made(Wire())
-        stream.data_received(HEAD + says("ok"))
-        for data in (BEAT, BEAT + BEAT, BEAT[:7], BEAT[7:]):
-            stream.data_received(data)
+        stream = AgentStream(lambda: heard.append(1), SILENCE_S)
+        with heard_by(stream) as conn:
+            conn.data_received(HEAD + says("ok"))
+            for data in (BEAT, BEAT + BEAT, BEAT[:7], BEAT[7:]):
+                conn.data_received(data)
         stream.close()
 
     asyncio.run(main())
