@@ -7,8 +7,6 @@ and what is no request is answered as the rest of the gate does.
 from __future__ import annotations
 
 import asyncio
-import socket
-import struct
 from collections.abc import Callable
 from http import HTTPStatus
 from math import inf
@@ -20,6 +18,7 @@ from aiohttp.http_exceptions import LineTooLong
 from cellgate.proxy.admin.responses import refusal_reply
 from cellgate.proxy.wire.failure import Failure, Kind, error_body
 from cellgate.proxy.wire.heads import own_response
+from cellgate.proxy.wire.tcp import bound_unsent, reset
 
 CONNECTIONS_MAX = 1024
 """With more, the one that has been silent for longest is closed."""
@@ -30,14 +29,11 @@ LINE_BYTES = 8190
 """Of a line of a head, of which there are at most 128 (aiohttp's own bounds)."""
 SEND_TIMEOUT_S = 30.0
 """How long a caller may not read at all before its connection is dropped."""
-UNSENT_BYTES = 64 * 1024
-"""The kernel takes no more than this of what it cannot send yet; by itself up to 4 MB a connection."""
 CLOSE_S = 5.0
 """How long a connection that is closed may take to send what it has."""
 LINGER_S = 2.0
 """How long a body that nobody reads is received, so that its sender sees the response."""
 
-_NO_LINGER = struct.pack("ii", 1, 0)
 _LONG_LINE = Failure(Kind.HEAD_TOO_LARGE, f"a line of the request's head is larger than {LINE_BYTES} bytes")
 _LATE_HEAD = Failure(Kind.HEAD_TIMEOUT, "the request's head did not arrive in time")
 _DEFECT = Failure(Kind.INTERNAL, "the gate failed on this request; its log says more")
@@ -76,8 +72,7 @@ class Connection(web.RequestHandler):
         super().connection_made(transport)
         # aiohttp forgets its transport when it closes it, and not when that is closed.
         self._link = cast(asyncio.Transport, transport)
-        sock = transport.get_extra_info("socket")
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+        bound_unsent(transport)
         if len(self._clients) >= CONNECTIONS_MAX:
             next((each for each in self._clients if each.is_idle()), self).cut()
         self.ended()
@@ -137,11 +132,8 @@ class Connection(web.RequestHandler):
 
     def cut(self) -> None:
         """End it so that the caller cannot take what it got for a whole response."""
-        if self._link is None:
-            return
-        sock = self._link.get_extra_info("socket")
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
-        self._link.abort()
+        if self._link is not None:
+            reset(self._link)
 
     def handle_error(
         self,

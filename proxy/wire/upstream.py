@@ -18,7 +18,7 @@ from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.wire.failure import Failure, Kind
 from cellgate.proxy.wire.reply_reader import ReplyReader
 from cellgate.proxy.wire.rota import PIECE_BYTES, Rota
-from cellgate.proxy.wire.taken import took_all
+from cellgate.proxy.wire.tcp import took_all
 
 EVENT_ENDS = (b"\n\n\r\n", b"\r\n\r\n\r\n")
 """How a chunk ends whose last event is complete."""

@@ -184,7 +184,7 @@ async def test_a_body_that_waits_too_long_for_memory_gets_503() -> None:
 
 @live
 async def test_a_body_that_stands_still_is_given_up_once_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cellgate.proxy.wire.downstream.LIMITS", replace(LIMITS, body_stall_s=SHORT_S))
+    monkeypatch.setattr("cellgate.proxy.wire.intake.LIMITS", replace(LIMITS, body_stall_s=SHORT_S))
     async with stage(STREAM, limits=FEW) as here, here.client() as first, here.client() as second:
         await take_memory(here, first)
         await asyncio.sleep(3 * SHORT_S)
@@ -196,7 +196,7 @@ async def test_a_body_that_stands_still_is_given_up_once_others_wait(monkeypatch
 
 @live
 async def test_a_body_that_stands_still_for_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cellgate.proxy.wire.downstream.LIMITS", replace(LIMITS, body_idle_s=SHORT_S))
+    monkeypatch.setattr("cellgate.proxy.wire.intake.LIMITS", replace(LIMITS, body_idle_s=SHORT_S))
     limits = replace(SLOW_BODY, body_timeout_s=2 * SHORT_S)
     async with stage(STREAM, limits=limits) as here, here.client() as client:
         # By its size alone it would have 16 s.

@@ -45,7 +45,7 @@ class Street:
 
     def unread(self) -> int:
         """How much was read of all clients together, and has yet to be parsed."""
-        return sum(len(door.client._reader.unread) for door in self.doors)
+        return sum(len(door.client._intake.reader.unread) for door in self.doors)
 
     def parsed_by_turn(self, data: bytes) -> list[int]:
         """All send this, and turns pass until it is parsed: how many bytes were in each."""

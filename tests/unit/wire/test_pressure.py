@@ -97,7 +97,7 @@ async def test_pipelined_requests_wait_outside_while_one_is_in_flight() -> None:
             assert (await client.reply()).status == 200
             (connection,) = here.gate.clients
             # What is waiting are whole requests and failures; each request here is more than 100 bytes.
-            assert len(connection._queue) < 3 * WINDOW / 100
+            assert len(connection._intake.queue) < 3 * WINDOW / 100
 
 
 @simulated

@@ -1,0 +1,61 @@
+"""What only the kernel knows of a connection, or can do to it. Where there is no TCP, nothing is done."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+
+UNSENT_BYTES = 64 * 1024
+"""The kernel takes no more than this of what it cannot send yet. By itself it takes up to 4 MB a connection:
+more than any stream of tokens, so that a client that never reads would never hold back its unit.
+"""
+_NO_LINGER = struct.pack("ii", 1, 0)
+_GONE = (7, 8)
+"""States of a TCP connection (tcp_states.h): reset, and closed by the other side."""
+_BYTES = 256
+_ACKED, _SENT = struct.Struct("Q"), struct.Struct("QQ")
+_ACKED_AT, _SENT_AT = 120, 200
+"""Where `struct tcp_info` of Linux (uapi/linux/tcp.h) has tcpi_bytes_acked, which counts the SYN as well,
+and tcpi_bytes_sent with tcpi_bytes_retrans behind it."""
+
+
+def bound_unsent(transport: asyncio.BaseTransport) -> None:
+    """Have the kernel take no more than `UNSENT_BYTES` that it cannot send yet."""
+    sock = transport.get_extra_info("socket")
+    if sock is not None:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+
+
+def has_left(transport: asyncio.BaseTransport) -> bool:
+    """Whether the other side of a connection that is not read has closed it: the loop does not look there."""
+    sock = transport.get_extra_info("socket")
+    return sock is not None and sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] in _GONE
+
+
+def reset(transport: asyncio.WriteTransport) -> None:
+    """End a connection by a reset: a mere end would be a whole answer to who reads a body until the close."""
+    sock = transport.get_extra_info("socket")
+    if sock is not None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+    transport.abort()
+
+
+def took_all(transport: asyncio.BaseTransport) -> bool:
+    """Whether a unit took all of a request before it ended the connection. True where that cannot be told.
+
+    A server that had closed a kept connection before a request came never acknowledges that request: the
+    connection was stale. One that has acknowledged it may have died of it. (A server may also close what it
+    takes for idle while a request waits to be read; that cannot be told, and is rare: engines close after
+    5 s, and no connection is used here that has been idle for 4.)
+    """
+    sock = transport.get_extra_info("socket")
+    if sock is None:
+        return True
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES)
+        (acked,), (sent, again) = _ACKED.unpack_from(info, _ACKED_AT), _SENT.unpack_from(info, _SENT_AT)
+    except (OSError, AttributeError, struct.error):
+        # No TCP, or another system than Linux.
+        return True
+    return bool(acked > sent - again)
