@@ -5,7 +5,8 @@ What must stay true: the units are asked and not the gate, which might only say 
 
 import time
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from loadtests.simunit.process import SimUnit
@@ -15,24 +16,14 @@ _POLL_S = 0.005
 
 
 class Engines:
-    """A context manager: inside, a thread counts the requests whose client has left, as the units see it."""
+    """The requests whose client has left, counted whenever `look` is called, as the units see it."""
 
     def __init__(self, units: Sequence[SimUnit]) -> None:
         self._units = units
-        self._watching = repeated(self._look, _POLL_S)
         self._aborts: list[int] = []
         self._seen_at: list[float] = []
-
-    def __enter__(self) -> "Engines":
-        self._aborts_before, self._tokens_before = (
-            self._count("ended", "abort"),
-            self._count("generation_tokens"),
-        )
-        self._watching.__enter__()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._watching.__exit__(None, None, None)
+        self._aborts_before = self._count("ended", "abort")
+        self._tokens_before = self._count("generation_tokens")
 
     def inside(self) -> int:
         """Requests that run or wait at the units now."""
@@ -51,7 +42,8 @@ class Engines:
         seen = [self._seen_at[index] for index in indices if index < len(self._seen_at)]
         return sorted(at - left for at, left in zip(seen, sorted(left_at), strict=False))
 
-    def _look(self) -> None:
+    def look(self) -> None:
+        """See how many have left by now."""
         self._aborts.append(self._count("ended", "abort") - self._aborts_before)
         self._seen_at.append(time.monotonic())
 
@@ -66,3 +58,11 @@ class Engines:
 
     def _states(self) -> list[dict[str, Any]]:
         return [unit.state() for unit in self._units]
+
+
+@contextmanager
+def watched(units: Sequence[SimUnit]) -> Iterator[Engines]:
+    """Inside, a thread looks on."""
+    engines = Engines(units)
+    with repeated(engines.look, _POLL_S):
+        yield engines

@@ -9,15 +9,13 @@ well. And when units are killed that nobody's prompt has ended, nobody is refuse
 import argparse
 import asyncio
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import orjson
 import uvloop
@@ -29,6 +27,7 @@ from loadtests.report import print_problems, verdict
 from loadtests.simunit.poison import MARKER, MODES
 from loadtests.simunit.process import SimUnit, sim_units
 from loadtests.users import Users
+from loadtests.waiting import repeated
 from loadtests.wire.client import Connections
 from loadtests.wire.messages import post
 from loadtests.wire.reply import Reply
@@ -79,24 +78,12 @@ class PromptReply:
 
 
 class Keeper:
-    """Starts units anew that have died, `BACK_S` later, and counts. A context manager."""
+    """Starts units anew that have died, `BACK_S` later, and counts."""
 
     def __init__(self, units: Sequence[SimUnit]) -> None:
         self._units = units
         self.deaths = 0
         self._due: dict[str, float] = {}
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
-        self._over.set()
-        self._thread.join()
 
     def struck(self) -> int:
         """Units that have died, and connections that units have closed."""
@@ -104,16 +91,24 @@ class Keeper:
         alive = [unit for unit in self._units if unit.name not in self._due and unit.is_running()]
         return self.deaths + sum(int(unit.state()["struck"]) for unit in alive)
 
-    def _watch(self) -> None:
-        while not self._over.wait(_LOOK_S):
-            for unit in self._units:
-                if unit.name in self._due:
-                    if time.monotonic() >= self._due[unit.name]:
-                        unit.restart()
-                        del self._due[unit.name]
-                elif not unit.is_running():
-                    self.deaths += 1
-                    self._due[unit.name] = time.monotonic() + BACK_S
+    def look(self) -> None:
+        """See who has died, and start who is due."""
+        for unit in self._units:
+            if unit.name in self._due:
+                if time.monotonic() >= self._due[unit.name]:
+                    unit.restart()
+                    del self._due[unit.name]
+            elif not unit.is_running():
+                self.deaths += 1
+                self._due[unit.name] = time.monotonic() + BACK_S
+
+
+@contextmanager
+def keeping(units: Sequence[SimUnit]) -> Iterator[Keeper]:
+    """Inside, units that die come back."""
+    keeper = Keeper(units)
+    with repeated(keeper.look, _LOOK_S):
+        yield keeper
 
 
 async def send_prompt(gate: Connections, *, stream: bool = True) -> PromptReply:
@@ -140,7 +135,7 @@ async def send_again(gate: Connections) -> list[PromptReply]:
 async def in_mode(mode: str, workers: int = 1) -> Findings:
     """One way to die, among users, before a gate of so many processes."""
     found = Findings()
-    with _fleet(1, workers, poison=mode, **_TIMING) as (units, (gate,)), Keeper(units) as keeper:
+    with _fleet(1, workers, poison=mode, **_TIMING) as (units, (gate,)), keeping(units) as keeper:
         async with Users(gate.url, USERS, SHORT) as users, Connections(gate.url) as way:
             await asyncio.sleep(4.0)
             began = len(users.answers), time.monotonic()
@@ -159,7 +154,7 @@ async def in_mode(mode: str, workers: int = 1) -> Findings:
 async def two_gates() -> Findings:
     """What one gate has found out the other one does not send."""
     found = Findings()
-    with _fleet(2, poison="crash", **_TIMING) as (units, (first, second)), Keeper(units) as keeper:
+    with _fleet(2, poison="crash", **_TIMING) as (units, (first, second)), keeping(units) as keeper:
         async with Connections(first.url) as way, Connections(second.url) as other:
             reply = await send_prompt(way)
             await asyncio.sleep(0.3)
@@ -175,7 +170,7 @@ async def two_gates() -> Findings:
 async def kills(pause_s: float) -> Findings:
     """Units die that nobody's prompt has ended."""
     found = Findings()
-    with _fleet(1, **_SLOW) as (units, (gate,)), Keeper(units) as keeper:
+    with _fleet(1, **_SLOW) as (units, (gate,)), keeping(units) as keeper:
         async with Users(gate.url, 100, LONG) as users:
             await asyncio.sleep(5.0)
             for unit in units[:KILLS]:

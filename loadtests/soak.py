@@ -18,7 +18,7 @@ import uvloop
 from loadtests import processes
 from loadtests.client import Question
 from loadtests.crowd import KINDS, FailedError, Kind, Place, never_read
-from loadtests.engines import Engines
+from loadtests.engines import Engines, watched
 from loadtests.gate import GateProcess, Vitals
 from loadtests.report import print_problems, verdict
 from loadtests.simunit.process import SimUnit, sim_units
@@ -102,7 +102,7 @@ class Soak:
         before = await self.vitals()
         samples = [before]
         sampling = asyncio.create_task(self._sample(samples))
-        with Engines(self._units) as engines:
+        with watched(self._units) as engines:
             ends = await asyncio.gather(*(self._client(kind, n / START_PER_S) for n in range(self._clients)))
             sampling.cancel()
             made_kb = await asyncio.to_thread(engines.tokens) * EVENT_KB / self._clients

@@ -17,7 +17,7 @@ from loadtests.drill.fleet import Fleet
 from loadtests.drill.plan import Drill, Step
 from loadtests.drill.promises import Blow, Outcome, Verdict, check
 from loadtests.drill.summary import Goal, Summary
-from loadtests.drill.watch import Flip, Watch
+from loadtests.drill.watch import Flip, watching
 
 SETTLE_S = 20.0
 """How long after its healing a unit may still change its mind, as far as `flips` is concerned."""
@@ -131,7 +131,7 @@ def run(drill: Drill, folder: Path) -> Run:
     own_addresses = any(step.fault == "partition" for step in drill.faults)
     with ExitStack() as stack:
         fleet = stack.enter_context(Fleet(drill.topology, folder, own_addresses=own_addresses))
-        watch = stack.enter_context(Watch(fleet.gates))
+        watch = stack.enter_context(watching(fleet.gates))
         locust = stack.enter_context(load.running(drill, fleet.url, folder))
         began_at = time.time()
         hand = Hand(fleet, drill.steps())

@@ -4,8 +4,8 @@ What must stay true: a gate that cannot be asked at the moment is asked again; n
 """
 
 import json
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,24 +33,13 @@ class Flip:
 
 
 class Watch:
-    """A context manager: inside, a thread looks at the gates."""
+    """What was seen of the gates, whenever `look` was called."""
 
     def __init__(self, gates: Sequence[GateProcess]) -> None:
         self._gates = gates
         self._seen: dict[tuple[int, str, str], Flip] = {}
         self._last: dict[tuple[int, str], float] = {}
         self._totals = dict.fromkeys(COUNTERS, 0.0)
-        self._watching = repeated(self._look_at_all, _LOOK_S)
-
-    def __enter__(self) -> "Watch":
-        self._look_at_all()
-        self._totals = dict.fromkeys(COUNTERS, 0.0)
-        self._watching.__enter__()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._watching.__exit__(None, None, None)
-        self._look_at_all()
 
     def flips(self) -> list[Flip]:
         """All that were seen, in order of time."""
@@ -60,7 +49,13 @@ class Watch:
         """How much a counter of `COUNTERS` has grown, over all gates and their processes."""
         return int(self._totals[counter])
 
-    def _look_at_all(self) -> None:
+    def begin(self) -> None:
+        """Counters count from here."""
+        self.look()
+        self._totals = dict.fromkeys(COUNTERS, 0.0)
+
+    def look(self) -> None:
+        """Ask each gate that can be asked."""
         for number in range(len(self._gates)):
             self._look(number)
 
@@ -81,3 +76,13 @@ class Watch:
             at = GateProcess.at(event)
             flip = Flip(number, event["unit"], event["before"], event["after"], at, event["line"])
             self._seen[number, event["time"], event["line"]] = flip
+
+
+@contextmanager
+def watching(gates: Sequence[GateProcess]) -> Iterator[Watch]:
+    """Inside, a thread looks at the gates; once more at the end."""
+    watch = Watch(gates)
+    watch.begin()
+    with repeated(watch.look, _LOOK_S):
+        yield watch
+    watch.look()
