@@ -16,14 +16,14 @@ from contextlib import ExitStack, contextmanager
 
 import uvloop
 
-from loadtests.agents import Agents
-from loadtests.client import End, Question
-from loadtests.faults import FAULTS
-from loadtests.gate import GateProcess
-from loadtests.report import print_problems, verdict
+from loadtests.kit.agents import Agents
+from loadtests.kit.faults import FAULTS
+from loadtests.kit.gate import GateProcess
+from loadtests.kit.questions import End, Question
+from loadtests.kit.report import print_problems, verdict
+from loadtests.kit.users import Users
+from loadtests.kit.waiting import until
 from loadtests.simunit.process import SimUnit, sim_units
-from loadtests.users import Users
-from loadtests.waiting import until
 
 TIMING = {"step_ms": 50, "prefill_tokens_per_s": 100_000}
 QUESTION = Question.between((50, 200), (8, 40))

@@ -18,15 +18,15 @@ from statistics import median
 
 import uvloop
 
-from loadtests.agents import Agents
-from loadtests.client import Question
-from loadtests.faults import FAULTS
-from loadtests.gate import GateProcess
-from loadtests.report import columns, print_problems
-from loadtests.rounds import Moments, Outcome, account, hurt_and_heal, seconds
-from loadtests.sent import Sent
+from loadtests.kit.agents import Agents
+from loadtests.kit.faults import FAULTS
+from loadtests.kit.gate import GateProcess
+from loadtests.kit.questions import Question
+from loadtests.kit.report import columns, print_problems
+from loadtests.kit.rounds import Moments, Outcome, account, hurt_and_heal, seconds
+from loadtests.kit.sent import Sent
+from loadtests.kit.users import Users
 from loadtests.simunit.process import SimUnit, sim_units
-from loadtests.users import Users
 
 STREAMS = 64
 FOLLOWERS = 2

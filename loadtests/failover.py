@@ -14,13 +14,13 @@ from dataclasses import dataclass
 
 import uvloop
 
-from loadtests.client import Answer, End, Question
-from loadtests.faults import FAULTS
-from loadtests.gate import GateProcess, metric_sum
-from loadtests.report import print_problems, verdict
-from loadtests.sent import Sent
+from loadtests.kit.faults import FAULTS
+from loadtests.kit.gate import GateProcess, metric_sum
+from loadtests.kit.questions import Answer, End, Question
+from loadtests.kit.report import print_problems, verdict
+from loadtests.kit.sent import Sent
+from loadtests.kit.users import Users
 from loadtests.simunit.process import SimUnit, sim_units
-from loadtests.users import Users
 
 MUST_NOT = (End.UNANSWERED, End.DISHONEST, End.HUNG, End.WRONG)
 TIMING = {"step_ms": 50, "prefill_tokens_per_s": 20_000}

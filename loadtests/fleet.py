@@ -20,13 +20,13 @@ import orjson
 import uvloop
 from redis.asyncio import Redis
 
-from loadtests.client import End, Question
-from loadtests.gate import GateProcess
-from loadtests.redis_server import redis_server
-from loadtests.report import run_parts
+from loadtests.kit.gate import GateProcess
+from loadtests.kit.questions import End, Question
+from loadtests.kit.redis_server import redis_server
+from loadtests.kit.report import run_parts
+from loadtests.kit.users import Users
+from loadtests.kit.waiting import until
 from loadtests.simunit.process import sim_units
-from loadtests.users import Users
-from loadtests.waiting import until
 from loadtests.wire.client import Connections
 from loadtests.wire.messages import post, whole
 from loadtests.wire.reply import Reply

@@ -19,12 +19,12 @@ from contextlib import ExitStack
 
 import uvloop
 
-from loadtests import processes
-from loadtests.client import End, Question
-from loadtests.gate import GateProcess
-from loadtests.report import print_problems, verdict
+from loadtests.kit import processes
+from loadtests.kit.gate import GateProcess
+from loadtests.kit.questions import End, Question
+from loadtests.kit.report import print_problems, verdict
+from loadtests.kit.users import Users
 from loadtests.simunit.process import sim_units
-from loadtests.users import Users
 from loadtests.wire.client import Connections
 from loadtests.wire.messages import get
 from loadtests.wire.reply import Reply

@@ -18,13 +18,13 @@ from statistics import mean, median, quantiles
 
 import uvloop
 
-from loadtests import processes
-from loadtests.gate import GateProcess, Named, metric_sum
-from loadtests.mock_fleet import mock_fleet
+from loadtests.kit import processes
+from loadtests.kit.gate import GateProcess, Named, metric_sum
+from loadtests.kit.mock_fleet import mock_fleet
+from loadtests.kit.redis_server import RedisServer, redis_server
+from loadtests.kit.report import print_problems, verdict
+from loadtests.kit.waiting import until
 from loadtests.redis_faults.flips import Door
-from loadtests.redis_server import RedisServer, redis_server
-from loadtests.report import print_problems, verdict
-from loadtests.waiting import until
 
 UNITS = 2
 SETTLE_S = 5.0

@@ -19,8 +19,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import cycle
 
-from loadtests import processes
-from loadtests.gate import GateProcess, Named
+from loadtests.kit import processes
+from loadtests.kit.gate import GateProcess, Named
 from loadtests.wire.blocking import BlockingConnection
 from loadtests.wire.messages import get
 from loadtests.wire.reply import Reply

@@ -20,14 +20,14 @@ from typing import Any
 import orjson
 import uvloop
 
-from loadtests.client import End, Question
-from loadtests.gate import GateProcess, metric_sum
-from loadtests.redis_server import redis_server
-from loadtests.report import print_problems, verdict
+from loadtests.kit.gate import GateProcess, metric_sum
+from loadtests.kit.questions import End, Question
+from loadtests.kit.redis_server import redis_server
+from loadtests.kit.report import print_problems, verdict
+from loadtests.kit.users import Users
+from loadtests.kit.waiting import repeated
 from loadtests.simunit.poison import MARKER, MODES
 from loadtests.simunit.process import SimUnit, sim_units
-from loadtests.users import Users
-from loadtests.waiting import repeated
 from loadtests.wire.client import Connections
 from loadtests.wire.messages import post
 from loadtests.wire.reply import Reply

@@ -13,9 +13,9 @@ from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from loadtests.gate import GateProcess
-from loadtests.mock_fleet import NODES, MockUnit, mock_fleet
-from loadtests.report import print_problems, verdict
+from loadtests.kit.gate import GateProcess
+from loadtests.kit.mock_fleet import NODES, MockUnit, mock_fleet
+from loadtests.kit.report import print_problems, verdict
 from loadtests.wire.blocking import fetch
 
 CPU_LIMIT = 0.30

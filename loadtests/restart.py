@@ -16,15 +16,15 @@ from dataclasses import dataclass
 
 import uvloop
 
-from loadtests.agents import Agents
-from loadtests.client import Question
 from loadtests.detection import TIMING
-from loadtests.gate import GateProcess
-from loadtests.report import print_problems, verdict
-from loadtests.rounds import MUST_NOT
+from loadtests.kit.agents import Agents
+from loadtests.kit.gate import GateProcess
+from loadtests.kit.questions import Question
+from loadtests.kit.report import print_problems, verdict
+from loadtests.kit.rounds import MUST_NOT
+from loadtests.kit.users import RAMP_S, Users
+from loadtests.kit.waiting import until
 from loadtests.simunit.process import SimUnit, sim_units
-from loadtests.users import RAMP_S, Users
-from loadtests.waiting import until
 
 STREAMS = 64
 QUESTION = Question.between((50, 200), (4, 24))

@@ -18,13 +18,13 @@ from pathlib import Path
 
 import uvloop
 
-from loadtests.client import Answer, End, Question
 from loadtests.detection import TIMING
-from loadtests.gate import GateProcess
-from loadtests.lws_cluster import Group, LwsCluster
-from loadtests.report import print_problems
-from loadtests.users import Users
-from loadtests.waiting import until
+from loadtests.kit.gate import GateProcess
+from loadtests.kit.lws_cluster import Group, LwsCluster
+from loadtests.kit.questions import Answer, End, Question
+from loadtests.kit.report import print_problems
+from loadtests.kit.users import Users
+from loadtests.kit.waiting import until
 
 GROUPS = 4
 STREAMS = 32

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import yaml
 
-from loadtests import processes
+from loadtests.kit import processes
 from loadtests.simunit.process import SimUnit, SimUnitError
 from loadtests.wire.blocking import fetch
 

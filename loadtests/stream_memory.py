@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import uvloop
 
-from loadtests import processes
-from loadtests.gate import GateProcess, Named
+from loadtests.kit import processes
+from loadtests.kit.gate import GateProcess, Named
 from loadtests.wire.client import Connection
 from loadtests.wire.messages import SSE_HEAD, chunk, post, whole
 from loadtests.wire.reply import Reply

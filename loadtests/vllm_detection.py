@@ -23,14 +23,14 @@ from pathlib import Path
 
 import uvloop
 
-from loadtests.agents import Agents
-from loadtests.client import Question
 from loadtests.detection import HEADS, Case, Row
-from loadtests.gate import GateProcess
-from loadtests.report import columns, print_problems
-from loadtests.rounds import Moments, account, hurt_and_heal
-from loadtests.sent import Sent
-from loadtests.users import Users
+from loadtests.kit.agents import Agents
+from loadtests.kit.gate import GateProcess
+from loadtests.kit.questions import Question
+from loadtests.kit.report import columns, print_problems
+from loadtests.kit.rounds import Moments, account, hurt_and_heal
+from loadtests.kit.sent import Sent
+from loadtests.kit.users import Users
 
 USERS = 8
 START_PATIENCE_S = 600.0

@@ -9,8 +9,8 @@ import sys
 
 import orjson
 
-from loadtests.collector import Collector, Seen, collecting
-from loadtests.gate import GateProcess, Named
+from loadtests.kit.collector import Collector, Seen, collecting
+from loadtests.kit.gate import GateProcess, Named
 from loadtests.vllm.install import set_up
 from loadtests.vllm.single import serving
 from loadtests.vllm.unit import MODEL_NAME

@@ -11,13 +11,13 @@ import sys
 
 import uvloop
 
-from loadtests import processes
 from loadtests.abuse.catalog import CATALOG
 from loadtests.abuse.nouns import Abuse
 from loadtests.abuse.stage import Stage
 from loadtests.abuse.trial import attempt
 from loadtests.abuse.verdict import Try, is_failed, middle, worst_first
-from loadtests.report import print_problems
+from loadtests.kit import processes
+from loadtests.kit.report import print_problems
 
 TRIES = 3
 _FILES = 16384

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
 from loadtests.bench.engine_pages import PAGES, Counters
-from loadtests.gate import Named
+from loadtests.kit.gate import Named
 from loadtests.wire.messages import whole
 from loadtests.wire.scripted import Request, listen, port_of
 

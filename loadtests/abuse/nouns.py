@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from loadtests.abuse.evil import EvilUnits
-    from loadtests.gate import GateProcess
+    from loadtests.kit.gate import GateProcess
 
 Got = Counter[str]
 """How often each thing came of what was sent: "400 bad_json", "closed", "hang", …"""

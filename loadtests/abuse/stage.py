@@ -11,8 +11,8 @@ from loadtests.abuse.evil import EvilUnits
 from loadtests.abuse.misdeeds import MISDEEDS
 from loadtests.abuse.neighbour import Neighbour
 from loadtests.abuse.nouns import Place, Surroundings
-from loadtests.gate import GateProcess
-from loadtests.processes import tail
+from loadtests.kit.gate import GateProcess
+from loadtests.kit.processes import tail
 from loadtests.simunit.process import SimUnit
 from loadtests.wire.messages import get, post
 

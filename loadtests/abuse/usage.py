@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from loadtests import processes
+from loadtests.kit import processes
 
 _LOOK_S = 0.05
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")

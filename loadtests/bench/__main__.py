@@ -10,14 +10,14 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from loadtests import processes
 from loadtests.bench import report, run_file
 from loadtests.bench.figures import Figure
 from loadtests.bench.loads import LOADS, QUICK, USUAL
 from loadtests.bench.measure import Patience, in_quiet
 from loadtests.bench.stage import stage
 from loadtests.bench.targets import SUBJECT, TARGETS
-from loadtests.report import machine
+from loadtests.kit import processes
+from loadtests.kit.report import machine
 
 ALL_TARGETS = tuple(name for name in TARGETS if name != "bare")
 REPEATS_S = 180.0

@@ -12,9 +12,9 @@ import re
 
 import uvloop
 
-from loadtests import processes
 from loadtests.bench import payload
 from loadtests.bench.engine_pages import PAGES, Counters
+from loadtests.kit import processes
 from loadtests.wire.messages import LAST_CHUNK, SSE_HEAD, chunk, whole
 from loadtests.wire.scripted import Request, announce, listen, port_of
 

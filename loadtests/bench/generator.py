@@ -15,9 +15,9 @@ from dataclasses import asdict
 
 import uvloop
 
-from loadtests import processes
 from loadtests.bench import payload
 from loadtests.bench.tally import MeasuredConnection, Tally
+from loadtests.kit import processes
 
 TIMEOUT_S = 120.0
 LAG_PERIOD_S = 0.01

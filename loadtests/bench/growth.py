@@ -11,14 +11,14 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 
-from loadtests import processes
 from loadtests.bench.figures import Figure, Point
 from loadtests.bench.loads import Load, Requests, Streams, most_streams
 from loadtests.bench.measure import measured
 from loadtests.bench.stage import stage
 from loadtests.bench.targets import SUBJECT, TARGETS
-from loadtests.replay.routers import ROOT
-from loadtests.report import machine
+from loadtests.kit import processes
+from loadtests.kit.report import machine
+from loadtests.kit.routers import ROOT
 
 DATA = ROOT / "docs" / "data" / "growth.json"
 PICTURE = ROOT / "docs" / "images" / "growth.png"

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadtests import processes
-from loadtests.waiting import wait_until
+from loadtests.kit import processes
+from loadtests.kit.waiting import wait_until
 from loadtests.wire.blocking import fetch
 
 PATIENCE_S = 5.0

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from loadtests import processes
+from loadtests.kit import processes
 
 
 @dataclass(frozen=True, slots=True)

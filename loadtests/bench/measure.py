@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from statistics import quantiles
 from typing import Any
 
-from loadtests import processes
 from loadtests.bench import leaks
 from loadtests.bench.figures import Figure
 from loadtests.bench.loads import LOADS, Load, Streams
 from loadtests.bench.stage import Stage
 from loadtests.bench.targets import TARGETS
-from loadtests.replay.routers import Running
+from loadtests.kit import processes
+from loadtests.kit.routers import Running
 
 TRIES = 3
 QUIET_LIMIT = 0.10

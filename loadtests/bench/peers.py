@@ -1,6 +1,6 @@
 """Proxies and routers that only the benchmark runs, each as whoever knows it would set it up to be cheap.
 
-The others are those of the replay (loadtests/replay/routers.py). Each yields once it is ready.
+The others are those of the replay (loadtests/kit/routers.py). Each yields once it is ready.
 """
 
 import json
@@ -13,8 +13,8 @@ from pathlib import Path
 
 import yaml
 
-from loadtests import processes
-from loadtests.replay.routers import ROOT, MissingError, Running, Setup, started
+from loadtests.kit import processes
+from loadtests.kit.routers import ROOT, MissingError, Running, Setup, started
 
 _NGINX = """\
 {user}worker_processes 1;

@@ -7,7 +7,7 @@ from functools import partial
 from loadtests.bench.figures import Figure, Spread, Value, beside, difference, of, ratio
 from loadtests.bench.loads import LOADS, Requests
 from loadtests.bench.targets import BASELINE, SUBJECT
-from loadtests.report import columns
+from loadtests.kit.report import columns
 
 PACE_LIMIT = 1.05
 """Streams later than this were not measured at the rate asked for; a backlog is cheap, served in batches."""

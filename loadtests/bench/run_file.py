@@ -10,7 +10,7 @@ from pathlib import Path
 
 from loadtests.bench import report
 from loadtests.bench.figures import Figure
-from loadtests.replay.routers import ROOT
+from loadtests.kit.routers import ROOT
 
 DATA = ROOT / "docs" / "data" / "bench.json"
 PAGE = ROOT / "docs" / "evidence" / "performance.md"

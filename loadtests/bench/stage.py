@@ -6,9 +6,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from loadtests import processes
 from loadtests.bench.targets import TARGETS, setup
-from loadtests.replay.routers import MissingError, Running
+from loadtests.kit import processes
+from loadtests.kit.routers import MissingError, Running
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from loadtests.bench import peers
-from loadtests.replay.routers import ROOT, ROUTERS, Router, Setup, rust
+from loadtests.kit.routers import ROOT, ROUTERS, Router, Setup, rust
 
 SUBJECT = "cellgate"
 BASELINE = "direct"

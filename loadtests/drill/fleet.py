@@ -10,13 +10,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Self
 
-from loadtests.agents import Agents
 from loadtests.drill import routers
 from loadtests.drill.plan import Topology
 from loadtests.drill.units import DrillUnit, start_simulated, start_vllm
-from loadtests.gate import GateProcess, metric_sum
-from loadtests.redis_server import RedisServer
-from loadtests.waiting import wait_until
+from loadtests.kit.agents import Agents
+from loadtests.kit.gate import GateProcess, metric_sum
+from loadtests.kit.redis_server import RedisServer
+from loadtests.kit.waiting import wait_until
 
 VLLM_BASE_PORT = 8401
 _DRAIN_S = 60.0

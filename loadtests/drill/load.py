@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from loadtests import processes
 from loadtests.drill.plan import Drill
+from loadtests.kit import processes
 
 ROOT = Path(__file__).resolve().parents[2]
 _START_S = 30.0

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from loadtests import processes
+from loadtests.kit import processes
 
 ROOT = Path(__file__).resolve().parents[2]
 _HAPROXY = """\

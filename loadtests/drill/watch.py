@@ -9,8 +9,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from loadtests.gate import GateProcess, metric_sum
-from loadtests.waiting import repeated
+from loadtests.kit.gate import GateProcess, metric_sum
+from loadtests.kit.waiting import repeated
 
 _LOOK_S = 0.5
 COUNTERS = {

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from loadtests.gym.cells import GATE
 from loadtests.gym.figures import Row
-from loadtests.report import columns
+from loadtests.kit.report import columns
 
 HEAD = (
     "cell", "req/s", "TTFT", "x simple", "x oracle", "p99", "x simple", "whole", "x simple", "x oracle",

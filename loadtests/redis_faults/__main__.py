@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 
 import uvloop
 
+from loadtests.kit.report import run_parts
 from loadtests.redis_faults.cost import cost
 from loadtests.redis_faults.flips import flips
 from loadtests.redis_faults.killed_gate import killed_gate
 from loadtests.redis_faults.outage import outage
-from loadtests.report import run_parts
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

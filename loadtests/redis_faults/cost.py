@@ -3,9 +3,9 @@
 import time
 from contextlib import ExitStack
 
-from loadtests.gate import GateProcess, metric_sum
-from loadtests.mock_fleet import mock_fleet
-from loadtests.redis_server import redis_server
+from loadtests.kit.gate import GateProcess, metric_sum
+from loadtests.kit.mock_fleet import mock_fleet
+from loadtests.kit.redis_server import redis_server
 
 UNITS = 200
 BEATS_PER_S = 4.0

@@ -10,9 +10,9 @@ from contextlib import AsyncExitStack, suppress
 from statistics import median, quantiles
 from urllib.parse import urlsplit
 
-from loadtests.gate import GateProcess, Named
-from loadtests.mock_fleet import mock_fleet
-from loadtests.redis_server import redis_server
+from loadtests.kit.gate import GateProcess, Named
+from loadtests.kit.mock_fleet import mock_fleet
+from loadtests.kit.redis_server import redis_server
 from loadtests.wire.scripted import port_of
 
 UNITS = 60

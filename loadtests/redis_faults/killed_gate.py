@@ -5,12 +5,12 @@ import signal
 import time
 from contextlib import ExitStack
 
-from loadtests.client import End, Question
-from loadtests.gate import GateProcess, metric_sum
-from loadtests.redis_server import redis_server
+from loadtests.kit.gate import GateProcess, metric_sum
+from loadtests.kit.questions import End, Question
+from loadtests.kit.redis_server import redis_server
+from loadtests.kit.users import Users
+from loadtests.kit.waiting import until
 from loadtests.simunit.process import sim_units
-from loadtests.users import Users
-from loadtests.waiting import until
 
 UNITS = ("a", "b", "c", "d")
 QUESTION = Question.between((50, 200), (60, 120))

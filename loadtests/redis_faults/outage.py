@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from itertools import count, cycle
 from statistics import median, quantiles
 
-from loadtests import processes
 from loadtests.bench import payload
 from loadtests.bench.tally import MeasuredConnection
-from loadtests.gate import GateProcess, Named, metric_sum
-from loadtests.redis_server import redis_server
+from loadtests.kit import processes
+from loadtests.kit.gate import GateProcess, Named, metric_sum
+from loadtests.kit.redis_server import redis_server
 
 INTERVAL_MS = 10.0
 TOKENS = 16

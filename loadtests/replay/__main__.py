@@ -21,14 +21,14 @@ import yaml
 from loadtests.gym.cells import Cell
 from loadtests.gym.fleets import FLEETS
 from loadtests.gym.loads import LOADS
+from loadtests.kit.report import machine
+from loadtests.kit.routers import ROOT, ROUTERS
 from loadtests.replay import figures, plots
 from loadtests.replay.cell import TRIES, run_in_quiet
 from loadtests.replay.figures import Result
 from loadtests.replay.plan import CELLS, PlanError, Timed, plays
-from loadtests.replay.routers import ROOT, ROUTERS
 from loadtests.replay.trace import TraceError
 from loadtests.replay.virtual import RIVALS
-from loadtests.report import machine
 
 SAMPLE = Path(__file__).parent / "sample.jsonl"
 GATE = "cellgate"

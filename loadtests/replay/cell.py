@@ -12,13 +12,13 @@ from pathlib import Path
 import orjson
 import uvloop
 
-from loadtests import processes
 from loadtests.gym.fleets import FLEETS, MODEL
+from loadtests.kit import processes
+from loadtests.kit.routers import ROUTERS, MissingError, Running, Setup
 from loadtests.replay import client
 from loadtests.replay.client import Answer
 from loadtests.replay.figures import LATE_LIMIT_MS, Result, figures_of, quantile
 from loadtests.replay.plays import Play
-from loadtests.replay.routers import ROUTERS, MissingError, Running, Setup
 from loadtests.replay.units import LATE_BINS_MS
 from loadtests.replay.virtual import RIVALS, run_virtually
 from loadtests.wire.blocking import fetch

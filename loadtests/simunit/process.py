@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Self
 
-from loadtests import processes
+from loadtests.kit import processes
 from loadtests.wire.blocking import fetch
 
 _ROOT = Path(__file__).resolve().parents[2]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from loadtests.alerts import RULES, Prometheus, questions, sped_up
-from loadtests.up_drill import EMPTY
+from loadtests.up.alerts import RULES, Prometheus, questions, sped_up
+from loadtests.up.drill import EMPTY
 
 TEXT = RULES.read_text()
 

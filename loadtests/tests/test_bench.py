@@ -14,7 +14,7 @@ from loadtests.bench import engine_pages, payload, report, run_file
 from loadtests.bench.figures import Figure, Point, beside, difference, of, ratio
 from loadtests.bench.loads import LOADS, Requests, Streams
 from loadtests.bench.targets import TARGETS
-from loadtests.report import columns
+from loadtests.kit.report import columns
 
 
 def figure(target: str, load: str, number: int, cpu_us: float, **rest: float) -> Figure:

@@ -2,8 +2,8 @@
 
 import asyncio
 
-from loadtests.client import End
 from loadtests.failover import Drill, run
+from loadtests.kit.questions import End
 
 
 def test_a_killed_leader_costs_no_request_that_had_shown_no_token() -> None:

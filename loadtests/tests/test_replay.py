@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from loadtests.gym.loads_sessions import Sessions
-from loadtests.replay import routers
+from loadtests.kit import routers
 from loadtests.replay.cell import run, run_in_quiet, units_process
 from loadtests.replay.client import bodies_of
 from loadtests.replay.plays import Play

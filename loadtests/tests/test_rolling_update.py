@@ -2,7 +2,7 @@
 
 import asyncio
 
-from loadtests.client import End
+from loadtests.kit.questions import End
 from loadtests.rolling_update import run
 
 

@@ -2,8 +2,8 @@
 
 import random
 
-from loadtests.client import Answer, Question
-from loadtests.rounds import Moments, account, seconds
+from loadtests.kit.questions import Answer, Question
+from loadtests.kit.rounds import Moments, account, seconds
 
 QUESTION = Question.draw(random.Random(1), prompt_tokens=5, max_tokens=3)
 

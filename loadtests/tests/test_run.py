@@ -13,7 +13,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from loadtests.processes import free_port
+from loadtests.kit.processes import free_port
 from tests.wire.process import ROOT, eventually
 
 

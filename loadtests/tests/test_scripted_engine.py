@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from loadtests import processes
+from loadtests.kit import processes
 from loadtests.wire.blocking import answers
 from loadtests.wire.client import Connection
 from loadtests.wire.messages import get, post, whole

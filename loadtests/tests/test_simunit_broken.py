@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from loadtests.processes import is_running
+from loadtests.kit.processes import is_running
 from loadtests.simunit.process import SimUnit
 from loadtests.tests.simunit_stage import (
     SILENCE_S,

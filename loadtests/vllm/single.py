@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from loadtests import processes
+from loadtests.kit import processes
 from loadtests.vllm.install import MODEL, VENV
 from loadtests.vllm.unit import ENVIRONMENT, HEALTH_TIMEOUT_S, HOST, MODEL_NAME
 from loadtests.wire.blocking import answers

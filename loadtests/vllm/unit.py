@@ -9,7 +9,7 @@ from pathlib import Path
 
 import orjson
 
-from loadtests.processes import free_port
+from loadtests.kit.processes import free_port
 from loadtests.vllm import processes
 from loadtests.vllm.install import MODEL, RUN, VENV
 from loadtests.wire.blocking import answers

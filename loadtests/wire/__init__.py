@@ -1,5 +1,5 @@
-"""HTTP/1.1 for the load tools: one client, waited for or blocking, and the bytes that it sends.
+"""HTTP/1.1 for the load tools: one client, waited for or blocking, and an engine that answers by script.
 
-What must stay true: a client costs little beside what it measures, and tells a reply that is whole from one
-that was cut.
+What must stay true: both cost little beside what is measured, and a reply that is whole is told from one that
+was cut. Why they are our own: docs/decisions/020-load-tools.md.
 """

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from loadtests.fake_kubernetes import FakeKubernetes, group_pod
+from loadtests.kit.fake_kubernetes import FakeKubernetes, group_pod
 from loadtests.simunit.process import SimUnit
 from tests.wire.process import GateProcess, eventually
 

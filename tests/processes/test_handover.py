@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from loadtests.processes import children, end_all, is_running, send
+from loadtests.kit.processes import children, end_all, is_running, send
 from loadtests.simunit.process import SimUnit
 from tests.processes.test_gate_process import is_refusing, models
 from tests.wire.process import GateProcess, Stream, eventually

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cellgate.proxy.handover.successor import HandoverError, hand_over
-from loadtests.processes import is_running
+from loadtests.kit.processes import is_running
 from tests.wire.stage import live
 
 IMPORTS = "import os, socket, sys, time; s = socket.socket(fileno=int(os.environ['CELLGATE_HANDOVER'])); "

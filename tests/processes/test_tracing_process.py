@@ -12,7 +12,7 @@ from typing import Any
 import openai
 import pytest
 
-from loadtests.collector import collecting
+from loadtests.kit.collector import collecting
 from loadtests.simunit.process import SimUnit
 from tests.wire.process import GateProcess, eventually
 from tests.wire.stage import PROCESSES_S, live_for

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtests.processes import free_port, start, stop, tail
+from loadtests.kit.processes import free_port, start, stop, tail
 
 ROOT = Path(__file__).parents[2]
 _HOW = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from loadtests import redis_server
+from loadtests.kit import redis_server
 from tests.real.programs import find
 
 

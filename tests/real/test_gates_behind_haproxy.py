@@ -13,7 +13,7 @@ from typing import Self
 import orjson
 import yaml
 
-from loadtests.processes import start, stop
+from loadtests.kit.processes import start, stop
 from loadtests.simunit.process import SimUnit
 from tests.real.asking import steadily, until
 from tests.real.haproxy import haproxy

@@ -15,7 +15,7 @@ from cellgate.proxy.config.sources import LwsSource
 from cellgate.proxy.discovery import kubernetes, lws
 from cellgate.proxy.discovery.base import Found, LostError
 from cellgate.router.nouns import Unit
-from loadtests.fake_kubernetes import FakeKubernetes, group_pod, pod
+from loadtests.kit.fake_kubernetes import FakeKubernetes, group_pod, pod
 
 PATIENCE_S = 10.0
 LIKE = Unit(name="", cell="c", url="")

@@ -13,7 +13,7 @@ import pytest
 
 from cellgate.proxy.config.settings import TracingSettings
 from cellgate.proxy.tracing.tracing import Tracing
-from loadtests.collector import Collector, Seen, collecting
+from loadtests.kit.collector import Collector, Seen, collecting
 from tests.wire.client import chat, get, post
 from tests.wire.stage import Stage, live, stage
 from tests.wire.unit import LAST_CHUNK, SSE_HEAD, STREAM, Play, Received, Script, chunk, then_close, whole

@@ -11,7 +11,7 @@ from cellgate.proxy.discovery.base import Found
 from cellgate.proxy.discovery.groups import Group, Member, Ports, together
 from cellgate.proxy.discovery.lws import groups, member
 from cellgate.router.nouns import Unit
-from loadtests.fake_kubernetes import Json, group_pod
+from loadtests.kit.fake_kubernetes import Json, group_pod
 
 LIKE = Unit(name="", cell="c", url="", max_in_flight=7)
 PORTS = Ports(8000, 9902)

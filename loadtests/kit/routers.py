@@ -14,9 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from loadtests import processes
-from loadtests.gate import GateProcess, Named
 from loadtests.gym.fleets import MODEL
+from loadtests.kit import processes
+from loadtests.kit.gate import GateProcess, Named
 from loadtests.wire.blocking import fetch
 
 ROOT = Path(__file__).parents[2]

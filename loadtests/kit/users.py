@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from loadtests.client import Answer, End, Question, ask
+from loadtests.kit.questions import Answer, End, Question, ask
 from loadtests.wire.client import Connections
 
 RAMP_S = 1.0

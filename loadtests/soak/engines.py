@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from loadtests.kit.waiting import repeated
 from loadtests.simunit.process import SimUnit
-from loadtests.waiting import repeated
 
 _POLL_S = 0.005
 

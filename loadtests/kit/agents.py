@@ -10,9 +10,9 @@ from pathlib import Path
 from subprocess import Popen
 from typing import Protocol, Self
 
-from loadtests import processes
+from loadtests.kit import processes
 
-AGENT = Path(__file__).resolve().parents[1] / "probes" / "agent.py"
+AGENT = Path(__file__).resolve().parents[2] / "probes" / "agent.py"
 
 
 class Watched(Protocol):

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 
 import uvloop
 
-from loadtests import processes
-from loadtests.client import Question
-from loadtests.crowd import KINDS, FailedError, Kind, Place, never_read
-from loadtests.engines import Engines, watched
-from loadtests.gate import GateProcess, Vitals
-from loadtests.report import print_problems, verdict
+from loadtests.kit import processes
+from loadtests.kit.gate import GateProcess, Vitals
+from loadtests.kit.questions import Question
+from loadtests.kit.report import print_problems, verdict
 from loadtests.simunit.process import SimUnit, sim_units
+from loadtests.soak.crowd import KINDS, FailedError, Kind, Place, never_read
+from loadtests.soak.engines import Engines, watched
 from loadtests.wire.client import Connections
 
 UNITS = ("a", "b")

@@ -5,7 +5,7 @@ import time
 from contextlib import suppress
 from typing import Self
 
-from loadtests.gate import GateProcess, metric_sum
+from loadtests.kit.gate import GateProcess, metric_sum
 
 _LOOK_S = 0.05
 

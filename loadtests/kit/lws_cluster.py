@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from loadtests import processes
-from loadtests.fake_kubernetes import FakeKubernetes, group_pod
+from loadtests.kit import processes
+from loadtests.kit.fake_kubernetes import FakeKubernetes, group_pod
 from loadtests.simunit.process import SimUnit
 
 LWS = "big"

@@ -1,6 +1,6 @@
 """A thousand units in one process: they answer every probe at once, and generate one token for a canary.
 
-`python -m loadtests.mock_fleet` listens on an address of loopback for each node. What must stay true: it
+`python -m loadtests.kit.mock_fleet` listens on an address of loopback for each node. What must stay true: it
 costs little, so that it is the gate which is measured, and it counts what it was asked.
 """
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import orjson
 import uvloop
 
-from loadtests import processes
+from loadtests.kit import processes
 from loadtests.wire.messages import whole
 from loadtests.wire.scripted import Request, announce, listen
 
@@ -79,7 +79,7 @@ def mock_fleet(count: int, kilobytes: float, *, busy: bool = False) -> Iterator[
     """So many units as a process; each shows a page of metrics of so many kilobytes."""
     port = processes.free_port()
     flags = ["--units", count, "--port", port, "--metrics-kb", kilobytes, *(["--busy"] if busy else [])]
-    with processes.announcing("loadtests.mock_fleet", *flags):
+    with processes.announcing("loadtests.kit.mock_fleet", *flags):
         yield [MockUnit(number, port) for number in range(count)]
 
 
@@ -129,7 +129,7 @@ async def serve(units: int, port: int, fleet: Fleet) -> None:
 
 def main() -> int:
     """Serve until whoever started it has gone."""
-    parser = argparse.ArgumentParser(prog="python -m loadtests.mock_fleet", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m loadtests.kit.mock_fleet", description=__doc__)
     parser.add_argument("--units", type=int, default=1000)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--metrics-kb", type=float, default=50.0, help="size of each page of metrics")

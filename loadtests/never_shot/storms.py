@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from loadtests.client import HANG_S, Answer, End, Question, ask
-from loadtests.gate import GateProcess
+from loadtests.kit.gate import GateProcess
+from loadtests.kit.questions import HANG_S, Answer, End, Question, ask
 from loadtests.simunit.process import SimUnit
 from loadtests.wire.client import Connections
 from loadtests.wire.messages import post

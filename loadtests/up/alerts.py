@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from loadtests.wire.blocking import fetch
 
-MONITORING = Path(__file__).resolve().parents[1] / "deploy" / "monitoring"
+MONITORING = Path(__file__).resolve().parents[2] / "deploy" / "monitoring"
 RULES = MONITORING / "rules.yaml"
 DASHBOARD = MONITORING / "dashboard.json"
 TIMEOUT_S = 10.0

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from loadtests.client import Answer, End, Question, ask
+from loadtests.kit.questions import Answer, End, Question, ask
 from loadtests.wire.client import Connections
 from loadtests.wire.messages import post
 from loadtests.wire.raw import RECEIVE_BYTES, dial

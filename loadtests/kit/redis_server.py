@@ -12,7 +12,7 @@ from typing import Any, Self
 from redis import Redis
 from redis.exceptions import AuthenticationError, RedisError
 
-from loadtests.processes import start, stop, tail
+from loadtests.kit.processes import start, stop, tail
 
 READY_S = 15.0
 

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple, Protocol, Self
 
 import yaml
 
-from loadtests import processes
-from loadtests.agents import Agents
-from loadtests.waiting import wait_until
+from loadtests.kit import processes
+from loadtests.kit.agents import Agents
+from loadtests.kit.waiting import wait_until
 from loadtests.wire.blocking import fetch
 from loadtests.wire.reply import Reply
 

@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from loadtests.alerts import Prometheus, questions
+from loadtests.kit.waiting import wait_until
 from loadtests.simunit.process import SimUnit
-from loadtests.waiting import wait_until
+from loadtests.up.alerts import Prometheus, questions
 from loadtests.wire.blocking import fetch
 
 OF_A_WEDGE = {"CellgateUnitDown", "CellgateWedgeFound"}

@@ -1,7 +1,7 @@
 """`make up`: deploy/compose as plain processes: two simulated units, the gate, Redis, HAProxy, Prometheus.
 
 The files are those of deploy/compose, with the addresses that things have here. Grafana is left out, as
-Debian does not have it. `--drill` sees an alert fire and clear (up_drill.py). What must stay true: nothing
+Debian does not have it. `--drill` sees an alert fire and clear (drill.py). What must stay true: nothing
 outlives this process, and it ends by itself.
 """
 
@@ -22,13 +22,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from loadtests import processes
-from loadtests.alerts import RULES, Prometheus, sped_up
-from loadtests.processes import free_port, stop, tail, wait_ready
+from loadtests.kit import processes
+from loadtests.kit.processes import free_port, stop, tail, wait_ready
 from loadtests.simunit.process import SimUnit, SimUnitError, sim_units
-from loadtests.up_drill import drill
+from loadtests.up.alerts import RULES, Prometheus, sped_up
+from loadtests.up.drill import drill
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 FILES = ROOT / "deploy" / "compose"
 PROGRAMS = ("haproxy", "prometheus", "redis-server")
 TIMING = {"step_ms": 20, "prefill_tokens_per_s": 8000}

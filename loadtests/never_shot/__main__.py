@@ -15,12 +15,12 @@ from collections.abc import Iterable, Sequence
 
 import uvloop
 
-from loadtests.client import Answer, End, Question
-from loadtests.gate import GateProcess
-from loadtests.report import print_problems, verdict
+from loadtests.kit.gate import GateProcess
+from loadtests.kit.questions import Answer, End, Question
+from loadtests.kit.report import print_problems, verdict
+from loadtests.kit.users import Users
+from loadtests.never_shot.storms import PHASES, Place
 from loadtests.simunit.process import SimUnit, sim_units
-from loadtests.storms import PHASES, Place
-from loadtests.users import Users
 
 STREAMS = 64
 TIMING = {

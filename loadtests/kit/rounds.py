@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from loadtests.client import Answer, End
-from loadtests.gate import GateProcess
-from loadtests.sent import Sent
-from loadtests.waiting import until
+from loadtests.kit.gate import GateProcess
+from loadtests.kit.questions import Answer, End
+from loadtests.kit.sent import Sent
+from loadtests.kit.waiting import until
 
 MUST_NOT = (End.UNANSWERED, End.DISHONEST, End.HUNG, End.WRONG)
 FIND_PATIENCE_S = 20.0

@@ -1,0 +1,1 @@
+"""What looks like trouble and is none."""

@@ -1,0 +1,1 @@
+"""deploy/compose as plain processes."""
