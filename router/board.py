@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from cellgate.router import panic, stall
+from cellgate.router import panic, peers, stall
 from cellgate.router.answers import AnswerLengths
-from cellgate.router.cost import COSTS, Expected, forecast
-from cellgate.router.cost_model import ALL_BLOCKS, Elsewhere
+from cellgate.router.cost import Expected
+from cellgate.router.cost_model import Elsewhere
 from cellgate.router.judge import judge, open_case
 from cellgate.router.lease import Lease
 from cellgate.router.nouns import (
@@ -32,13 +32,11 @@ from cellgate.router.nouns import (
     Unit,
     Verdict,
 )
-from cellgate.router.outliers import Slowness, Speed, compare, fade
+from cellgate.router.outliers import Slowness
 from cellgate.router.pools import Pools
-from cellgate.router.rates import learn_of_peers
 from cellgate.router.remote_prefixes import ProvenPrefixes, RemotePrefixes
 from cellgate.router.shared_prefixes import SharedPrefixes
 from cellgate.router.unit_state import BUSY_S, Desk
-from cellgate.router.weights import shares
 
 ERRORS_S = 1.0
 """Errors so soon after each other, with no life between them, are of an engine that has nothing else."""
@@ -215,38 +213,10 @@ class Board:
 
     def forecast(self, now: float) -> None:
         """Work out anew what changes slowly in the cost of each unit, and what units learn of each other."""
-        desks = self.desks.values()
         if now - self._peers_at >= PEERS_S:
-            kinds = [((d.models, d.weight, d.unit.prefill_tokens_s), d.books.rates) for d in desks]
-            learn_of_peers(kinds, now - self._peers_at)
+            peers.learn(self, now - self._peers_at)
             self._peers_at = now
-        share = ALL_BLOCKS // max(len(desks), 1)
-        for desk in desks:
-            desk.books.size(desk.unit, desk.load, share)
-        facts = [
-            d.books.facts(d.load, self.others.get(d.unit.name), share, d.far_s, now)
-            for d, share in zip(desks, shares([(d.weight, d.books.rates.speed) for d in desks]), strict=True)
-        ]
-        for desk, one in zip(desks, forecast(facts, COSTS), strict=True):
-            desk.books.foresee(one)
-
-    def compare_speeds(self) -> list[Desk]:
-        """Compare the units of each cell with each other; returns those whose `degraded` came or went."""
-        cells: dict[str, list[tuple[Desk, Speed]]] = {}
-        for desk in self.desks.values():
-            if (speed := desk.speed()) is not None:
-                cells.setdefault(desk.unit.cell, []).append((desk, speed))
-        changed = [desk for desk in self.desks.values() if desk.slowness.degraded and desk.speed() is None]
-        for desk in changed:
-            desk.slowness = fade(desk.slowness)
-        changed = [desk for desk in changed if not desk.slowness.degraded]
-        for rows in cells.values():
-            for desk, speed in rows if len(rows) > 1 else ():
-                others = [other for known, other in rows if known is not desk]
-                before, desk.slowness = desk.slowness, compare(desk.slowness, speed, others, self.rules)
-                if bool(before.degraded) is not bool(desk.slowness.degraded):
-                    changed.append(desk)
-        return changed
+        peers.foresee(self.desks.values(), self.others, now)
 
     def serve(self, models: Models) -> None:
         """Take over the list of models of a unit that has none configured."""

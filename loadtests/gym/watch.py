@@ -12,6 +12,7 @@ from collections.abc import Callable
 from cellgate.router.board import Board, Consequence
 from cellgate.router.nouns import Evidence, Fleet, Load, Sign, Strength, Verdict
 from cellgate.router.outliers import COMPARE_S
+from cellgate.router.peers import compare_speeds
 from cellgate.router.stall import SOURCE, silence, still_s
 from cellgate.router.unit_state import Desk
 from loadtests.gym.world import World
@@ -62,7 +63,7 @@ class Watch:
                 self._report(desk, now)
         if now >= self._compare_at:
             self._compare_at = now + COMPARE_S
-            self._board.compare_speeds()
+            compare_speeds(self._board.desks.values(), self._board.rules)
 
     def changed(self, unit: int, now: float, *, is_up: bool) -> None:
         """A process is gone: its requests show it, or the next probe. Or it is back, and passes canaries."""

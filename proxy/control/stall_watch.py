@@ -15,6 +15,7 @@ from cellgate.proxy.logs.events import Action, ActionKind, EventLog
 from cellgate.router.board import Board
 from cellgate.router.nouns import Evidence, Sign, Strength
 from cellgate.router.outliers import COMPARE_S
+from cellgate.router.peers import compare_speeds
 from cellgate.router.stall import SOURCE, silence, still_s
 from cellgate.router.unit_state import Desk
 
@@ -55,7 +56,7 @@ class Vigil:
             self._note_panic(now)
         if now >= self._compare_at:
             self._compare_at = now + COMPARE_S
-            for desk in self._board.compare_speeds():
+            for desk in compare_speeds(self._board.desks.values(), self._board.rules):
                 self._note_slowness(desk)
 
     def own_trouble(self, reason: str) -> None:
