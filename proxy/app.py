@@ -1,78 +1,45 @@
-"""The composition root: builds a gate from its settings and runs it until a signal. Knows every folder."""
+"""All the parts of a gate around its control plane: admin port, discovery, sharing, recovery, hand-over."""
 
 from __future__ import annotations
 
 import asyncio
-import gc
-import os
 import random
-import socket
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
-
-import uvloop
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cellgate.proxy.admin.admin_view import AdminView
 from cellgate.proxy.admin.port import AdminPort
 from cellgate.proxy.admin.shared_status import Bulletin
 from cellgate.proxy.config.load_process import ConfigError
-from cellgate.proxy.config.settings import Address, RedisAccess, Settings
+from cellgate.proxy.config.settings import RedisAccess, Reload, Settings
+from cellgate.proxy.control.plane import Plane
+from cellgate.proxy.control.routing_explain import Choice
 from cellgate.proxy.discovery.follow import Discovery
 from cellgate.proxy.discovery.redis import Feed
-from cellgate.proxy.discovery.start import discover, preload
-from cellgate.proxy.gate import BACKLOG, Gate
-from cellgate.proxy.handover.inheritance import Inheritance, inherit
-from cellgate.proxy.handover.successor import HandoverError, Listeners, hand_over
+from cellgate.proxy.discovery.start import discover
+from cellgate.proxy.handover.inheritance import Inheritance
+from cellgate.proxy.handover.open_listeners import ADMIN, AGENT_CHECK, Listeners, listening_for
+from cellgate.proxy.handover.successor import HandoverError, hand_over
 from cellgate.proxy.handover.view import View, drained, view_of
 from cellgate.proxy.ingress.haproxy_agent import HaproxyAgent
-from cellgate.proxy.logs.access_log import AccessLog, stdout_sink
 from cellgate.proxy.logs.defects import DEFECTS
-from cellgate.proxy.logs.events import Action, EventLog
-from cellgate.proxy.logs.log import configure, log_line
+from cellgate.proxy.logs.events import Action
+from cellgate.proxy.logs.log import log_line
 from cellgate.proxy.metrics.collectors import AgentCheckMetrics
 from cellgate.proxy.process import descriptors
-from cellgate.proxy.process.listeners import listen
-from cellgate.proxy.process.malloc import return_large_blocks
-from cellgate.proxy.process.signals import Life
+from cellgate.proxy.process.garbage import calm_the_collector
+from cellgate.proxy.process.signals import Life, OnSignal
 from cellgate.proxy.process.systemd import notify
-from cellgate.proxy.process.tls import client_context, unit_context, webhook_context
+from cellgate.proxy.process.tls import webhook_context
 from cellgate.proxy.recovery.start import attend
-from cellgate.proxy.request.large_bodies import LargeBodies
-from cellgate.proxy.request.routing_explain import Choice
-from cellgate.proxy.tracing.start import trace
 
 if TYPE_CHECKING:
     from cellgate.proxy.sharing.link import RedisLink
 
 WARM_LOOK_S = 0.05
-LISTEN, ADMIN, AGENT_CHECK = "listen", "admin", "agent_check"
-
-Reload = Callable[[], Settings]
-
-
-def serve(settings: Settings, reload: Reload) -> int:
-    """Run a gate until it is told to stop; returns the exit code. What signals mean: process/signals.py.
-
-    Raises ConfigError when descriptors are too few, OSError when it cannot listen, NoInheritanceError when
-    what a gate before it promised did not come.
-    """
-    descriptors.check(settings.workers)
-    configure("json" if settings.access_log == "json" else "console")
-    return_large_blocks()
-    preload(settings)
-    if settings.workers > 1:
-        from cellgate.proxy.workers.supervisor import supervise  # Late, for one process needs none of it.
-
-        return supervise(settings, reload, inherit())
-    return uvloop.run(_serve(settings, reload, inherit()))
-
-
-async def _serve(settings: Settings, reload: Reload, heritage: Inheritance | None) -> int:
-    listeners = await listeners_of(settings, heritage)
-    return await live(App(settings, reload, listeners), heritage)
 
 
 async def live(app: App, heritage: Inheritance | None) -> int:
@@ -87,77 +54,98 @@ async def live(app: App, heritage: Inheritance | None) -> int:
     return 0
 
 
-class App:
-    """All the parts of one gate. `listeners` are what it accepts on, by purpose and address."""
+class Core(Protocol):
+    """What the other parts are put around: a gate of one process, or the control process of several."""
 
-    def __init__(self, settings: Settings, reload: Reload, listeners: Listeners) -> None:
+    plane: Plane
+
+    @property
+    def port(self) -> int: ...
+    def begin(self) -> None: ...
+    async def stop(self, *, delay_s: float, drain_s: float) -> None: ...
+    async def leave_to_successor(self, *, drain_s: float) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Starter:
+    """Who has started this process, and is told how it goes: the service manager, or the supervisor.
+
+    `on_signal` is how signals come here, if not to this process; `pid` is the process that they come to.
+    """
+
+    notify: Callable[..., None] = notify
+    ready: Callable[[], None] = lambda: None
+    on_signal: OnSignal | None = None
+    pid: int | None = None
+
+
+class App:
+    """All the parts of one gate. `listeners` are what it accepts on, by purpose and address.
+
+    What /readyz shows has to be published on `bulletin`; `let_clients_in` says whether they were let in.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        reload: Reload,
+        listeners: Listeners,
+        core: Core,
+        bulletin: Bulletin,
+        let_clients_in: Callable[[Life], Awaitable[bool]],
+        starter: Starter = Starter(),
+    ) -> None:
         self._settings = settings
         self._reload = reload
         self._reload_turn, self._reloads = asyncio.Lock(), set[asyncio.Task[None]]()
         self._listeners = listeners
-        self._large = LargeBodies()
-        self._events = EventLog(time.time, settings.rules.passes)
-        bulletin = Bulletin()
-        gate = self._gate = self._make_gate(bulletin)
-        self._admin = AdminPort(_view(gate, settings), bulletin)
-        self._agent = HaproxyAgent(gate.board, gate.now, gate.is_stopping, gate.peers.trusts, gate.balancers)
+        self._core = core
+        self._plane = plane = core.plane
+        self._let_clients_in = let_clients_in
+        self._starter = starter
+        self._admin = AdminPort(_view(plane, settings), bulletin)
+        self._agent = HaproxyAgent(
+            plane.board, plane.now, plane.is_stopping, plane.peers.trusts, plane.balancers
+        )
         self._link: RedisLink | None = None
         self._discovery: Discovery | None = None
-        gate.on_tick.append(self._admin.tick)
-        self._recovery = attend(gate, partial(webhook_context, settings.tls))
+        plane.ticker.looks.append(self._admin.tick)
+        self._recovery = attend(plane, partial(webhook_context, settings.tls))
         # Now, since an untimely SIGUSR2 would end a process that does not know it.
-        self._life = self._make_life()
-
-    # What is otherwise where the clients are at workers (proxy/workers/control_app.py).
-
-    def _make_gate(self, bulletin: Bulletin) -> Gate:
-        settings = self._settings
-        gate = Gate(
-            settings,
-            asyncio.get_running_loop(),
-            random.Random(),
-            events=self._events,
-            access_log=AccessLog(settings.access_log, stdout_sink(), time.time),
-            read_large=self._large.read,
-            publish=bulletin.publish,
-            unit_tls=partial(unit_context, settings.tls),
+        self._life = Life(
+            core,
+            settings.timeouts,
+            self._take_settings,
+            self._hand_over,
+            on_signal=starter.on_signal,
+            pid=starter.pid,
         )
-        gate.tracing = trace(settings.tracing)
-        return gate
-
-    def _make_life(self) -> Life:
-        return Life(self._gate, self._settings.timeouts, self._take_settings, self._hand_over)
-
-    async def _let_clients_in(self) -> None:
-        await self._gate.listen(client_context(self._settings.tls), self._listening_for(LISTEN))
-
-    def _notify(self, *words: str) -> None:
-        notify(*words)
 
     # The life of all parts.
 
     async def open(self, heritage: Inheritance | None) -> None:
         """Watch the units, and accept clients: at once, or once it knows what was known before it."""
-        gate, settings = self._gate, self._settings
-        gate.begin()
-        feed = Feed()
-        self._discovery = discover(gate, feed)
-        self._link = _shared(gate, settings.redis, feed) if settings.redis is not None else None
+        plane, settings, feed = self._plane, self._settings, Feed()
+        self._core.begin()
+        self._discovery = discover(plane, feed)
+        if settings.redis is not None:
+            self._link = _shared(plane, lambda: self._core.port, settings.redis, feed)
         if heritage is not None:
             self._recovery.take_over(heritage.courses)
             await self._get_warm(heritage.view)
-        await self._admin.open(self._listening_for(ADMIN))
+        await self._admin.open(listening_for(self._listeners, ADMIN))
         if settings.agent_check is not None:
-            await self._agent.start(self._listening_for(AGENT_CHECK))
-            gate.metrics.include(AgentCheckMetrics(self._agent))
+            await self._agent.start(listening_for(self._listeners, AGENT_CHECK))
+            plane.metrics.include(AgentCheckMetrics(self._agent))
         # Last, for a gate before this one may end it until it hears that clients are accepted.
-        await self._let_clients_in()
-        self._announce()
+        if await self._let_clients_in(self._life):
+            self._announce()
+            self._starter.ready()
         if heritage is None:
-            self._notify("READY=1")
+            self._starter.notify("READY=1")
         elif (out := await heritage.accept()) is not None:
-            for unit in list(gate.board.desks):
-                gate.set_drain(unit, unit in out)
+            for unit in list(plane.board.desks):
+                plane.set_drain(unit, unit in out)
 
     async def run(self) -> None:
         """Returns when the gate has stopped."""
@@ -173,26 +161,23 @@ class App:
         if self._link is not None:
             await self._link.close()
         self._agent.close()
-        self._events.close()
+        self._plane.events.close()
         await self._admin.close()
-        await self._large.close()
-        if self._gate.tracing is not None:
-            self._gate.tracing.close()
 
     async def _get_warm(self, view: View) -> None:
         """Know of each unit what was known before, and have heard of each that is used."""
         may_come = bool(self._settings.sources)
-        view.apply(self._gate.board)
+        view.apply(self._plane.board)
         # By then the gate before it has given it up; unless that is gone, and there is nobody but this one.
         with suppress(TimeoutError):
             async with asyncio.timeout(self._settings.timeouts.handover_s):
-                while not view.is_warm(self._gate.board, may_come=may_come):
+                while not view.is_warm(self._plane.board, may_come=may_come):
                     await asyncio.sleep(WARM_LOOK_S)
-                    view.apply(self._gate.board)
+                    view.apply(self._plane.board)
 
     async def _hand_over(self) -> bool:
         """Whether there is a successor now."""
-        board = self._gate.board
+        board = self._plane.board
 
         def known() -> dict[str, Any]:
             return {"view": view_of(board), "courses": self._recovery.hand_over()}
@@ -203,12 +188,12 @@ class App:
             pid = await hand_over(self._listeners, known, lambda: drained(board), limit_s)
         except HandoverError as error:
             self._recovery.go_on()
-            self._events.add(Action("handover_failed", "SIGUSR2", detail=f"{error}; this gate goes on"))
+            self._plane.events.add(Action("handover_failed", "SIGUSR2", detail=f"{error}; this gate goes on"))
             return False
-        self._notify(f"MAINPID={pid}", "READY=1")
+        self._starter.notify(f"MAINPID={pid}", "READY=1")
         self._admin.retire()
         self._agent.retire()
-        self._events.add(Action("handover", "SIGUSR2", detail=f"process {pid} accepts clients"))
+        self._plane.events.add(Action("handover", "SIGUSR2", detail=f"process {pid} accepts clients"))
         return True
 
     def _take_settings(self) -> None:
@@ -225,75 +210,40 @@ class App:
                 problems = "; ".join(error.problems)
                 log_line("error", f"reload refused, the units stay as they were: {problems}")
                 return
-            self._gate.reload(settings)
+            self._plane.reload(settings)
             self._recovery.configure(settings.remedies)
-
-    def _listening_for(self, purpose: str) -> Sequence[socket.socket]:
-        return next(found for name, found in self._listeners.items() if name.startswith(purpose))
 
     def _announce(self) -> None:
         host, port = self._admin.address
-        names = ", ".join(f"{desk.unit.name} ({desk.unit.url})" for desk in self._gate.board)
-        listening = f"{self._settings.listen.host}:{self._gate.port}"
+        names = ", ".join(f"{desk.unit.name} ({desk.unit.url})" for desk in self._plane.board)
+        listening = f"{self._settings.listen.host}:{self._core.port}"
         log_line("info", f"listening on {listening}, admin on {host}:{port}, units: {names}")
         if line := descriptors.shortage(self._settings):
             log_line("warning", line)
 
 
-def _shared(gate: Gate, access: RedisAccess, feed: Feed) -> RedisLink | None:
+def _shared(plane: Plane, port: Callable[[], int], access: RedisAccess, feed: Feed) -> RedisLink | None:
     # Its client takes a quarter of a second and ten megabytes, which most gates have no use for.
     from cellgate.proxy.sharing.start import share
 
-    return share(gate, access, feed)
+    return share(plane, port, access, feed)
 
 
-def _view(gate: Gate, settings: Settings) -> AdminView:
+def _view(plane: Plane, settings: Settings) -> AdminView:
     # Chance of its own: to look must change nothing.
-    choice = Choice(gate.router, gate.stored, settings.headers, settings.policy, gate.now, random.Random())
+    choice = Choice(plane.router, plane.stored, settings.headers, settings.policy, plane.now, random.Random())
     return AdminView(
-        board=gate.board,
-        events=gate.events,
-        metrics=gate.metrics,
-        now=gate.now,
-        stopping=gate.is_stopping,
-        set_drain=gate.set_drain,
+        board=plane.board,
+        events=plane.events,
+        metrics=plane.metrics,
+        now=plane.now,
+        stopping=plane.is_stopping,
+        set_drain=plane.set_drain,
         token=settings.admin_token,
-        peers=gate.peers,
-        due_s=lambda unit, probe: gate.watch.due_s(unit, probe, gate.now()),
-        waiting=lambda: len(gate.router.waiting),
-        poison=gate.containment,
-        full=gate.is_full,
+        peers=plane.peers,
+        due_s=lambda unit, probe: plane.prober.due_s(unit, probe, plane.now()),
+        waiting=plane.waiting,
+        poison=plane.containment,
+        full=plane.front.is_full,
         explain=choice.explain,
     )
-
-
-async def listeners_of(settings: Settings, heritage: Inheritance | None) -> Listeners:
-    """What to accept on: inherited, where the address is the same, or new. Raises OSError."""
-    wanted = {LISTEN: settings.listen, ADMIN: settings.admin, AGENT_CHECK: settings.agent_check}
-    found: dict[str, Sequence[socket.socket]] = {}
-    for purpose, address in wanted.items():
-        if address is not None:
-            name = f"{purpose} {address}"
-            inherited = heritage.take(name) if heritage is not None else []
-            with _binding(address):
-                found[name] = inherited or await listen(address, BACKLOG)
-    return found
-
-
-@contextmanager
-def _binding(address: Address) -> Iterator[None]:
-    """Have an OSError say which address could not be had, and why in the system's own words."""
-    try:
-        yield
-    except OSError as error:
-        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
-        raise OSError(error.errno, reason, str(address)) from error
-
-
-def calm_the_collector() -> None:
-    """Let the collector of garbage find little to do."""
-    # What is alive now lives as long as the process, so collections need not look at it again; and requests
-    # leave few cycles behind, so that young collections may be rare.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(10_000, 20, 50)

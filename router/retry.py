@@ -45,5 +45,9 @@ def next_step(
         return _GIVE_UP
     if not by_response:
         return Step(True)
-    allowed = max(float(rules.retry_min), rules.retry_budget * live)
-    return Step(True, draws=True) if paid_live < allowed else _GIVE_UP
+    return Step(True, draws=True) if has_budget(live, paid_live, rules) else _GIVE_UP
+
+
+def has_budget(live: int, paid_live: int, rules: Rules) -> bool:
+    """Whether one more retry may be paid while so many requests are in flight, and so many were paid."""
+    return paid_live < max(float(rules.retry_min), rules.retry_budget * live)

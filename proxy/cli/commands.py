@@ -69,8 +69,8 @@ def _serve(args: argparse.Namespace) -> int:
     flags = _flags(args)
     reading = Reading(args.config, flags)
     # Late, so that the other commands do not wait for it, and while the configuration is read.
-    from cellgate.proxy.app import serve
     from cellgate.proxy.handover.inheritance import NoInheritanceError
+    from cellgate.proxy.serve import serve
 
     settings = reading.settings()
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -165,3 +165,7 @@ class Settings:
     pass_unlisted: bool = False
     no_continuation: tuple[str, ...] = ()
     """Models of which a broken stream is not continued by another unit; `*` stands for all."""
+
+
+Reload = Callable[[], Settings]
+"""Reads the configuration anew. Raises ConfigError."""

@@ -5,22 +5,18 @@ Which unit it is to be is for router/ to say, and for containment.py where units
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from cellgate.proxy.control.containment import Held
+from cellgate.proxy.control.plane import Plane
+from cellgate.proxy.control.routing_explain import header_line
 from cellgate.proxy.logs.defects import guarded
 from cellgate.proxy.request.dispatcher import FAILED_ALREADY, NOT_QUEUED, Pending, PickRequest, Waiter
-from cellgate.proxy.request.routing_explain import header_line
 from cellgate.proxy.wire.failure import Failure, Kind
 from cellgate.router.cost_model import Usage
 from cellgate.router.judge import nothing_to_learn
 from cellgate.router.lease import Lease
 from cellgate.router.nouns import Ask, Evidence, Outcome, Refusal, Sign, Strength
+from cellgate.router.queue import Ticket
 from cellgate.router.unit_state import Desk
-
-if TYPE_CHECKING:
-    from cellgate.proxy.gate import Gate
-    from cellgate.router.queue import Ticket
 
 COOL_S = 1.0
 """A unit that answered with an error gets nothing for so long, as long as there is another."""
@@ -30,7 +26,7 @@ _BUSY = Outcome.BUSY
 class LocalDispatcher:
     """Of one control plane."""
 
-    def __init__(self, plane: Gate) -> None:
+    def __init__(self, plane: Plane) -> None:
         self._plane = plane
         """For what concerns all of it: room that has appeared, refusals, evidence."""
         self._board = plane.board
@@ -217,6 +213,15 @@ class LocalDispatcher:
             self._containment.closed(lease, outcome)
         self._plane.room()
 
+    def adopt(self, unit: str, ask: Ask, at: float, *, retry: bool) -> Lease | None:
+        """Open a lease that a control process before this one gave; None: the unit is not known."""
+        return self._board.open(unit, ask, at, retry=retry) if unit in self._board.desks else None
+
+    def withdrawn(self, lease: Lease) -> None:
+        """Close a lease of which no attempt came."""
+        self._board.close(lease, self._now())
+        self._plane.room()
+
     def blame(self, lease: Lease, failure: Failure, tokens: int, shown: int, *, judged: bool = True) -> None:
         """An attempt has failed: evidence where it is the unit's fault; and it may have died of this."""
         if judged:
@@ -239,7 +244,7 @@ class LocalDispatcher:
         # A unit that took over the name of another is not answerable for that one's requests.
         if not desk.retired:
             now = self._now()
-            self._plane.watch.observe(Evidence(desk.unit.name, sign, strength, "request", reason, now))
+            self._plane.prober.observe(Evidence(desk.unit.name, sign, strength, "request", reason, now))
 
 
 class Waiting:

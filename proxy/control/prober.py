@@ -22,7 +22,7 @@ from cellgate.probes.engine_metrics import EngineMetrics
 from cellgate.probes.gate_word import VIA_GATE
 from cellgate.probes.runner import Runner
 from cellgate.proxy.config.limits import LIMITS, reached
-from cellgate.proxy.control.reach import Ways
+from cellgate.proxy.wire.reach import Ways
 from cellgate.router.board import Board, Consequence
 from cellgate.router.nouns import (
     Evidence,

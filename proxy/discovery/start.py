@@ -1,4 +1,4 @@
-"""Ties a gate to the sources of its units. The one place that knows both."""
+"""Ties a control plane to the sources of its units. The one place that knows both."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from cellgate.proxy.metrics.families import gauge
 from cellgate.router.nouns import Evidence, Fleet
 
 if TYPE_CHECKING:
-    from cellgate.proxy.gate import Gate
+    from cellgate.proxy.control.plane import Plane
 
 
 @dataclass(frozen=True, slots=True)
-class _GateWorld:
-    gate: Gate
+class _PlaneWorld:
+    plane: Plane
 
     def now(self) -> float:
-        return self.gate.now()
+        return self.plane.now()
 
     def configure(self, fleet: Fleet) -> str:
-        return self.gate.configure(fleet)
+        return self.plane.configure(fleet)
 
     def observe(self, evidence: Evidence) -> None:
-        self.gate.watch.observe(evidence)
+        self.plane.prober.observe(evidence)
 
     def tell(self, action: Action) -> None:
-        self.gate.events.add(action)
+        self.plane.events.add(action)
 
 
 class DiscoveryMetrics(Collector):
@@ -62,15 +62,15 @@ def preload(settings: Settings) -> None:
             importlib.import_module(PACKAGES[source.kind][0])
 
 
-def discover(gate: Gate, feed: Feed) -> Discovery:
-    """Begin to follow the sources that `gate` is configured with, if any. The gate has started.
+def discover(plane: Plane, feed: Feed) -> Discovery:
+    """Begin to follow the sources that `plane` is configured with, if any. It has begun.
 
     `feed` has the units of Redis, for a gate whose units come from there.
     """
     follow = {**FOLLOW, RedisSource.kind: lambda _: feed.follow()}
-    discovery = Discovery(_GateWorld(gate), random.Random(), follow)
-    gate.metrics.include(DiscoveryMetrics(discovery))
-    gate.take_over = lambda settings: discovery.take(settings.fleet, settings.sources)
-    gate.take_over(gate.settings)
-    gate.remember = lambda fleet: discovery.remember(Found(fleet.units, fleet.cells))
+    discovery = Discovery(_PlaneWorld(plane), random.Random(), follow)
+    plane.metrics.include(DiscoveryMetrics(discovery))
+    plane.take_over = lambda settings: discovery.take(settings.fleet, settings.sources)
+    plane.take_over(plane.settings)
+    plane.remember = lambda fleet: discovery.remember(Found(fleet.units, fleet.cells))
     return discovery

@@ -10,14 +10,12 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 from cellgate.proxy.handover.channel import HELLO, READY, VARIABLE, framed, send
-
-Listeners = Mapping[str, Sequence[socket.socket]]
-"""By what they are for: `listen`, `admin`, `agent_check`, each followed by the address as configured."""
+from cellgate.proxy.handover.open_listeners import Listeners
 
 
 class HandoverError(Exception):

@@ -84,6 +84,23 @@ def json_line(report: Report) -> bytes:
     return b"endpoint-load-metrics: JSON %b\r\n" % orjson.dumps(report._asdict())
 
 
+class LoadLines:
+    """The last report as header lines: the one that goes with every response, and those that may be asked for
+    instead, by format.
+    """
+
+    def __init__(self) -> None:
+        self.usual = b""
+        self.others: dict[bytes, bytes] = {}
+
+    def line(self, fields: Fields) -> bytes:
+        """The header line for a request with these fields, with its line end."""
+        for name, value in fields:
+            if name == FORMAT_FIELD:
+                return self.others.get(value.strip().lower(), self.usual)
+        return self.usual
+
+
 class Orca:
     """The gate's report. `responses` are the counts of requests that ended, by route and status (as in
     `Metrics`), `waiting` is how many wait for a unit.
@@ -99,7 +116,7 @@ class Orca:
         self._ended = self._failed = 0
         self._utilization = self._rps = self._eps = 0.0
         self.report = Report(LEAST, 0.0)
-        self._lines: dict[bytes, bytes] = {}
+        self.lines = LoadLines()
         self._render()
 
     def refresh(self, now: float) -> None:
@@ -118,20 +135,9 @@ class Orca:
         )
         self._render()
 
-    def line(self, fields: Fields) -> bytes:
-        """The header line for a request with these fields, with its line end."""
-        for name, value in fields:
-            if name == FORMAT_FIELD:
-                return self._lines.get(value.strip().lower(), self._bin)
-        return self._bin
-
-    def lines(self) -> tuple[bytes, dict[bytes, bytes]]:
-        """The line that goes with every answer, and those that may be asked for instead."""
-        return self._bin, self._lines
-
     def _render(self) -> None:
-        self._bin = bin_line(self.report)
-        self._lines = {b"text": text_line(self.report), b"json": json_line(self.report)}
+        self.lines.usual = bin_line(self.report)
+        self.lines.others = {b"text": text_line(self.report), b"json": json_line(self.report)}
 
     def _counts(self) -> tuple[int, int]:
         """Generations that have ended so far, and those of them that failed or were turned away."""

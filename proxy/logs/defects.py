@@ -38,6 +38,11 @@ def guarded(whose: Guarded, callback: Callable[[*Args], object], *args: *Args) -
         whose.crashed(error)
 
 
+def report_defect(loop: asyncio.AbstractEventLoop, what: str, error: Exception) -> None:
+    """Make a defect of the gate's own loud, and count it: wherever the loop's exception handler does."""
+    loop.call_exception_handler({"message": what, "exception": error})
+
+
 class Defects:
     """Tells of the exceptions of one process, and counts them."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from prometheus_client import Metric
 from prometheus_client.registry import Collector
@@ -30,9 +30,9 @@ class _Tally:
 class Routing(Collector):
     """Counts in plain numbers while requests come and go. `ignored`: header lines that made no sense."""
 
-    def __init__(self, board: Board, waiting: Waiting, ignored: Callable[[], int] = int) -> None:
+    def __init__(self, board: Board, waiting: Waiting) -> None:
         self._board = board
-        self._ignored = ignored
+        self.ignored = 0
         self._waiting = waiting
         self._tallies: defaultdict[str, _Tally] = defaultdict(_Tally)
         self._waits = Histogram(TTFT_BOUNDS_S)
@@ -89,7 +89,7 @@ class Routing(Collector):
             "ignored_headers",
             "Header lines of other systems that made no sense and changed nothing.",
             (),
-            [((), self._ignored())],
+            [((), self.ignored)],
         )
         yield from self._rates()
 

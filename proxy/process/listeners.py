@@ -15,6 +15,10 @@ from typing import Any
 from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.config.settings import Address
 
+BACKLOG = 4096
+"""Connections that may wait to be accepted; who finds no room tries again after 1 s, then 2 s. Usually the
+kernel's own limit is as high (net.core.somaxconn).
+"""
 HANDSHAKE_S = 0.25
 """How long a handshake that has begun may take to end."""
 PAUSE_S = 0.1

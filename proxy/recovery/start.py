@@ -1,4 +1,4 @@
-"""Ties recovery to a gate, its processes and the network. The one place that knows them all."""
+"""Ties recovery to a control plane, its processes and the network. The one place that knows them all."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from cellgate.proxy.recovery.recovery import Ports, Recovery
 if TYPE_CHECKING:
     import ssl
 
-    from cellgate.proxy.gate import Gate
+    from cellgate.proxy.control.plane import Plane
 
 TROUBLE_S = 10.0
 """A gate that could not open a connection so recently, through no fault of a unit, does not act."""
 
 
-def attend(gate: Gate, tls: Callable[[], ssl.SSLContext]) -> Recovery:
-    """Begin to recover the units of `gate`; `tls` makes what verifies webhooks."""
+def attend(plane: Plane, tls: Callable[[], ssl.SSLContext]) -> Recovery:
+    """Begin to recover the units of `plane`; `tls` makes what verifies webhooks."""
     own_troubles, trouble_at = 0, -TROUBLE_S
 
     async def act(remedy: Remedy, about: Dossier) -> Report:
@@ -38,12 +38,14 @@ def attend(gate: Gate, tls: Callable[[], ssl.SSLContext]) -> Recovery:
 
     def waits(now: float) -> str:
         nonlocal own_troubles, trouble_at
-        if (seen := gate.metrics.own_troubles()) != own_troubles:
+        if (seen := plane.metrics.own_troubles()) != own_troubles:
             own_troubles, trouble_at = seen, now
         own_trouble = now - trouble_at < TROUBLE_S
-        return reason_to_wait(gate.board, now, stopping=gate.is_stopping(), own_trouble=own_trouble)
+        return reason_to_wait(plane.board, now, stopping=plane.is_stopping(), own_trouble=own_trouble)
 
-    ports = Ports(gate.now, time.time, waits, act, audit.record, gate.events.add)
-    recovery = Recovery(gate.board, gate.settings.remedies, ports, random.Random(), gate.metrics.recoveries)
-    gate.on_tick.append(recovery.tick)
+    ports = Ports(plane.now, time.time, waits, act, audit.record, plane.events.add)
+    recovery = Recovery(
+        plane.board, plane.settings.remedies, ports, random.Random(), plane.metrics.recoveries
+    )
+    plane.ticker.looks.append(recovery.tick)
     return recovery

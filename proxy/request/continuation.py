@@ -15,8 +15,8 @@ from cellgate.proxy.resume.resumption import MakeHead, Resuming, Resumption
 from cellgate.proxy.wire.failure import Failure, Kind
 
 if TYPE_CHECKING:
-    from cellgate.proxy.gate import Gate
     from cellgate.proxy.request.response import Response
+    from cellgate.proxy.request.services import Services
     from cellgate.proxy.wire.request import Request
     from cellgate.router.nouns import Ask
     from cellgate.router.unit_state import Desk
@@ -29,7 +29,7 @@ def is_kept(route: str, ask: Ask) -> bool:
     return ask.stream and route in _ROUTES
 
 
-def why_not(gate: Gate, request: Request, ask: Ask) -> str:
+def why_not(gate: Services, request: Request, ask: Ask) -> str:
     """Why a stream is not to be continued, whatever its body and its events say; empty when it may be."""
     switched_off = gate.settings.no_continuation
     if switched_off and ("*" in switched_off or ask.model in switched_off):
@@ -40,7 +40,7 @@ def why_not(gate: Gate, request: Request, ask: Ask) -> str:
     return f"its request is larger than {limit} bytes" if request.body_size > limit else ""
 
 
-def find_way(gate: Gate, request: Request, ask: Ask, response: Response) -> Resumption | str:
+def find_way(gate: Services, request: Request, ask: Ask, response: Response) -> Resumption | str:
     """How another unit would go on with the stream, or why none can."""
     if response.route not in _ROUTES:
         return "only streams of chat and completions are"
@@ -59,7 +59,7 @@ class Continuation:
 
     __slots__ = ("_broken", "_gate", "_request", "_response", "_resumption")
 
-    def __init__(self, gate: Gate, request: Request, response: Response) -> None:
+    def __init__(self, gate: Services, request: Request, response: Response) -> None:
         self._gate = gate
         self._request = request
         self._response = response
@@ -113,7 +113,7 @@ class Continuation:
     def settle(self, result: Result, reason: str = "") -> None:
         """What came of the last break, if there is one of which that is open."""
         if self._broken:
-            self._gate.continuations.note(self._broken, result, reason)
+            self._gate.reports.resumed(self._broken, result, reason)
             self._response.note_result(result)
             self._broken = ""
 

@@ -28,7 +28,7 @@ from cellgate.router.lease import Lease
 from cellgate.router.nouns import Ask, Outcome
 
 if TYPE_CHECKING:
-    from cellgate.proxy.gate import Gate
+    from cellgate.proxy.request.services import Services
     from cellgate.proxy.resume.replay_buffer import Keep
     from cellgate.proxy.resume.stitch import Stitch
     from cellgate.proxy.wire.downstream import ClientConnection
@@ -65,7 +65,7 @@ class Exchange:
     def __init__(
         self,
         table: Table,
-        gate: Gate,
+        gate: Services,
         client: ClientConnection,
         request: Request,
         observers: tuple[Observer, ...] = (),

@@ -32,9 +32,9 @@ def start(exchange: Exchange) -> None:
         exchange.state = OVER
         exchange.response.refuse(why, b"allow: %b\r\n" % b", ".join(route.methods) if allows else b"")
     elif route.kind is OWN:
-        gate.asked(request, exchange.client.peer)
+        gate.health_checked(request, exchange.client.peer)
         exchange.state = OVER
-        exchange.response.answer(*gate.own_answers.answer(request.path, stopping=gate.is_stopping()))
+        exchange.response.answer(*gate.local_endpoints.answer(request.path, stopping=gate.is_stopping()))
     else:
         exchange.stop_reading = begin_reading(gate, request, route, exchange.asked)
 

@@ -13,10 +13,9 @@ from urllib.parse import urlsplit
 
 from cellgate.proxy.config.trusted_peers import Peers, is_token
 from cellgate.proxy.wire.failure import Failure, Fault, Kind
-from cellgate.proxy.wire.heads import Fields
+from cellgate.proxy.wire.heads import UNIT_FIELD, Fields
 from cellgate.router.board import Board
 
-UNIT_FIELD = b"x-cellgate-unit"
 ENDPOINT_FIELD = b"x-gateway-destination-endpoint"
 """ADDRESS:PORT of units, the best first; the others are for when that one fails."""
 SUBSET_FIELD = b"x-gateway-destination-endpoint-subset"

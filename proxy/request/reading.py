@@ -10,7 +10,7 @@ from cellgate.proxy.request.routes import STICKY, Route
 from cellgate.proxy.wire.failure import Failure
 
 if TYPE_CHECKING:
-    from cellgate.proxy.gate import Gate
+    from cellgate.proxy.request.services import Services
     from cellgate.proxy.wire.request import Request
     from cellgate.router.nouns import Ask
 
@@ -19,7 +19,7 @@ Stop = Callable[[], None]
 """What ends the reading of a body; its memory is then given back."""
 
 
-def begin_reading(gate: Gate, request: Request, route: Route, tell: Tell) -> Stop | None:
+def begin_reading(gate: Services, request: Request, route: Route, tell: Tell) -> Stop | None:
     """Have `tell` told what is asked for: at once, or later, which what is returned stops."""
     if route.kind is STICKY:
         tell(stored_ask(request.path))

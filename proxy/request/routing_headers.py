@@ -25,11 +25,14 @@ Read = Callable[[Ask, str, float], Ask]
 
 
 class Wishes:
-    """Reads the lines that are heeded: those of `names`."""
+    """Reads the lines that are heeded: those of `names`.
 
-    def __init__(self, headers: Headers) -> None:
-        self.ignored = 0
-        """Lines that made no sense, of systems that are not the client: they change nothing."""
+    `on_ignored` is told of each line that made no sense, of systems that are not the client: it changes
+    nothing.
+    """
+
+    def __init__(self, headers: Headers, on_ignored: Callable[[], None] = lambda: None) -> None:
+        self._on_ignored = on_ignored
         self._reads: dict[bytes, Read] = {
             headers.session.encode(): _session,
             headers.tenant.encode(): _tenant,
@@ -60,7 +63,7 @@ class Wishes:
         try:
             return _deadline(ask, value, now)
         except ValueError:
-            self.ignored += 1
+            self._on_ignored()
             return ask
 
 

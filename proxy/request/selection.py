@@ -16,9 +16,9 @@ from cellgate.router.nouns import Ask, Outcome, Refusal, Verdict
 from cellgate.router.retry import Attempts, Step, next_step
 
 if TYPE_CHECKING:
-    from cellgate.proxy.gate import Gate
     from cellgate.proxy.request.dispatcher import Pending
     from cellgate.proxy.request.observer import Observer
+    from cellgate.proxy.request.services import Services
     from cellgate.proxy.wire.request import Request
 
 _NO_ASK, _NO_ATTEMPTS = Ask(), Attempts()
@@ -51,7 +51,7 @@ class Selection:
     )
 
     def __init__(
-        self, gate: Gate, size: int, observers: tuple[Observer, ...] = (), *, once: bool = False
+        self, gate: Services, size: int, observers: tuple[Observer, ...] = (), *, once: bool = False
     ) -> None:
         self._observers = observers
         self._gate = gate
@@ -73,7 +73,7 @@ class Selection:
         """Heed a request that says which units it goes to, or asks why; why it is refused, if it is."""
         gate = self._gate
         if not may_place(peer, request.fields, gate.peers, gate.settings.admin_token):
-            gate.metrics.forged += 1
+            gate.reports.forged()
             return not_trusted(is_placed=request.is_placed)
         if request.is_explained:
             self.explain_since = request.received_at
@@ -206,4 +206,4 @@ class Selection:
         self.failure = failure
         if step.again:
             self._moved = self._moved or not step.draws
-            self._gate.metrics.retry(unit)
+            self._gate.reports.retried(unit)

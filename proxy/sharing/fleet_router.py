@@ -19,7 +19,7 @@ from cellgate.proxy.sharing.schema import Seen
 from cellgate.router.nouns import Strength, Verdict
 
 if TYPE_CHECKING:
-    from cellgate.proxy.gate import Gate
+    from cellgate.proxy.control.plane import Plane
 
 CHECK_S = 0.5
 READY_S = 1.0
@@ -29,12 +29,12 @@ READY_S = 1.0
 class FleetRouter:
     """What a gate does whose units are other gates'. `tick` and `heard` are called by it."""
 
-    def __init__(self, gate: Gate, roster: Roster, feed: Feed) -> None:
-        self._gate = gate
+    def __init__(self, plane: Plane, roster: Roster, feed: Feed) -> None:
+        self._plane = plane
         self._roster = roster
         self._feed = feed
         self._ways = Ways(roster)
-        self._fold = Fold(gate.board, gate.watch.observe, gate.set_drain, gate.events.add)
+        self._fold = Fold(plane.board, plane.prober.observe, plane.set_drain, plane.events.add)
         self._sights: dict[str, Sight] = {}
         self._is_due = False
         self._check_at = 0.0
@@ -45,7 +45,7 @@ class FleetRouter:
         """A verdict has changed: what follows does at once, for all that were heard of in this turn."""
         if not self._is_due:
             self._is_due = True
-            asyncio.get_running_loop().call_soon(lambda: self.tick(self._gate.now()))
+            asyncio.get_running_loop().call_soon(lambda: self.tick(self._plane.now()))
 
     def tick(self, now: float) -> None:
         """Take over what is known now."""
@@ -60,13 +60,13 @@ class FleetRouter:
             self._checking = asyncio.get_running_loop().create_task(self._check(), name="gates of the fleet")
 
     def _fold_all(self) -> None:
-        now = self._gate.now()
+        now = self._plane.now()
         for sight in self._sights.values():
             self._fold.take(sight, now)
 
     def _note_refusals(self) -> None:
         """A gate that refuses connections is gone; its units may have another one."""
-        for desk in self._gate.board:
+        for desk in self._plane.board:
             if desk.case.verdict is Verdict.DOWN and is_own_finding(desk.case, Strength.FATAL):
                 self._ways.lost.add(desk.unit.url)
 
@@ -74,7 +74,7 @@ class FleetRouter:
 
     async def _check(self) -> None:
         """Ask those gates that are missed or did not let a request in whether they are ready."""
-        now, missed = self._gate.now(), self._roster.missed(self._gate.now())
+        now, missed = self._plane.now(), self._roster.missed(self._plane.now())
         for name in [name for name in missed if self._ways.successor(name)]:
             missed.discard(name)
             self._roster.not_ready(name, now)
@@ -84,12 +84,12 @@ class FleetRouter:
         self._ways.lost -= {url for url, is_ready in answers.items() if is_ready}
         for (_, name), view, _ in list(self._roster.everything()):
             if name in missed and not answers.get(view.gate_url, True):
-                self._roster.not_ready(name, self._gate.now())
+                self._roster.not_ready(name, self._plane.now())
 
     async def _is_ready(self, url: str) -> bool:
         """Whether the gate at a URL is ready."""
         try:
-            reply = await self._gate.net().fetch(url)("GET", "/readyz", timeout_s=READY_S)
+            reply = await self._plane.reach.net().fetch(url)("GET", "/readyz", timeout_s=READY_S)
         except FetchError:
             return False
         return reply.status == 200

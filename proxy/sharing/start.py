@@ -1,4 +1,4 @@
-"""Ties a gate to Redis. The one place that knows both."""
+"""Ties a control plane to Redis. The one place that knows both."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from functools import partial
 
 from cellgate.proxy.config.settings import TICK_S, RedisAccess
 from cellgate.proxy.config.sources import RedisSource
+from cellgate.proxy.control.plane import Plane
 from cellgate.proxy.discovery.redis import Feed
-from cellgate.proxy.gate import Gate
 from cellgate.proxy.logs.log import log_line
 from cellgate.proxy.sharing.address import own_url
 from cellgate.proxy.sharing.bans import SharedBans
@@ -30,26 +30,27 @@ from cellgate.router.nouns import Flip
 _GRAIN_S = 0.001
 
 
-def share(gate: Gate, access: RedisAccess, feed: Feed) -> RedisLink | None:
-    """Begin to share what `gate` knows, or, where all its units are others', to go by what they share.
+def share(plane: Plane, port: Callable[[], int], access: RedisAccess, feed: Feed) -> RedisLink | None:
+    """Begin to share what `plane` knows, or, where all its units are others', to go by what they share.
 
-    `feed` takes their units. A URL that is none costs a line in the log and no more.
+    `port` is the one that clients come to; 0: not yet. `feed` takes the units of others. A URL that is none
+    costs a line in the log and no more.
     """
     try:
-        connect = connector(access, gate.settings.tls)
+        connect = connector(access, plane.settings.tls)
     except ValueError as error:
         log_line("error", f"redis: {error}; this gate goes by what it sees itself")
         return None
-    link_by = partial(_link, gate, connect, Names(access.prefix))
-    routes = any(isinstance(source, RedisSource) for source in gate.settings.sources)
-    link = _route(gate, feed, link_by) if routes else _share(gate, link_by)
+    link_by = partial(_link, plane, connect, Names(access.prefix))
+    routes = any(isinstance(source, RedisSource) for source in plane.settings.sources)
+    link = _route(plane, feed, link_by) if routes else _share(plane, port, link_by)
     link.start()
-    gate.metrics.include(RedisMetrics(link, gate.board))
+    plane.metrics.include(RedisMetrics(link, plane.board))
     return link
 
 
 def _link(
-    gate: Gate,
+    plane: Plane,
     connect: Connect,
     names: Names,
     roster: Roster,
@@ -59,13 +60,13 @@ def _link(
     all_cells: bool = False,
     prefixes: PrefixSharing | None = None,
 ) -> RedisLink:
-    bans = SharedBans(gate.containment, roster.own, gate.now)
+    bans = SharedBans(plane.containment, roster.own, plane.now)
     link = RedisLink(
         connect,
         roster.own,
         views,
         roster,
-        now=gate.now,
+        now=plane.now,
         rng=random.Random(),
         on_flip=on_flip,
         tell=lambda line: log_line("warning", line),
@@ -74,32 +75,32 @@ def _link(
         bans=bans,
         prefixes=prefixes,
     )
-    gate.containment.on_ban = lambda ban, lifted: link.banned(bans.row(ban, lifted=lifted))
+    plane.containment.on_ban = lambda ban, lifted: link.banned(bans.row(ban, lifted=lifted))
     return link
 
 
-def _share(gate: Gate, link_by: Callable[..., RedisLink]) -> RedisLink:
+def _share(plane: Plane, port: Callable[[], int], link_by: Callable[..., RedisLink]) -> RedisLink:
     roster, loop = Roster(_gate_name()), asyncio.get_running_loop()
     url = ""
 
     def gate_url() -> str:
         nonlocal url
         # It is known as soon as the gate listens, which may be later.
-        if not url and gate.port:
-            url = own_url(gate.settings, gate.port)
+        if not url and port():
+            url = own_url(plane.settings, port())
         return url
 
     sharing = Sharing(
-        gate.board,
+        plane.board,
         roster.own,
         roster,
-        gate.now,
-        gate.watch.observe,
-        gate.metrics.recent_ttft_s,
+        plane.now,
+        plane.prober.observe,
+        plane.metrics.recent_ttft_s,
         gate_url=gate_url,
-        is_stopping=gate.is_stopping,
+        is_stopping=plane.is_stopping,
     )
-    prefixes = PrefixSharing(gate.board, roster.own, roster, gate.now)
+    prefixes = PrefixSharing(plane.board, roster.own, roster, plane.now)
     link = link_by(roster, sharing.views, sharing.heard, prefixes=prefixes)
 
     def flipped(flip: Flip) -> None:
@@ -108,24 +109,24 @@ def _share(gate: Gate, link_by: Callable[..., RedisLink]) -> RedisLink:
             link.flipped(view)
 
     def tick(now: float) -> None:
-        gate.board.others = sharing.tick(now)
+        plane.board.others = sharing.tick(now)
         # What a gate that is gone had open counts until it expires, and not until the tick after.
         if (expiry_s := roster.expires_at(now) - now) < TICK_S:
             loop.call_later(expiry_s + _GRAIN_S, forget)
 
     def forget() -> None:
-        gate.board.others = sharing.tick(gate.now())
+        plane.board.others = sharing.tick(plane.now())
 
-    gate.on_flip = flipped
-    gate.on_tick.append(tick)
+    plane.on_flip = flipped
+    plane.ticker.looks.append(tick)
     return link
 
 
-def _route(gate: Gate, feed: Feed, link_by: Callable[..., RedisLink]) -> RedisLink:
+def _route(plane: Plane, feed: Feed, link_by: Callable[..., RedisLink]) -> RedisLink:
     # It has no unit of its own, and so nothing to tell.
     roster = Roster(_gate_name())
-    router = FleetRouter(gate, roster, feed)
-    gate.on_tick.append(router.tick)
+    router = FleetRouter(plane, roster, feed)
+    plane.ticker.looks.append(router.tick)
     return link_by(roster, tuple, router.heard, all_cells=True)
 
 

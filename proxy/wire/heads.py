@@ -25,8 +25,10 @@ _HOP_BY_HOP = frozenset(
         b"upgrade",
     }
 )
+UNIT_FIELD = b"x-cellgate-unit"
+"""How a gate asks another one for a unit of it."""
 PLACING_FIELDS = frozenset(
-    {b"x-cellgate-unit", b"x-gateway-destination-endpoint", b"x-gateway-destination-endpoint-subset"}
+    {UNIT_FIELD, b"x-gateway-destination-endpoint", b"x-gateway-destination-endpoint-subset"}
 )
 """Where the gate itself is to send the request (see placement.py)."""
 

@@ -1,1 +1,1 @@
-"""Several processes for one gate: workers have the clients, one brain has the Board. See docs/workers.md."""
+"""Several processes for one gate: workers have the clients, one has the Board. See docs/workers.md."""

@@ -33,7 +33,7 @@ class Page:
     """What each worker has: clients now, and how many it ever took. To be made before the workers are."""
 
     def __init__(self, workers: int) -> None:
-        # Behind the slots: of the brain and of each worker, when it was last alive; 0: not yet.
+        # Behind the slots: of the control process and of each worker, when it was last alive; 0: not yet.
         self._beats = workers * _SLOT + 1
         self._shared = mmap.mmap(-1, (self._beats + workers) * 4)
         self._slots = memoryview(self._shared).cast("I")
@@ -57,7 +57,7 @@ class Page:
         self._slots[_SLOT * worker + 2] = _ms(now)
 
     def beat(self, process: int, now: float) -> None:
-        """A process, the brain (-1) or a worker, is alive."""
+        """A process, the control process (-1) or a worker, is alive."""
         self._slots[self._beats + process] = _ms(now) or 1
 
     def await_beat(self, process: int) -> None:
@@ -106,7 +106,6 @@ class SharedEntrance(Entrance):
         connection: Callable[[], asyncio.Protocol],
         page: Page,
         worker: int,
-        *,
         clients: Callable[[], int],
         trouble: Callable[[str], None],
     ) -> None:
@@ -136,9 +135,8 @@ class SharedEntrance(Entrance):
         port: int = self._listeners[0].getsockname()[1] if self._listeners else 0
         return port
 
-    def tick(self) -> None:
+    def tick(self, now: float) -> None:
         """Let the others know how many clients there are now, and the supervisor that there is somebody."""
-        now = self._loop.time()
         self._page.beat(self._worker, now)
         if self._listeners:
             self._page.note(self._worker, self._clients(), now)

@@ -1,7 +1,8 @@
-"""The copy of the Board that each worker has: what the brain tells of its fleet and units, and takes back.
+"""The replica of the Board that each worker has: what is sent of the fleet and its units, and taken over.
 
-It is good for what needs no decision: answers of the gate's own, which units there are, what they run. Which
-unit an ask goes to is never decided by it. A new brain learns from it what the one before believed.
+It is good for what needs no decision: responses of the gate's own, which units there are, what they run.
+Which unit a request goes to is never decided by it. A new control process learns from it what the one before
+believed.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from dataclasses import fields
 from math import inf
 from typing import Any
 
-from cellgate.proxy.handover.view import known_of, take_over
+from cellgate.proxy.handover.view import known_of, take_over, view_of
 from cellgate.proxy.workers.protocol import Message
 from cellgate.router.board import Board
-from cellgate.router.nouns import Case, Cell, Fleet, Load, Unit
+from cellgate.router.nouns import Case, Cell, Fleet, Load, Rules, Unit, Verdict
 from cellgate.router.outliers import Slowness
 from cellgate.router.unit_state import Desk
 
@@ -21,6 +22,7 @@ Known = dict[str, Any]
 """What is told of one unit."""
 
 _FIELDS = tuple(field.name for field in fields(Unit) if field.name != "nodes")
+_FALLEN = (Verdict.DOWN, Verdict.STARTING)
 
 
 def fleet_out(fleet: Fleet) -> Message:
@@ -36,7 +38,7 @@ def fleet_in(plain: Message) -> Fleet:
     return Fleet(tuple(Cell(*cell) for cell in cells), tuple(found))
 
 
-class News:
+class BoardUpdates:
     """Finds out what has changed of the units of a board since it was told last."""
 
     def __init__(self, board: Board) -> None:
@@ -64,22 +66,60 @@ class News:
         return [_known(desk, now) | {"life_at": desk.life_at} for desk in self._board]
 
 
-def take(board: Board, known: Known) -> Case | None:
-    """Take over what was told of a unit; the case before. None: it is not on this board."""
-    desk = board.desks.get(known["name"])
-    if desk is None:
-        return None
-    before, life_at = desk.case, desk.life_at
+class BoardReplica:
+    """One worker's."""
+
+    def __init__(self, rules: Rules) -> None:
+        self.board = Board(rules)
+        self.version = 0
+        """Of the fleet, as the control process counts."""
+        self._fleet: Message = ()
+
+    def take_fleet(self, version: int, fleet: Message, now: float) -> list[Desk]:
+        """Take over a fleet; the units that are gone by it."""
+        self.version, self._fleet = version, fleet
+        old = dict(self.board.desks)
+        return [old[unit.name] for unit in self.board.configure(fleet_in(fleet), now).removed]
+
+    def take_units(self, units: list[Known]) -> list[Desk]:
+        """Take over what has changed of units; those that have gone down by it, or started anew."""
+        fallen = []
+        for known in units:
+            desk = self.board.desks.get(known["name"])
+            if desk is not None:
+                before = desk.case
+                take(desk, known)
+                if desk.case.verdict in _FALLEN and _is_other(before, desk.case):
+                    fallen.append(desk)
+        return fallen
+
+    def take_lives(self, lives: list[tuple[str, float]]) -> None:
+        """Units have shown life."""
+        for name, at in lives:
+            if (desk := self.board.desks.get(name)) is not None:
+                desk.life_at = max(desk.life_at, at)
+
+    def known(self) -> tuple[Message, dict[str, Any]] | None:
+        """Fleet and view for a new control process; None: nothing was told yet."""
+        return (self._fleet, view_of(self.board)) if self.version else None
+
+
+def take(desk: Desk, known: Known) -> None:
+    """Take over what was told of a unit."""
+    life_at = desk.life_at
     take_over(desk, {"life_at": life_at, **known})
     desk.life_at = max(life_at, desk.life_at)
     desk.models, desk.engine = frozenset(known["models"]), known["engine"]
     desk.doubted_at = known["doubted_at"]
     desk.slowness = Slowness(known["degraded"])
-    # What it has at all workers is the brain's to count: here it has a place or none.
+    # What it has at all workers is not counted here: it has a place or none.
     desk.limit = inf if known["has_place"] else 0.0
     load = known["load"]
     desk.load = None if load is None else Load(desk.unit.name, *load)
-    return before
+
+
+def _is_other(before: Case, after: Case) -> bool:
+    return (before.verdict, before.since) != (after.verdict, after.since)
 
 
 def _known(desk: Desk, now: float) -> Known:

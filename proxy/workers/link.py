@@ -1,4 +1,4 @@
-"""One end of the socket between a worker and the brain: messages are collected and go out together.
+"""One end of the socket between a worker and the control process: messages are collected and go out together.
 
 1. What somebody waits for (`send`) goes out when this turn of the loop is over; what nobody waits for
    (`later`) goes along with that, or after a few milliseconds.
@@ -16,7 +16,7 @@ from cellgate.proxy.logs.log import log_line
 from cellgate.proxy.workers.protocol import Frames, Message, framed
 
 LAZY_S = 0.005
-"""So late at most the brain hears of what it need not answer: a place that has become free, for one."""
+"""So late at most the control process hears of what it need not answer, such as a place that is free now."""
 
 
 class Link(asyncio.Protocol):

@@ -1,4 +1,4 @@
-"""What a worker and the brain say to each other, and how it stands on their socket.
+"""What a worker and the control process say to each other, and how it stands on their socket.
 
 A message is a tuple whose first item says what it is. All that is said in one turn of the loop is one frame:
 its length in 4 bytes, and a list of messages as marshal writes it. Marshal, because it is the fastest that
@@ -26,56 +26,62 @@ _VERSION = 2
 FRAME_MAX = 1 << 28
 
 
-class Say:
-    """What a worker says; what follows in the message stands behind it."""
+class ToControl:
+    """What a worker says, and what follows in the message. Ids are of requests, and of their leases."""
 
     HELLO = 0
     """Fleet and view (None: nothing yet), leases: what it knows of units, and has open."""
     ACCEPTING = 1
-    PICK = 2
-    """Id, `PickRequest`: a unit is to be found for it. The answer is GRANT or REFUSE."""
-    LEAVE = 3
+    ACQUIRE = 2
+    """Id, `PickRequest`: a unit is to be found for it. The answer is GRANTED or REFUSED."""
+    CANCEL = 3
     """Id: nobody waits for that any more."""
-    COMMIT = 4
+    COMMITTED = 4
     """Id, at, resumed: the lease of that id has shown something."""
-    CLOSE = 5
+    RELEASED = 5
     """Id, outcome, at."""
-    WORKED = 6
+    COMPLETED = 6
     """Id, events, usage, at, was_paused."""
     BLAME = 7
     """Id, failure, tokens shown to the client in all, and by this unit, judged: that attempt has failed."""
-    FINISHED = 8
-    """Route, status, unit, TTFT, duration, bytes in, bytes out."""
-    RARE = 9
-    """What seldom happens: a name, and what belongs to it (see session.py)."""
-    DOUBT = 10
-    """Unit, version of the fleet: it ended a connection out of turn."""
-    MADE = 11
+    STORED = 8
     """Response, unit: who has it."""
-    TICK = 12
-    """A `Report`."""
+    FINISHED = 9
+    """Route, status, unit, TTFT, duration, bytes in, bytes out."""
+    RETRIED = 10
+    """Unit."""
+    RESUMED = 11
+    """Unit, result, reason."""
+    HEALTH_CHECKED = 12
+    """About, state."""
+    DOUBTED = 13
+    """Unit, version of the fleet."""
+    OWN_TROUBLE = 14
+    """Reason."""
+    STATUS = 15
+    """A `WorkerStatus`."""
 
 
-class Tell:
-    """What the brain says."""
+class ToWorker:
+    """What the control process says, and what follows in the message."""
 
     FLEET = 0
     """Version, cells, units: all that is configured or discovered."""
     UNITS = 1
     """What has changed of units: a list of `Known`."""
     PULSE = 2
-    """`Pulse`: four times a second; also, that the brain is there."""
+    """`Pulse`: four times a second; also, that the control process is there."""
     OPEN = 3
     """Clients may be accepted."""
-    GRANT = 4
+    GRANTED = 4
     """Id, unit, at, header line: a lease is open under that id."""
-    REFUSE = 5
+    REFUSED = 5
     """Id, failure."""
-    EVICT = 6
+    EVICTED = 6
     """Ids of leases whose unit went down."""
 
 
-class Report(NamedTuple):
+class WorkerStatus(NamedTuple):
     """What a worker tells once a tick. Counts are what came since the last one."""
 
     version: int
@@ -102,12 +108,14 @@ class Report(NamedTuple):
 
 
 class Pulse(NamedTuple):
-    """What the brain tells once a tick."""
+    """What the control process tells once a tick."""
 
     at: float
     lives: list[tuple[str, float]]
-    orca: tuple[bytes, dict[bytes, bytes]]
-    """The line of the gate's load, and those in other words by format."""
+    load_line: bytes
+    """The header line of the gate's load."""
+    load_lines: dict[bytes, bytes]
+    """The same in other words, by format."""
     panic_at: float | None
 
 

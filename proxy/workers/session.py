@@ -1,75 +1,114 @@
-"""A worker's place at the brain: what it asks is answered, what it tells is booked, what it leaves is closed.
+"""A worker's session at the control process: what it asks is answered, what it tells is booked, what it
+leaves is closed.
 
 1. Each of its leases is one here, under the same id; the Board sees no difference to one of this process.
-2. When the worker is gone its leases are closed and its asks forgotten, at once and once.
+2. When the worker is gone its leases are closed and its requests forgotten, at once and once.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from cellgate.proxy.control.local_dispatcher import LocalDispatcher
+from cellgate.proxy.control.local_reports import LocalReports
+from cellgate.proxy.control.plane import Plane
+from cellgate.proxy.logs.defects import report_defect
 from cellgate.proxy.logs.record import Finished
 from cellgate.proxy.metrics.continuations import Result
 from cellgate.proxy.request.dispatcher import NOT_QUEUED, Pending, PickRequest
 from cellgate.proxy.wire.failure import Failure, Kind
-from cellgate.proxy.workers.figures import Record
+from cellgate.proxy.workers.link import Link
 from cellgate.proxy.workers.protocol import (
     Message,
-    Report,
-    Say,
-    Tell,
+    ToControl,
+    ToWorker,
+    WorkerStatus,
     ask_in,
     failure_in,
     failure_out,
     request_in,
 )
 from cellgate.proxy.workers.remote_dispatcher import OUTCOMES
+from cellgate.proxy.workers.worker_metrics import WorkerTotals
 from cellgate.router.cost_model import Usage
 from cellgate.router.lease import Lease
 from cellgate.router.nouns import Outcome, Refusal
-
-if TYPE_CHECKING:
-    from cellgate.proxy.workers.control_process import BrainGate
-    from cellgate.proxy.workers.link import Link
+from cellgate.router.retry import has_budget
 
 _ENOUGH_RETRIES = Failure(Kind.NO_UNIT, "no unit may be tried again: enough retries are under way")
 _new = tuple.__new__
 
 
-class Seat:
-    """One worker's. `link` is set before anything is heard."""
+class Control(Protocol):
+    """What all sessions of a control process share."""
 
-    def __init__(self, brain: BrainGate, number: int, record: Record) -> None:
+    plane: Plane
+    dispatcher: LocalDispatcher
+    reports: LocalReports
+    version: int
+    """Of the fleet."""
+    knows_all: bool
+    """Whether it has heard what is open at workers: before, no unit is given to anybody."""
+
+    def learn(self, fleet: Message, view: dict[str, Any]) -> None:
+        """A worker knows what the control process before this one believed."""
+
+    def greeted(self) -> None:
+        """A worker has told what it has open."""
+
+    def on_accepting(self) -> None:
+        """One more accepts."""
+
+    def reported(self, status: WorkerStatus) -> None:
+        """A worker has told what it has seen."""
+
+
+class WorkerSession:
+    """One worker's, of this number. `link` is set before anything is heard; `totals` outlive it."""
+
+    link: Link
+
+    def __init__(
+        self, control: Control, number: int, totals: WorkerTotals, loop: asyncio.AbstractEventLoop
+    ) -> None:
         self.number = number
-        self.record = record
-        self.link: Link
-        self.report: Report | None = None
+        self.totals = totals
+        self.status: WorkerStatus | None = None
         """The last one."""
         self.informed = False
         """Whether it has been told of the units."""
         self.accepting = False
-        self._brain = brain
+        self._control = control
+        self._loop = loop
+        self._plane = control.plane
+        self._dispatcher = control.dispatcher
         self._pending: dict[int, Pending] = {}
         self._early: dict[int, Message] = {}
         """What was asked before all was known that is open."""
         self._leases: dict[int, Lease] = {}
-        self._closed: tuple[int, Lease | None] = (0, None)
+        self._released: tuple[int, Lease | None] = (0, None)
+        self._evicted: list[int] = []
+        reports = control.reports
         self._handlers: dict[int, Callable[..., None]] = {
-            Say.HELLO: self._hello,
-            Say.ACCEPTING: self._accepts,
-            Say.PICK: self._pick,
-            Say.LEAVE: self._leave,
-            Say.COMMIT: self._commit,
-            Say.CLOSE: self._close,
-            Say.WORKED: self._worked,
-            Say.BLAME: self._blame,
-            Say.FINISHED: self._finished,
-            Say.RARE: self._rare,
-            Say.DOUBT: self._doubt,
-            Say.MADE: brain.stored.made,
-            Say.TICK: self._tick,
+            ToControl.HELLO: self._hello,
+            ToControl.ACCEPTING: self._accepts,
+            ToControl.ACQUIRE: self._acquire,
+            ToControl.CANCEL: self._cancel,
+            ToControl.COMMITTED: self._committed,
+            ToControl.RELEASED: self._release,
+            ToControl.COMPLETED: self._completed,
+            ToControl.BLAME: self._blame,
+            ToControl.STORED: self._plane.stored.made,
+            ToControl.FINISHED: self._finished,
+            ToControl.RETRIED: reports.retried,
+            ToControl.RESUMED: self._resumed,
+            ToControl.HEALTH_CHECKED: reports.health_checked,
+            ToControl.DOUBTED: self._doubted,
+            ToControl.OWN_TROUBLE: reports.own_trouble,
+            ToControl.STATUS: self._take_status,
         }
 
     def __len__(self) -> int:
@@ -84,7 +123,7 @@ class Seat:
         """Answer what was asked early."""
         early, self._early = self._early, {}
         for number, plain in early.items():
-            self._pick(number, plain)
+            self._acquire(number, plain)
 
     def vacate(self) -> None:
         """It is gone."""
@@ -94,12 +133,12 @@ class Seat:
             each.cancel()
         leases, self._leases = self._leases, {}
         for lease in leases.values():
-            self._brain.dispatcher.released(lease, Outcome.GATE_ERROR)
+            self._dispatcher.released(lease, Outcome.GATE_ERROR)
 
-    # -- asks ----------------------------------------------------------------------------------------------
+    # -- units for requests --------------------------------------------------------------------------------
 
-    def _pick(self, number: int, plain: Message) -> None:
-        if not self._brain.knows_all:
+    def _acquire(self, number: int, plain: Message) -> None:
+        if not self._control.knows_all:
             self._early[number] = plain
             return
         request = request_in(plain)
@@ -107,99 +146,117 @@ class Seat:
             if request.must_wait:
                 # It is refused nothing for its retry, and so takes nothing from the budget of all workers.
                 request = request._replace(draws=False)
-            elif self._brain.has_enough_retries():
+            elif not self._has_budget():
                 self._refuse(number, _ENOUGH_RETRIES)
                 return
         asker = Asker(self, number, request)
-        found = self._brain.dispatcher.acquire(request, asker)
+        found = self._dispatcher.acquire(request, asker)
         if isinstance(found, Lease | Failure):
             self.settle(asker, found)
         else:
             asker.pending = self._pending[number] = found
 
+    def _has_budget(self) -> bool:
+        """Whether one more retry is allowed, of all workers together."""
+        board = self._plane.board
+        return has_budget(board.in_flight, self._dispatcher.paid_retries(), board.rules)
+
     def settle(self, asker: Asker, found: Lease | Failure) -> None:
-        """What came of an ask, at once or later."""
+        """What came of a request for a unit, at once or later."""
         number = asker.number
         self._pending.pop(number, None)
         if isinstance(found, Lease):
-            found.on_evict = partial(self._brain.evicted, self, number)
-            self._leases[number] = found
-            self.link.send((Tell.GRANT, number, found.unit, found.opened_at, found.explanation))
+            self._hold(number, found)
+            self.link.send((ToWorker.GRANTED, number, found.unit, found.opened_at, found.explanation))
         elif found is NOT_QUEUED:
             # The words of its unit are gone by now.
-            self._refuse(number, self._brain.explain(Refusal.FULL, asker.request.ask))
+            self._refuse(number, self._plane.explain(Refusal.FULL, asker.request.ask))
         else:
             self._refuse(number, found)
 
     def crashed(self, number: int, error: Exception) -> None:
-        """An ask could not be answered."""
-        self._brain.defect("a worker's request for a unit failed", error)
+        """A request for a unit could not be answered."""
+        report_defect(self._loop, "a worker's request for a unit failed", error)
         self._refuse(number, Failure(Kind.INTERNAL, "the gate failed on this request; its log says more"))
 
-    def _refuse(self, number: int, why: Failure) -> None:
-        self.link.send((Tell.REFUSE, number, failure_out(why)))
+    def _hold(self, number: int, lease: Lease) -> None:
+        lease.on_evict = partial(self._evict, number)
+        self._leases[number] = lease
 
-    def _leave(self, number: int) -> None:
+    def _refuse(self, number: int, why: Failure) -> None:
+        self.link.send((ToWorker.REFUSED, number, failure_out(why)))
+
+    def _cancel(self, number: int) -> None:
         self._early.pop(number, None)
         if (pending := self._pending.pop(number, None)) is not None:
             pending.cancel()
         elif (lease := self._leases.pop(number, None)) is not None:
             # It was given a unit just now, and nothing was sent there.
-            self._brain.withdraw(lease)
+            self._dispatcher.withdrawn(lease)
 
     # -- leases --------------------------------------------------------------------------------------------
 
-    def _commit(self, number: int, at: float, resumed: bool) -> None:
+    def _evict(self, number: int) -> None:
+        if not self._evicted:
+            self._loop.call_soon(self._tell_evicted)
+        self._evicted.append(number)
+
+    def _tell_evicted(self) -> None:
+        numbers, self._evicted = self._evicted, []
+        self.link.send((ToWorker.EVICTED, numbers))
+
+    def _committed(self, number: int, at: float, resumed: bool) -> None:
         lease = self._leases.get(number)
         if lease is None or lease.committed:
             return
         lease.commit(at)
         if lease.ask.stream:
             lease.desk.life_at = max(lease.desk.life_at, at)
-        self._brain.dispatcher.committed(lease, resumed=resumed)
+        self._dispatcher.committed(lease, resumed=resumed)
 
-    def _close(self, number: int, outcome: int, at: float) -> None:
+    def _release(self, number: int, outcome: int, at: float) -> None:
         lease = self._leases.pop(number, None)
-        self._closed = number, lease
+        self._released = number, lease
         if lease is not None:
-            self._brain.dispatcher.released(lease, OUTCOMES[outcome], at)
+            self._dispatcher.released(lease, OUTCOMES[outcome], at)
 
-    def _worked(self, number: int, events: int, usage: Message | None, at: float, was_paused: bool) -> None:
+    def _completed(
+        self, number: int, events: int, usage: Message | None, at: float, was_paused: bool
+    ) -> None:
         if (lease := self._lease(number)) is not None:
             lease.was_paused = was_paused
             used = None if usage is None else Usage(*usage)
-            self._brain.dispatcher.completed(lease, events, used, at)
+            self._dispatcher.completed(lease, events, used, at)
 
     def _blame(self, number: int, failure: Message, tokens: int, shown: int, judged: bool) -> None:
         if (lease := self._lease(number)) is not None:
-            self._brain.dispatcher.blame(lease, failure_in(failure), tokens, shown, judged=judged)
+            self._dispatcher.blame(lease, failure_in(failure), tokens, shown, judged=judged)
 
     def _lease(self, number: int) -> Lease | None:
-        """One that is open, or was closed with the last word about leases."""
-        closed, lease = self._closed
-        return lease if closed == number else self._leases.get(number)
+        """One that is open, or was released with the last word about leases."""
+        released, lease = self._released
+        return lease if released == number else self._leases.get(number)
 
     # -- what else it tells --------------------------------------------------------------------------------
 
     def _hello(self, known: tuple[Message, dict[str, Any]] | None, leases: list[Message]) -> None:
         if known is not None:
-            self._brain.learn(*known)
+            self._control.learn(*known)
         for number, unit, ask, opened_at, retry, first_at, paused in leases:
-            lease = self._brain.adopt(unit, ask_in(ask), opened_at, retry=retry)
+            lease = self._dispatcher.adopt(unit, ask_in(ask), opened_at, retry=retry)
             if lease is None:
                 continue
             lease.paused = paused
             if first_at:
                 lease.committed, lease.first_at = True, first_at
                 # When its prompt was done is not known here, so nothing is learnt of that.
-                lease.desk.books.show(lease, lease.ask, lease.bet, self._brain.now())
-            lease.on_evict = partial(self._brain.evicted, self, number)
-            self._leases[number] = lease
-        self._brain.greeted()
+                lease.desk.books.show(lease, lease.ask, lease.bet, self._plane.now())
+            self._hold(number, lease)
+        self._control.greeted()
 
     def _accepts(self) -> None:
         self.accepting = True
-        self._brain.on_accepting()
+        self._control.on_accepting()
 
     def _finished(
         self,
@@ -211,9 +268,9 @@ class Seat:
         bytes_in: int,
         bytes_out: int,
     ) -> None:
-        self.record.requests += 1
+        self.totals.requests += 1
         # What only the worker's access log tells is left out. The fields stand in their order.
-        self._brain.metrics.finished(
+        self._control.reports.finished(
             _new(
                 Finished,
                 (
@@ -223,53 +280,42 @@ class Seat:
             )
         )
 
-    def _rare(self, name: str, what: tuple[Any, ...]) -> None:
-        _RARE[name](self._brain, *what)
+    def _resumed(self, unit: str, result: str, reason: str) -> None:
+        self._control.reports.resumed(unit, Result(result), reason)
 
-    def _doubt(self, unit: str, version: int) -> None:
-        if version == self._brain.version:
-            self._brain.doubt(unit)
+    def _doubted(self, unit: str, version: int) -> None:
+        desk = self._plane.board.desks.get(unit)
+        if version == self._control.version and desk is not None:
+            self._control.reports.doubted(desk)
 
-    def _tick(self, *plain: Any) -> None:
-        self.report = _new(Report, plain)
-        self.record.take(self.report)
-        self._brain.reported(self.report)
-        for number, paused in self.report.paused:
+    def _take_status(self, *plain: Any) -> None:
+        self.status = status = _new(WorkerStatus, plain)
+        self.totals.take(status)
+        self._control.reported(status)
+        for number, paused in status.paused:
             if (lease := self._leases.get(number)) is not None:
                 lease.paused = paused
                 if not paused:
-                    lease.desk.work_at = max(lease.desk.work_at, self.report.at)
+                    lease.desk.work_at = max(lease.desk.work_at, status.at)
 
 
 class Asker:
     """Stands for the exchange at the worker that waits for a unit."""
 
-    __slots__ = ("_seat", "number", "pending", "request")
+    __slots__ = ("_session", "number", "pending", "request")
 
-    def __init__(self, seat: Seat, number: int, request: PickRequest) -> None:
-        self._seat = seat
+    def __init__(self, session: WorkerSession, number: int, request: PickRequest) -> None:
+        self._session = session
         self.number = number
         self.pending: Pending | None = None
         self.request = request
 
     def on_result(self, found: Lease | Failure) -> None:
         """What came of it."""
-        self._seat.settle(self, found)
+        self._session.settle(self, found)
 
     def crashed(self, error: Exception) -> None:
         """To find a unit for it, or to tell so, has failed."""
         if self.pending is not None:
             self.pending.cancel()
-        self._seat.crashed(self.number, error)
-
-
-def _continued(brain: BrainGate, unit: str, result: str, reason: str) -> None:
-    brain.continuations.note(unit, Result(result), reason)
-
-
-_RARE: dict[str, Callable[..., None]] = {
-    "continuation": _continued,
-    "balancer": lambda brain, *told: brain.balancers.told(*told),
-    "trouble": lambda brain, reason: brain.own_trouble(reason),
-    "retry": lambda brain, unit: brain.metrics.retry(unit),
-}
+        self._session.crashed(self.number, error)

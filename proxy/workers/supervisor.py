@@ -1,4 +1,5 @@
-"""The first process of a gate with workers: starts the brain and the workers, and replaces those that end.
+"""The first process of a gate with workers: starts the control process and the
+workers, and replaces those that end.
 
 1. It has no loop, and no thread but that of the log, which each process begins for itself: what is
    forked from it begins clean and at once.
@@ -18,6 +19,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -25,18 +27,16 @@ from typing import Any, NoReturn
 
 import uvloop
 
-from cellgate.proxy.app import LISTEN, Reload, listeners_of
-from cellgate.proxy.config.settings import Settings
+from cellgate.proxy.config.settings import Reload, Settings
 from cellgate.proxy.handover.inheritance import Inheritance
-from cellgate.proxy.handover.successor import Listeners
+from cellgate.proxy.handover.open_listeners import LISTEN, Listeners, listeners_of
 from cellgate.proxy.logs.log import log_line
 from cellgate.proxy.process.systemd import notify
 from cellgate.proxy.workers import supervisor_channel
 from cellgate.proxy.workers.accept_balance import Page
-from cellgate.proxy.workers.control_app import read_anew, run_brain
 from cellgate.proxy.workers.worker_app import run_worker
 
-BRAIN = -1
+CONTROL = -1
 """Its number; workers count from 0."""
 LIVED_S = 2.0
 """One that has lived for so long is replaced at once; others after a pause, doubled each time."""
@@ -44,8 +44,8 @@ PAUSE_S = 0.1
 PAUSE_MAX_S = 5.0
 LATE_S = 30.0
 """So long after all should have ended they are killed."""
-BRAIN_STILL_S = 3.0
-"""Nobody new is served without a brain, so one that has stood still for so long is replaced."""
+CONTROL_STILL_S = 3.0
+"""Nobody new is served without a control process, so one that has stood still for so long is replaced."""
 WORKER_STILL_S = 30.0
 """A worker's clients are lost with it, and others take who comes: there is more time to go on."""
 LAG_S = 1.0
@@ -69,22 +69,53 @@ class Child:
         return f"{_title(self.number)} (process {self.pid})"
 
 
-def supervise(settings: Settings, reload: Reload, heritage: Inheritance | None) -> int:
+@dataclass(frozen=True, slots=True)
+class ControlStart:
+    """What a control process is started with.
+
+    `channel` leads to the supervisor, `heritage` to a gate before this one; `restarts`: so many control
+    processes ended before; `beat` is called, with the loop's time, as long as it is alive; `reloaded`: units
+    may be others than in `settings`.
+    """
+
+    settings: Settings
+    reload: Reload
+    listeners: Listeners
+    channel: socket.socket
+    heritage: Inheritance | None
+    restarts: int
+    beat: Callable[[float], None]
+    reloaded: bool
+
+
+RunControl = Callable[[ControlStart], Coroutine[Any, Any, int]]
+"""Is the control process until told to end; returns the exit code."""
+
+
+def supervise(
+    settings: Settings, reload: Reload, heritage: Inheritance | None, run_control: RunControl
+) -> int:
     """Run a gate with workers until it is told to stop; returns the exit code.
 
     Raises OSError when it cannot listen.
     """
     listeners = asyncio.run(listeners_of(settings, heritage))
-    return Supervisor(settings, reload, listeners, heritage).run()
+    return Supervisor(settings, reload, listeners, heritage, run_control).run()
 
 
 class Supervisor:
     """All processes of one gate."""
 
     def __init__(
-        self, settings: Settings, reload: Reload, listeners: Listeners, heritage: Inheritance | None
+        self,
+        settings: Settings,
+        reload: Reload,
+        listeners: Listeners,
+        heritage: Inheritance | None,
+        run_control: RunControl,
     ) -> None:
         self._settings = settings
+        self._run_control = run_control
         self._reload = reload
         self._listeners = listeners
         self._heritage = heritage
@@ -94,10 +125,11 @@ class Supervisor:
         self._children: dict[int, Child] = {}
         self._due: dict[int, float] = {}
         """Who is to be started, and when."""
-        self._strangers: set[int] = set()
-        """Workers that could not be introduced to the brain."""
+        self._unlinked: set[int] = set()
+        """Workers that could not be introduced to the control process."""
         self._short_lives: dict[int, int] = {}
-        self._brains = 0
+        self._starts = 0
+        """Of control processes, so far."""
         self._reloaded = False
         """Whether units may be others than at the start."""
         self._served = False
@@ -116,7 +148,7 @@ class Supervisor:
         self._selector.register(self._woken, selectors.EVENT_READ)
         gc.collect()
         gc.freeze()
-        self._start(BRAIN)
+        self._start(CONTROL)
         if self._heritage is not None:
             self._heritage.leave_to_child()
             self._heritage = None
@@ -146,26 +178,29 @@ class Supervisor:
         ours.setblocking(False)
         child = self._children[number] = Child(number, pid, ours, time.monotonic())
         self._selector.register(ours, selectors.EVENT_READ, child)
-        self._brains += number == BRAIN
+        self._starts += number == CONTROL
         # Whoever is new is introduced to those on the other side.
         for other in list(self._children):
-            if (other == BRAIN) is not (number == BRAIN):
+            if (other == CONTROL) is not (number == CONTROL):
                 self._introduce(max(number, other))
 
     def _introduce(self, worker: int) -> None:
-        """Give the brain and a worker the two ends of a socket."""
-        self._strangers.discard(worker)
+        """Give the control process and a worker the two ends of a socket."""
+        self._unlinked.discard(worker)
         try:
             one, other = socket.socketpair()
             with one, other:
-                supervisor_channel.send(self._children[BRAIN].line, {"do": "meet", "worker": worker}, one)
+                supervisor_channel.send(self._children[CONTROL].line, {"do": "meet", "worker": worker}, one)
                 supervisor_channel.send(self._children[worker].line, {"do": "meet", "worker": worker}, other)
         except (KeyError, BrokenPipeError, ConnectionResetError):
             # One of them is gone. Who comes in its place is introduced as well.
             return
         except OSError as error:
-            log_line("error", f"{_title(worker)} has no brain yet: {error.strerror}; it is tried again")
-            self._strangers.add(worker)
+            log_line(
+                "error",
+                f"{_title(worker)} is not linked yet: {error.strerror}; it is tried again",
+            )
+            self._unlinked.add(worker)
 
     def _tell(self, child: Child, what: dict[str, Any]) -> None:
         # One that is gone, or does not read, is seen to elsewhere.
@@ -176,7 +211,7 @@ class Supervisor:
         """What a forked process does, to its end."""
         code = 1
         try:
-            _name("cellgate-brain" if number == BRAIN else f"cellgate-{number}")
+            _name("cellgate-control" if number == CONTROL else f"cellgate-{number}")
             signal.set_wakeup_fd(-1)
             for each in _SIGNALS:
                 # They may be sent to all processes of a service; what they mean comes from the supervisor.
@@ -185,18 +220,24 @@ class Supervisor:
             self._selector.close()
             for sock in (ours, self._woken, self._waker, *(child.line for child in self._children.values())):
                 sock.close()
-            code = uvloop.run(self._brain(line) if number == BRAIN else self._worker(number, line))
+            code = uvloop.run(self._control(line) if number == CONTROL else self._worker(number, line))
         except BaseException as error:
             log_line("error", f"{_title(number)} failed: {error!r}")
         # What is to be done at the end of a process is done at the end of this one as well.
         sys.exit(code)
 
-    async def _brain(self, line: socket.socket) -> int:
-        settings = read_anew(self._settings, self._reload) if self._reloaded else self._settings
-        beat = partial(self._page.beat, BRAIN)
-        return await run_brain(
-            settings, self._reload, self._listeners, line, self._heritage, self._brains, beat
+    async def _control(self, line: socket.socket) -> int:
+        start = ControlStart(
+            self._settings,
+            self._reload,
+            self._listeners,
+            line,
+            self._heritage,
+            self._starts,
+            partial(self._page.beat, CONTROL),
+            reloaded=self._reloaded,
         )
+        return await self._run_control(start)
 
     async def _worker(self, number: int, line: socket.socket) -> int:
         mine = []
@@ -214,7 +255,7 @@ class Supervisor:
         self._selector.unregister(child.line)
         child.line.close()
         del self._children[child.number]
-        if child.number != BRAIN:
+        if child.number != CONTROL:
             self._page.leave(child.number)
         if self._end_by is not None:
             return
@@ -248,7 +289,7 @@ class Supervisor:
         left_s = 1.0 if due is None else min(1.0, max(0.0, due - now))
         woken = self._selector.select(left_s)
         if time.monotonic() - now > left_s + LAG_S:
-            self._judges_from = time.monotonic() + BRAIN_STILL_S
+            self._judges_from = time.monotonic() + CONTROL_STILL_S
         for key, _ in woken:
             if key.data is None:
                 for number in self._woken.recv(64):
@@ -257,9 +298,9 @@ class Supervisor:
                 self._heard(key.data)
         for number in [number for number, at in self._due.items() if at <= time.monotonic()]:
             self._start(number)
-        for number in list(self._strangers):
+        for number in list(self._unlinked):
             self._introduce(number)
-        self._bury()
+        self._reap()
         self._replace_still(time.monotonic())
         if self._end_by is not None and time.monotonic() > self._end_by:
             self._end_by = time.monotonic() + LATE_S
@@ -273,7 +314,7 @@ class Supervisor:
             return
         for child in self._children.values():
             still_s = self._page.still_s(child.number, now)
-            limit_s = BRAIN_STILL_S if child.number == BRAIN else WORKER_STILL_S
+            limit_s = CONTROL_STILL_S if child.number == CONTROL else WORKER_STILL_S
             if still_s is None:
                 still_s, limit_s = now - child.began_at, LATE_S
             if still_s > limit_s:
@@ -295,14 +336,14 @@ class Supervisor:
             if any(word.startswith("MAINPID=") for word in what["words"]):
                 # There is a successor. What workers have ends there.
                 self._end()
-                self._pass_on(signal.SIGUSR2, but=BRAIN)
+                self._pass_on(signal.SIGUSR2, but=CONTROL)
 
     def _signalled(self, number: int) -> None:
         if number not in _ENDING:
             self._reloaded |= number == signal.SIGHUP
-            # Units, cells and successors are the brain's.
-            if (brain := self._children.get(BRAIN)) is not None:
-                self._tell(brain, {"do": "signal", "number": number})
+            # Units, cells and successors are the control process's.
+            if (control := self._children.get(CONTROL)) is not None:
+                self._tell(control, {"do": "signal", "number": number})
             return
         notify("STOPPING=1")
         self._pass_on(number)
@@ -323,7 +364,7 @@ class Supervisor:
             for listener in listeners:
                 listener.close()
 
-    def _bury(self) -> None:
+    def _reap(self) -> None:
         """As the first process of a container it also gets the orphans of those that ended."""
         known = {child.pid for child in self._children.values()}
         with suppress(ChildProcessError):
@@ -334,7 +375,7 @@ class Supervisor:
 
 
 def _title(number: int) -> str:
-    return "the brain" if number == BRAIN else f"worker {number}"
+    return "the control process" if number == CONTROL else f"worker {number}"
 
 
 def _nothing(_number: int, _frame: object) -> None:

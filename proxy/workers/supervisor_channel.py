@@ -48,7 +48,7 @@ def receive(sock: socket.socket) -> tuple[dict[str, Any], socket.socket | None] 
     return orjson.loads(data), socket.socket(fileno=fds[0]) if fds else None
 
 
-class Control:
+class SupervisorChannel:
     """A process's end. `on_socket` is told of a socket to the other side, and of the worker's number."""
 
     def __init__(self, sock: socket.socket) -> None:

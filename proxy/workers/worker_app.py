@@ -1,4 +1,4 @@
-"""A worker as a process: a gate with clients, without a Board of its own."""
+"""A worker as a process."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
-from cellgate.proxy.app import calm_the_collector
 from cellgate.proxy.config.settings import Settings
 from cellgate.proxy.logs.access_log import AccessLog, stdout_sink
 from cellgate.proxy.logs.defects import DEFECTS
-from cellgate.proxy.logs.events import EventLog
 from cellgate.proxy.logs.log_writer import Sink
+from cellgate.proxy.process.garbage import calm_the_collector
 from cellgate.proxy.process.signals import Life
 from cellgate.proxy.process.tls import client_context, unit_context
 from cellgate.proxy.request.large_bodies import LargeBodies
 from cellgate.proxy.tracing.start import trace
 from cellgate.proxy.workers.accept_balance import Page
-from cellgate.proxy.workers.supervisor_channel import Control
-from cellgate.proxy.workers.worker import WorkerGate
+from cellgate.proxy.workers.supervisor_channel import SupervisorChannel
+from cellgate.proxy.workers.worker import Worker
 
 LINES_BYTES = 4096
 """What a pipe takes as one piece (PIPE_BUF), so that lines of several workers do not mix."""
@@ -41,58 +40,53 @@ class WholeLines:
 
 
 async def run_worker(
-    settings: Settings, listeners: Sequence[socket.socket], control: socket.socket, page: Page, number: int
+    settings: Settings, listeners: Sequence[socket.socket], channel: socket.socket, page: Page, number: int
 ) -> int:
-    """Be worker `number` until told to end."""
+    """Be worker `number` until told to end; `channel` leads to the supervisor."""
     loop, large = asyncio.get_running_loop(), LargeBodies()
     loop.set_exception_handler(DEFECTS.handle)
-    gate = WorkerGate(
+    worker = Worker(
         settings,
         loop,
         random.Random(),
-        events=EventLog(time.time, settings.rules.passes),
         access_log=AccessLog(settings.access_log, WholeLines(stdout_sink()), time.time),
-        read_large=large.read,
+        read=large.read,
         unit_tls=partial(unit_context, settings.tls),
-        entrance=(page, number),
+        page=page,
+        number=number,
     )
-    gate.tracing = trace(settings.tracing)
-    line, tasks = Control(control), set[asyncio.Task[None]]()
+    tracing = trace(settings.tracing)
+    if tracing is not None:
+        worker.gateway.observe = tracing.observers
+    supervisor, tasks = SupervisorChannel(channel), set[asyncio.Task[None]]()
 
     def meet(_: int, sock: socket.socket) -> None:
-        task = loop.create_task(gate.line.meet().connect(sock))
+        task = loop.create_task(worker.control.meet().connect(sock))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
-    line.on_socket = meet
+    supervisor.on_socket = meet
     life = Life(
-        gate,
+        worker,
         settings.timeouts,
         lambda: None,
         _handed_over,
-        on_signal=line.on_signal,
-        # The brain says it for all.
+        on_signal=supervisor.on_signal,
+        # The control process says it for all.
         tell=lambda _level, _line: None,
     )
-    line.open()
-    gate.begin()
-    accepting = loop.create_task(_accept(gate, listeners))
+    supervisor.open()
+    worker.begin()
+    accepting = loop.create_task(worker.accept(client_context(settings.tls), listeners))
     calm_the_collector()
     try:
         await life.run()
     finally:
         accepting.cancel()
         await large.close()
-        if gate.tracing is not None:
-            gate.tracing.close()
+        if tracing is not None:
+            tracing.close()
     return 0
-
-
-async def _accept(gate: WorkerGate, listeners: Sequence[socket.socket]) -> None:
-    """Let clients in once the brain does."""
-    await gate.opened.wait()
-    await gate.listen(client_context(gate.settings.tls), listeners)
-    gate.accepts()
 
 
 async def _handed_over() -> bool:

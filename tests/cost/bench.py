@@ -17,7 +17,7 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 from cellgate.proxy.config.settings import Settings
-from cellgate.proxy.gate import Gate
+from cellgate.proxy.gate import make_gate
 from cellgate.proxy.logs.access_log import AccessLog
 from cellgate.proxy.logs.events import EventLog
 from cellgate.proxy.request.ask import read_ask
@@ -64,28 +64,27 @@ class Bench:
             units=tuple(Unit(f"u{n}", "c", f"http://127.0.0.1:{n}", ("m",)) for n in range(1, UNITS + 1))
         )
 
-        async def read_large(body: bytes) -> Ask | Failure:
+        async def read(body: bytes) -> Ask | Failure:
             return read_ask(body)
 
         self._log = AccessLog("json", Nowhere(), lambda: 1.7e9)
-        self.gate = Gate(
+        gate = make_gate(
             Settings(fleet),
             loop,
             random.Random(1),
             events=EventLog(lambda: 0.0, 2, lambda *_: None),
             access_log=self._log,
-            read_large=read_large,
+            read=read,
         )
-        board = self.gate.board
-        board.configure(fleet, self.gate.now())
+        self.gateway, board, now = gate.gateway, gate.plane.board, loop.time()
+        board.configure(fleet, now)
         for desk in board:
-            now = self.gate.now()
             board.observe(Evidence(desk.unit.name, Sign.GOOD, Strength.STRONG, "canary", "it answered", now))
             desk.risen_at = now - 1e6
             self._connect(desk.unit.name)
-        board.tick(self.gate.now())
+        board.tick(now)
         self._asked: list[UnitConnection] = []
-        self.client = ClientConnection(self.gate)
+        self.client = ClientConnection(self.gateway)
         self.client.connection_made(Wire())
 
     def ask(self, request: bytes) -> UnitConnection:
@@ -100,7 +99,7 @@ class Bench:
         self._log.close()
 
     def _connect(self, unit: str) -> None:
-        pool = self.gate.pool(self.gate.board.desks[unit])
+        pool = self.gateway.pool(self.gateway.board.desks[unit])
         conn = UnitConnection(pool)
         conn.connection_made(Wire(lambda: self._asked.append(conn)))
         pool.connections[conn] = None

@@ -10,13 +10,15 @@ from tests.house.source import product, uses
 
 ORDER = (
     "cli",
+    "serve",
     "app",
     "workers",
     "admin",
     "sharing",
     "recovery",
     "handover discovery tracing",
-    "gate control",
+    "gate",
+    "gateway control",
     "request",
     "resume",
     "wire",

@@ -16,12 +16,16 @@ from typing import Any
 import pytest
 
 from cellgate.proxy.control.local_dispatcher import LocalDispatcher
-from cellgate.proxy.gate import Gate
+from cellgate.proxy.control.local_reports import LocalReports
+from cellgate.proxy.control.plane import Plane
+from cellgate.proxy.gateway import Gateway
+from cellgate.proxy.process.ticker import Ticker
 from cellgate.proxy.request import answering, asking, breaking, clocks, ending, opening
 from cellgate.proxy.request.ask import read_ask
 from cellgate.proxy.request.attempt import Attempt
 from cellgate.proxy.request.continuation import Continuation
 from cellgate.proxy.request.exchange import Exchange
+from cellgate.proxy.request.large_reads import LargeReads
 from cellgate.proxy.request.response import Response
 from cellgate.proxy.request.selection import Selection
 from cellgate.proxy.request.states import Row
@@ -52,7 +56,7 @@ CLASSES = (
         ClientConnection,
         RequestReader,
     ),
-    *(LocalDispatcher, Gate),
+    *(LocalDispatcher, LocalReports, LargeReads, Gateway, Plane),
 )
 ACTIONS = (answering, asking, breaking, clocks, ending, opening)
 ACTION_MODULES = {module.__name__ for module in ACTIONS}
@@ -67,7 +71,7 @@ _CALLED_BY_THE_LOOP = (
 )
 NOT_TOLD = {
     # What ends a request that has failed, and so is not to fail itself.
-    *("Exchange.crashed", "ending.collapse", "ending._endings", "Gate.defect", "Pool.report"),
+    *("Exchange.crashed", "ending.collapse", "ending._endings", "Gateway.defect", "Pool.report"),
     *("ClientConnection.crashed", "UnitConnection._crash"),
     # They would fail in the loop: what they consist of is made to fail.
     *("ClientConnection.__init__", "RequestReader.__init__", "Pool._settled", "ClientConnection._begin"),
@@ -76,8 +80,8 @@ NOT_TOLD = {
     # These give back, and do nothing else.
     *("ClientConnection._release", "ClientConnection.close", "Selection.cancel"),
     # How a gate lives, not a request.
-    *("Gate.start", "Gate.listen", "Gate.begin", "Gate.configure", "Gate.stop", "Gate._end", "Gate._close"),
-    *("Gate._schedule_tick", "Gate._tick", "Gate._looks", "Gate.leave_to_successor", "Pool.close"),
+    *("Gateway.listen", "Gateway.stop", "Gateway._end", "Gateway.close", "Gateway.leave_to_successor"),
+    *("Plane.begin", "Plane.configure", "Plane.announce_stop", "Plane.close", "Pool.close"),
 }
 
 
@@ -97,7 +101,7 @@ def methods() -> dict[str, list[tuple[Any, str]]]:
     return {
         name: places
         for name, places in found.items()
-        if name not in NOT_TOLD and name not in ("Gate.__init__", "Exchange.__init__")
+        if name not in NOT_TOLD and name not in ("Gateway.__init__", "Plane.__init__", "Exchange.__init__")
     }
 
 
@@ -133,6 +137,15 @@ def watched(call: Callable[[str], None]) -> Iterator[None]:
 PLACES = methods()
 
 
+@contextmanager
+def bound_anew(ticker: Ticker) -> Iterator[None]:
+    """What is looked at with each tick was bound before it was watched."""
+    before = list(ticker.looks)
+    ticker.looks = [getattr(look.__self__, look.__name__) for look in before]  # type: ignore[attr-defined]
+    yield
+    ticker.looks = before
+
+
 async def plays_whole(client: Client, _: Stage) -> None:
     await client.ask(chat(stream=False))
 
@@ -159,16 +172,16 @@ async def is_large(client: Client, here: Stage) -> None:
         await asyncio.sleep(0.01)
         return read_ask(body)
 
-    here.gate._read_large = read_large
+    here.gateway.large_reads._read = read_large
     await client.ask(post(b'{"prompt": "' + b"x" * (1 << 20) + b'"}'))
 
 
 async def is_evicted(client: Client, here: Stage) -> None:
     client.send(chat())
     await asyncio.sleep(0.1)
-    unit, now = next(iter(here.gate.board.desks)), here.gate.now()
+    unit, now = next(iter(here.plane.board.desks)), here.gateway.now()
     gone = Evidence(unit, Sign.BAD, Strength.FATAL, "test", "it is gone", now)
-    asyncio.get_running_loop().call_soon(here.gate.watch.observe, gone)
+    asyncio.get_running_loop().call_soon(here.plane.prober.observe, gone)
     await client.reply()
 
 
@@ -200,7 +213,7 @@ def run(scene: str, call: Callable[[str], None]) -> list[str]:
     @simulated
     async def world() -> None:
         async with stage(*scripts, defects=defects) as here:
-            with watched(call):
+            with watched(call), bound_anew(here.plane.ticker):
                 async with here.client() as client:
                     # Whatever it is, an end comes: an answer, an error, or a connection that is closed.
                     with suppress(EOFError, ConnectionError, MalformedError, AssertionError, TimeoutError):
@@ -211,11 +224,11 @@ def run(scene: str, call: Callable[[str], None]) -> list[str]:
                             await client.reader.read()
                     await asyncio.sleep(END_S)
             await here.until_quiet()
-            for desk in here.gate.board:
-                now = here.gate.now()
+            for desk in here.plane.board:
+                now = here.gateway.now()
                 if not desk.is_usable():
                     for _ in range(5):
-                        here.gate.board.observe(
+                        here.plane.board.observe(
                             Evidence(desk.unit.name, Sign.GOOD, Strength.STRONG, "canary", "it answered", now)
                         )
             async with here.client() as other:

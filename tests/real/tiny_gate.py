@@ -76,7 +76,7 @@ class TinyGate:
             self.served += 1
             if name := fields.get("x-cellgate-unit"):
                 self.asked_for.append(name)
-            return OK % (self.orca.line(self.fields) + response_line(stopping=self.stopping))
+            return OK % (self.orca.lines.line(self.fields) + response_line(stopping=self.stopping))
         about = path.removeprefix("/healthz/unit/") if path.startswith("/healthz/unit/") else GATE
         if state := fields.get("x-haproxy-server-state"):
             self.balancers.told(about, state, self.now())

@@ -1,4 +1,4 @@
-"""A stage whose gate is a brain and two workers: the same scenarios, the same invariants.
+"""A stage whose gate is a control process and two workers: the same scenarios, the same invariants.
 
 Their sockets are pipes in memory. Clients come to the workers in turn.
 """
@@ -14,21 +14,24 @@ from random import Random
 from typing import Any
 
 from cellgate.proxy.config.settings import Address, Settings
-from cellgate.proxy.logs.access_log import AccessLog
 from cellgate.proxy.logs.events import EventLog
-from cellgate.proxy.logs.record import Finished
 from cellgate.proxy.process.listeners import Entrance
-from cellgate.proxy.request.exchange import Exchange
-from cellgate.proxy.wire.downstream import ClientConnection
-from cellgate.proxy.wire.request import Request
+from cellgate.proxy.process.ticker import Ticker
 from cellgate.proxy.workers.accept_balance import Page
-from cellgate.proxy.workers.control_process import BrainGate, LogsOfWorkers
+from cellgate.proxy.workers.control_process import ControlProcess
 from cellgate.proxy.workers.link import Link
-from cellgate.proxy.workers.worker import WorkerGate
+from cellgate.proxy.workers.worker import Worker
 from cellgate.router.lease import Lease
 from cellgate.router.nouns import Ask, Outcome
-from tests.scenarios.harness import GATE_PORT, NoSink, Stage, read_large
-from tests.scenarios.observed import ObservedExchange, ObservedGate
+from tests.scenarios.harness import GATE_PORT, Stage
+from tests.scenarios.observed import (
+    Diary,
+    KeptRecords,
+    Observed,
+    ObservedDispatcher,
+    ObservedPlane,
+    read_large,
+)
 from tests.sim.client import Client
 from tests.sim.loop import SimLoop
 from tests.sim.world import World
@@ -83,64 +86,72 @@ def connect(loop: SimLoop, one: Link, other: Link) -> Pipe:
     return here
 
 
-class ObservedWorker(WorkerGate):
-    """A worker that notes what ends."""
+class ObservedWorker:
+    """A worker, and what it notes in the diary of its gate."""
 
-    def __init__(self, brain: ObservedBrain, settings: Settings, seed: int, number: int) -> None:
-        loop = brain.sim
-        super().__init__(
+    def __init__(self, control: ObservedControl, settings: Settings, seed: int, number: int) -> None:
+        loop = control.loop
+        self.log = KeptRecords(control.diary)
+        self.worker = Worker(
             settings,
             loop,
             Random(seed),
-            events=brain.events,
-            access_log=AccessLog("off", NoSink(), time.time),
-            read_large=read_large,
-            entrance=(Page(WORKERS), number),
+            access_log=self.log,
+            read=read_large,
+            page=Page(WORKERS),
+            number=number,
         )
-        self._entrance = Entrance(loop, lambda: ClientConnection(self))
-        self.failures = brain.failures
-        self.records = brain.records
+        self.gateway, self.control = self.worker.gateway, self.worker.control
+        self.gateway.entrance = Entrance(loop, self.gateway.connection)
+        self.clients = self.gateway.clients
         self.number = number
+        self.tell(control.diary)
 
-    def exchange(self, client: ClientConnection, request: Request) -> Exchange:
-        return ObservedExchange(self, client, request)  # type: ignore[arg-type]
-
-    def finished(self, record: Finished) -> None:
-        self.records.append(record)
-        super().finished(record)
+    def tell(self, diary: Diary) -> None:
+        """From now on it is noted there."""
+        self.log.diary = diary
+        diary.read(self.gateway)
 
     def leftovers(self) -> list[str]:
         """What must be nothing once every client has gone."""
+        board = self.gateway.board
         counts = {
-            "asks": len(self.line),
-            "leases": len(self.dispatcher),
-            "in flight": self.board.in_flight,
+            "asks": len(self.control),
+            "leases": len(self.worker._dispatcher),
+            "in flight": board.in_flight,
             "client connections": len(self.clients),
-            "bytes of body memory": self.memory.used,
-        } | {f"in flight at {desk.unit.name}": desk.in_flight for desk in self.board}
+            "bytes of body memory": self.gateway.memory.used,
+        } | {f"in flight at {desk.unit.name}": desk.in_flight for desk in board}
         return [f"{count} {what} are left at worker {self.number}" for what, count in counts.items() if count]
 
 
-class ObservedBrain(BrainGate, ObservedGate):
-    """A brain that notes what it gives, with its workers."""
+class SessionsDispatcher(ObservedDispatcher):
+    """A dispatcher of sessions: leases come from elsewhere as well, and some are not used."""
+
+    def adopt(self, unit: str, ask: Ask, at: float, *, retry: bool) -> Lease | None:
+        lease = super().adopt(unit, ask, at, retry=retry)
+        if lease is not None:
+            self._plane.router.leases.append(lease)  # type: ignore[attr-defined]
+        return lease
+
+    def withdrawn(self, lease: Lease) -> None:
+        self._diary.outcomes[Outcome.EVICTED] += 1
+        super().withdrawn(lease)
+
+
+class ObservedControl(Observed):
+    """A control process, with its workers."""
 
     def __init__(
-        self, sim: SimLoop, settings: Settings, seed: int, workers: Sequence[ObservedWorker] = ()
+        self, loop: SimLoop, settings: Settings, seed: int, workers: Sequence[ObservedWorker] = ()
     ) -> None:
-        self.sim = sim
-        self.most_retries = 0
-        super().__init__(
-            settings,
-            sim,
-            Random(seed),
-            events=EventLog(time.time, settings.rules.passes, log=lambda level, line: None),
-            logs=LogsOfWorkers("off", NoSink(), time.time),
-            read_large=read_large,
-            publish=lambda _ready, _body, _lines: None,
-            unit_tls=None,
-            listeners=(),
-            is_first=not workers,
-        )
+        diary, rng, ticker = Diary(), Random(seed), Ticker(loop)
+        events = EventLog(time.time, settings.rules.passes, log=lambda level, line: None)
+        plane = ObservedPlane(rng, diary, settings, loop, rng, ticker, events=events)
+        super().__init__(plane, diary)
+        self.loop = loop
+        self.process = ControlProcess(plane, loop, listeners=(), is_first=not workers)
+        self.dispatcher = self.process.dispatcher = SessionsDispatcher(plane, diary)
         self.workers = list(workers) or [
             ObservedWorker(
                 self, replace(settings, listen=Address("gate", GATE_PORT + number)), seed + number, number
@@ -151,45 +162,32 @@ class ObservedBrain(BrainGate, ObservedGate):
 
     def introduce(self, worker: ObservedWorker) -> Pipe:
         """Connect a worker."""
-        return connect(self.sim, self.meet(worker.number), worker.line.meet())
+        return connect(self.loop, self.process.meet(worker.number), worker.control.meet())
 
-    def adopt(self, unit: str, ask: Ask, opened_at: float, *, retry: bool) -> Lease | None:
-        lease = super().adopt(unit, ask, opened_at, retry=retry)
-        if lease is not None:
-            self.router.leases.append(lease)
-        return lease
-
-    def has_enough_retries(self) -> bool:
-        enough = super().has_enough_retries()
-        self.most_retries = max(self.most_retries, self.board.retries_in_flight + (not enough))
-        return enough
+    @property
+    def most_retries(self) -> int:
+        """So many were in flight at once, at all workers together."""
+        return self.dispatcher.most_retries
 
     async def crash(self) -> None:
         """It is gone from one moment to the next; what is left of it does nothing."""
         for pipe in self.pipes:
             pipe.close()
-        await self._close()
-
-    def withdraw(self, lease: Lease) -> None:
-        self.outcomes[Outcome.EVICTED] += 1
-        super().withdraw(lease)
-
-    def finished(self, record: Finished) -> None:
-        raise AssertionError("a brain has no clients")
+        await self.process.close()
 
     def leftovers(self) -> list[str]:
         at_workers = [left for worker in self.workers for left in worker.leftovers()]
         return super().leftovers() + at_workers
 
     async def start(self, tls: object = None) -> None:
-        self.begin()
+        self.process.begin()
         for worker in self.workers:
-            worker.begin()
-            await worker.listen()
+            worker.worker.begin()
+            await worker.gateway.listen()
 
     async def stop(self, *, delay_s: float, drain_s: float) -> None:
-        ends = [worker.stop(delay_s=delay_s, drain_s=drain_s) for worker in self.workers]
-        await asyncio.gather(super().stop(delay_s=delay_s, drain_s=drain_s), *ends)
+        ends = [each.worker.stop(delay_s=delay_s, drain_s=drain_s) for each in self.workers]
+        await asyncio.gather(self.process.stop(delay_s=delay_s, drain_s=drain_s), *ends)
 
 
 class InTurn(Client):
@@ -207,23 +205,23 @@ class InTurn(Client):
 class CrewStage(Stage):
     """The stage."""
 
-    gate: ObservedBrain
+    gate: ObservedControl  # type: ignore[assignment]
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.client = InTurn(self.world)
 
-    async def replace_brain(self, after_s: float) -> None:
-        """The brain crashes, and so much later there is another one."""
+    async def replace_control(self, after_s: float) -> None:
+        """The control process crashes, and so much later there is another one."""
         before = self.gate
         await before.crash()
         await asyncio.sleep(after_s)
-        self.gate = ObservedBrain(self.world.loop, before.settings, 99, before.workers)
+        self.gate = ObservedControl(self.world.loop, before.settings, 99, before.workers)
         for worker in before.workers:
-            worker.records, worker.failures = self.gate.records, self.gate.failures
+            worker.tell(self.gate.diary)
         self.gate.records += before.records
-        self.gates[:] = [self.gate]
-        self.gate.begin()
+        self.gates[:] = [self.gate]  # type: ignore[list-item]
+        self.gate.process.begin()
 
     def _make_gate(self, settings: Settings, seed: int) -> Any:
-        return ObservedBrain(self.world.loop, replace(settings, workers=WORKERS), seed)
+        return ObservedControl(self.world.loop, replace(settings, workers=WORKERS), seed)

@@ -113,7 +113,7 @@ class GatesStage(Stage):
             name,
             roster,
             gate.now,
-            gate.watch.observe,
+            gate.prober.observe,
             gate.metrics.recent_ttft_s,
             is_stopping=gate.is_stopping,
         )
@@ -140,8 +140,8 @@ class GatesStage(Stage):
             gate.board.others = sharing.tick(now)
 
         gate.containment.on_ban = lambda ban, lifted: link.banned(bans.row(ban, lifted=lifted))
-        gate.on_flip = flipped
-        gate.on_tick.append(tick)
+        gate.plane.on_flip = flipped
+        gate.plane.ticker.looks.append(tick)
         link.start()
         return link
 

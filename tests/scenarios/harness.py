@@ -23,12 +23,9 @@ from typing import Any
 from cellgate.probes.http_status import HttpProbe
 from cellgate.probes.runner import JITTER
 from cellgate.proxy.config.settings import Address, Limits, Poison, Settings, Timeouts
-from cellgate.proxy.logs.access_log import AccessLog
 from cellgate.proxy.logs.events import EventLog
-from cellgate.proxy.request.ask import read_ask
-from cellgate.proxy.wire.failure import Failure
 from cellgate.router.fair_queue import FairRules
-from cellgate.router.nouns import Ask, Cell, Fleet, Node, Role, Rules, Unit, Verdict
+from cellgate.router.nouns import Cell, Fleet, Node, Role, Rules, Unit, Verdict
 from tests.scenarios.observed import ObservedGate, wrong_records
 from tests.scenarios.visit import Visit, chat, encode
 from tests.sim.client import ORDINARY, Client, Manner
@@ -54,8 +51,6 @@ BUFFER_BYTES = HIGH_WATER + WINDOW + 4096
 """What the gate may hold for a client that does not read: one read above the high-water mark,
 and its framing."""
 SAMPLE_S = 0.1
-PARSING_S = 0.05
-"""How long a body over 1 MiB is being parsed elsewhere."""
 
 
 def promise_s(timing: Timing = USUAL, *, is_blind: bool = False) -> float:
@@ -130,14 +125,8 @@ class Stage:
         self._is_over = False
 
     def _make_gate(self, settings: Settings, seed: int) -> ObservedGate:
-        return ObservedGate(
-            settings,
-            self.world.loop,
-            Random(seed),
-            events=EventLog(time.time, settings.rules.passes, log=lambda level, line: None),
-            access_log=AccessLog("off", NoSink(), time.time),
-            read_large=read_large,
-        )
+        events = EventLog(time.time, settings.rules.passes, log=lambda level, line: None)
+        return ObservedGate(settings, self.world.loop, Random(seed), events)
 
     # -- playing -------------------------------------------------------------------------------------------
 
@@ -340,13 +329,3 @@ class Stage:
         visit.reply.end = End.LEFT
         self.visits.append(visit)
         return visit
-
-
-class NoSink:
-    def write(self, data: memoryview, /) -> int | None:
-        raise AssertionError("the access log is off")
-
-
-async def read_large(body: bytes) -> Ask | Failure:
-    await asyncio.sleep(PARSING_S)
-    return read_ask(body)

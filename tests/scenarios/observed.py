@@ -5,14 +5,25 @@ Nothing is raised inside the gate, for that would change what it does; the stage
 
 from __future__ import annotations
 
+import asyncio
+import time
+from asyncio import AbstractEventLoop
 from collections import Counter
 from collections.abc import Iterable
 from random import Random
 from typing import Any, NamedTuple
 
+from cellgate.proxy.config.settings import Settings
 from cellgate.proxy.control.local_dispatcher import LocalDispatcher
-from cellgate.proxy.gate import Gate
+from cellgate.proxy.control.plane import Plane
+from cellgate.proxy.gate import Gate, local_gateway
+from cellgate.proxy.gateway import Gateway
+from cellgate.proxy.logs.access_log import AccessLog
+from cellgate.proxy.logs.events import EventLog
 from cellgate.proxy.logs.record import Finished
+from cellgate.proxy.process.ticker import Ticker
+from cellgate.proxy.request.ask import read_ask
+from cellgate.proxy.request.dispatcher import Pending, PickRequest, Waiter
 from cellgate.proxy.request.exchange import Exchange
 from cellgate.proxy.request.table import TABLE
 from cellgate.proxy.wire.downstream import ClientConnection
@@ -23,6 +34,9 @@ from cellgate.router.nouns import Ask, Outcome, Refusal, Verdict
 from cellgate.router.router import Best, Router
 from cellgate.router.unit_state import Desk
 from tests.scenarios.visit import Visit
+
+PARSING_S = 0.05
+"""How long a body over 1 MiB is being parsed elsewhere."""
 
 
 class Pick(NamedTuple):
@@ -100,45 +114,92 @@ class ObservedRouter(Router):
 class ObservedExchange(Exchange):
     """An exchange that notes why its attempts fail."""
 
-    def __init__(self, gate: ObservedGate, client: ClientConnection, request: Request) -> None:
-        super().__init__(TABLE, gate, client, request)
-        self._failures = gate.failures
+    def __init__(
+        self, gateway: Gateway, client: ClientConnection, request: Request, failures: Counter[Kind]
+    ) -> None:
+        super().__init__(TABLE, gateway, client, request)
+        self._failures = failures
 
     def failed(self, failure: Failure) -> None:
         self._failures[failure.kind] += 1
         super().failed(failure)
 
 
+class Diary:
+    """What ends. `failures` are those of attempts, whatever became of their requests."""
+
+    def __init__(self) -> None:
+        self.records: list[Finished] = []
+        self.outcomes: Counter[Outcome] = Counter()
+        self.failures: Counter[Kind] = Counter()
+        self.violations: list[str] = []
+
+    def read(self, gateway: Gateway) -> None:
+        """Note what happens to the requests of a gateway."""
+
+        def exchange(client: ClientConnection, request: Request) -> Exchange:
+            return ObservedExchange(gateway, client, request, self.failures)
+
+        gateway.exchange = exchange  # type: ignore[method-assign]
+
+
+class KeptRecords(AccessLog):
+    """An access log that is a page of a diary."""
+
+    def __init__(self, diary: Diary) -> None:
+        super().__init__("off", NoSink(), time.time)
+        self.diary = diary
+
+    def write(self, record: Finished) -> None:
+        self.diary.records.append(record)
+
+
+class NoSink:
+    def write(self, data: memoryview, /) -> int | None:
+        raise AssertionError("the access log is off")
+
+
 class ObservedDispatcher(LocalDispatcher):
     """A dispatcher that counts what attempts come to."""
 
-    def __init__(self, gate: ObservedGate) -> None:
-        super().__init__(gate)
-        self._outcomes = gate.outcomes
+    def __init__(self, plane: Plane, diary: Diary) -> None:
+        super().__init__(plane)
+        self._diary = diary
+        self.most_retries = 0
+        """So many were in flight at once."""
+
+    def acquire(self, request: PickRequest, waiter: Waiter) -> Lease | Failure | Pending:
+        found = super().acquire(request, waiter)
+        self.most_retries = max(self.most_retries, self._board.retries_in_flight)
+        return found
 
     def released(self, lease: Lease, outcome: Outcome, at: float | None = None) -> None:
-        self._outcomes[outcome] += 1
+        self._diary.outcomes[outcome] += 1
         super().released(lease, outcome, at)
 
 
-class ObservedGate(Gate):
-    """A gate that notes what ends. `failures` are those of attempts, whatever became of their requests."""
+class ObservedPlane(Plane):
+    """A control plane that notes what it picks."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    router: ObservedRouter
+
+    def __init__(self, rng: Random, diary: Diary, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.violations: list[str] = []
-        self.router: ObservedRouter = ObservedRouter(self.router, self._rng, self.violations)
-        self.records: list[Finished] = []
-        self.outcomes: Counter[Outcome] = Counter()
-        self.dispatcher = ObservedDispatcher(self)
-        self.failures: Counter[Kind] = Counter()
+        self.router = ObservedRouter(self.router, rng, diary.violations)
 
-    def exchange(self, client: ClientConnection, request: Request) -> Exchange:
-        return ObservedExchange(self, client, request)
 
-    def finished(self, record: Finished) -> None:
-        self.records.append(record)
-        super().finished(record)
+class Observed:
+    """What can be seen of a gate, of one process or of several."""
+
+    def __init__(self, plane: ObservedPlane, diary: Diary) -> None:
+        self.plane = plane
+        self.diary = diary
+        self.board, self.router, self.events = plane.board, plane.router, plane.events
+        self.metrics, self.containment, self.prober = plane.metrics, plane.containment, plane.prober
+        self.settings, self.now = plane.settings, plane.now
+        self.is_stopping, self.set_drain, self.reload = plane.is_stopping, plane.set_drain, plane.reload
+        self.violations, self.records = diary.violations, diary.records
+        self.outcomes, self.failures = diary.outcomes, diary.failures
 
     def leftovers(self) -> list[str]:
         """What must be nothing once every client has gone."""
@@ -149,13 +210,37 @@ class ObservedGate(Gate):
             "retries in flight": board.retries_in_flight,
             "desks that wait to leave": len(board.leaving),
             "requests that wait": len(self.router.waiting),
-            "client connections": len(self.clients),
-            "bytes of body memory": self.memory.used,
         }
         counts |= {f"in flight at {desk.unit.name}": desk.in_flight for desk in board}
         closed, given = self.outcomes.total(), len(self.router.leases)
         counts["leases not closed exactly once"] = given - closed
         return [f"{count} {what} are left" for what, count in counts.items() if count]
+
+
+class ObservedGate(Observed):
+    """A gate of one process."""
+
+    def __init__(self, settings: Settings, loop: AbstractEventLoop, rng: Random, events: EventLog) -> None:
+        diary = Diary()
+        plane = ObservedPlane(rng, diary, settings, loop, rng, Ticker(loop), events=events)
+        super().__init__(plane, diary)
+        self.gateway = local_gateway(plane, loop, rng, KeptRecords(diary), read_large)
+        self.gateway.dispatcher = ObservedDispatcher(plane, diary)
+        diary.read(self.gateway)
+        self.clients, self.memory = self.gateway.clients, self.gateway.memory
+        self._gate = Gate(plane, self.gateway)
+        self.start, self.stop = self._gate.start, self._gate.stop
+
+    def leftovers(self) -> list[str]:
+        """What must be nothing once every client has gone."""
+        counts = {"client connections": len(self.clients), "bytes of body memory": self.memory.used}
+        left = [f"{count} {what} are left" for what, count in counts.items() if count]
+        return super().leftovers() + left
+
+
+async def read_large(body: bytes) -> Ask | Failure:
+    await asyncio.sleep(PARSING_S)
+    return read_ask(body)
 
 
 def wrong_records(records: list[Finished], visits: list[Visit]) -> list[str]:

@@ -51,7 +51,7 @@ def test_a_client_that_leaves_while_its_request_waits_for_a_unit_is_forgotten() 
         await asyncio.sleep(0.5)
         stage.add_engine("b")
         # The only other unit is starting, so the requests that lost theirs wait for it.
-        stage.gate.configure(stage.fleet("a", "b"))
+        stage.gate.plane.configure(stage.fleet("a", "b"))
         stage.engines["b"].behaviour.wedged = True
         stage.engines["a"].die()
         await stage.until(lambda: len(stage.gate.router.waiting) == 4, LATENCY_S)

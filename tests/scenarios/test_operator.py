@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from cellgate.proxy.gate import LINGER_S
+from cellgate.proxy.gateway import LINGER_S
 from cellgate.router.fair_queue import FairRules
 from cellgate.router.nouns import Fleet, Verdict
 from tests.scenarios.harness import BACK_S, LATENCY_S, Stage

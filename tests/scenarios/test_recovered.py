@@ -31,7 +31,7 @@ class Medic:
         gate = stage.gate
         ports = Ports(gate.now, gate.now, self.waits, self.act, self.record, gate.events.add)
         self.recovery = Recovery(gate.board, {"cell": remedy}, ports, Random(7), gate.metrics.recoveries)
-        gate.on_tick.append(self.recovery.tick)
+        gate.plane.ticker.looks.append(self.recovery.tick)
 
     def waits(self, now: float) -> str:
         gate = self.stage.gate

@@ -208,7 +208,7 @@ def test_an_error_that_never_ends_does_not_keep_its_connection() -> None:
     async def scenario() -> None:
         half = replace(stage.gate.settings.fleet.units[0], name="half", url="http://half:8000")
         fleet = stage.fleet("a")
-        stage.gate.configure(replace(fleet, units=(*fleet.units, half)))
+        stage.gate.plane.configure(replace(fleet, units=(*fleet.units, half)))
         await stage.until(stage.all_up, BACK_S)
         assert all(visit.is_answered for visit in await stage.crowd(32))
         assert stage.gate.metrics.tallies["half"].retries > 0

@@ -1,4 +1,4 @@
-"""A brain and two workers on the stage: what holds for a gate of one process holds for them."""
+"""A control process and two workers on the stage: what holds for a gate of one process holds for them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from cellgate.proxy.workers.control_client import WITHOUT_BRAIN_S
+from cellgate.proxy.workers.control_client import WITHOUT_CONTROL_S
 from cellgate.router.fair_queue import FairRules
 from cellgate.router.nouns import Outcome, Verdict
 from tests.scenarios.crew import CrewStage
@@ -70,35 +70,35 @@ def test_the_leases_and_asks_of_a_worker_that_ends_are_closed() -> None:
     async def scenario() -> None:
         crowd = stage.crowd(12, max_tokens=300)
         await asyncio.sleep(0.3)
-        brain, (lost, other) = stage.gate, stage.gate.workers
-        assert (brain.board.in_flight, len(brain.router.waiting)) == (4, 8)
-        theirs = len(brain.seats[0])
-        brain.pipes[0].close()
+        control, (lost, other) = stage.gate, stage.gate.workers
+        assert (control.board.in_flight, len(control.router.waiting)) == (4, 8)
+        theirs = len(control.process.sessions[0])
+        control.pipes[0].close()
         await asyncio.sleep(0.01)
-        assert brain.outcomes[Outcome.GATE_ERROR] == theirs
-        assert (brain.deaths, brain.lost_attempts) == (1, theirs)
+        assert control.outcomes[Outcome.GATE_ERROR] == theirs
+        assert (control.process.deaths, control.process.lost_attempts) == (1, theirs)
         # Its place is given to those that wait, all of the other worker.
-        assert brain.board.in_flight == len(brain.seats[1]) == 4
+        assert control.board.in_flight == len(control.process.sessions[1]) == 4
         for client in list(lost.clients):
             client.cut()
         answered = [visit for visit in await crowd if visit.is_answered]
         assert len(answered) == 6
         await asyncio.sleep(0.1)
         assert not other.leftovers()
-        brain.introduce(lost)
+        control.introduce(lost)
 
     stage.play(scenario())
 
 
 @pytest.mark.parametrize("after_s", [0.05, 0.5])
-def test_a_new_brain_knows_what_is_open_and_streams_go_on(after_s: float) -> None:
+def test_a_new_control_process_knows_what_is_open_and_streams_go_on(after_s: float) -> None:
     stage = CrewStage(units=2, max_in_flight=4)
 
     async def scenario() -> None:
         crowd = stage.crowd(12, max_tokens=400)
         await asyncio.sleep(0.5)
         before = {desk.unit.name: desk.in_flight for desk in stage.gate.board}
-        crash = asyncio.ensure_future(stage.replace_brain(after_s))
+        crash = asyncio.ensure_future(stage.replace_control(after_s))
         await asyncio.sleep(after_s / 2)
         late = stage.crowd(4, max_tokens=2)
         await crash
@@ -112,18 +112,18 @@ def test_a_new_brain_knows_what_is_open_and_streams_go_on(after_s: float) -> Non
     stage.play(scenario())
 
 
-def test_without_a_brain_who_asks_waits_a_second_and_gets_an_honest_503() -> None:
+def test_without_a_control_process_who_asks_waits_a_second_and_gets_an_honest_503() -> None:
     stage = CrewStage(units=2)
 
     async def scenario() -> None:
         crowd = stage.crowd(4, max_tokens=200)
         await asyncio.sleep(0.5)
-        crash = asyncio.ensure_future(stage.replace_brain(3.0))
+        crash = asyncio.ensure_future(stage.replace_control(3.0))
         await asyncio.sleep(0.1)
         begun_at = stage.now
         refused = await stage.ask(max_tokens=2)
         assert (refused.reply.status, refused.code) == (503, "no_brain")
-        assert WITHOUT_BRAIN_S <= stage.now - begun_at < WITHOUT_BRAIN_S + 0.1
+        assert WITHOUT_CONTROL_S <= stage.now - begun_at < WITHOUT_CONTROL_S + 0.1
         await crash
         assert (await stage.ask(max_tokens=2)).is_answered
         assert all(visit.is_answered for visit in await crowd)

@@ -23,10 +23,10 @@ from cellgate.proxy.admin.auth import refusal
 from cellgate.proxy.config.settings import Headers
 from cellgate.proxy.config.trusted_peers import Peers
 from cellgate.proxy.control.containment import Containment
+from cellgate.proxy.control.routing_explain import Choice
 from cellgate.proxy.control.stored_responses import StoredResponses
 from cellgate.proxy.logs.events import Action, EventLog
 from cellgate.proxy.metrics.metrics import Metrics
-from cellgate.proxy.request.routing_explain import Choice
 from cellgate.router.bans import Ban
 from cellgate.router.board import Board
 from cellgate.router.fair_queue import FairRules

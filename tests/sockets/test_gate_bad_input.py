@@ -187,7 +187,7 @@ async def test_a_body_declared_too_large_gets_413_before_it_is_sent() -> None:
     async with stage(STREAM, limits=Limits(body_bytes=1000)) as here, here.client() as client:
         error = await refused(here, client, post(b"x" * 1001)[:-1001], 413)
         assert error["message"] == "the request's body is larger than 1000 bytes"
-        assert here.gate.memory.used == 0
+        assert here.gateway.memory.used == 0
 
 
 @live
@@ -201,7 +201,7 @@ async def test_a_chunked_body_gets_413_as_soon_as_it_passes_the_limit() -> None:
     async with stage(STREAM, limits=Limits(body_bytes=1000)) as here, here.client() as client:
         client.send(CHUNKED + chunk(b"x" * 500))
         await refused(here, client, chunk(b"x" * 501), 413)
-        assert here.gate.memory.used == 0
+        assert here.gateway.memory.used == 0
 
 
 @live

@@ -48,12 +48,12 @@ async def test_who_does_not_ask_is_not_told() -> None:
 async def test_strangers_may_not_ask() -> None:
     async with stage(STREAM) as here, here.client() as client:
         await client.ask(chat())
-        (peer,) = here.gate.clients
+        (peer,) = here.gateway.clients
         peer.peer = "203.0.113.7"
         reply = await client.ask(asking())
         assert (reply.status, reply.error["code"]) == (403, "not_trusted")
         assert here.received == 1
-        assert b"cellgate_forged_placements_total 1.0" in await here.gate.metrics.render()
+        assert b"cellgate_forged_placements_total 1.0" in await here.plane.metrics.render()
         assert (await client.ask(get("/readyz", f"{EXPLAIN}: 1\r\n"))).status == 200
 
 
@@ -84,7 +84,7 @@ async def test_a_request_that_names_its_unit_is_explained_as_well() -> None:
 async def test_strangers_who_name_a_unit_and_ask_are_refused_for_the_unit() -> None:
     async with stage(STREAM) as here, here.client() as client:
         await client.ask(chat())
-        (peer,) = here.gate.clients
+        (peer,) = here.gateway.clients
         peer.peer = "203.0.113.7"
         reply = await client.ask(chat(head=f"{EXPLAIN}: 1\r\nx-cellgate-unit: u0\r\n"))
         assert (reply.status, reply.error["code"]) == (403, "not_trusted")

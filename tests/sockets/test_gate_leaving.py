@@ -64,10 +64,10 @@ async def test_a_client_that_leaves_closes_its_units_connection(
         await request.connection.until_gone()
         assert asyncio.get_running_loop().time() - left_at < SOON_S
         await here.until(lambda: here.outcomes)
-        assert (here.outcomes, here.gate.board.in_flight) == (["client_left"], 0)
+        assert (here.outcomes, here.plane.board.in_flight) == (["client_left"], 0)
         assert here.records.kept[0].status == (200 if seen else 499)
         # It was nobody's fault: the unit is as good as before, and nobody else was asked.
-        assert [desk.case.verdict.value for desk in here.gate.board] == ["up", "up"]
+        assert [desk.case.verdict.value for desk in here.plane.board] == ["up", "up"]
         assert len(here.units[1].requests) == 0
 
 
@@ -97,16 +97,16 @@ async def test_a_client_may_leave_while_its_body_is_parsed_elsewhere() -> None:
         return Ask()
 
     async with stage(STREAM) as here, here.client() as client:
-        here.gate._read_large = read_large
+        here.gateway.large_reads._read = read_large
         client.send(post(b'{"prompt": "' + b"x" * (1 << 20) + b'"}'))
         await asked.wait()
         client.abort()
-        await here.until(lambda: not here.gate.clients)
+        await here.until(lambda: not here.gateway.clients)
         await asyncio.sleep(0.01)
-        assert here.gate.memory.used > 1 << 20
+        assert here.gateway.memory.used > 1 << 20
         go_on.set()
-        await here.until(lambda: not here.gate._tasks)
-        assert here.gate.memory.used == 0
+        await here.until(lambda: not here.gateway.large_reads)
+        assert here.gateway.memory.used == 0
         assert (here.received, here.outcomes) == (0, ["client_left"])
 
 
@@ -120,12 +120,12 @@ async def test_a_client_may_leave_while_its_body_waits_to_be_parsed() -> None:
         return Ask()
 
     async with stage(STREAM) as here, here.client() as client:
-        here.gate._read_large = read_large
+        here.gateway.large_reads._read = read_large
         client.send(post(b'{"prompt": "' + b"x" * (1 << 20) + b'"}'))
         await asked.wait()
         client.abort()
-        await here.until(lambda: not here.gate._tasks and not here.gate.clients)
-        assert here.gate.memory.used == 0
+        await here.until(lambda: not here.gateway.large_reads and not here.gateway.clients)
+        assert here.gateway.memory.used == 0
 
 
 @live
@@ -145,11 +145,11 @@ async def test_a_body_whose_client_left_is_freed_at_once_and_not_when_garbage_is
     gc.disable()
     try:
         async with stage(STREAM) as here, here.client() as client:
-            here.gate._read_large = read_large
+            here.gateway.large_reads._read = read_large
             client.send(post(b'{"prompt": "' + b"x" * (1 << 20) + b'"}'))
             await asked.wait()
             client.abort()
-            await here.until(lambda: not here.gate._tasks and not here.gate.clients)
+            await here.until(lambda: not here.gateway.large_reads and not here.gateway.clients)
             assert [each() for each in bodies] == [None]
     finally:
         gc.enable()
@@ -162,7 +162,7 @@ async def test_a_client_may_leave_before_there_is_a_connection() -> None:
         network.blackhole(f"127.0.0.1:{here.unit.port}")
         client.send(chat())
         await asyncio.sleep(1.0)
-        assert here.gate.board.in_flight == 1
+        assert here.plane.board.in_flight == 1
         client.abort()
         await here.until_quiet()
         assert here.outcomes == ["client_left"]
@@ -188,13 +188,13 @@ async def test_many_come_and_go_and_nothing_is_left() -> None:
                 assert (await client.reply()).whole
 
     async with stage(play) as here:
-        connections = here.gate.pool(here.gate.board.desks["u0"]).connections
+        connections = here.gateway.pool(here.plane.board.desks["u0"]).connections
         for _ in range(3):
             await asyncio.gather(*map(visit, range(60)))
             await here.until_quiet()
-            assert len(here.gate.clients) == 0
+            assert len(here.gateway.clients) == 0
             assert len(connections) <= 60
-            assert not here.gate._tasks
+            assert not here.gateway.large_reads
         assert set(here.outcomes) == {"ok", "client_left"}
 
 
@@ -202,7 +202,7 @@ async def test_many_come_and_go_and_nothing_is_left() -> None:
 async def test_a_client_that_was_kept_warm_has_been_answered_when_it_leaves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("cellgate.proxy.gate.TICK_S", 0.01)
+    monkeypatch.setattr("cellgate.proxy.process.ticker.TICK_S", 0.01)
 
     async def play(request: Received) -> None:
         request.write(SSE_HEAD)

@@ -23,7 +23,7 @@ DECLARED = post(b"x" * 800)[:-800]
 
 @pytest.fixture(autouse=True)
 def _quick_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cellgate.proxy.gate.TICK_S", 0.01)
+    monkeypatch.setattr("cellgate.proxy.process.ticker.TICK_S", 0.01)
 
 
 async def refused(client: Client, status: int) -> dict[str, object]:
@@ -110,13 +110,13 @@ async def test_a_refused_client_that_does_not_leave_is_cut(monkeypatch: pytest.M
     async with stage(STREAM) as here, here.client() as client:
         client.send(b"GET /\r\n\r\n")
         assert (await client.reply()).status == 400
-        await here.until(lambda: not here.gate.clients)
+        await here.until(lambda: not here.gateway.clients)
 
 
 @live
 async def test_nothing_is_begun_behind_an_answer_that_closes() -> None:
     async with stage(STREAM) as here, here.client() as client:
-        here.gate._stopping = True
+        here.gateway._stopping = True
         reply = await client.ask(get("/v1/models") + chat())
         assert (reply.status, reply.get("connection")) == (200, "close")
         assert await client.rest() == b""
@@ -144,11 +144,11 @@ SIZE = len(BODY)
 async def take_memory(here: Stage, client: Client, body: bytes = BODY) -> None:
     """Let a client take most of the memory there is: it lacks the last byte of its body."""
     client.send(post(body)[:-1])
-    await here.until(lambda: here.gate.memory.used == len(body))
+    await here.until(lambda: here.gateway.memory.used == len(body))
 
 
 async def until_one_waits(here: Stage) -> None:
-    await here.until(lambda: here.gate.memory.is_short)
+    await here.until(lambda: here.gateway.memory.is_short)
 
 
 @live
@@ -157,7 +157,7 @@ async def test_a_body_without_memory_waits_until_some_comes_back() -> None:
         await take_memory(here, first)
         second.send(post(BODY)[:-1])
         await until_one_waits(here)
-        assert here.gate.memory.used == SIZE
+        assert here.gateway.memory.used == SIZE
         assert (await first.ask(BODY[-1:])).status == 200
         assert (await second.ask(BODY[-1:])).status == 200
 
@@ -166,8 +166,8 @@ async def test_a_body_without_memory_waits_until_some_comes_back() -> None:
 async def test_who_only_declares_a_body_takes_nothing() -> None:
     async with stage(STREAM, limits=FEW) as here, here.client() as first, here.client() as second:
         first.send(DECLARED)
-        await here.until(lambda: here.gate.clients and not next(iter(here.gate.clients)).is_idle())
-        assert here.gate.memory.used == 0
+        await here.until(lambda: here.gateway.clients and not next(iter(here.gateway.clients)).is_idle())
+        assert here.gateway.memory.used == 0
         await take_memory(here, second)
         assert (await second.ask(BODY[-1:])).status == 200
 
@@ -188,7 +188,7 @@ async def test_a_body_that_stands_still_is_given_up_once_others_wait(monkeypatch
     async with stage(STREAM, limits=FEW) as here, here.client() as first, here.client() as second:
         await take_memory(here, first)
         await asyncio.sleep(3 * SHORT_S)
-        assert here.gate.memory.used == SIZE
+        assert here.gateway.memory.used == SIZE
         second.send(post(BODY)[:-1])
         assert (await refused(first, 408))["code"] == "body_timeout"
         assert (await second.ask(BODY[-1:])).status == 200
@@ -211,7 +211,7 @@ async def test_a_body_that_is_there_already_needs_no_memory() -> None:
         for data in (chat(pad="x" * 300), CHUNKED + chunk(b"{") + chunk(b"}" + b" " * 500) + LAST_CHUNK):
             for _ in range(2):
                 assert (await second.ask(data)).status == 200
-        assert here.gate.memory.used == SIZE
+        assert here.gateway.memory.used == SIZE
 
 
 @live
@@ -221,7 +221,7 @@ async def test_a_chunked_body_waits_for_what_it_lacks_and_no_more() -> None:
         second.send(CHUNKED + chunk(b"{") + chunk(b" " * 300) + chunk(b" " * 300))
         await until_one_waits(here)
         first.abort()
-        await here.until(lambda: here.gate.memory.used == 601)
+        await here.until(lambda: here.gateway.memory.used == 601)
         assert (await second.ask(chunk(b"}") + LAST_CHUNK)).status == 200
 
 
@@ -233,8 +233,8 @@ async def test_a_client_that_leaves_gives_its_memory_back_and_waits_no_more() ->
         await until_one_waits(here)
         second.abort()
         first.abort()
-        await here.until(lambda: not here.gate.clients)
-        assert (here.gate.memory.used, here.gate.memory.is_short) == (0, False)
+        await here.until(lambda: not here.gateway.clients)
+        assert (here.gateway.memory.used, here.gateway.memory.is_short) == (0, False)
 
 
 @live
@@ -244,8 +244,8 @@ async def test_a_client_that_leaves_while_it_waits_for_memory_is_seen() -> None:
         second.send(post(BODY)[:-1])
         await until_one_waits(here)
         second.abort()
-        await here.until(lambda: len(here.gate.clients) == 1)
-        assert not here.gate.memory.is_short
+        await here.until(lambda: len(here.gateway.clients) == 1)
+        assert not here.gateway.memory.is_short
 
 
 @live
@@ -256,20 +256,20 @@ async def test_a_reset_behind_more_pipelined_bytes_than_are_read_is_seen() -> No
     async with stage(never) as here, here.client() as client:
         client.send(chat(stream=False) * 5000)
         await here.until(lambda: here.received == 1)
-        assert here.gate.board.in_flight == 1
+        assert here.plane.board.in_flight == 1
         client.reset()
-        await here.until(lambda: not here.gate.clients)
-        assert here.gate.board.in_flight == 0
+        await here.until(lambda: not here.gateway.clients)
+        assert here.plane.board.in_flight == 0
 
 
 @live
 async def test_a_refused_body_gives_its_memory_back_at_once() -> None:
     async with stage(STREAM, limits=FEW) as here, here.client() as client:
         client.send(CHUNKED + chunk(b"x" * 600))
-        await here.until(lambda: here.gate.memory.used == 600)
+        await here.until(lambda: here.gateway.memory.used == 600)
         client.send(b"zz\r\n")
         assert (await client.reply()).status == 400
-        assert here.gate.memory.used == 0
+        assert here.gateway.memory.used == 0
 
 
 # Readers slower than their units

@@ -27,8 +27,8 @@ def at(here: Stage, number: int) -> str:
 
 
 def down(here: Stage, name: str) -> None:
-    here.gate.watch.observe(
-        Evidence(name, Sign.BAD, Strength.FATAL, "test", "the test says so", here.gate.now())
+    here.plane.prober.observe(
+        Evidence(name, Sign.BAD, Strength.FATAL, "test", "the test says so", here.gateway.now())
     )
 
 
@@ -53,12 +53,12 @@ async def test_a_request_goes_to_the_unit_it_names_and_does_not_show_it_the_name
 async def test_from_a_peer_that_is_not_trusted_it_is_forged(field: str) -> None:
     async with stage(STREAM) as here, here.client() as client:
         await client.ask(chat())
-        (peer,) = here.gate.clients
+        (peer,) = here.gateway.clients
         peer.peer = "203.0.113.7"
         reply = await client.ask(to("u0", field=field))
         assert (reply.status, reply.error["code"]) == (403, "not_trusted")
         assert here.received == 1
-        assert b"cellgate_forged_placements_total 1.0" in await here.gate.metrics.render()
+        assert b"cellgate_forged_placements_total 1.0" in await here.plane.metrics.render()
         # The gate's own answers are for everyone, whoever sends what along.
         assert (await client.ask(get("/readyz", f"{field}: u0\r\n"))).status == 200
 
@@ -67,7 +67,7 @@ async def test_from_a_peer_that_is_not_trusted_it_is_forged(field: str) -> None:
 async def test_networks_that_the_configuration_names_are_trusted() -> None:
     async with stage(STREAM, trusted=("203.0.113.0/24",)) as here, here.client() as client:
         await client.ask(chat())
-        (peer,) = here.gate.clients
+        (peer,) = here.gateway.clients
         peer.peer = "203.0.113.7"
         assert (await client.ask(to("u0"))).status == 200
 
@@ -82,7 +82,7 @@ async def test_who_shows_the_admin_token_is_trusted_and_units_do_not_see_it(
 ) -> None:
     async with stage(STREAM, admin_token=token) as here, here.client() as client:
         await client.ask(chat())
-        (peer,) = here.gate.clients
+        (peer,) = here.gateway.clients
         peer.peer = "203.0.113.7"
         for head in (f"{UNIT}: u0\r\n", "x-cellgate-explain: 1\r\n"):
             reply = await client.ask(chat(head=f"{head}{TOKEN}: {shown}\r\n"))
@@ -94,9 +94,9 @@ async def test_who_shows_the_admin_token_is_trusted_and_units_do_not_see_it(
 async def test_a_unit_that_cannot_take_it_is_refused_for_with_the_reason() -> None:
     async with stage(STREAM, STREAM) as here, here.client() as client:
         assert refused(await client.ask(to("nobody"))) == (503, "no_unit", "not_here")
-        here.gate.set_drain("u0", True)
+        here.plane.set_drain("u0", True)
         assert refused(await client.ask(to("u0"))) == (503, "drained", "not_here")
-        here.gate.set_drain("u0", False)
+        here.plane.set_drain("u0", False)
         down(here, "u0")
         assert refused(await client.ask(to("u0"))) == (503, "down", "not_here")
         assert here.received == 0
@@ -105,10 +105,10 @@ async def test_a_unit_that_cannot_take_it_is_refused_for_with_the_reason() -> No
 @live
 async def test_a_unit_without_room_is_not_waited_for() -> None:
     async with stage(STREAM, STREAM) as here, here.client() as client:
-        desk = here.gate.board.desks["u0"]
-        desk.shut_until = here.gate.now() + 60.0
+        desk = here.plane.board.desks["u0"]
+        desk.shut_until = here.gateway.now() + 60.0
         assert refused(await client.ask(to("u0"))) == (503, "full", "not_here")
-        assert not len(here.gate.router.waiting)
+        assert not len(here.plane.router.waiting)
 
 
 @live
@@ -137,9 +137,9 @@ async def test_an_endpoint_picker_names_addresses_the_best_first() -> None:
     async with stage(STREAM, STREAM, STREAM) as here, here.client() as client:
         both = (at(here, 2), at(here, 1))
         assert (await client.ask(to(*both, field=ENDPOINT))).get(UNIT) == "u2"
-        here.gate.set_drain("u2", True)
+        here.plane.set_drain("u2", True)
         assert (await client.ask(to(*both, field=ENDPOINT))).get(UNIT) == "u1"
-        here.gate.set_drain("u1", True)
+        here.plane.set_drain("u1", True)
         assert refused(await client.ask(to(*both, field=ENDPOINT))) == (503, "drained", "not_here")
         assert refused(await client.ask(to("192.0.2.1:80", field=ENDPOINT))) == (503, "no_unit", "not_here")
 
@@ -189,7 +189,7 @@ async def test_a_gate_that_refuses_for_its_unit_is_no_answer() -> None:
         for _ in range(2):
             reply = await client.ask(chat())
             assert (reply.status, reply.get(UNIT)) == (200, "u1")
-        verdicts = {desk.unit.name: desk.case.verdict.value for desk in here.gate.board}
+        verdicts = {desk.unit.name: desk.case.verdict.value for desk in here.plane.board}
         assert verdicts == {"u0": "suspect", "u1": "up"}
 
 
@@ -198,7 +198,7 @@ async def test_a_gate_whose_unit_is_full_costs_of_the_retry_budget_and_blames_no
     full = whole(status="503 Service Unavailable", head="x-cellgate-reason: full\r\n")
     async with stage(full, STREAM) as here, here.client() as client:
         assert (await client.ask(chat())).get(UNIT) == "u1"
-        assert all(desk.case.verdict.value == "up" for desk in here.gate.board)
+        assert all(desk.case.verdict.value == "up" for desk in here.plane.board)
 
 
 @live

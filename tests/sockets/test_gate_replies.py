@@ -46,7 +46,7 @@ async def test_an_engine_without_the_path_is_told_as_such_in_openais_shape() -> 
             reply = await client.ask(chat())
             assert (reply.status, reply.error["code"]) == (404, "not_served")
             assert reply.error["message"] == "the engine of unit u0 does not serve /v1/chat/completions"
-        assert here.gate.board.in_flight == 0
+        assert here.plane.board.in_flight == 0
 
 
 @live
@@ -235,7 +235,7 @@ async def test_a_kept_connection_that_ended_before_the_request_came_gets_a_free_
             assert (reply.status, reply.body) == (200, EVENTS)
         assert here.outcomes == ["ok"] * 4
         assert len(here.unit.connections) == 4
-        (desk,) = here.gate.board
+        (desk,) = here.plane.board
         assert desk.case.verdict.value == "up"
 
 
@@ -258,7 +258,7 @@ async def test_a_connection_that_the_unit_closed_while_idle_is_not_used(
 ) -> None:
     monkeypatch.setattr("cellgate.proxy.wire.pool.EARLY_S", 0.0)
     async with stage(STREAM) as here, here.client() as client:
-        pool = here.gate.pool(here.gate.board.desks["u0"])
+        pool = here.gateway.pool(here.plane.board.desks["u0"])
         for count in range(1, 4):
             assert (await client.ask(chat())).body == EVENTS
             here.unit.connections[-1].abort()
@@ -271,7 +271,7 @@ async def test_a_connection_that_the_unit_closed_while_idle_is_not_used(
 
 @live
 async def test_a_stream_that_begins_late_is_kept_warm_with_comments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cellgate.proxy.gate.TICK_S", 0.01)
+    monkeypatch.setattr("cellgate.proxy.process.ticker.TICK_S", 0.01)
     begin = asyncio.Event()
 
     async def play(request: Received) -> None:
@@ -292,7 +292,7 @@ async def test_a_stream_that_begins_late_is_kept_warm_with_comments(monkeypatch:
 
 @live
 async def test_a_stream_kept_warm_can_still_move_to_another_unit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cellgate.proxy.gate.TICK_S", 0.01)
+    monkeypatch.setattr("cellgate.proxy.process.ticker.TICK_S", 0.01)
 
     async def play(request: Received) -> None:
         request.write(SSE_HEAD)
@@ -315,7 +315,7 @@ async def test_a_stream_kept_warm_can_still_move_to_another_unit(monkeypatch: py
 async def test_a_stream_kept_warm_ends_in_an_error_event_when_no_unit_is_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("cellgate.proxy.gate.TICK_S", 0.01)
+    monkeypatch.setattr("cellgate.proxy.process.ticker.TICK_S", 0.01)
 
     async def play(request: Received) -> None:
         request.write(SSE_HEAD)
@@ -333,7 +333,7 @@ async def test_a_stream_kept_warm_ends_in_an_error_event_when_no_unit_is_left(
 async def test_a_unit_that_shows_nothing_is_given_up_at_the_last_resort(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("cellgate.proxy.gate.TICK_S", 0.01)
+    monkeypatch.setattr("cellgate.proxy.process.ticker.TICK_S", 0.01)
 
     async def silent(request: Received) -> None:
         await asyncio.sleep(60.0)

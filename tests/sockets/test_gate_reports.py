@@ -21,12 +21,12 @@ ENGINES = (
 @live
 async def test_every_proxied_answer_carries_the_gates_report_and_no_other(script: bytes) -> None:
     async with stage(script) as here, here.client() as client:
-        here.gate.orca.refresh(here.gate.now())
+        here.plane.orca.refresh(here.gateway.now())
         reply = await client.ask(chat())
         assert reply.all("endpoint-load-metrics") == []
         (value,) = reply.all("endpoint-load-metrics-bin")
-        assert base64.b64decode(value) == encoded(here.gate.orca.report)
-        assert here.gate.orca.report.named_metrics["units_ready"] == 1.0
+        assert base64.b64decode(value) == encoded(here.plane.orca.report)
+        assert here.plane.orca.report.named_metrics["units_ready"] == 1.0
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ async def test_the_report_comes_as_it_is_asked_for_and_units_are_not_asked(asked
 @live
 async def test_what_no_unit_has_answered_carries_none() -> None:
     async with stage(STREAM) as here, here.client() as client:
-        here.gate.set_drain("u0", True)
+        here.plane.set_drain("u0", True)
         reply = await client.ask(chat())
         assert reply.status == 503
         assert reply.get("endpoint-load-metrics-bin") is None
@@ -59,7 +59,7 @@ async def test_what_no_unit_has_answered_carries_none() -> None:
 @live
 async def test_the_gate_is_shown_as_one_engine_where_that_is_asked_for(is_asked_for: bool) -> None:
     async with stage(STREAM, pool_metrics=is_asked_for) as here:
-        page = (await here.gate.metrics.render()).decode()
+        page = (await here.plane.metrics.render()).decode()
         assert ("\nvllm:num_requests_waiting 0.0\n" in page) is is_asked_for
         assert page.count("\nvllm:") == 3 * is_asked_for
 

@@ -90,7 +90,7 @@ async def test_a_large_body_arrives_whole() -> None:
     async with stage(echo) as here, here.client() as client:
         body = b'{"prompt": "' + b"abcdefghijklmnopqrstuvwxyz0123456789" * 200_000 + b'"}'
         assert (await client.ask(post(body))).body == body
-        assert here.gate.memory.used == 0
+        assert here.gateway.memory.used == 0
 
 
 @live

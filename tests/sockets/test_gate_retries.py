@@ -28,7 +28,7 @@ async def test_a_retry_that_has_shown_a_token_leaves_its_place_to_others(
     rules = Rules(retry_min=RETRIES, retry_budget=0.0)
     async with stage(failing, begin, rules=rules) as here, AsyncExitStack() as stack:
         # As of a gate that lags, and does not trust its eyes: the failing unit stays in rotation.
-        monkeypatch.setattr(here.gate.watch, "observe", lambda _evidence: None)
+        monkeypatch.setattr(here.plane.prober, "observe", lambda _evidence: None)
         monkeypatch.setattr("cellgate.proxy.control.local_dispatcher.COOL_S", 0.0)
         for _ in range(4 * RETRIES):
             client = await stack.enter_async_context(here.client())
@@ -36,7 +36,7 @@ async def test_a_retry_that_has_shown_a_token_leaves_its_place_to_others(
             async with asyncio.timeout(5.0):
                 head = await client.reader.readuntil(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 200 ")
-            assert here.gate.board.retries_in_flight == 0
+            assert here.plane.board.retries_in_flight == 0
         refused, answered = here.units
         assert len(refused.requests) > RETRIES
         assert len(answered.requests) == 4 * RETRIES
@@ -53,7 +53,7 @@ async def test_who_got_an_error_waits_for_another_unit_that_is_full() -> None:
         request.write(chunk(TOKENS[1]) + LAST_CHUNK)
 
     async with stage(failing, one_at_a_time) as here, here.client() as first, here.client() as second:
-        refusing, serving = here.gate.board.desks.values()
+        refusing, serving = here.plane.board.desks.values()
         refusing.drained = True
         first.send(chat())
         await here.until(lambda: len(serving.leases))
@@ -61,6 +61,6 @@ async def test_who_got_an_error_waits_for_another_unit_that_is_full() -> None:
         refusing.drained = False
         second.send(chat())
         await here.until(lambda: here.units[0].requests and not refusing.leases)
-        assert len(here.gate.router.waiting) == 1
+        assert len(here.plane.router.waiting) == 1
         ending.set()
         assert [(await client.reply()).status for client in (first, second)] == [200, 200]

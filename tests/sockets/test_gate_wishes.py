@@ -29,7 +29,7 @@ async def test_they_reach_the_router_and_cross_to_the_unit(monkeypatch: pytest.M
         assert (await client.ask(chat(head=head))).status == 200
         (ask,) = asks
         assert (ask.session, ask.tenant, ask.priority) == ("s-1", "team", -3)
-        assert 59.0 < ask.deadline_at - here.gate.now() <= 60.0
+        assert 59.0 < ask.deadline_at - here.gateway.now() <= 60.0
         (received,) = here.unit.requests
         assert {name: received.get(name) for name in WISHES} == WISHES
 
@@ -58,11 +58,11 @@ async def test_one_that_makes_no_sense_is_named_and_reaches_no_unit() -> None:
 def _noted(here: Stage, monkeypatch: pytest.MonkeyPatch) -> list[Ask]:
     """The asks that the router gets from now on."""
     asks: list[Ask] = []
-    pick = here.gate.router.pick
+    pick = here.plane.router.pick
 
     def noting(ask: Ask, *args: Any, **kwargs: Any) -> Lease | Refusal:
         asks.append(ask)
         return pick(ask, *args, **kwargs)
 
-    monkeypatch.setattr(here.gate.router, "pick", noting)
+    monkeypatch.setattr(here.plane.router, "pick", noting)
     return asks

@@ -44,7 +44,7 @@ async def traced(*scripts: Script, sample_ratio: float = 1.0) -> AsyncIterator[t
     async with collecting() as collector:
         tracing = Tracing(TracingSettings(collector.endpoint, sample_ratio))
         async with stage(*scripts) as here:
-            here.gate.tracing = tracing
+            here.gateway.observe = tracing.observers
             yield here, collector
         await asyncio.to_thread(tracing.close)
 

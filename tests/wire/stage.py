@@ -20,7 +20,9 @@ from typing import Any, ParamSpec
 import uvloop
 
 from cellgate.proxy.config.settings import Address, Settings, Tls
-from cellgate.proxy.gate import Gate
+from cellgate.proxy.control.plane import Plane
+from cellgate.proxy.gate import Gate, make_gate
+from cellgate.proxy.gateway import Gateway
 from cellgate.proxy.logs.access_log import AccessLog
 from cellgate.proxy.logs.events import EventLog
 from cellgate.proxy.logs.record import Finished
@@ -90,31 +92,32 @@ class _Nowhere:
         return len(data)
 
 
-def make_gate(settings: Settings, loop: asyncio.AbstractEventLoop, records: Records) -> Gate:
+def unheard_gate(settings: Settings, loop: asyncio.AbstractEventLoop, records: Records) -> Gate:
     """A gate that parses large bodies at once and logs nowhere."""
 
-    async def read_large(body: bytes) -> Ask | Failure:
+    async def read(body: bytes) -> Ask | Failure:
         return read_ask(body)
 
-    return Gate(
+    return make_gate(
         settings,
         loop,
         random.Random(1),
         events=EventLog(lambda: 0.0, settings.rules.passes, lambda *_: None),
         access_log=records,
-        read_large=read_large,
+        read=read,
         unit_tls=functools.partial(unit_context, settings.tls),
     )
 
 
 async def start_unwatched(gate: Gate) -> None:
     """Start a gate that sends no probe and believes every unit to be UP."""
-    await gate.start(client_context(gate.settings.tls))
-    for desk in gate.board:
+    plane = gate.plane
+    await gate.start(client_context(plane.settings.tls))
+    for desk in plane.board:
         name = desk.unit.name
-        gate.watch.stop(name)
-        gate.board.observe(
-            Evidence(name, Sign.GOOD, Strength.STRONG, "canary", "the test says so", gate.now())
+        plane.prober.stop(name)
+        plane.board.observe(
+            Evidence(name, Sign.GOOD, Strength.STRONG, "canary", "the test says so", plane.now())
         )
 
 
@@ -123,6 +126,8 @@ class Stage:
     """What a test plays on."""
 
     gate: Gate
+    gateway: Gateway
+    plane: Plane
     units: list[ScriptedUnit]
     records: Records
 
@@ -144,11 +149,11 @@ class Stage:
 
     def client(self, tls: ssl.SSLContext | None = None) -> AbstractAsyncContextManager[Client]:
         """A new connection to the gate."""
-        return connected(self.gate.port, tls)
+        return connected(self.gateway.port, tls)
 
     def buffered(self) -> int:
         """Bytes that the gate holds for its clients."""
-        transports = [client._transport for client in self.gate.clients]
+        transports = [client._transport for client in self.gateway.clients]
         return sum(transport.get_write_buffer_size() for transport in transports if transport is not None)
 
     async def until(self, is_so: Callable[[], object]) -> None:
@@ -159,10 +164,10 @@ class Stage:
 
     async def until_quiet(self) -> None:
         """Wait until no client is connected and nothing is in flight; every account must then be even."""
-        await self.until(lambda: not self.gate.clients and not self.gate.board.in_flight)
-        assert self.gate.memory.used == 0
-        assert self.gate.board.retries_in_flight == 0
-        assert all(not desk.leases for desk in self.gate.board)
+        await self.until(lambda: not self.gateway.clients and not self.plane.board.in_flight)
+        assert self.gateway.memory.used == 0
+        assert self.plane.board.retries_in_flight == 0
+        assert all(not desk.leases for desk in self.plane.board)
 
 
 @asynccontextmanager
@@ -194,9 +199,9 @@ async def stage(
             **options,
         )
         records = Records()
-        gate = make_gate(settings, loop, records)
+        gate = unheard_gate(settings, loop, records)
         await start_unwatched(gate)
-        here = Stage(gate, units, records)
+        here = Stage(gate, gate.gateway, gate.plane, units, records)
         try:
             yield here
             await here.until_quiet()

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from cellgate.proxy import app
+from cellgate.proxy import serve as entry
 from cellgate.proxy.cli import admin_client
 from cellgate.proxy.cli.commands import main
 from cellgate.proxy.config.load_process import ConfigError
@@ -150,7 +150,7 @@ def test_serve_hands_over_settings_and_how_to_read_them_anew(
             reload()
         return 7
 
-    monkeypatch.setattr(app, "serve", serve)
+    monkeypatch.setattr(entry, "serve", serve)
     assert main(["serve", "-c", str(path), "--access-log", "off"]) == 7
 
 
@@ -160,7 +160,7 @@ def test_a_port_in_use_is_one_line_and_exit_code_1(
     def serve(settings: Settings, reload: Any) -> int:
         raise OSError(98, "Address already in use", str(settings.listen))
 
-    monkeypatch.setattr(app, "serve", serve)
+    monkeypatch.setattr(entry, "serve", serve)
     assert main(["serve", "--unit", "http://x"]) == 1
     assert capsys.readouterr().err == "cellgate: cannot listen on 127.0.0.1:8000: Address already in use\n"
 

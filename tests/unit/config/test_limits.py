@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from cellgate.proxy.config.limits import LIMITS, REACHED, Limits, reached
-from cellgate.proxy.workers.accounts import Accounts
+from cellgate.proxy.workers.board_replica import BoardReplica
+from cellgate.proxy.workers.worker_status import StatusReporter
+from cellgate.router.nouns import Rules
 from tests.unit.metrics.test_metrics import A1, make, scrape
 
 SECURITY = Path(__file__).parents[3] / "docs" / "security.md"
@@ -30,11 +32,11 @@ def test_what_workers_have_counted_is_added() -> None:
 
 
 def test_a_worker_tells_what_is_new() -> None:
-    accounts = Accounts(None)  # type: ignore[arg-type]
+    status = StatusReporter(BoardReplica(Rules()), None, None, None)  # type: ignore[arg-type]
     reached("stop_bytes")
     reached("stop_bytes")
-    assert accounts._new_limits() == [("stop_bytes", 2)]
-    assert accounts._new_limits() == []
+    assert status._new_limits() == [("stop_bytes", 2)]
+    assert status._new_limits() == []
 
 
 def test_a_name_that_is_no_bound_cannot_be_counted() -> None:

@@ -270,15 +270,15 @@ def test_a_request_gets_the_carrier_it_asks_for() -> None:
     orca = Clocked().orca
     orca.refresh(0.0)
     field = b"endpoint-load-metrics-format"
-    assert orca.line([(b"host", b"gate")]) == bin_line(orca.report)
-    assert orca.line([(b"host", b"gate"), (field, b"TEXT")]) == text_line(orca.report)
-    assert orca.line([(field, b" json ")]) == json_line(orca.report)
-    assert orca.line([(field, b"yaml")]) == bin_line(orca.report)
+    assert orca.lines.line([(b"host", b"gate")]) == bin_line(orca.report)
+    assert orca.lines.line([(b"host", b"gate"), (field, b"TEXT")]) == text_line(orca.report)
+    assert orca.lines.line([(field, b" json ")]) == json_line(orca.report)
+    assert orca.lines.line([(field, b"yaml")]) == bin_line(orca.report)
 
 
 def test_lines_are_rendered_by_the_tick_alone() -> None:
     gate = Clocked()
     gate.orca.refresh(0.0)
-    line = gate.orca.line([])
+    line = gate.orca.lines.line([])
     gate.board.open("a", Ask(), 0.0, retry=False)
-    assert gate.orca.line([]) is line
+    assert gate.orca.lines.line([]) is line

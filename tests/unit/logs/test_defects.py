@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from cellgate.proxy.gate import Gate
+from cellgate.proxy.gateway import Gateway
 from cellgate.proxy.logs.defects import PLACES_KEPT, TOLD_S, Defects
 from cellgate.proxy.request.response import Response
 from cellgate.router.nouns import Verdict
@@ -82,7 +82,7 @@ async def test_before_anything_was_shown_it_is_500_in_openai_s_shape_with_the_re
     defects: list[dict[str, Any]] = []
     async with stage(whole(), defects=defects) as here, here.client() as client:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Gate, "pool", failing(ZeroDivisionError("boom")))
+            patch.setattr(Gateway, "pool", failing(ZeroDivisionError("boom")))
             reply = await client.ask(chat(stream=False, head="x-request-id: mine\r\n"))
         assert (reply.status, reply.get("x-request-id"), reply.get("connection")) == (500, "mine", "close")
         assert (reply.error["type"], reply.error["code"]) == ("internal_server_error", "internal")
@@ -105,7 +105,7 @@ async def test_a_stream_ends_in_an_error_event_and_its_unit_is_not_blamed() -> N
         assert TOKENS[1] not in said
         assert b'"code":"internal"' in said
         assert not said.endswith(b"0\r\n\r\n")
-        assert [desk.case.verdict for desk in here.gate.board] == [Verdict.UP]
+        assert [desk.case.verdict for desk in here.plane.board] == [Verdict.UP]
     assert len(defects) == 1
     assert here.outcomes == ["gate_error"]
 
@@ -114,9 +114,9 @@ async def test_a_stream_ends_in_an_error_event_and_its_unit_is_not_blamed() -> N
 async def test_the_one_timer_goes_on_though_one_of_its_looks_fails() -> None:
     defects: list[dict[str, Any]] = []
     async with stage(whole(), defects=defects) as here:
-        here.gate.on_tick.append(failing(ZeroDivisionError("boom")))
+        here.plane.ticker.looks.append(failing(ZeroDivisionError("boom")))
         ticks: list[float] = []
-        here.gate.on_tick.append(ticks.append)
+        here.plane.ticker.looks.append(ticks.append)
         await here.until(lambda: len(ticks) >= 2)
-        here.gate.on_tick.clear()
+        here.plane.ticker.looks.clear()
     assert {problem["message"] for problem in defects} == {"the gate's timer"}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from cellgate.proxy.request.local_endpoints import NAMES_SHOWN, OwnAnswers
+from cellgate.proxy.control.refusals import NAMES_SHOWN, Refusals
+from cellgate.proxy.request.local_endpoints import LocalEndpoints
 from cellgate.router.board import Board
 from cellgate.router.nouns import Ask, Cell, Fleet, Models, Refusal, Rules, Unit
 
@@ -18,13 +19,13 @@ def board() -> Board:
     return board
 
 
-def listed(own: OwnAnswers) -> list[str]:
+def listed(own: LocalEndpoints) -> list[str]:
     _, body, _ = own.answer(b"/v1/models", stopping=False)
     return [card["id"] for card in orjson.loads(body)["data"]]
 
 
 def test_the_list_of_models_is_the_union_and_follows_each_unit(board: Board) -> None:
-    own = OwnAnswers(board)
+    own = LocalEndpoints(board)
     assert listed(own) == []
     board.serve(Models("a", ("x", "y"), 0.0))
     board.serve(Models("b", ("y", "z"), 0.0))
@@ -34,15 +35,15 @@ def test_the_list_of_models_is_the_union_and_follows_each_unit(board: Board) -> 
 
 
 def test_the_list_is_not_made_anew_for_each_client(board: Board) -> None:
-    own = OwnAnswers(board)
+    own = LocalEndpoints(board)
     board.serve(Models("a", tuple(f"m{n}" for n in range(1000)), 0.0))
     assert own.answer(b"/v1/models", stopping=False)[1] is own.answer(b"/v1/models", stopping=False)[1]
 
 
 def test_a_refusal_names_some_models_and_counts_the_rest(board: Board) -> None:
-    own = OwnAnswers(board)
+    refusals = Refusals(board)
     board.serve(Models("a", tuple(f"m{n:04}" for n in range(1000)), 0.0))
-    message = own.explain(Refusal.UNKNOWN_MODEL, Ask("none"), 0.0).message
+    message = refusals.explain(Refusal.UNKNOWN_MODEL, Ask("none"), 0.0).message
     assert message.endswith(f"serve: {', '.join(f'm{n:04}' for n in range(NAMES_SHOWN))} and 980 more")
     board.serve(Models("a", ("only",), 1.0))
-    assert own.explain(Refusal.UNKNOWN_MODEL, Ask("none"), 0.0).message.endswith("serve: only")
+    assert refusals.explain(Refusal.UNKNOWN_MODEL, Ask("none"), 0.0).message.endswith("serve: only")

@@ -61,7 +61,7 @@ async def test_the_next_answer_waits_for_a_client_that_has_not_read_the_one_befo
 @simulated
 async def test_a_client_that_never_reads_bounds_what_is_held_and_its_leaving_frees_all() -> None:
     async with stage(of_size(100 * WINDOW)) as here:
-        connections = here.gate.pool(here.gate.board.desks["u0"]).connections
+        connections = here.gateway.pool(here.plane.board.desks["u0"]).connections
         for _ in range(20):
             async with here.client() as unreading:
                 unreading.stop_reading()
@@ -95,7 +95,7 @@ async def test_pipelined_requests_wait_outside_while_one_is_in_flight() -> None:
         client.send(chat(stream=False) * 20_000)
         for _ in range(200):
             assert (await client.reply()).status == 200
-            (connection,) = here.gate.clients
+            (connection,) = here.gateway.clients
             # What is waiting are whole requests and failures; each request here is more than 100 bytes.
             assert len(connection._intake.queue) < 3 * WINDOW / 100
 
@@ -118,5 +118,5 @@ async def test_memory_is_taken_in_the_order_it_was_asked_for() -> None:
             await asyncio.sleep(0.1)
         for client in clients:
             await asyncio.sleep(0.1)
-            assert here.gate.memory.used == 900
+            assert here.gateway.memory.used == 900
             assert (await client.ask(b" " * 198 + b"}")).status == 200

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cellgate.proxy.wire.failure import Failure, Kind
-from cellgate.proxy.workers.board_replica import News, fleet_in, fleet_out, take
+from cellgate.proxy.workers.board_replica import BoardReplica, BoardUpdates, fleet_in, fleet_out
 from cellgate.proxy.workers.protocol import Frames, Message, ask_in, ask_out, failure_in, failure_out, framed
 from cellgate.router.board import Board
 from cellgate.router.nouns import Ask, Cell, Evidence, Fleet, Load, Rules, Sign, Strength, Unit, Verdict
@@ -57,34 +57,44 @@ def test_a_fleet_arrives_as_it_was() -> None:
     assert fleet_in(fleet_out(FLEET)) == FLEET
 
 
-def test_a_copy_of_a_board_is_told_what_changed_and_nothing_else() -> None:
-    board, copy = Board(Rules()), Board(Rules())
-    for each in (board, copy):
-        each.configure(FLEET, 0.0)
-    news = News(board)
-    for known in news.units(0.0):
-        assert take(copy, known) is not None
-    assert news.units(1.0) == []
+def test_a_replica_of_a_board_is_told_what_changed_and_nothing_else() -> None:
+    board, replica = Board(Rules()), BoardReplica(Rules())
+    board.configure(FLEET, 0.0)
+    assert replica.take_fleet(1, fleet_out(FLEET), 0.0) == []
+    updates = BoardUpdates(board)
+    assert replica.take_units(updates.units(0.0)) == []
+    assert updates.units(1.0) == []
     board.observe(Evidence("a", Sign.GOOD, Strength.STRONG, "canary", "one token", 2.0))
     board.report(Load("a", 2.0, running=3, waiting=1, kv_use=0.5))
-    (told,) = news.units(2.0)
-    take(copy, told)
-    desk = copy.desks["a"]
+    (told,) = updates.units(2.0)
+    assert replica.take_units([told]) == []
+    desk = replica.board.desks["a"]
     assert (desk.case.verdict, desk.case.since, desk.is_usable()) == (Verdict.UP, 2.0, True)
     assert desk.load == Load("a", 2.0, running=3, waiting=1, kv_use=0.5)
     assert desk.has_place(2.0, 0.0)
     assert desk.models == {"m"}
     board.drain("a", drained=True)
-    (told,) = news.units(2.0)
-    take(copy, told)
+    (told,) = updates.units(2.0)
+    replica.take_units([told])
     assert not desk.is_usable()
     # When a unit last showed life is told apart, for that changes all the time.
-    assert news.lives() == [("a", 2.0), ("b", 0.0)]
+    assert updates.lives() == [("a", 2.0), ("b", 0.0)]
     board.desks["a"].life_at = 3.0
-    assert (news.units(3.0), news.lives()) == ([], [("a", 3.0)])
+    assert (updates.units(3.0), updates.lives()) == ([], [("a", 3.0)])
 
 
 def test_what_is_told_of_a_unit_that_is_not_there_is_dropped() -> None:
-    board, empty = Board(Rules()), Board(Rules())
+    board, empty = Board(Rules()), BoardReplica(Rules())
     board.configure(FLEET, 0.0)
-    assert take(empty, News(board).units(0.0)[0]) is None
+    assert empty.take_units(BoardUpdates(board).units(0.0)) == []
+    assert not empty.board.desks
+
+
+def test_units_that_have_gone_down_are_told_apart_once() -> None:
+    board, replica = Board(Rules()), BoardReplica(Rules())
+    board.configure(FLEET, 0.0)
+    replica.take_fleet(1, fleet_out(FLEET), 0.0)
+    board.observe(Evidence("a", Sign.BAD, Strength.FATAL, "agent", "gone", 1.0))
+    known = BoardUpdates(board).units(1.0)
+    assert [desk.unit.name for desk in replica.take_units(known)] == ["a"]
+    assert replica.take_units(known) == []

@@ -11,22 +11,34 @@ from typing import Any
 import pytest
 
 from cellgate.proxy.config.settings import Settings
-from cellgate.proxy.workers.supervisor import BRAIN, BRAIN_STILL_S, LATE_S, WORKER_STILL_S, Child, Supervisor
+from cellgate.proxy.workers.supervisor import (
+    CONTROL,
+    CONTROL_STILL_S,
+    LATE_S,
+    WORKER_STILL_S,
+    Child,
+    ControlStart,
+    Supervisor,
+)
 from cellgate.router.nouns import Fleet
 
 NOW = 1000.0
 
 
+async def never(_: ControlStart) -> int:
+    raise AssertionError("nothing is started here")
+
+
 class Scene:
-    """A supervisor with a brain and two workers that began at 0 and were alive at NOW."""
+    """A supervisor with a control process and two workers that began at 0 and were alive at NOW."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.killed: list[int] = []
         monkeypatch.setattr(os, "kill", self._kill)
         settings = Settings(Fleet(), workers=2)
-        self.supervisor: Any = Supervisor(settings, lambda: settings, {}, None)
+        self.supervisor: Any = Supervisor(settings, lambda: settings, {}, None, never)
         self.page = self.supervisor._page
-        for number in (BRAIN, 0, 1):
+        for number in (CONTROL, 0, 1):
             line = socket.socket()
             line.close()
             self.supervisor._children[number] = Child(number, 100 + number, line, 0.0)
@@ -51,28 +63,28 @@ def scene(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
         each.close()
 
 
-def test_a_brain_is_given_less_time_than_a_worker_and_each_is_killed_once(scene: Scene) -> None:
-    assert scene.look(NOW + BRAIN_STILL_S) == []
-    assert scene.look(NOW + BRAIN_STILL_S + 0.1) == [BRAIN]
-    assert scene.look(NOW + BRAIN_STILL_S + 0.2) == []
-    scene.page.beat(BRAIN, NOW + WORKER_STILL_S)
+def test_the_control_process_is_given_less_time_than_a_worker_and_each_is_killed_once(scene: Scene) -> None:
+    assert scene.look(NOW + CONTROL_STILL_S) == []
+    assert scene.look(NOW + CONTROL_STILL_S + 0.1) == [CONTROL]
+    assert scene.look(NOW + CONTROL_STILL_S + 0.2) == []
+    scene.page.beat(CONTROL, NOW + WORKER_STILL_S)
     scene.page.beat(1, NOW + 1.0)
     assert scene.look(NOW + WORKER_STILL_S + 0.1) == [0]
 
 
 def test_who_has_only_begun_has_time_to_begin(scene: Scene) -> None:
-    scene.page.await_beat(BRAIN)
+    scene.page.await_beat(CONTROL)
     for worker in (0, 1):
         scene.page.beat(worker, NOW + 1.0)
-    scene.supervisor._children[BRAIN].began_at = NOW
+    scene.supervisor._children[CONTROL].began_at = NOW
     assert scene.look(NOW + LATE_S) == []
-    assert scene.look(NOW + LATE_S + 0.1) == [BRAIN]
+    assert scene.look(NOW + LATE_S + 0.1) == [CONTROL]
 
 
 def test_after_the_supervisor_was_held_up_itself_all_have_their_time_anew(scene: Scene) -> None:
     scene.supervisor._judges_from = NOW + 10.0
     assert scene.look(NOW + 9.9) == []
-    assert scene.look(NOW + 10.0) == [BRAIN]
+    assert scene.look(NOW + 10.0) == [CONTROL]
 
 
 def test_who_is_ending_is_not_looked_at(scene: Scene) -> None:

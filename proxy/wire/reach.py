@@ -9,8 +9,8 @@ from typing import NamedTuple
 from cellgate.probes.base import Fetch, Net
 from cellgate.probes.gate_word import VIA_GATE, name_there
 from cellgate.proxy.config.limits import LIMITS
-from cellgate.proxy.request.placement import UNIT_FIELD
 from cellgate.proxy.wire.fetch import UnitFetch
+from cellgate.proxy.wire.heads import UNIT_FIELD
 from cellgate.proxy.wire.net import UnitNet
 from cellgate.proxy.wire.pool import MakeTls, Pool
 from cellgate.proxy.wire.rota import Rota

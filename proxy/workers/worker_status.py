@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import resource
-from typing import TYPE_CHECKING
 
 from cellgate.proxy.config.limits import REACHED
+from cellgate.proxy.gateway import Gateway
 from cellgate.proxy.logs.defects import DEFECTS
-from cellgate.proxy.workers.protocol import Report
+from cellgate.proxy.workers.board_replica import BoardReplica
+from cellgate.proxy.workers.protocol import WorkerStatus
+from cellgate.proxy.workers.remote_dispatcher import RemoteDispatcher
+from cellgate.proxy.workers.remote_reports import RemoteReports
 from cellgate.router.step_times import GAPS_MS
 from cellgate.router.unit_state import Desk
-
-if TYPE_CHECKING:
-    from cellgate.proxy.workers.worker import WorkerGate
 
 GAPS_EVERY = 4
 """Gaps between tokens are told with every fourth tick: what goes by them looks at the last ten seconds."""
@@ -21,13 +21,17 @@ _STRETCH = 64
 _PAGE_BYTES = resource.getpagesize()
 
 
-class Accounts:
+class StatusReporter:
     """One worker's."""
 
-    def __init__(self, gate: WorkerGate) -> None:
-        self._gate = gate
-        self.paused: dict[int, bool] = {}
-        """Leases whose clients have begun, or ceased, to read nothing."""
+    def __init__(
+        self, replica: BoardReplica, gateway: Gateway, dispatcher: RemoteDispatcher, reports: RemoteReports
+    ) -> None:
+        self._replica = replica
+        self._board = replica.board
+        self._gateway = gateway
+        self._dispatcher = dispatcher
+        self._reports = reports
         self._lives: dict[str, float] = {}
         self._gaps: dict[Desk, list[int]] = {}
         self._ticks = 0
@@ -40,34 +44,35 @@ class Accounts:
         self._gaps.pop(desk, None)
 
     def heard(self, lives: list[tuple[str, float]]) -> None:
-        """The brain knows of these signs of life."""
+        """The control process knows of these signs of life."""
         self._lives.update(lives)
 
-    def report(self, now: float, lag_s: float, *, is_last: bool = False) -> Report:
+    def take(self, now: float, lag_s: float, *, is_last: bool = False) -> WorkerStatus:
         """All that has come since the one before."""
-        gate = self._gate
         self._ticks += 1
-        paused, self.paused = self.paused, {}
-        log_dropped, ignored, forged = gate.log_dropped(), gate.wishes.ignored, gate.metrics.forged
-        report = Report(
-            gate.version,
-            now,
-            lag_s,
-            self._new_lives(),
-            self._new_gaps() if is_last or self._ticks % GAPS_EVERY == 0 else [],
-            list(paused.items()),
-            len(gate.clients),
-            gate.connections(),
-            *_used(),
-            log_dropped - self._log_dropped,
-            ignored - self._ignored,
-            forged - self._forged,
-            self._new_limits(),
-            DEFECTS.count - self._defects,
+        connections, reports = self._gateway.connections(), self._reports
+        log_dropped, ignored, forged = self._gateway.log_dropped(), reports.ignored_lines, reports.forgeries
+        cpu_s, resident = _used()
+        status = WorkerStatus(
+            version=self._replica.version,
+            at=now,
+            lag_s=lag_s,
+            lives=self._new_lives(),
+            gaps=self._new_gaps() if is_last or self._ticks % GAPS_EVERY == 0 else [],
+            paused=self._dispatcher.pauses(),
+            clients=connections["client"],
+            connections=connections["unit"],
+            cpu_s=cpu_s,
+            resident_bytes=resident,
+            log_dropped=log_dropped - self._log_dropped,
+            ignored=ignored - self._ignored,
+            forged=forged - self._forged,
+            limits=self._new_limits(),
+            defects=DEFECTS.count - self._defects,
         )
         self._defects = DEFECTS.count
         self._log_dropped, self._ignored, self._forged = log_dropped, ignored, forged
-        return report
+        return status
 
     def _new_limits(self) -> list[tuple[str, int]]:
         before, self._limits = self._limits, dict(REACHED)
@@ -75,15 +80,13 @@ class Accounts:
 
     def _new_lives(self) -> list[tuple[str, float]]:
         known = self._lives
-        lives = [
-            (d.unit.name, d.life_at) for d in self._gate.board if d.life_at > known.get(d.unit.name, 0.0)
-        ]
+        lives = [(d.unit.name, d.life_at) for d in self._board if d.life_at > known.get(d.unit.name, 0.0)]
         known.update(lives)
         return lives
 
     def _new_gaps(self) -> list[tuple[str, list[tuple[int, int]]]]:
         found = []
-        for desk in self._gate.board:
+        for desk in self._board:
             counts = desk.gaps_ms
             before = self._gaps.get(desk)
             if before is None:

@@ -5,20 +5,17 @@ from __future__ import annotations
 import os
 import resource
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from prometheus_client import Metric
 from prometheus_client.registry import Collector
 
 from cellgate.proxy.metrics.families import counter, gauge
-from cellgate.proxy.workers.accounts import resident_bytes
-from cellgate.proxy.workers.protocol import Report
-
-if TYPE_CHECKING:
-    from cellgate.proxy.workers.control_process import BrainGate
+from cellgate.proxy.workers.protocol import WorkerStatus
+from cellgate.proxy.workers.worker_status import resident_bytes
 
 
-class Record:
+class WorkerTotals:
     """What is known of the workers of one number, of those that have ended as well."""
 
     __slots__ = ("_before_s", "_now_s", "clients", "requests", "resident_bytes")
@@ -34,9 +31,9 @@ class Record:
         """CPU used by all of them."""
         return self._before_s + self._now_s
 
-    def take(self, report: Report) -> None:
+    def take(self, status: WorkerStatus) -> None:
         """The one that is there has told."""
-        self.clients, self.resident_bytes, self._now_s = report.clients, report.resident_bytes, report.cpu_s
+        self.clients, self.resident_bytes, self._now_s = status.clients, status.resident_bytes, status.cpu_s
 
     def end(self) -> None:
         """It is gone: what it told last stays added."""
@@ -44,41 +41,54 @@ class Record:
         self.clients = self.resident_bytes = 0
 
 
-class WorkerMetrics(Collector):
-    """Of a brain. `restarts`: so many ended before it."""
+class Workers(Protocol):
+    """What the control process knows of its workers."""
 
-    def __init__(self, brain: BrainGate, restarts: int) -> None:
-        self._brain = brain
+    totals: dict[int, WorkerTotals]
+    """By number, whether there is one now or not."""
+    deaths: int
+    lost_attempts: int
+    """Those that were open at workers which ended."""
+
+    def accepting(self) -> int:
+        """How many workers accept."""
+
+
+class WorkerMetrics(Collector):
+    """Of one control process. `restarts`: so many ended before it."""
+
+    def __init__(self, workers: Workers, restarts: int) -> None:
+        self._workers = workers
         self._restarts = restarts
 
     def collect(self) -> Iterator[Metric]:
         """All families."""
-        brain, records = self._brain, self._brain.worker_records.items()
-        yield gauge("workers", "Workers that accept clients.", (), [((), brain.accepting())])
+        workers, totals = self._workers, self._workers.totals.items()
+        yield gauge("workers", "Workers that accept clients.", (), [((), workers.accepting())])
         yield counter(
             "worker_deaths",
             "Workers that ended by themselves; each was replaced.",
             (),
-            [((), brain.deaths)],
+            [((), workers.deaths)],
         )
         yield counter("brain_deaths", "Brains that ended by themselves.", (), [((), self._restarts)])
         yield counter(
             "worker_attempts_lost",
             "Attempts on units that were open at workers which ended.",
             (),
-            [((), brain.lost_attempts)],
+            [((), workers.lost_attempts)],
         )
         yield counter(
             "worker_requests",
             "Requests answered, by worker.",
             ("worker",),
-            (((str(number),), record.requests) for number, record in records),
+            (((str(number),), total.requests) for number, total in totals),
         )
         yield gauge(
             "worker_clients",
             "Clients connected to a worker.",
             ("worker",),
-            (((str(number),), record.clients) for number, record in records),
+            (((str(number),), total.clients) for number, total in totals),
         )
         used = resource.getrusage(resource.RUSAGE_SELF)
         own_s = used.ru_utime + used.ru_stime
@@ -86,7 +96,7 @@ class WorkerMetrics(Collector):
             "process_cpu_seconds",
             "CPU used by the processes of the gate: the brain, and workers by number.",
             ("process",),
-            [(("brain",), own_s), *(((str(number),), record.cpu_s) for number, record in records)],
+            [(("brain",), own_s), *(((str(number),), total.cpu_s) for number, total in totals)],
         )
         yield gauge(
             "process_memory_bytes",
@@ -94,6 +104,6 @@ class WorkerMetrics(Collector):
             ("process",),
             [
                 (("brain",), resident_bytes(os.getpid())),
-                *(((str(number),), record.resident_bytes) for number, record in records),
+                *(((str(number),), total.resident_bytes) for number, total in totals),
             ],
         )

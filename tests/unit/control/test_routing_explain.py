@@ -9,9 +9,9 @@ import orjson
 import pytest
 
 from cellgate.proxy.config.settings import Headers
+from cellgate.proxy.control.routing_explain import Choice, header_line
 from cellgate.proxy.control.stored_responses import StoredResponses
 from cellgate.proxy.request.ask import read_ask
-from cellgate.proxy.request.routing_explain import Choice, header_line
 from cellgate.proxy.wire.failure import Failure
 from cellgate.router.explore import IDLE_S
 from cellgate.router.nouns import Ask

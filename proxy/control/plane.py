@@ -1,0 +1,287 @@
+"""The control plane of one gate: what is believed of its units, which of them a request gets, and what
+follows from a change of verdict. It has no client, and no connection to one.
+
+It knows time only through the loop, chance only through the `random.Random` it is given, and the network only
+through `Reach`, so that a simulated world can replace all three.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from cellgate.policies import POLICIES
+from cellgate.probes.canary import Canary
+from cellgate.probes.engine_metrics import EngineMetrics
+from cellgate.proxy.config.settings import Settings
+from cellgate.proxy.config.trusted_peers import Peers
+from cellgate.proxy.control.containment import Containment
+from cellgate.proxy.control.containment_report import PoisonMetrics
+from cellgate.proxy.control.prober import Watch
+from cellgate.proxy.control.refusals import Refusals
+from cellgate.proxy.control.stall_watch import Vigil
+from cellgate.proxy.control.stored_responses import StoredResponses
+from cellgate.proxy.ingress.balancers import Balancers
+from cellgate.proxy.ingress.envoy_health import lines, readyz_headers
+from cellgate.proxy.ingress.orca import Orca
+from cellgate.proxy.ingress.ready import as_json, readiness
+from cellgate.proxy.logs.events import Action, EventLog
+from cellgate.proxy.metrics.collectors import NodeAgentMetrics, PoolMetrics
+from cellgate.proxy.metrics.continuations import Continuations
+from cellgate.proxy.metrics.metrics import Metrics
+from cellgate.proxy.metrics.routing import Routing
+from cellgate.proxy.process.ticker import Ticker
+from cellgate.proxy.wire.failure import Failure
+from cellgate.proxy.wire.pool import MakeTls
+from cellgate.proxy.wire.reach import Reach
+from cellgate.router.board import Board, Consequence
+from cellgate.router.lease import Lease
+from cellgate.router.nouns import Ask, Fleet, Flip, Outcome, Refusal, Verdict
+from cellgate.router.queue import Waiting
+from cellgate.router.router import Router
+from cellgate.router.unit_state import Desk
+
+Publish = Callable[[bool, bytes, bytes], None]
+
+
+class Front(Protocol):
+    """Who has the clients: the gateway of this process, or the workers."""
+
+    def connections(self) -> Mapping[str, int]:
+        """How many connections are open by side (`client`, `unit`), but for those of probes."""
+
+    def is_full(self) -> bool:
+        """True while nobody can be accepted, for longer than a moment: descriptors are short."""
+
+    def seen_until(self, now: float) -> float:
+        """Until when it is known what units have shown."""
+
+
+class Plane:
+    """One gate's. `front` has to be set before it begins.
+
+    `publish` is told whether the gate is ready, and what /readyz is to show, in its body and in header lines;
+    `unit_tls` is for https units. What others want to know: `on_flip` of each change of verdict, `on_fleet`
+    of each fleet that is taken over, `on_units` that something has changed of units (True: whoever has a copy
+    is to have it before that returns).
+    """
+
+    front: Front
+
+    def __init__(
+        self,
+        settings: Settings,
+        loop: asyncio.AbstractEventLoop,
+        rng: random.Random,
+        ticker: Ticker,
+        *,
+        events: EventLog,
+        publish: Publish = lambda _ready, _body, _lines: None,
+        unit_tls: MakeTls | None = None,
+    ) -> None:
+        self._loop = loop
+        self.settings = settings
+        self.events = events
+        self.now = loop.time
+        self.ticker = ticker
+        self.board = Board(settings.rules)
+        self.router = Router(self.board, POLICIES[settings.policy](), rng, Waiting(settings.queue))
+        self.metrics = Metrics(
+            self.board,
+            loop.time,
+            waiting=self.waiting,
+            connections=lambda: self.front.connections(),
+            suspended=lambda: self.prober.distrusted,
+            own_troubles=lambda: self.stall_watch.own_troubles,
+        )
+        self.reach = self._make_reach(unit_tls)
+        self.prober = Watch(self.board, self.reach.ways, rng, self._flipped, settings.agent_token or "")
+        self.stall_watch = Vigil(self.board, self.prober, events, loop.time)
+        self.containment = self._make_containment()
+        self.stored = StoredResponses(self.board)
+        self.balancers = Balancers()
+        self.peers = Peers(settings.trusted)
+        self.continuations = Continuations(self.metrics, events)
+        self.routing = Routing(self.board, self.router.waiting)
+        self.orca = Orca(self.board, self.metrics.responses, self.waiting)
+        self.on_flip: Callable[[Flip], None] = lambda _flip: None
+        self.on_fleet: Callable[[Fleet], None] = lambda _fleet: None
+        self.on_units: Callable[[bool], None] = lambda _at_once: None
+        self.take_over: Callable[[Settings], str] = lambda anew: self.configure(anew.fleet)
+        self.remember: Callable[[Fleet], None] = lambda _fleet: None
+        """Told of units that were known before this process, until their sources tell of them."""
+        self._stopping = False
+        self._publish = publish
+        self._refusals = Refusals(self.board)
+        self._room_noted = self._publishing = False
+        self._include_metrics()
+        ticker.looks += self._looks()
+
+    def _make_reach(self, tls: MakeTls | None) -> Reach:
+        return Reach(
+            self._loop,
+            connect_timeout_s=self.settings.timeouts.connect_s,
+            tls=tls,
+            on_broken=self.doubt,
+            on_own_trouble=self.own_trouble,
+        )
+
+    def _make_containment(self) -> Containment:
+        return Containment(
+            self.board,
+            lambda *ask, **how: self.router.pick(*ask, **how),
+            self.events,
+            self.now,
+            self._loop.call_soon,
+            answered=lambda unit: self.metrics.tally(unit).outcomes[Outcome.OK],
+            ban_s=self.settings.poison.ban_s,
+        )
+
+    def _include_metrics(self) -> None:
+        self.metrics.include(NodeAgentMetrics(self.prober.agents))
+        self.metrics.include(PoisonMetrics(self.containment))
+        self.metrics.include(self.routing)
+        if self.settings.pool_metrics:
+            self.metrics.include(PoolMetrics(self.board, self.waiting))
+
+    def _looks(self) -> tuple[Callable[[float], object], ...]:
+        """What is looked at with each tick, in this order."""
+        return (
+            self._look_for_stalls,
+            self.prober.sweep,
+            self.containment.tick,
+            self.continuations.tick,
+            self.orca.refresh,
+            self._look_at_queue,
+            self._publish_now,
+        )
+
+    # -- life ----------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Watch the units."""
+        self.configure(self.settings.fleet)
+
+    def announce_stop(self) -> None:
+        """The gate stops: it is not ready any more."""
+        self._stopping = True
+        self._publish_now()
+
+    def is_stopping(self) -> bool:
+        """True once the gate has begun to stop, and says so to whoever asks."""
+        return self._stopping
+
+    async def close(self) -> None:
+        """Watch no more, and keep no connection."""
+        await self.prober.close()
+        self.reach.close()
+
+    # -- for requests --------------------------------------------------------------------------------------
+
+    def waiting(self) -> int:
+        """How many requests wait for a unit."""
+        return len(self.router.waiting)
+
+    def room(self) -> None:
+        """Room may have appeared: serve those who wait, once this turn of the loop is over."""
+        if len(self.router.waiting) and not self._room_noted:
+            self._room_noted = True
+            self._loop.call_soon(self._serve_waiting)
+
+    def explain(self, refusal: Refusal, ask: Ask) -> Failure:
+        """Why no unit could be given to `ask`, for the one who asked. It is counted."""
+        self.metrics.refusal(refusal)
+        return self._refusals.explain(refusal, ask, self.router.drain_s(ask.model))
+
+    # -- what is noticed of units --------------------------------------------------------------------------
+
+    def doubt(self, desk: Desk) -> None:
+        """A unit that has ended a connection out of turn may have started anew: ask before it gets more."""
+        if not desk.retired and self.board.doubt(desk.unit.name, self.now()):
+            self.prober.look_now(desk.unit.name, Canary.name, EngineMetrics.name)
+
+    def own_trouble(self, reason: str) -> None:
+        """A connection could not be opened, or accepted, through no fault of a unit."""
+        self.stall_watch.own_trouble(reason)
+
+    # -- for operators, and sources of units ---------------------------------------------------------------
+
+    def configure(self, fleet: Fleet) -> str:
+        """Take over a fleet, at start or while running; requests in flight go on. Says what changed."""
+        old = {desk.unit.name: desk for desk in self.board}
+        added, removed, probed_anew = self.board.configure(fleet, self.now())
+        for unit in removed:
+            self.prober.stop(unit.name)
+            self.reach.leave(old[unit.name])
+        for unit in (*added, *probed_anew):
+            self.prober.start(unit)
+        self._publish_soon()
+        self.room()
+        self.on_fleet(fleet)
+        names = [f"+{u.name}" for u in added] + [f"-{u.name}" for u in removed]
+        names += [f"{u.name} is probed otherwise" for u in probed_anew]
+        return ", ".join(names) or "no unit added or removed"
+
+    def set_drain(self, unit: str, drained: bool) -> bool:
+        """The operator's will; False when there is no such unit."""
+        known = self.board.drain(unit, drained=drained)
+        self._publish_soon()
+        self.room()
+        self.on_units(True)
+        return known
+
+    def reload(self, settings: Settings) -> None:
+        """Take over the units of a configuration that was read anew."""
+        changed = self.take_over(settings)
+        self.events.add(Action("reload", "SIGHUP", detail=changed))
+
+    # -- inside --------------------------------------------------------------------------------------------
+
+    def _flipped(self, consequence: Consequence) -> None:
+        flip = consequence.flip
+        assert flip is not None
+        self.metrics.flip(flip)
+        self.events.add(flip, consequence.evicted)
+        self.on_flip(flip)
+        desk = self.board.desks[flip.unit]
+        self.containment.flipped(flip)
+        if flip.after in (Verdict.DOWN, Verdict.STARTING):
+            self.reach.distrust(desk)
+        if consequence.evicted:
+            # Not now: this may be called in the middle of one of the exchanges concerned.
+            self._loop.call_soon(_evict, consequence.evicted)
+        self.room()
+        self._publish_soon()
+
+    def _publish_soon(self) -> None:
+        """Units have changed: publish it once this turn is over, however many have in it."""
+        if not self._publishing:
+            self._publishing = True
+            self._loop.call_soon(self._publish_now)
+        self.on_units(False)
+
+    def _publish_now(self, _now: float = 0.0) -> None:
+        self._publishing = False
+        ready, detail = readiness(self.board, self._stopping, full=self.front.is_full())
+        self._publish(ready, as_json(detail), lines(readyz_headers(self.board, stopping=self._stopping)))
+
+    def _serve_waiting(self) -> None:
+        self._room_noted = False
+        self.router.serve_waiting(self.now())
+
+    def _look_for_stalls(self, now: float) -> None:
+        lag_s = self.ticker.lag_s
+        self.metrics.loop_lag(lag_s)
+        self.stall_watch.tick(self.front.seen_until(now), lag_s)
+
+    def _look_at_queue(self, now: float) -> None:
+        if len(self.router.waiting):
+            self.router.tick(now)
+
+
+def _evict(leases: tuple[Lease, ...]) -> None:
+    for lease in leases:
+        if lease.on_evict is not None:
+            lease.on_evict()

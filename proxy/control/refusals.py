@@ -1,0 +1,44 @@
+"""Why no unit could be given to a request, in words for the one who asked."""
+
+from __future__ import annotations
+
+from math import ceil
+
+from cellgate.proxy.request.model_names import ModelNames
+from cellgate.proxy.wire.failure import Failure, Kind
+from cellgate.router.board import Board
+from cellgate.router.nouns import Ask, Refusal
+
+RETRY_MAX_S = 600
+NAMES_SHOWN = 20
+UNITS_SHOWN = 5
+
+
+class Refusals:
+    """Of one control plane."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self._models = ModelNames(board)
+
+    def explain(self, refusal: Refusal, ask: Ask, drain_s: float) -> Failure:
+        """The failure a refusal amounts to. `drain_s`: until all who wait have been served."""
+        if refusal is Refusal.UNKNOWN_MODEL:
+            known = self._models.names()
+            more = f" and {len(known) - NAMES_SHOWN} more" if len(known) > NAMES_SHOWN else ""
+            shown = ", ".join(known[:NAMES_SHOWN]) or "none"
+            message = f"the model `{ask.model}` does not exist; the units here serve: {shown}{more}"
+            return Failure(Kind.UNKNOWN_MODEL, message, param="model")
+        # It never ends while there is no unit.
+        after_s = ceil(min(max(drain_s, 1.0), RETRY_MAX_S))
+        if refusal is Refusal.FULL:
+            reason = "every usable unit is full, and so is the queue; retry after the time given"
+            return Failure(Kind.FULL, reason, retry_after_s=after_s)
+        if refusal is Refusal.LATE:
+            reason = "it could not be answered in the time it may take; retry after the time given"
+            return Failure(Kind.LATE, reason, retry_after_s=after_s)
+        states = [f"{d.unit.name} is {'drained' if d.drained else d.case.verdict.value}" for d in self._board]
+        more = f" and {len(states) - UNITS_SHOWN} more" if len(states) > UNITS_SHOWN else ""
+        shown = ", ".join(states[:UNITS_SHOWN])
+        reason = f"no unit can take this request: {shown}{more}; the gate's /units says why"
+        return Failure(Kind.NO_UNIT, reason)

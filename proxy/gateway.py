@@ -1,0 +1,289 @@
+"""The data plane of one process: its clients, their requests, and the way to the units they are given.
+
+It decides nothing about units: which one a request gets says the dispatcher, what is believed of them stands
+on a board that it only reads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+import ssl
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+
+from cellgate.proxy.config.limits import LIMITS, reached
+from cellgate.proxy.config.settings import Settings
+from cellgate.proxy.config.trusted_peers import Peers
+from cellgate.proxy.ingress.envoy_health import response_line
+from cellgate.proxy.ingress.haproxy_agent import GATE
+from cellgate.proxy.ingress.orca import LoadLines
+from cellgate.proxy.logs.access_log import AccessLog
+from cellgate.proxy.logs.defects import report_defect
+from cellgate.proxy.logs.record import Finished
+from cellgate.proxy.process.descriptors import Descriptors, allowed
+from cellgate.proxy.process.listeners import BACKLOG, Entrance
+from cellgate.proxy.process.ticker import Ticker
+from cellgate.proxy.request.dispatcher import Dispatcher
+from cellgate.proxy.request.exchange import Exchange
+from cellgate.proxy.request.large_reads import LargeReads, ReadBody
+from cellgate.proxy.request.local_endpoints import LocalEndpoints, unit_asked_about
+from cellgate.proxy.request.observer import Observer
+from cellgate.proxy.request.reports import Reports
+from cellgate.proxy.request.routing_headers import Wishes
+from cellgate.proxy.request.table import TABLE
+from cellgate.proxy.wire.body_memory import BodyMemory
+from cellgate.proxy.wire.downstream import ClientConnection
+from cellgate.proxy.wire.failure import Failure
+from cellgate.proxy.wire.heads import REQUEST_FIELDS, Fields
+from cellgate.proxy.wire.idle import least_missed
+from cellgate.proxy.wire.pool import Pool
+from cellgate.proxy.wire.reach import Reach
+from cellgate.proxy.wire.request import Request
+from cellgate.proxy.wire.rota import Rota
+from cellgate.router.board import Board
+from cellgate.router.nouns import Ask
+from cellgate.router.unit_state import Desk
+
+FULL_S = 1.0
+"""A gate that accepts nobody for so long is not ready."""
+LINGER_S = 0.5
+"""How long a gate that stops keeps connections without a request: one may be on its way."""
+
+Observe = Callable[[ClientConnection, Request, float], tuple[Observer, ...]]
+"""Who is told of the steps of a request that a client has sent, at a time."""
+
+
+class Gateway:
+    """Of one process, on one loop.
+
+    `board` is the control plane's own, or a worker's copy; `load_lines` tell the ingress of the gate's load;
+    `read` parses large bodies off the loop. Before anybody is accepted, `entrance` may be replaced, and
+    `observe` set.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        loop: asyncio.AbstractEventLoop,
+        rng: random.Random,
+        ticker: Ticker,
+        *,
+        board: Board,
+        dispatcher: Dispatcher,
+        reports: Reports,
+        reach: Reach,
+        load_lines: LoadLines,
+        access_log: AccessLog,
+        read: ReadBody,
+    ) -> None:
+        self.settings = settings
+        self.limits = settings.limits
+        self.board = board
+        self.dispatcher = dispatcher
+        self.reports = reports
+        self.clients: dict[ClientConnection, None] = {}
+        self.memory = BodyMemory(_share_of_bodies(settings), settings.limits.body_bytes)
+        self.large_reads = LargeReads(loop, read, self.memory)
+        self.local_endpoints = LocalEndpoints(board)
+        self.wishes = Wishes(settings.headers, reports.ignored)
+        self.fields_read = REQUEST_FIELDS | self.wishes.names
+        self.peers = Peers(settings.trusted)
+        self.observe: Observe | None = None
+        self.entrance = Entrance(loop, self.connection)
+        self.now = loop.time
+        self.rota = Rota(loop.call_soon, LIMITS.request_bytes_per_turn)
+        self._loop = loop
+        self._rng = rng
+        self._reach = reach
+        self._load_lines = load_lines
+        self._access_log = access_log
+        self._stopping = self._handed_over = False
+        self._empty = asyncio.Event()
+        ticker.looks += [
+            self._tick_clients,
+            self._shed,
+            self._reach.tick,
+            self._end_if_empty,
+            self._flush_log,
+        ]
+
+    # -- life ----------------------------------------------------------------------------------------------
+
+    async def listen(
+        self, tls: ssl.SSLContext | None = None, listeners: Sequence[socket.socket] = ()
+    ) -> None:
+        """Accept clients: on `listeners`, where they are open already. Raises OSError."""
+        if listeners:
+            descriptors = Descriptors(allowed(), self.reports.own_trouble, self._make_room)
+            self.entrance.has_room = descriptors.has_room
+        await self.entrance.open(self.settings.listen, listeners, tls, BACKLOG)
+
+    @property
+    def port(self) -> int:
+        """The port listened on; 0: none."""
+        return self.entrance.port
+
+    async def stop(self, *, delay_s: float, drain_s: float) -> None:
+        """Stop in good order: accept for `delay_s` more, let responses end for up to `drain_s`."""
+        self._stopping = True
+        await asyncio.sleep(delay_s)
+        if drain_s > 0.0:
+            await self.entrance.close_politely()
+        for client in list(self.clients):
+            client.leave_if_idle(LINGER_S)
+        await self._end(drain_s)
+
+    async def leave_to_successor(self, *, drain_s: float) -> None:
+        """Another process accepts from the same queue now: let responses end for up to `drain_s`, then end.
+
+        Connections without a request are left alone: who sends the next one is answered, and told to close.
+        """
+        self._handed_over = True
+        await self._end(drain_s)
+
+    async def _end(self, drain_s: float) -> None:
+        self.entrance.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(drain_s):
+                await self._empty.wait()
+        for client in list(self.clients):
+            client.cut()
+
+    async def close(self) -> None:
+        """All connections have ended."""
+        # One turn for those that were aborted to say goodbye.
+        await asyncio.sleep(0)
+        self._access_log.close()
+
+    # -- for connections -----------------------------------------------------------------------------------
+
+    def connection(self) -> ClientConnection:
+        """For a client that was accepted."""
+        return ClientConnection(self)
+
+    def exchange(self, client: ClientConnection, request: Request) -> Exchange:
+        """The exchange that answers `request`."""
+        observers = self.observe(client, request, self.now()) if self.observe is not None else ()
+        return Exchange(TABLE, self, client, request, observers)
+
+    def refused(self, client: ClientConnection, failure: Failure) -> None:
+        """A request did not even parse."""
+        row = failure.kind.row
+        self.finished(
+            Finished(
+                request_id="",
+                peer=client.peer,
+                method="",
+                path="",
+                route="unread",
+                model="",
+                status=row.status,
+                code=failure.kind.value,
+                unit="",
+                outcome=row.outcome,
+                attempts=0,
+                ttft_s=None,
+                duration_s=0.0,
+                events=0,
+                bytes_in=0,
+                bytes_out=0,
+            )
+        )
+
+    def defect(self, what: str, error: Exception) -> None:
+        """Make a defect of the gate's own loud, and count it."""
+        report_defect(self._loop, what, error)
+
+    # -- for requests: see request/services.py -------------------------------------------------------------
+
+    def new_id(self) -> bytes:
+        """An id for a request that came without one."""
+        return b"%032x" % self._rng.getrandbits(128)
+
+    def pool(self, desk: Desk) -> Pool:
+        """The connections to a unit."""
+        return self._reach.pool(desk)
+
+    def read_large(self, request: Request, tell: Callable[[Ask | Failure], None]) -> Callable[[], None]:
+        """ReadBody a large body off the loop, then `tell`, in any case. What is returned stops that."""
+        return self.large_reads.start(request, tell)
+
+    def health_checked(self, request: Request, peer: str) -> None:
+        """An own path was asked for: it may be a load balancer's health check that says who it is."""
+        for name, value in request.fields:
+            if name == b"x-haproxy-server-state" and self.peers.trusts(peer):
+                about = unit_asked_about(request.path) or GATE
+                self.reports.health_checked(about, value.decode("latin-1"))
+
+    def report_lines(self, fields: Fields) -> bytes:
+        """What the ingress is told of the gate with each response, in header lines."""
+        return self._load_lines.line(fields) + response_line(stopping=self._stopping)
+
+    def is_stopping(self) -> bool:
+        """True once the gate has begun to stop, and says so to whoever asks."""
+        return self._stopping
+
+    def is_leaving(self) -> bool:
+        """True once responses close their connections: it stops, or a successor accepts in its place."""
+        return self._stopping or self._handed_over
+
+    def finished(self, record: Finished) -> None:
+        """A request is over."""
+        self.reports.finished(record)
+        self._access_log.write(record)
+
+    # -- for the control plane: see Front ------------------------------------------------------------------
+
+    def connections(self) -> Mapping[str, int]:
+        """How many are open by side."""
+        return {"client": len(self.clients), "unit": len(self._reach)}
+
+    def is_full(self) -> bool:
+        """True while nobody can be accepted, for longer than a moment: descriptors are short."""
+        return self.now() - self.entrance.shut_at > FULL_S
+
+    def seen_until(self, now: float) -> float:
+        """Until when it is known what units have shown: it is seen as it comes."""
+        return now
+
+    def log_dropped(self) -> int:
+        """Lines that the access log has lost."""
+        return self._access_log.dropped
+
+    # -- with each tick ------------------------------------------------------------------------------------
+
+    def _tick_clients(self, now: float) -> None:
+        for client in list(self.clients):
+            try:
+                client.tick(now)
+            except Exception as error:
+                client.crashed("a client's clocks", error)
+
+    def _shed(self, _now: float) -> None:
+        """Close the idle connections that are too many."""
+        too_many = len(self.clients) - self.board.in_flight - LIMITS.idle_connections
+        if too_many > 0:
+            self._make_room(too_many)
+
+    def _make_room(self, most: int) -> int:
+        """Close at most so many connections that are least missed; how many it were."""
+        going = least_missed(self.clients, most, self.now())
+        for client in going:
+            client.make_way()
+            reached("idle_connections")
+        return len(going)
+
+    def _end_if_empty(self, _now: float) -> None:
+        if self.is_leaving() and not self.clients:
+            self._empty.set()
+
+    def _flush_log(self, _now: float) -> None:
+        self._access_log.flush()
+
+
+def _share_of_bodies(settings: Settings) -> int:
+    """The bytes of memory for bodies: those of the gate, or a worker's part, in which one body has room."""
+    whole, workers = settings.limits.bodies_bytes, settings.workers
+    return whole if workers == 1 else max(whole // workers, settings.limits.body_bytes)

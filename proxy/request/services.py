@@ -1,0 +1,62 @@
+"""What a request needs of the process it is answered in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from cellgate.proxy.config.settings import Settings
+from cellgate.proxy.config.trusted_peers import Peers
+from cellgate.proxy.logs.record import Finished
+from cellgate.proxy.request.dispatcher import Dispatcher
+from cellgate.proxy.request.local_endpoints import LocalEndpoints
+from cellgate.proxy.request.reports import Reports
+from cellgate.proxy.request.routing_headers import Wishes
+from cellgate.proxy.wire.failure import Failure
+from cellgate.proxy.wire.heads import Fields
+from cellgate.proxy.wire.pool import Pool
+from cellgate.proxy.wire.request import Request
+from cellgate.router.board import Board
+from cellgate.router.nouns import Ask
+from cellgate.router.unit_state import Desk
+
+
+class Services(Protocol):
+    """The gateway, as a request sees it. Of `board` nothing is changed here: it may be a copy."""
+
+    settings: Settings
+    board: Board
+    dispatcher: Dispatcher
+    reports: Reports
+    peers: Peers
+    wishes: Wishes
+    local_endpoints: LocalEndpoints
+
+    def now(self) -> float: ...
+
+    def new_id(self) -> bytes:
+        """An id for a request that came without one."""
+
+    def pool(self, desk: Desk) -> Pool:
+        """The connections to a unit."""
+
+    def read_large(self, request: Request, tell: Callable[[Ask | Failure], None]) -> Callable[[], None]:
+        """Read a large body off the loop, then `tell`, in any case. What is returned stops that."""
+
+    def health_checked(self, request: Request, peer: str) -> None:
+        """An own path was asked for: it may be a load balancer's health check that says who it is."""
+
+    def report_lines(self, fields: Fields) -> bytes:
+        """What the ingress is told of the gate with each response, in header lines."""
+
+    def is_stopping(self) -> bool:
+        """True once the gate has begun to stop, and says so to whoever asks."""
+
+    def is_leaving(self) -> bool:
+        """True once responses close their connections: it stops, or a successor accepts in its place."""
+
+    def finished(self, record: Finished) -> None:
+        """A request is over."""
+
+    def defect(self, what: str, error: Exception) -> None:
+        """Make a defect of the gate's own loud, and count it."""

@@ -1,0 +1,59 @@
+"""Reports of a worker: passed on to the control process, which counts them with those of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cellgate.proxy.logs.record import Finished
+from cellgate.proxy.metrics.continuations import Result
+from cellgate.proxy.workers.board_replica import BoardReplica
+from cellgate.proxy.workers.control_client import ControlClient
+from cellgate.proxy.workers.protocol import Message, ToControl
+from cellgate.router.unit_state import Desk
+
+
+class RemoteReports:
+    """Of one worker. What may come often, and in numbers alone, is told with the worker's status."""
+
+    def __init__(self, control: ControlClient, replica: BoardReplica, now: Callable[[], float]) -> None:
+        self._control = control
+        self._replica = replica
+        self._now = now
+        self.forgeries = 0
+        self.ignored_lines = 0
+
+    def finished(self, record: Finished) -> None:
+        """A request is over. What only the access log tells is left out."""
+        r = record
+        message: Message = (r.route, int(r.status), r.unit, r.ttft_s, r.duration_s, r.bytes_in, r.bytes_out)
+        self._control.mention((ToControl.FINISHED, *message))
+
+    def retried(self, unit: str) -> None:
+        """A request goes on to another unit because this one failed it."""
+        self._control.mention((ToControl.RETRIED, unit))
+
+    def resumed(self, unit: str, result: Result, reason: str = "") -> None:
+        """What became of a stream that `unit` broke."""
+        self._control.mention((ToControl.RESUMED, unit, result.value, reason))
+
+    def forged(self) -> None:
+        """A stranger named a unit, or asked why a request goes to one."""
+        self.forgeries += 1
+
+    def ignored(self) -> None:
+        """A header line of another system made no sense."""
+        self.ignored_lines += 1
+
+    def health_checked(self, about: str, state: str) -> None:
+        """A load balancer that says who it is has asked."""
+        self._control.mention((ToControl.HEALTH_CHECKED, about, state))
+
+    def doubted(self, desk: Desk) -> None:
+        """A unit has ended a connection out of turn."""
+        if not desk.retired:
+            desk.doubted_at = self._now()
+            self._control.say((ToControl.DOUBTED, desk.unit.name, self._replica.version))
+
+    def own_trouble(self, reason: str) -> None:
+        """A connection could not be opened, or accepted."""
+        self._control.mention((ToControl.OWN_TROUBLE, reason))
