@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 
-LARGE_BLOCK_BYTES = 8 * 1024
+LARGE_BLOCK_BYTES = 32 * 1024
 _M_MMAP_THRESHOLD = -3
 """Of malloc.h, for mallopt(3)."""
 

@@ -26,6 +26,8 @@ _OF_A_CHOICE = frozenset({"index", "delta", "text", "finish_reason", "stop_reaso
 _OF_A_DELTA = frozenset({"role", "content"})
 _EMPTY: tuple[object, ...] = (None, "", [], {}, False)
 _NO_MOULD = (b"", b"")
+_PART_CHARS = 1 << 16
+"""Texts are joined up to this length."""
 _FEW = 4
 """So few pieces are not worth a look at all of them at once."""
 
@@ -90,9 +92,10 @@ class Said:
         while self._mould is _NO_MOULD and (piece := next(left, None)) is not None:
             self._read_piece(piece)
         self._read_alike(list(left))
-        if len(self._parts) > known + 1:
-            # Very many small strings would take more memory, and leave holes in it when they go.
-            self._parts[known:] = ["".join(self._parts[known:])]
+        # Very many small strings would take more memory, and leave holes in it when they go.
+        if known and len(self._parts[known - 1]) < _PART_CHARS:
+            known -= 1
+        self._parts[known:] = ["".join(self._parts[known:])]
 
     def _read_alike(self, pieces: list[bytes]) -> None:
         """Read what is for the most part alike: all at once if it all is, else the more so in halves."""
@@ -108,7 +111,10 @@ class Said:
     def _read_piece(self, piece: bytes) -> None:
         if self._is_framed:
             piece = piece[piece.index(b"\n") + 1 : -len(b"\r\n")]
-        for event in self._events(piece):
+        events = self._events(piece)
+        if len(events) > _FEW and self._cast_events(events):
+            return
+        for event in events:
             self._read_event(event)
 
     def skip(self) -> None:
@@ -163,9 +169,10 @@ class Said:
     def _make_mould(self, event: bytes, text: str) -> None:
         """Nearly all events of a stream differ in their text alone: what stands around it is remembered."""
         key = b'"content":' if b'"content":' in event else b'"text":'
-        before, found, behind = event.partition(key + orjson.dumps(text))
-        if found and key not in behind:
-            self._mould = (before + key, behind + b"\r\n")
+        for space in (b"", b" "):
+            before, found, behind = event.partition(key + space + orjson.dumps(text))
+            if found and key not in behind:
+                self._mould = (before + key, behind + b"\r\n")
 
     def _cast_all(self, pieces: list[bytes]) -> bool:
         """Take in chunks that were all cast in the mould, each with one event; False, and none is, if not.
@@ -182,13 +189,22 @@ class Said:
             for piece in pieces
             if piece.startswith(before, start := piece.index(b"\n") + 1) and piece.endswith(behind)
         ]
-        if len(casts) < len(pieces):
-            return False
+        return len(casts) == len(pieces) and self._take_texts(casts)
+
+    def _cast_events(self, events: list[bytes]) -> bool:
+        """The same for the events of one chunk: a unit, or its network, may send many tokens at once."""
+        before, behind = self._mould[0], self._mould[1].removesuffix(b"\r\n")
+        skipped, cut = len(before), -len(behind)
+        casts = [each[skipped:cut] for each in events if each.startswith(before) and each.endswith(behind)]
+        return len(casts) == len(events) and self._mould is not _NO_MOULD and self._take_texts(casts)
+
+    def _take_texts(self, casts: list[bytes]) -> bool:
+        """Take in texts that are the JSON of one each; False, and none is, if they are not."""
         try:
             texts = orjson.loads(b"[%b]" % b",".join(casts))
         except orjson.JSONDecodeError:
             return False
-        if len(texts) != len(pieces) or set(map(type, texts)) != {str}:
+        if len(texts) != len(casts) or set(map(type, texts)) != {str}:
             return False
         self.events += len(texts)
         self._add("".join(texts))

@@ -10,6 +10,8 @@ UNSENT_BYTES = 64 * 1024
 """The kernel takes no more than this of what it cannot send yet. By itself it takes up to 4 MB a connection:
 more than any stream of tokens, so that a client that never reads would never hold back its unit.
 """
+HELD_BYTES = 16 * 1024
+"""Behind what the kernel has taken: from so much on the unit of a client that does not read is held back."""
 _NO_LINGER = struct.pack("ii", 1, 0)
 _GONE = (7, 8)
 """States of a TCP connection (tcp_states.h): reset, and closed by the other side."""
@@ -20,11 +22,12 @@ _ACKED_AT, _SENT_AT = 120, 200
 and tcpi_bytes_sent with tcpi_bytes_retrans behind it."""
 
 
-def bound_unsent(transport: asyncio.BaseTransport) -> None:
-    """Have the kernel take no more than `UNSENT_BYTES` that it cannot send yet."""
+def bound_unsent(transport: asyncio.WriteTransport) -> None:
+    """Have the kernel take no more than `UNSENT_BYTES` that it cannot send yet, and the loop `HELD_BYTES`."""
     sock = transport.get_extra_info("socket")
     if sock is not None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+        transport.set_write_buffer_limits(high=HELD_BYTES)
 
 
 def has_left(transport: asyncio.BaseTransport) -> bool:

@@ -13,6 +13,7 @@ from cellgate.proxy.resume.stitch import Stitch
 from cellgate.proxy.resume.transcript import Said
 from cellgate.proxy.wire.failure import Failure, Kind, error_event
 from cellgate.proxy.wire.sse import payload, split
+from tests.cost.bench import counted
 from tests.wire.rig import Rig
 from tests.wire.unit import LAST_CHUNK, SSE_HEAD, chunk
 
@@ -121,6 +122,9 @@ def test_a_stream_that_http_ends_well_in_the_middle_of_an_answer_is_broken() -> 
 LONG = {
     "a chunk for each": list(map(chunk, TOKENS * 400)),
     "several in a chunk": [chunk(EVENTS)] * 400,
+    "many in a chunk": [chunk(EVENTS * 40)] * 10,
+    "many, with spaces": [chunk(EVENTS.replace(b'":', b'": ') * 40)] * 10,
+    "many, and a comment": [chunk(EVENTS * 20 + COMMENT + EVENTS * 20)] * 10,
     "comments in between": [*map(chunk, TOKENS), chunk(COMMENT)] * 400,
     "CRLF": [chunk(each.replace(b"\n", b"\r\n")) for each in TOKENS * 400],
     "in pieces": [piece for each in TOKENS * 400 for piece in (chunk(each[:60]), chunk(each[60:]))],
@@ -141,6 +145,16 @@ def test_long_streams_are_folded_and_say_the_same(sent: list[bytes], http10: boo
     assert sum(map(len, rig.response.replay.chunks)) < FOLD_BYTES + 1024
     said = rig.response.replay.read()
     assert (said.text, said.closed, said.why_not) == ("".join(WORDS * 400), True, "")
+
+
+@pytest.mark.parametrize("sent", [EVENTS, EVENTS.replace(b'":', b'": ')], ids=["dense", "with spaces"])
+def test_many_events_in_a_chunk_are_read_at_once(sent: bytes) -> None:
+    said = Said(framed=True)
+    said.read([chunk(sent)])
+    with counted() as counts:
+        said.read([chunk(sent * 200)])
+    assert said.text == "".join(WORDS * 201)
+    assert counts.total() < 40 * 200 * len(WORDS)
 
 
 STRANGE = [
@@ -253,9 +267,8 @@ def test_of_an_event_without_end_no_more_is_kept_than_one_may_have() -> None:
 
 
 def test_what_was_said_is_held_in_few_pieces_however_many_events_it_came_in() -> None:
-    said, fold = Said(), 100
-    for _ in range(3):
-        said.read([event("word ") * fold])
-    assert said.text == "word " * 3 * fold
-    said.read([event("word ") * fold])
-    assert len(said._parts) == 2
+    said, events, folds = Said(), 1000, 60
+    for _ in range(folds):
+        said.read([event("word ") * events])
+    assert len(said._parts) <= 6
+    assert said.text == "word " * folds * events
