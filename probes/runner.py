@@ -1,7 +1,8 @@
 """The runner: lets one probe look at one unit, again and again, for as long as the unit is watched.
 
 1. Looks never overlap. A nudge makes the next look now, or right after the one that is on its way.
-2. Nothing a probe does ends the task: an exception is one logged line and neutral evidence.
+2. Nothing a probe does, or whoever takes its findings, ends the task: an exception in a look is a logged line
+   and neutral evidence. One in `due_at` is logged once, and the probe looks every second.
 3. Time is the loop's, randomness is injected. No look is later than its probe says.
 """
 
@@ -20,6 +21,8 @@ JITTER = 0.1
 """Each pause is shortened by up to this share, so that probes of many units drift apart."""
 GAP_S = 0.05
 """Nudged looks begin at least so far apart: a unit that answers at once must not be asked without end."""
+BLIND_PAUSE_S = 1.0
+"""Between looks of a probe that fails to say when it looks next."""
 GRACE_S = 1.0
 """Every fetch has a timeout; a look that takes this much longer than its limit is ended here."""
 
@@ -44,6 +47,7 @@ class Runner:
         self._limit_at = math.inf
         self._last_at = -math.inf
         self._is_looking = False
+        self._is_blind = False
 
     def nudge(self) -> None:
         """Look now."""
@@ -60,7 +64,13 @@ class Runner:
             return self._last_at
         if self._nudged:
             return self._last_at + GAP_S
-        return self._probe.due_at(self._patient, self._last_at)
+        try:
+            return self._probe.due_at(self._patient, self._last_at)
+        except Exception as error:
+            if not self._is_blind:
+                self._is_blind = True
+                self._log("cannot say when it looks next", error, f"it looks every {BLIND_PAUSE_S:g} s")
+            return self._last_at + BLIND_PAUSE_S
 
     async def run(self) -> None:
         """Look until cancelled."""
@@ -99,11 +109,17 @@ class Runner:
         try:
             await self._collect()
         except Exception as error:
-            unit, name = self._patient.unit.name, self._probe.name
+            self._log("the probe itself failed", error, "this look is not counted")
             reason = f"the probe itself failed: {error!r}"
-            _log.error("probe %s of unit %s: %s; this look is not counted", name, unit, reason)
-            now = self._patient.now()
-            self._take(Evidence(unit, Sign.NEUTRAL, Strength.WEAK, name, reason, now))
+            try:
+                unit, name, now = self._patient.unit.name, self._probe.name, self._patient.now()
+                self._take(Evidence(unit, Sign.NEUTRAL, Strength.WEAK, name, reason, now))
+            except Exception as another:
+                self._log("that cannot be noted", another, "the next look comes when it is due")
+
+    def _log(self, what: str, error: Exception, then: str) -> None:
+        unit, name = self._patient.unit.name, self._probe.name
+        _log.error("probe %s of unit %s: %s: %r; %s", name, unit, what, error, then)
 
     async def _collect(self) -> None:
         """Take what one look finds. Raises TimeoutError when it takes too long, and what the probe raises.

@@ -288,3 +288,28 @@ def test_who_stops_watching_ends_a_look_that_is_overdue_as_well() -> None:
         assert task.cancelled()
 
     run(World(1), main())
+
+
+def test_a_probe_that_cannot_say_when_it_looks_next_looks_every_second(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Blind(Glance):
+        def due_at(self, _patient: Patient, last_at: float) -> float:
+            raise KeyError("u")
+
+    probe = Blind()
+    with caplog.at_level(logging.ERROR):
+        found = watch(probe, for_s=4.5)
+    assert len(found) == len(probe.began) == 5
+    assert [record.getMessage() for record in caplog.records] == [
+        "probe glance of unit u: cannot say when it looks next: KeyError('u'); it looks every 1 s"
+    ]
+
+
+def test_a_taker_that_fails_always_does_not_end_the_probe() -> None:
+    def take(finding: Finding) -> None:
+        raise KeyError("u")
+
+    probe = Glance()
+    watch(probe, for_s=5.0, take=take)
+    assert len(probe.began) == 6
