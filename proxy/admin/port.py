@@ -98,8 +98,19 @@ class AdminPort:
         while True:
             code = await self._herald.wait()
             log_line("error", f"admin port: its process ended with {code}; another is started")
+            await self._restart_herald()
+
+    async def _restart_herald(self) -> None:
+        while True:
             await asyncio.sleep(RESTART_S)
-            self._herald = await self._start_herald()
+            try:
+                self._herald = await self._start_herald()
+            except OSError as error:
+                log_line(
+                    "error", f"admin port: no process can be started: {error.strerror}; it is tried again"
+                )
+            else:
+                return
 
     async def _end_herald(self) -> None:
         """It ends by itself, since its door is closed; unless it is stopped."""

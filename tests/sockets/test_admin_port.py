@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import http.client
 import os
 import signal
@@ -123,6 +124,28 @@ def test_a_herald_that_dies_is_replaced(
 
     run(check)
     assert "admin port: its process ended with -9; another is started" in caplog.text
+
+
+def test_a_herald_that_cannot_be_replaced_is_once_it_can(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("cellgate.proxy.admin.port.RESTART_S", 0.01)
+
+    async def check(port: AdminPort, bulletin: Bulletin) -> None:
+        start, refusals = port._start_herald, iter(range(3))
+
+        async def short_of_descriptors() -> asyncio.subprocess.Process:
+            if next(refusals, None) is not None:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            return await start()
+
+        monkeypatch.setattr(port, "_start_herald", short_of_descriptors)
+        await asyncio.to_thread(get, port, "/livez")
+        os.kill(port.herald_pid, signal.SIGKILL)
+        assert await asyncio.to_thread(get, port, "/readyz") == [(200, b"ready\n")]
+
+    run(check)
+    assert caplog.text.count("no process can be started: Too many open files; it is tried again") == 3
 
 
 def test_nothing_is_left_of_a_port_that_was_closed() -> None:
