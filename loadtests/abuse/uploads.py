@@ -6,16 +6,19 @@ import asyncio
 import os
 import random
 import signal
+import time
 from collections import Counter
-from contextlib import suppress
 from pathlib import Path
 
+from loadtests import processes
 from loadtests.abuse.bodies import MIB, OPEN, image, repeated
 from loadtests.abuse.client import Client, ask, ask_all, held, one
 from loadtests.abuse.nouns import NO_ANSWER_POSSIBLE, Abuse, Got, Place, Surroundings
 from loadtests.wire.messages import post
 from loadtests.wire.raw import dial, reset
 
+_AT_WORK_S = 0.03
+"""By then a parser has begun with a large body."""
 _CHUNKED = b"POST /v1/chat/completions HTTP/1.1\r\nhost: gate\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
@@ -35,20 +38,24 @@ async def abandoned(place: Place) -> Got:
 
 async def parser_killed(place: Place) -> Got:
     """A body of arrays, and the process that parses it is killed meanwhile, by whatever kills large ones."""
+    (parser,) = (pid for pid in processes.children(place.gate.pid) if b"large_body" in _command(pid))
+    before_s = processes.cpu_s(parser)
     asking = asyncio.create_task(
         ask(place.gate.port, post(repeated(OPEN + b'"a":[', b"[]", b"]}", 40 * MIB)))
     )
-    await asyncio.sleep(0.6)
-    for child in _parsers(place.gate.pid):
-        with suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)
+    await asyncio.to_thread(_kill_at, parser, before_s + _AT_WORK_S)
     return Counter([await asking])
 
 
-def _parsers(pid: int) -> list[int]:
-    """The children of the gate that Python's pools of processes have started."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [int(child) for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+def _kill_at(pid: int, cpu_s: float) -> None:
+    """Kill a process that has had so much CPU time."""
+    while processes.cpu_s(pid) < cpu_s:
+        time.sleep(0.002)
+    os.kill(pid, signal.SIGKILL)
+
+
+def _command(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 async def tiny_chunks(place: Place) -> Got:
@@ -127,7 +134,7 @@ async def reset_at_every_phase(place: Place) -> Got:
 
 UPLOADS = [
     Abuse("abandoned", "40 bodies of 20 MB whose clients leave", abandoned, megabytes=200),
-    Abuse("parser-killed", "the process that parses is killed", parser_killed, megabytes=40),
+    Abuse("parser-killed", "the process that parses is killed", parser_killed, megabytes=40, answers="503"),
     Abuse("tiny-chunks", "20 MB in chunks of 2 bytes", tiny_chunks, megabytes=20),
     Abuse("chunk-extension", "a chunk extension of 1 MB", chunk_extension),
     Abuse("trailers", "1 MB of trailers", trailers),
