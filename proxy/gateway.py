@@ -24,6 +24,7 @@ from cellgate.proxy.logs.defects import report_defect
 from cellgate.proxy.logs.record import Finished
 from cellgate.proxy.process.descriptors import Descriptors, allowed
 from cellgate.proxy.process.listeners import BACKLOG, Entrance
+from cellgate.proxy.process.malloc import SmallBlocks
 from cellgate.proxy.process.ticker import Ticker
 from cellgate.proxy.request.dispatcher import Dispatcher
 from cellgate.proxy.request.exchange import Exchange
@@ -102,6 +103,7 @@ class Gateway:
         self._stopping = self._handed_over = False
         self._empty = asyncio.Event()
         ticker.looks += [
+            SmallBlocks(lambda: len(self.clients)).tick,
             self._tick_clients,
             self._shed,
             self._reach.tick,

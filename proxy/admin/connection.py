@@ -72,7 +72,7 @@ class Connection(web.RequestHandler):
         super().connection_made(transport)
         # aiohttp forgets its transport when it closes it, and not when that is closed.
         self._link = cast(asyncio.Transport, transport)
-        bound_unsent(transport)
+        bound_unsent(self._link)
         if len(self._clients) >= CONNECTIONS_MAX:
             next((each for each in self._clients if each.is_idle()), self).cut()
         self.ended()

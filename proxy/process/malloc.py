@@ -1,11 +1,18 @@
-"""What becomes of memory that was used."""
+"""What becomes of memory that was used. Where the C library is not glibc, what it does by itself."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+from collections.abc import Callable
 
-LARGE_BLOCK_BYTES = 32 * 1024
+LARGE_BLOCK_BYTES = 64 * 1024
+HEAP_BYTES_MAX = 64 << 20
+"""To look through a larger heap takes more than some 20 ms."""
+CROWD = 64
+"""So many clients leave holes that are worth a look, …"""
+FEW = 8
+"""… once in a tick no more than this leave."""
 _M_MMAP_THRESHOLD = -3
 """Of malloc.h, for mallopt(3)."""
 
@@ -14,7 +21,43 @@ def return_large_blocks() -> None:
     """Have the C library give each block of `LARGE_BLOCK_BYTES` or more back to the system when it is freed.
 
     glibc does so at first, but keeps ever larger blocks once some were freed: after a wave of large bodies a
-    process would stay as large as it has ever been. Other C libraries are left as they are.
+    process would stay as large as it has ever been.
     """
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, LARGE_BLOCK_BYTES)
+
+
+class SmallBlocks:
+    """Has the C library give smaller blocks back once a crowd of clients has left: by itself it returns no
+    more than the end of its heap, and one block in use there keeps all that is below.
+
+    `clients` says how many there are.
+    """
+
+    def __init__(self, clients: Callable[[], int]) -> None:
+        self._clients = clients
+        self._most = self._last = 0
+        self._heap_begin = _heap_end()
+
+    def tick(self, _now: float) -> None:
+        """Look whether the crowd has left: half of it, and hardly anybody is leaving now."""
+        before, self._last = self._last, self._clients()
+        self._most = max(self._most, self._last)
+        if self._most >= CROWD and self._last <= self._most // 2 and before - self._last <= FEW:
+            self._most = self._last
+            if _heap_end() - self._heap_begin <= HEAP_BYTES_MAX:
+                return_small_blocks()
+
+
+def return_small_blocks() -> None:
+    """Have the C library give all whole pages back to the system that nothing is in."""
+    with contextlib.suppress(AttributeError):
+        ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))
+
+
+def _heap_end() -> int:
+    """Where the heap ends now (sbrk(2))."""
+    sbrk = ctypes.CDLL(None).sbrk
+    sbrk.restype = ctypes.c_ssize_t
+    end: int = sbrk(ctypes.c_ssize_t(0))
+    return end
