@@ -10,10 +10,10 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from loadtests import processes
 from loadtests.abuse.bodies import MIB, OPEN, image, repeated
 from loadtests.abuse.client import Client, ask, ask_all, held, one
 from loadtests.abuse.nouns import NO_ANSWER_POSSIBLE, Abuse, Got, Place, Surroundings
+from loadtests.kit import processes
 from loadtests.wire.messages import post
 from loadtests.wire.raw import dial, reset
 
