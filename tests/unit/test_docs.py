@@ -20,6 +20,7 @@ from cellgate.proxy.cli.commands import main
 from cellgate.proxy.config.load import load
 from cellgate.proxy.config.load_process import Overrides
 from cellgate.proxy.logs.access_log import json_line
+from tests.house.rooms import ORDER
 from tests.unit.logs.test_access_log import DONE
 
 ROOT = Path(__file__).parents[2]
@@ -64,6 +65,22 @@ def test_every_page_is_in_the_index_and_in_it_once() -> None:
 def test_every_decision_is_in_the_list_of_them() -> None:
     listed = set(LINK.findall((DOCS / "decisions" / "README.md").read_text()))
     assert {page.name for page in DOCS.glob("decisions/0*.md")} <= listed
+
+
+def test_the_rooms_are_described_in_their_order() -> None:
+    page = (DOCS / "architecture.md").read_text()
+    rooms = page[page.index("## Rooms") :].partition("\n\nInside")[0]
+    assert re.findall(r"^\| `(\w+)` \|", rooms, re.MULTILINE) == [
+        room for line in ORDER for room in line.split()
+    ]
+
+
+def test_every_file_that_the_architecture_names_is_there() -> None:
+    named = re.findall(
+        r"`((?:router|policies|probes|proxy)/[\w/]+\.py)`", (DOCS / "architecture.md").read_text()
+    )
+    assert [path for path in named if "NAME" not in path and not (ROOT / path).exists()] == []
+    assert len(named) > 20
 
 
 def test_every_picture_is_shown() -> None:
