@@ -211,7 +211,7 @@ class Supervisor:
         """What a forked process does, to its end."""
         code = 1
         try:
-            _name("cellgate-control" if number == CONTROL else f"cellgate-{number}")
+            _name("cellgate-ctl" if number == CONTROL else f"cellgate-{number}")
             signal.set_wakeup_fd(-1)
             for each in _SIGNALS:
                 # They may be sent to all processes of a service; what they mean comes from the supervisor.

@@ -40,7 +40,7 @@ class Crew(GateProcess):
         super().__init__(folder, units, workers=2, timeouts=TIMEOUTS, **keys)
 
     def pids(self) -> dict[str, int]:
-        """Its processes by name: `brain`, `0`, `1`."""
+        """Its processes by name: `ctl`, `0`, `1`."""
         kids = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         names = {pid: Path(f"/proc/{pid}/comm").read_text().strip() for pid in kids}
         return {name.removeprefix("cellgate-"): int(pid) for pid, name in names.items()}
@@ -120,19 +120,19 @@ def test_a_worker_that_is_killed_takes_its_own_streams_with_it_and_nothing_else(
         assert f"worker 0 (process {pids['0']}) is killed by signal 9; another is started now" in gate.log
 
 
-def test_without_a_brain_streams_go_on_and_who_comes_is_served_within_a_second(
+def test_without_a_control_process_streams_go_on_and_who_comes_is_served_within_a_second(
     unit: SimUnit, tmp_path: Path
 ) -> None:
     with Crew(tmp_path, unit) as gate:
         gate.until_up("a")
         streams = [Stream(gate, tokens=2 * LONG) for _ in range(6)]
-        brain = gate.pids()["brain"]
-        os.kill(brain, signal.SIGKILL)
+        control = gate.pids()["ctl"]
+        os.kill(control, signal.SIGKILL)
         answers = [complete(gate) for _ in range(4)]
         assert [status for status, _, _ in answers] == [200] * 4
         # A second is what is promised; the rest is for a machine that is busy with other things.
         assert max(took_s for _, _, took_s in answers) < 2.0
-        assert eventually(lambda: gate.pids().get("brain", brain) != brain)
+        assert eventually(lambda: gate.pids().get("ctl", control) != control)
         # The new one knows what is open, and what the old one believed.
         assert eventually(lambda: gate.total("cellgate_brain_deaths_total") == 1)
         assert eventually(lambda: gate.total("cellgate_in_flight") == 6)
@@ -143,40 +143,40 @@ def test_without_a_brain_streams_go_on_and_who_comes_is_served_within_a_second(
         assert "Traceback" not in gate.log
 
 
-def test_a_brain_that_stands_still_is_an_honest_503(unit: SimUnit, tmp_path: Path) -> None:
+def test_a_control_process_that_stands_still_is_an_honest_503(unit: SimUnit, tmp_path: Path) -> None:
     with Crew(tmp_path, unit) as gate:
         gate.until_up("a")
-        brain = gate.pids()["brain"]
-        os.kill(brain, signal.SIGSTOP)
+        control = gate.pids()["ctl"]
+        os.kill(control, signal.SIGSTOP)
         try:
             time.sleep(1.2)
             status, body, _ = complete(gate)
         finally:
-            os.kill(brain, signal.SIGCONT)
+            os.kill(control, signal.SIGCONT)
         assert (status, body["error"]["code"]) == (503, "no_brain")
         assert eventually(lambda: complete(gate)[0] == 200)
         assert gate.units()["a"]["verdict"] == "up"
         assert eventually(lambda: gate.total("cellgate_in_flight") == 0)
 
 
-def test_a_brain_that_stands_still_for_good_is_replaced_and_streams_go_on(
+def test_a_control_process_that_stands_still_for_good_is_replaced_and_streams_go_on(
     unit: SimUnit, tmp_path: Path
 ) -> None:
     with Crew(tmp_path, unit) as gate:
         gate.until_up("a")
         streams = [Stream(gate, tokens=3 * LONG) for _ in range(4)]
-        brain = gate.pids()["brain"]
-        os.kill(brain, signal.SIGSTOP)
-        assert eventually(lambda: gate.pids().get("brain", brain) != brain)
+        control = gate.pids()["ctl"]
+        os.kill(control, signal.SIGSTOP)
+        assert eventually(lambda: gate.pids().get("ctl", control) != control)
         assert eventually(lambda: complete(gate)[0] == 200)
         assert eventually(lambda: gate.total("cellgate_in_flight") == 4)
         assert all(stream.is_whole() for stream in streams)
         assert gate.units()["a"]["verdict"] == "up"
         assert gate.total("cellgate_brain_deaths_total") == 1
-        assert f"the brain (process {brain}) has stood still for" in gate.log
+        assert f"the control process (process {control}) has stood still for" in gate.log
 
 
-def test_a_new_brain_knows_of_discovered_units_before_they_are_found_anew(
+def test_a_new_control_process_knows_of_discovered_units_before_they_are_found_anew(
     unit: SimUnit, tmp_path: Path
 ) -> None:
     (other,) = SimUnit.start_all(["b"], followers=0, step_ms=STEP_MS)
@@ -188,13 +188,13 @@ def test_a_new_brain_knows_of_discovered_units_before_they_are_found_anew(
             gate.until_up("a", "b")
             streams = [Stream(gate, tokens=5 * LONG) for _ in range(6)]
             assert gate.admin("POST", "/units/a/drain")[0] == 200
-            # Twice: what a brain did not find itself it tells the next one all the same.
+            # Twice: what a control process did not find itself it tells the next one all the same.
             path.rename(gone)
             for _ in range(2):
-                brain = gate.pids()["brain"]
-                os.kill(brain, signal.SIGKILL)
+                control = gate.pids()["ctl"]
+                os.kill(control, signal.SIGKILL)
                 assert {complete(gate)[0] for _ in range(15)} == {200}
-                assert eventually(lambda: gate.pids().get("brain", brain) != brain)  # noqa: B023
+                assert eventually(lambda: gate.pids().get("ctl", control) != control)  # noqa: B023
                 assert gate.units()["a"]["drained"]
                 assert eventually(lambda: gate.total("cellgate_in_flight") == 6)
             answered = [Stream(gate, tokens=2) for _ in range(10)]
@@ -264,8 +264,8 @@ def test_sighup_tells_all_workers_of_other_units(unit: SimUnit, tmp_path: Path) 
             answered = [Stream(gate, tokens=2) for _ in range(4)]
             assert {stream.unit for stream in answered} == {"b"}
             assert all(stream.is_whole() for stream in (*streams, *answered))
-            # A brain that comes later reads the file as it is now.
-            os.kill(gate.pids()["brain"], signal.SIGKILL)
+            # A control process that comes later reads the file as it is now.
+            os.kill(gate.pids()["ctl"], signal.SIGKILL)
             assert eventually(lambda: complete(gate)[0] == 200)
             gate.until_up("b")
     finally:
