@@ -23,7 +23,7 @@ from cellgate.proxy.logs.defects import guarded
 from cellgate.proxy.wire.failure import Failure, Kind, error_body
 from cellgate.proxy.wire.heads import own_response
 from cellgate.proxy.wire.intake import Bounds, Intake
-from cellgate.proxy.wire.tcp import bound_unsent, has_left, reset
+from cellgate.proxy.wire.tcp import bound_held, bound_unsent, has_left, reset
 
 if TYPE_CHECKING:
     from cellgate.proxy.wire.request import Request
@@ -112,6 +112,7 @@ class ClientConnection(asyncio.Protocol):
         self.peer = str(peername[0]) if peername else ""
         self.secure = transport.get_extra_info("sslcontext") is not None
         bound_unsent(transport)
+        bound_held(transport)
         self._host.clients[self] = None
         self.deadline = self._host.now() + self._host.limits.idle_timeout_s
 

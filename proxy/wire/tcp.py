@@ -23,10 +23,15 @@ and tcpi_bytes_sent with tcpi_bytes_retrans behind it."""
 
 
 def bound_unsent(transport: asyncio.WriteTransport) -> None:
-    """Have the kernel take no more than `UNSENT_BYTES` that it cannot send yet, and the loop `HELD_BYTES`."""
+    """Have the kernel take no more than `UNSENT_BYTES` that it cannot send yet."""
     sock = transport.get_extra_info("socket")
     if sock is not None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+
+
+def bound_held(transport: asyncio.WriteTransport) -> None:
+    """Have the loop hold no more than `HELD_BYTES` before it says so."""
+    if transport.get_extra_info("socket") is not None:
         transport.set_write_buffer_limits(high=HELD_BYTES)
 
 
