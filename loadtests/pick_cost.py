@@ -27,11 +27,11 @@ from cellgate.proxy.request.prompt import read_prompt
 from cellgate.router.board import Board
 from cellgate.router.cost_model import SURE
 from cellgate.router.fair_queue import FairRules
-from cellgate.router.lease import Lease
 from cellgate.router.nouns import Ask, Evidence, Fleet, Load, Rules, Sign, Strength, Unit
 from cellgate.router.prefix import PrefixCache
 from cellgate.router.queue import Waiting
 from cellgate.router.router import Router
+from cellgate.router.unit_state import Lease
 
 ROUNDS = 60
 AT_ONCE = 32

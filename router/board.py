@@ -17,7 +17,6 @@ from cellgate.router.answers import AnswerLengths
 from cellgate.router.cost import Expected
 from cellgate.router.cost_model import Elsewhere
 from cellgate.router.judge import judge, open_case
-from cellgate.router.lease import Lease
 from cellgate.router.nouns import (
     Ask,
     Evidence,
@@ -36,7 +35,7 @@ from cellgate.router.outliers import Slowness
 from cellgate.router.pools import Pools
 from cellgate.router.remote_prefixes import ProvenPrefixes, RemotePrefixes
 from cellgate.router.shared_prefixes import SharedPrefixes
-from cellgate.router.unit_state import BUSY_S, Desk
+from cellgate.router.unit_state import BUSY_S, Desk, Lease
 
 ERRORS_S = 1.0
 """Errors so soon after each other, with no life between them, are of an engine that has nothing else."""

@@ -18,10 +18,9 @@ from cellgate.router.board import Board
 from cellgate.router.candidates import Bounds, offers
 from cellgate.router.cost import Cost, Expected, terms
 from cellgate.router.deficit_round_robin import Place
-from cellgate.router.lease import Lease
 from cellgate.router.nouns import Ask, Candidate, Refusal, Verdict
 from cellgate.router.router import Router
-from cellgate.router.unit_state import Desk
+from cellgate.router.unit_state import Desk, Lease
 
 
 class Look(NamedTuple):

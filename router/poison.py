@@ -20,7 +20,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cellgate.router.lease import Lease
+    from cellgate.router.unit_state import Lease
 
 MEMORY_S = 600.0
 """A death is forgotten after so long."""

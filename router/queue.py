@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from cellgate.router.deficit_round_robin import Place
 from cellgate.router.fair_queue import FairQueue, FairRules, NoPlace
-from cellgate.router.lease import Lease
 from cellgate.router.nouns import Ask, Refusal
+from cellgate.router.unit_state import Lease
 
 MOVED_S = 30.0
 """Who lost its unit has waited for its answer once already."""

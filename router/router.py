@@ -18,11 +18,11 @@ from cellgate.router.board import Board
 from cellgate.router.candidates import Bounds, Offered, offers
 from cellgate.router.cost import Cost, Expected
 from cellgate.router.explore import SHARE, Explorer
-from cellgate.router.lease import Lease
 from cellgate.router.nouns import Ask, Candidate, Policy, Refusal
 from cellgate.router.queue import MOVED_S, Kind, PoolQueue, Ticket, Waiting
 from cellgate.router.sampling import Shortlist
 from cellgate.router.shared_prefixes import Reuses
+from cellgate.router.unit_state import Lease
 
 LOOKS = 16
 """So many of those who wait are looked at each time there may be room."""

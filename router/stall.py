@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from cellgate.router.nouns import Rules
 
 if TYPE_CHECKING:
-    from cellgate.router.lease import Lease
-    from cellgate.router.unit_state import Desk
+    from cellgate.router.unit_state import Desk, Lease
 
 SOURCE = "progress"
 STEPS = 4.0

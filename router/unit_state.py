@@ -1,20 +1,21 @@
-"""The desk: what the Board keeps of one unit. Everything that is decided from it is decided elsewhere."""
+"""What the Board keeps of one unit, and of each attempt on it. What follows from it is decided elsewhere.
+
+A lease is the right to spend one attempt on one unit. It closes exactly once, when the stream ends.
+"""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from math import inf
-from typing import TYPE_CHECKING
 
 from cellgate.router import panic
-from cellgate.router.cost_model import Books
+from cellgate.router.backlog import ALONE
+from cellgate.router.cost import Expected
+from cellgate.router.cost_model import Bet, Books
 from cellgate.router.nouns import Ask, Case, Cell, Evidence, Load, Rules, Unit, Verdict
 from cellgate.router.outliers import Slowness, Speed
-from cellgate.router.stall import CLEARED_S, hides_work, silent_limit_s
 from cellgate.router.step_times import LARGE_TOKENS, Pace
-
-if TYPE_CHECKING:
-    from cellgate.router.lease import Lease
 
 SHUT_S = 1.0
 """How long a unit gets nothing that refused the only request it had."""
@@ -106,7 +107,7 @@ class Desk:
         self.told_at = 0.0
         self.turn_at = -1.0
         self.asked_at = 0.0
-        self.cleared_at = -CLEARED_S
+        self.cleared_at = -inf
         self.stills: deque[tuple[float, float]] = deque(maxlen=STILLS_KEPT)
         self.batch = 0.0
         self.prefilling = 0.0
@@ -170,10 +171,6 @@ class Desk:
         """What it gets now, for its weight: less while it is degraded or has only just come up."""
         return self.steady_weight * self.ramp(now, rules)
 
-    def silent_limit_s(self, rules: Rules) -> float:
-        """How long nothing may move on the unit with the work it has now."""
-        return silent_limit_s(self, rules)
-
     def shown(self, lease: Lease, now: float) -> None:
         """An attempt has shown its first token (or the head of a plain body)."""
         done = self.books.show(lease, lease.ask, lease.bet, now)
@@ -219,10 +216,6 @@ class Desk:
         since = self.quiet_since
         return max((still_s for at, still_s in self.stills if at != since), default=0.0) + SPELL_S
 
-    def hides_work(self, now: float) -> bool:
-        """Whether it may be busy with requests of ours and could not show it."""
-        return hides_work(self, now)
-
     def shows_work(self) -> bool:
         """Whether a stream of ours would move if it worked."""
         return any(lease.committed and lease.ask.stream and not lease.paused for lease in self.leases)
@@ -238,3 +231,58 @@ class Desk:
 
     def __repr__(self) -> str:
         return f"<Desk {self.unit.name} {self.case.verdict.value} in_flight={self.in_flight}>"
+
+
+class Lease:
+    """One attempt on one unit, held from the pick until the stream has ended.
+
+    `evicted` is set when the unit went DOWN; `on_evict` is called once at that moment.
+    `first_at` is when something was first shown to the client; `paused` while the client reads nothing; `bet`
+    is what was expected of it; `beside` is what was there while it was decoded, once it is closed;
+    `explanation` is the header line that tells why it is for this unit, where the request has asked.
+    """
+
+    __slots__ = (
+        "ask",
+        "beside",
+        "bet",
+        "closed",
+        "committed",
+        "desk",
+        "evicted",
+        "explanation",
+        "first_at",
+        "on_evict",
+        "opened_at",
+        "paused",
+        "retry",
+        "unit",
+        "was_paused",
+    )
+
+    def __init__(self, desk: Desk, ask: Ask, expected: Expected, held: int, now: float, retry: bool) -> None:
+        self.desk = desk
+        self.unit = desk.unit.name
+        self.ask = ask
+        self.bet: Bet = desk.books.enter(self, ask, expected, held, now)
+        self.beside = ALONE
+        self.opened_at = now
+        self.retry = retry
+        self.committed = False
+        self.evicted = False
+        self.closed = False
+        self.explanation = b""
+        self.paused = False
+        self.was_paused = False
+        self.first_at = 0.0
+        self.on_evict: Callable[[], None] | None = None
+
+    def commit(self, now: float) -> None:
+        """The unit has shown its first token (or the head of a plain body)."""
+        self.committed = True
+        self.first_at = now
+        self.desk.shown(self, now)
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else "evicted" if self.evicted else "open"
+        return f"<Lease {self.unit} {state} committed={self.committed}>"

@@ -20,11 +20,11 @@ from cellgate.router.board import Board, Consequence
 from cellgate.router.cost_model import Elsewhere, Usage
 from cellgate.router.fair_queue import FairRules
 from cellgate.router.judge import nothing_to_learn
-from cellgate.router.lease import Lease
 from cellgate.router.nouns import Ask, Refusal, Rules, Sign, Strength, Verdict
 from cellgate.router.queue import Ticket, Waiting
 from cellgate.router.router import Router
 from cellgate.router.step_times import GAPS_MS
+from cellgate.router.unit_state import Lease
 from loadtests.gym.nouns import Call, Fleet
 from loadtests.gym.sequences import Shown
 from loadtests.gym.watch import TICK_S, Watch

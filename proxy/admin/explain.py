@@ -9,6 +9,7 @@ from __future__ import annotations
 from cellgate.proxy.admin.outlook import advice, what_comes
 from cellgate.proxy.admin.rotation import Moment, Standing, silent_s, standing
 from cellgate.router.nouns import Case, Evidence, Sign, Verdict
+from cellgate.router.stall import silent_limit_s
 from cellgate.router.unit_state import SLOW_START_LEAST, Desk
 
 QUIET_S = 0.25
@@ -79,7 +80,7 @@ def _besides(desk: Desk, stands: Standing, moment: Moment) -> list[str]:
         lines.append(f"{_requests(desk)} are in flight.")
     quiet_s = silent_s(desk, now)
     if quiet_s is not None and quiet_s >= QUIET_S:
-        limit_s = desk.silent_limit_s(rules)
+        limit_s = silent_limit_s(desk, rules)
         lines.append(f"Stalled for {quiet_s:.1f} s; with its present work up to {limit_s:.1f} s are normal.")
     if degraded := desk.slowness.degraded:
         lines.append(

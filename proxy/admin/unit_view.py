@@ -14,6 +14,7 @@ from cellgate.proxy.ingress.ready import why
 from cellgate.router.board import Board
 from cellgate.router.cost_model import Books
 from cellgate.router.nouns import Case, Evidence, Load
+from cellgate.router.stall import silent_limit_s
 from cellgate.router.unit_state import Desk
 
 EVIDENCE_SHOWN = 5
@@ -58,7 +59,7 @@ def unit_page(desk: Desk, board: Board, now: float, canary_s: float | None) -> d
         "engine": desk.engine,
         "epochs": dict(case.epochs),
         "silent_s": None if quiet_s is None else round(quiet_s, 3),
-        "silent_limit_s": round(desk.silent_limit_s(rules), 3),
+        "silent_limit_s": round(silent_limit_s(desk, rules), 3),
         "next_canary_s": None if canary_s is None else round(canary_s, 3),
     }
 

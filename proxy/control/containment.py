@@ -19,11 +19,10 @@ from cellgate.proxy.logs.events import Action, EventLog
 from cellgate.proxy.wire.failure import Failure, Kind
 from cellgate.router.bans import Ban, Bans
 from cellgate.router.board import Board
-from cellgate.router.lease import Lease
 from cellgate.router.nouns import Ask, Flip, Outcome, Refusal, Verdict
 from cellgate.router.poison import SIBLING_S, SPACE_S, Fate, Ledger, Loss, Record
 from cellgate.router.queue import MOVED_S
-from cellgate.router.unit_state import Desk
+from cellgate.router.unit_state import Desk, Lease
 
 BANS_A_MINUTE = 5
 """Where more prompts than these end units within a minute, it is the units: no more prompts are refused."""

@@ -13,10 +13,9 @@ from cellgate.proxy.request.dispatcher import FAILED_ALREADY, NOT_QUEUED, Pendin
 from cellgate.proxy.wire.failure import Failure, Kind
 from cellgate.router.cost_model import Usage
 from cellgate.router.judge import nothing_to_learn
-from cellgate.router.lease import Lease
 from cellgate.router.nouns import Ask, Evidence, Outcome, Refusal, Sign, Strength
 from cellgate.router.queue import Ticket
-from cellgate.router.unit_state import Desk
+from cellgate.router.unit_state import Desk, Lease
 
 COOL_S = 1.0
 """A unit that answered with an error gets nothing for so long, as long as there is another."""

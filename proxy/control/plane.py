@@ -30,6 +30,7 @@ from cellgate.proxy.ingress.ready import as_json, readiness
 from cellgate.proxy.logs.events import Action, EventLog
 from cellgate.proxy.metrics.collectors import NodeAgentMetrics, PoolMetrics
 from cellgate.proxy.metrics.continuations import Continuations
+from cellgate.proxy.metrics.exposition import Exposition
 from cellgate.proxy.metrics.metrics import Metrics
 from cellgate.proxy.metrics.routing import Routing
 from cellgate.proxy.process.ticker import Ticker
@@ -37,11 +38,10 @@ from cellgate.proxy.wire.failure import Failure
 from cellgate.proxy.wire.pool import MakeTls
 from cellgate.proxy.wire.reach import Reach
 from cellgate.router.board import Board, Consequence
-from cellgate.router.lease import Lease
 from cellgate.router.nouns import Ask, Fleet, Flip, Outcome, Refusal, Verdict
 from cellgate.router.queue import Waiting
 from cellgate.router.router import Router
-from cellgate.router.unit_state import Desk
+from cellgate.router.unit_state import Desk, Lease
 
 Publish = Callable[[bool, bytes, bytes], None]
 
@@ -88,14 +88,7 @@ class Plane:
         self.ticker = ticker
         self.board = Board(settings.rules)
         self.router = Router(self.board, POLICIES[settings.policy](), rng, Waiting(settings.queue))
-        self.metrics = Metrics(
-            self.board,
-            loop.time,
-            waiting=self.waiting,
-            connections=lambda: self.front.connections(),
-            suspended=lambda: self.prober.distrusted,
-            own_troubles=lambda: self.stall_watch.own_troubles,
-        )
+        self.metrics = Metrics(self.board)
         self.reach = self._make_reach(unit_tls)
         self.prober = Watch(self.board, self.reach.ways, rng, self._flipped, settings.agent_token or "")
         self.stall_watch = Vigil(self.board, self.prober, events, loop.time)
@@ -103,7 +96,7 @@ class Plane:
         self.stored = StoredResponses(self.board)
         self.balancers = Balancers()
         self.peers = Peers(settings.trusted)
-        self.continuations = Continuations(self.metrics, events)
+        self.continuations = Continuations(self.metrics.continuation, events)
         self.routing = Routing(self.board, self.router.waiting)
         self.orca = Orca(self.board, self.metrics.responses, self.waiting)
         self.on_flip: Callable[[Flip], None] = lambda _flip: None
@@ -140,6 +133,15 @@ class Plane:
         )
 
     def _include_metrics(self) -> None:
+        exposition = Exposition(
+            self.metrics,
+            self.now,
+            waiting=self.waiting,
+            connections=lambda: self.front.connections(),
+            suspended=lambda: self.prober.distrusted,
+            own_troubles=lambda: self.stall_watch.own_troubles,
+        )
+        self.metrics.include(exposition)
         self.metrics.include(NodeAgentMetrics(self.prober.agents))
         self.metrics.include(PoisonMetrics(self.containment))
         self.metrics.include(self.routing)

@@ -37,6 +37,7 @@ from cellgate.router.nouns import (
     Unit,
     Verdict,
 )
+from cellgate.router.stall import hides_work, silent_limit_s
 from cellgate.router.unit_state import Desk
 
 
@@ -79,7 +80,7 @@ class _DeskPatient:
 
     @property
     def silent_limit_s(self) -> float:
-        return self.desk.silent_limit_s(self.rules)
+        return silent_limit_s(self.desk, self.rules)
 
     @property
     def held_down(self) -> bool:
@@ -87,7 +88,7 @@ class _DeskPatient:
 
     @property
     def hides_work(self) -> bool:
-        return self.desk.hides_work(self.loop.time())
+        return hides_work(self.desk, self.loop.time())
 
     @property
     def shows_work(self) -> bool:

@@ -17,11 +17,11 @@ from cellgate.proxy.request.routing_headers import Wishes
 from cellgate.proxy.wire.failure import Failure, Kind
 from cellgate.router.dry_run import Look, Preview, cost_of, preview
 from cellgate.router.explore import IDLE_S
-from cellgate.router.lease import Lease
 from cellgate.router.nouns import Ask, Refusal
 from cellgate.router.rates import FIRST_BYTES_PER_TOKEN
 from cellgate.router.router import Router
 from cellgate.router.sampling import LOOK_AT_ALL, SAMPLE
+from cellgate.router.unit_state import Lease
 
 TOKENS_MAX = 100_000_000
 WITHOUT_BODY = ("model", "prompt_tokens")

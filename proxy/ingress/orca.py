@@ -14,12 +14,11 @@ from __future__ import annotations
 import base64
 import math
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import orjson
 
-from cellgate.proxy.wire.heads import Fields
 from cellgate.router.board import Board
 from cellgate.router.unit_state import Desk
 
@@ -93,7 +92,7 @@ class LoadLines:
         self.usual = b""
         self.others: dict[bytes, bytes] = {}
 
-    def line(self, fields: Fields) -> bytes:
+    def line(self, fields: Iterable[tuple[bytes, bytes]]) -> bytes:
         """The header line for a request with these fields, with its line end."""
         for name, value in fields:
             if name == FORMAT_FIELD:

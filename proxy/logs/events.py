@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 from cellgate.proxy.logs.log import Level, log_line
 from cellgate.proxy.logs.text import one_line, utc
-from cellgate.router.lease import Lease
 from cellgate.router.nouns import Flip, Strength, Verdict
+from cellgate.router.unit_state import Lease
 
 Event = dict[str, Any]
 """One event, ready for JSON: `id`, `time`, `kind`, `line` (for people), and what its kind adds."""

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from enum import Enum
-from typing import TYPE_CHECKING
 
-from cellgate.proxy.logs.events import Action
-
-if TYPE_CHECKING:
-    from cellgate.proxy.logs.events import EventLog
-    from cellgate.proxy.metrics.metrics import Metrics
+from cellgate.proxy.logs.events import Action, EventLog
 
 TOLD_S = 1.0
 """A unit breaks its streams together: what became of them is told so long after the first."""
@@ -32,17 +28,17 @@ class Result(Enum):
 
 
 class Continuations:
-    """Takes note of them all."""
+    """Takes note of them all. `count` is told of each."""
 
-    def __init__(self, metrics: Metrics, events: EventLog) -> None:
-        self._metrics = metrics
+    def __init__(self, count: Callable[[str, Result], None], events: EventLog) -> None:
+        self._count = count
         self._events = events
         self._untold: dict[str, Counter[str]] = {}
         self._due: dict[str, float] = {}
 
     def note(self, unit: str, result: Result, reason: str = "") -> None:
         """What became of a stream that `unit` broke, and why no more than that."""
-        self._metrics.continuation(unit, result)
+        self._count(unit, result)
         what = result.value.replace("_", " ")
         self._untold.setdefault(unit, Counter())[f"{what} ({reason})" if reason else what] += 1
 

@@ -11,7 +11,6 @@ import platform
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import permutations
-from typing import TYPE_CHECKING
 
 from prometheus_client import Metric
 from prometheus_client.registry import Collector
@@ -21,32 +20,38 @@ from cellgate.proxy.config.limits import REACHED
 from cellgate.proxy.logs.defects import DEFECTS
 from cellgate.proxy.metrics.families import Row, counter, gauge, histogram
 from cellgate.proxy.metrics.histogram import Buckets, Histogram, buckets, gap_buckets
-from cellgate.router.board import Board
+from cellgate.proxy.metrics.metrics import Metrics
 from cellgate.router.nouns import Load, Sign, Verdict
 from cellgate.router.unit_state import Desk
-
-if TYPE_CHECKING:
-    from cellgate.proxy.metrics.metrics import Metrics
 
 _FLIPS = tuple(permutations(Verdict, 2))
 
 
 class Exposition(Collector):
-    """Renders everything anew at each scrape; holds nothing of its own."""
+    """Renders everything anew at each scrape; holds nothing of its own.
+
+    `waiting` tells how many requests wait for a unit, `connections` how many connections are open by side
+    (`client`, `unit`), `suspended` how much evidence was not counted, `own_troubles` how many connections
+    the gate could not open through no fault of a unit; all are called at scrape only.
+    """
 
     def __init__(
         self,
         metrics: Metrics,
-        board: Board,
         now: Callable[[], float],
+        *,
         waiting: Callable[[], int],
         connections: Callable[[], Mapping[str, int]],
+        suspended: Callable[[], int] = int,
+        own_troubles: Callable[[], int] = int,
     ) -> None:
         self._metrics = metrics
-        self._board = board
+        self._board = metrics.board
         self._now = now
         self._waiting = waiting
         self._connections = connections
+        self._suspended = suspended
+        self._own_troubles = own_troubles
 
     def collect(self) -> Iterator[Metric]:
         """All families of the gate."""
@@ -234,13 +239,13 @@ class Exposition(Collector):
             "evidence_suspended",
             "Bad news not counted because the gate itself lagged.",
             (),
-            [((), self._metrics.suspended())],
+            [((), self._suspended())],
         )
         yield counter(
             "own_troubles",
             "Connections not opened through no fault of a unit, and times that accepting had to stop.",
             (),
-            [((), self._metrics.own_troubles())],
+            [((), self._own_troubles())],
         )
         yield counter(
             "defects",

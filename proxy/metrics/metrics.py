@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Metric, ProcessCollector, generate_latest
 from prometheus_client.registry import Collector
 
 from cellgate.proxy.logs.record import Finished
 from cellgate.proxy.metrics.continuations import Result
-from cellgate.proxy.metrics.exposition import Exposition
 from cellgate.proxy.metrics.histogram import DURATION_BOUNDS_S, LOOP_LAG_BOUNDS_S, TTFT_BOUNDS_S, Histogram
 from cellgate.router.board import Board
 from cellgate.router.nouns import Flip, Outcome, Refusal, Verdict
@@ -54,26 +53,10 @@ class _Only(Collector):
 
 
 class Metrics:
-    """Counts everything that happens, and renders it beside the state of the Board.
+    """Counts everything that happens, and renders it with all that is included beside."""
 
-    `waiting` tells how many requests wait for a unit, `connections` how many connections are open by side
-    (`client`, `unit`), `suspended` how much evidence was not counted, `own_troubles` how many connections
-    the gate could not open through no fault of a unit; all are called at scrape only.
-    """
-
-    def __init__(
-        self,
-        board: Board,
-        now: Callable[[], float],
-        *,
-        waiting: Callable[[], int],
-        connections: Callable[[], Mapping[str, int]],
-        suspended: Callable[[], int] = int,
-        own_troubles: Callable[[], int] = int,
-    ) -> None:
+    def __init__(self, board: Board) -> None:
         self.board = board
-        self.suspended = suspended
-        self.own_troubles = own_troubles
         self.tallies: dict[str, Tally] = {}
         self.responses: defaultdict[tuple[str, int], int] = defaultdict(int)
         self.refusals = dict.fromkeys(Refusal, 0)
@@ -89,7 +72,6 @@ class Metrics:
         self.lag = Histogram(LOOP_LAG_BOUNDS_S)
         self.last_lags_s: deque[float] = deque(maxlen=LAGS_KEPT)
         self._registry = CollectorRegistry()
-        self._registry.register(Exposition(self, board, now, waiting, connections))
         ProcessCollector(registry=self._registry)
 
     def include(self, collector: Collector) -> None:

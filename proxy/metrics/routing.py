@@ -12,8 +12,8 @@ from cellgate.proxy.metrics.families import counter, gauge, histogram
 from cellgate.proxy.metrics.histogram import TTFT_BOUNDS_S, Buckets, Histogram, buckets
 from cellgate.router.board import Board
 from cellgate.router.cost_model import Usage
-from cellgate.router.lease import Lease
 from cellgate.router.queue import Waiting
+from cellgate.router.unit_state import Lease
 
 
 class _Tally:

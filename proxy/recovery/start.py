@@ -38,7 +38,7 @@ def attend(plane: Plane, tls: Callable[[], ssl.SSLContext]) -> Recovery:
 
     def waits(now: float) -> str:
         nonlocal own_troubles, trouble_at
-        if (seen := plane.metrics.own_troubles()) != own_troubles:
+        if (seen := plane.stall_watch.own_troubles) != own_troubles:
             own_troubles, trouble_at = seen, now
         own_trouble = now - trouble_at < TROUBLE_S
         return reason_to_wait(plane.board, now, stopping=plane.is_stopping(), own_trouble=own_trouble)

@@ -13,8 +13,8 @@ from cellgate.proxy.request.routes import GENERATE, UNLISTED
 from cellgate.proxy.request.states import State
 from cellgate.proxy.request.usage import read_usage
 from cellgate.proxy.wire.failure import Failure, Kind
-from cellgate.router.lease import Lease
 from cellgate.router.nouns import Outcome, Refusal
+from cellgate.router.unit_state import Lease
 
 if TYPE_CHECKING:
     from cellgate.proxy.request.exchange import Exchange

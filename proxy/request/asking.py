@@ -9,7 +9,7 @@ from cellgate.proxy.request.attempt import Attempt
 from cellgate.proxy.request.forwarding import head_for_unit
 from cellgate.proxy.request.routes import UNLISTED
 from cellgate.proxy.request.states import State
-from cellgate.router.lease import Lease
+from cellgate.router.unit_state import Lease
 
 if TYPE_CHECKING:
     from cellgate.proxy.request.exchange import Exchange

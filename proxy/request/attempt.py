@@ -25,8 +25,8 @@ from cellgate.proxy.wire.pool import Pool
 from cellgate.proxy.wire.reply_reader import ReplyHead
 from cellgate.proxy.wire.sse import before_error, carries_data
 from cellgate.proxy.wire.upstream import EVENT_ENDS, UnitConnection
-from cellgate.router.lease import Lease
 from cellgate.router.nouns import Outcome
+from cellgate.router.unit_state import Lease
 
 
 class Owner(Protocol):

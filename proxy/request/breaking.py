@@ -12,9 +12,9 @@ from cellgate.proxy.request.opening import find_unit, refuse
 from cellgate.proxy.request.routes import UNLISTED
 from cellgate.proxy.request.states import State
 from cellgate.proxy.wire.failure import Failure, Kind, as_told
-from cellgate.router.lease import Lease
 from cellgate.router.nouns import Outcome
 from cellgate.router.retry import Step
+from cellgate.router.unit_state import Lease
 
 if TYPE_CHECKING:
     from cellgate.proxy.request.exchange import Exchange

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from cellgate.proxy.request.continuation import find_way
 from cellgate.proxy.request.states import State
 from cellgate.proxy.wire.failure import Failure, Kind
-from cellgate.router.lease import Lease
+from cellgate.router.stall import silent_limit_s
+from cellgate.router.unit_state import Lease
 
 if TYPE_CHECKING:
     from cellgate.proxy.request.exchange import Exchange
@@ -77,7 +78,7 @@ def _silence(exchange: Exchange, lease: Lease, now: float) -> Failure | None:
 def _is_lost(exchange: Exchange, lease: Lease, silent_s: float, now: float) -> bool:
     """Whether the unit has forgotten this stream, and another one can go on with it."""
     gate, response, selection = exchange.gate, exchange.response, exchange.selection
-    limit_s = max(_LOST_S, 4.0 * lease.desk.silent_limit_s(gate.board.rules))
+    limit_s = max(_LOST_S, 4.0 * silent_limit_s(lease.desk, gate.board.rules))
     if silent_s < limit_s or now - lease.desk.life_at > _LIVELY_S:
         return False
     if response.replay is None or not response.replay.whole:

@@ -13,8 +13,8 @@ from typing import NamedTuple, Protocol
 
 from cellgate.proxy.wire.failure import Failure, Kind
 from cellgate.router.cost_model import Usage
-from cellgate.router.lease import Lease
 from cellgate.router.nouns import Ask, Outcome, Refusal
+from cellgate.router.unit_state import Lease
 
 
 class PickRequest(NamedTuple):

@@ -24,8 +24,8 @@ from cellgate.proxy.request.routes import UNLISTED, find_route
 from cellgate.proxy.request.selection import Selection
 from cellgate.proxy.request.states import Event, State, Table
 from cellgate.proxy.wire.failure import Failure, Kind
-from cellgate.router.lease import Lease
 from cellgate.router.nouns import Ask, Outcome
+from cellgate.router.unit_state import Lease
 
 if TYPE_CHECKING:
     from cellgate.proxy.request.services import Services

@@ -5,14 +5,12 @@ Times are the loop's. Nothing here may fail: what it raises is taken for a defec
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+from cellgate.proxy.logs.record import Finished
 from cellgate.proxy.metrics.continuations import Result
-from cellgate.router.lease import Lease
 from cellgate.router.nouns import Outcome
-
-if TYPE_CHECKING:
-    from cellgate.proxy.request.response import Response
+from cellgate.router.unit_state import Lease
 
 
 class Observer(Protocol):
@@ -41,5 +39,5 @@ class Observer(Protocol):
     def settled(self, result: Result) -> None:
         """It is known what came of the first break of which it was not."""
 
-    def over(self, response: Response, outcome: Outcome, code: str, at: float) -> None:
+    def over(self, record: Finished, at: float) -> None:
         """The response has ended."""

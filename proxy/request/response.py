@@ -335,9 +335,10 @@ class Response:
     def end(self, outcome: Outcome, code: str = "") -> None:
         """The end: all is written; the connection goes on to its next request, or closes."""
         self.over = True
-        self._host.finished(self._record(outcome, code))
+        record = self._record(outcome, code)
+        self._host.finished(record)
         for observer in self.observers:
-            observer.over(self, outcome, code, self.now())
+            observer.over(record, self.now())
         self._client.finish(self._request, keep_alive=not self.closes)
 
     # -- inside --------------------------------------------------------------------------------------------

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from cellgate.proxy.request.dispatcher import PickRequest, Waiter
 from cellgate.proxy.request.placement import may_place, not_trusted, place
 from cellgate.proxy.wire.failure import Failure, Kind
-from cellgate.router.lease import Lease
 from cellgate.router.nouns import Ask, Outcome, Refusal, Verdict
 from cellgate.router.retry import Attempts, Step, next_step
+from cellgate.router.unit_state import Lease
 
 if TYPE_CHECKING:
     from cellgate.proxy.request.dispatcher import Pending

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from opentelemetry.context import Context
@@ -17,12 +16,10 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, set_
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
+from cellgate.proxy.logs.record import Finished
 from cellgate.proxy.metrics.continuations import Result
-from cellgate.router.lease import Lease
 from cellgate.router.nouns import Outcome
-
-if TYPE_CHECKING:
-    from cellgate.proxy.request.response import Response
+from cellgate.router.unit_state import Lease
 
 PROPAGATOR = TraceContextTextMapPropagator()
 OPERATIONS = {
@@ -143,7 +140,7 @@ class Trace:
 
     # -- the end -------------------------------------------------------------------------------------------
 
-    def over(self, response: Response, outcome: Outcome, code: str, at: float) -> None:
+    def over(self, record: Finished, at: float) -> None:
         """The response has ended."""
         for broken in self._breaks:
             # Of an answer that is no stream nothing could have been continued.
@@ -151,9 +148,9 @@ class Trace:
                 about = {"cellgate.unit": broken.unit, "cellgate.outcome": broken.result.value}
                 self._whole("continuation", broken.at, broken.resumed_at or at, about)
         span = self._span
-        span.set_attributes(_told(response, outcome))
-        if response.status >= 500 or (response.status < 400 and outcome not in _NOBODYS_FAULT):
-            span.set_attribute("error.type", code or str(response.status))
+        span.set_attributes(_told(record))
+        if record.status >= 500 or (record.status < 400 and record.outcome not in _NOBODYS_FAULT):
+            span.set_attribute("error.type", record.code or str(record.status))
             span.set_status(Status(StatusCode.ERROR))
         span.end(self._ns(at))
 
@@ -167,23 +164,23 @@ class Trace:
         return int((at + self._ahead_s) * 1e9)
 
 
-def _told(response: Response, outcome: Outcome) -> dict[str, AttributeValue]:
+def _told(record: Finished) -> dict[str, AttributeValue]:
     """What a record of the request has, as attributes."""
     attributes: dict[str, AttributeValue] = {
-        "http.response.status_code": response.status,
-        "cellgate.route": response.route,
-        "cellgate.unit": response.unit,
-        "cellgate.outcome": outcome.value,
-        "cellgate.attempts": response.attempts,
-        "cellgate.continued": response.continued,
-        "cellgate.request_id": response.request_id.decode("latin-1"),
+        "http.response.status_code": record.status,
+        "cellgate.route": record.route,
+        "cellgate.unit": record.unit,
+        "cellgate.outcome": record.outcome.value,
+        "cellgate.attempts": record.attempts,
+        "cellgate.continued": record.continued,
+        "cellgate.request_id": record.request_id,
     }
-    if operation := OPERATIONS.get(response.route):
+    if operation := OPERATIONS.get(record.route):
         attributes["gen_ai.operation.name"] = operation
-    if response.model:
-        attributes["gen_ai.request.model"] = response.model
-    if response.ttft_s is not None:
-        attributes["gen_ai.response.time_to_first_chunk"] = response.ttft_s
+    if record.model:
+        attributes["gen_ai.request.model"] = record.model
+    if record.ttft_s is not None:
+        attributes["gen_ai.response.time_to_first_chunk"] = record.ttft_s
     return attributes
 
 

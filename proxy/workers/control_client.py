@@ -16,7 +16,7 @@ from cellgate.proxy.request.dispatcher import PickRequest, Waiter
 from cellgate.proxy.wire.failure import Failure, Kind
 from cellgate.proxy.workers.link import Link
 from cellgate.proxy.workers.protocol import Message, ToControl, request_out
-from cellgate.router.lease import Lease
+from cellgate.router.unit_state import Lease
 
 QUEUED_S = 0.01
 """A question that takes longer is about one that waits."""

@@ -13,8 +13,8 @@ from cellgate.proxy.wire.failure import Failure
 from cellgate.proxy.workers.protocol import Message, ToControl, ask_out, failure_in, failure_out
 from cellgate.router.board import Board
 from cellgate.router.cost_model import Bet, Usage
-from cellgate.router.lease import Lease
 from cellgate.router.nouns import Outcome, Refusal
+from cellgate.router.unit_state import Lease
 
 if TYPE_CHECKING:
     from cellgate.proxy.workers.control_client import ControlClient

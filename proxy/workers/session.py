@@ -34,9 +34,9 @@ from cellgate.proxy.workers.protocol import (
 from cellgate.proxy.workers.remote_dispatcher import OUTCOMES
 from cellgate.proxy.workers.worker_metrics import WorkerTotals
 from cellgate.router.cost_model import Usage
-from cellgate.router.lease import Lease
 from cellgate.router.nouns import Outcome, Refusal
 from cellgate.router.retry import has_budget
+from cellgate.router.unit_state import Lease
 
 _ENOUGH_RETRIES = Failure(Kind.NO_UNIT, "no unit may be tried again: enough retries are under way")
 _new = tuple.__new__

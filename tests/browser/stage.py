@@ -107,7 +107,7 @@ def show(folder: Path, units: Fleet, test: Callable[[Stage], Awaitable[None]]) -
         view = AdminView(
             board=board,
             events=events,
-            metrics=Metrics(board, lambda: 0.0, waiting=lambda: 0, connections=dict),
+            metrics=Metrics(board),
             now=lambda: stage.now,
             stopping=lambda: False,
             set_drain=lambda name, drained: board.drain(name, drained=drained),

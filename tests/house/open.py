@@ -9,12 +9,6 @@ Waiting Watch Ways Word explain framed merge name_of plan read standing view_of 
 """
 
 OPEN: dict[str, tuple[str, ...]] = {
-    "arrows that run up": ("ingress -> wire",),
-    "circles of modules": (
-        "metrics",
-        "request",
-        "router",
-    ),
     "names that mean two things": tuple(_NAMES.split()),
     "files of one name": ("commands", "link", "schema"),
     "files over 400 lines": (

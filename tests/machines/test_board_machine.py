@@ -15,7 +15,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from cellgate.policies import POLICIES
 from cellgate.router.board import Board
 from cellgate.router.fair_queue import FairRules
-from cellgate.router.lease import Lease
 from cellgate.router.nouns import (
     Ask,
     Cell,
@@ -32,7 +31,7 @@ from cellgate.router.nouns import (
 )
 from cellgate.router.queue import Waiting
 from cellgate.router.router import Router
-from cellgate.router.unit_state import Desk
+from cellgate.router.unit_state import Desk, Lease
 
 NAMES = ("a", "b", "c", "d")
 MODELS = ("small", "large")

@@ -21,8 +21,8 @@ from cellgate.proxy.workers.accept_balance import Page
 from cellgate.proxy.workers.control_process import ControlProcess
 from cellgate.proxy.workers.link import Link
 from cellgate.proxy.workers.worker import Worker
-from cellgate.router.lease import Lease
 from cellgate.router.nouns import Ask, Outcome
+from cellgate.router.unit_state import Lease
 from tests.scenarios.harness import GATE_PORT, Stage
 from tests.scenarios.observed import (
     Diary,

@@ -29,10 +29,9 @@ from cellgate.proxy.request.table import TABLE
 from cellgate.proxy.wire.downstream import ClientConnection
 from cellgate.proxy.wire.failure import Failure, Kind
 from cellgate.proxy.wire.request import Request
-from cellgate.router.lease import Lease
 from cellgate.router.nouns import Ask, Outcome, Refusal, Verdict
 from cellgate.router.router import Best, Router
-from cellgate.router.unit_state import Desk
+from cellgate.router.unit_state import Desk, Lease
 from tests.scenarios.visit import Visit
 
 PARSING_S = 0.05

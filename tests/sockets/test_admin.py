@@ -26,6 +26,7 @@ from cellgate.proxy.control.containment import Containment
 from cellgate.proxy.control.routing_explain import Choice
 from cellgate.proxy.control.stored_responses import StoredResponses
 from cellgate.proxy.logs.events import Action, EventLog
+from cellgate.proxy.metrics.exposition import Exposition
 from cellgate.proxy.metrics.metrics import Metrics
 from cellgate.router.bans import Ban
 from cellgate.router.board import Board
@@ -86,7 +87,8 @@ def run(test: Callable[[Port], Awaitable[None]], token: str | None = None) -> No
             port = Port(board, events, client, "")
             none = cast("Any", None)
             port.poison = Containment(board, none, events, lambda: port.now, none, answered=len, ban_s=600.0)
-            metrics = Metrics(board, lambda: port.now, waiting=lambda: 0, connections=dict)
+            metrics = Metrics(board)
+            metrics.include(Exposition(metrics, lambda: port.now, waiting=lambda: 0, connections=dict))
             router = Router(board, PrefixAffinity(), random.Random(1), Waiting(FairRules()))
             choice = Choice(
                 router,

@@ -21,6 +21,7 @@ from cellgate.proxy.admin.shared_status import Bulletin
 from cellgate.proxy.config.settings import Address
 from cellgate.proxy.config.trusted_peers import Peers
 from cellgate.proxy.logs.events import EventLog
+from cellgate.proxy.metrics.exposition import Exposition
 from cellgate.proxy.metrics.metrics import Metrics
 from cellgate.proxy.process.listeners import listen
 from cellgate.router.board import Board
@@ -214,7 +215,8 @@ def _ask(connection: http.client.HTTPConnection, path: str) -> http.client.HTTPR
 
 def _view() -> AdminView:
     board, events = Board(Rules()), EventLog(lambda: 0.0, 2, lambda *_: None)
-    metrics = Metrics(board, lambda: 0.0, waiting=lambda: 0, connections=dict)
+    metrics = Metrics(board)
+    metrics.include(Exposition(metrics, lambda: 0.0, waiting=lambda: 0, connections=dict))
     return AdminView(
         board, events, metrics, lambda: 0.0, lambda: False, lambda *_: False, None, Peers(), lambda *_: {}
     )

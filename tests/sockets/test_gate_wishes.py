@@ -7,8 +7,8 @@ from typing import Any
 import orjson
 import pytest
 
-from cellgate.router.lease import Lease
 from cellgate.router.nouns import Ask, Refusal
+from cellgate.router.unit_state import Lease
 from tests.wire.client import chat
 from tests.wire.stage import Stage, live, stage
 from tests.wire.unit import STREAM

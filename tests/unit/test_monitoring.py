@@ -22,6 +22,7 @@ from cellgate.proxy.discovery.follow import Discovery
 from cellgate.proxy.discovery.start import DiscoveryMetrics
 from cellgate.proxy.logs.events import EventLog
 from cellgate.proxy.metrics.collectors import NodeAgentMetrics
+from cellgate.proxy.metrics.exposition import Exposition
 from cellgate.proxy.metrics.metrics import Metrics
 from cellgate.proxy.metrics.routing import Routing
 from cellgate.proxy.sharing.link import RedisLink
@@ -47,7 +48,9 @@ def exposed() -> dict[str, set[str]]:
     board.configure(Fleet(units=(Unit("a1", "a", "http://a1", nodes=(Node("a1-0", Role.LEADER),)),)), 0.0)
     board.observe(Evidence("a1", Sign.GOOD, Strength.WEAK, "agent", "all run", 1.0, node="a1-0"))
     board.report(Load("a1", 1.0))
-    metrics = Metrics(board, lambda: 1.0, waiting=lambda: 0, connections=lambda: {"client": 0, "unit": 0})
+    metrics = Metrics(board)
+    sides = {"client": 0, "unit": 0}
+    metrics.include(Exposition(metrics, lambda: 1.0, waiting=lambda: 0, connections=lambda: sides))
     metrics.responses["generate", 200] += 1
     metrics.recoveries["a", "gave_up"] = 0
     events = EventLog(float, 2, log=lambda _level, _line: None)

@@ -21,9 +21,8 @@ from cellgate.proxy.wire.rota import Rota
 from cellgate.proxy.wire.upstream import UnitConnection
 from cellgate.router.cost import Expected
 from cellgate.router.judge import open_case
-from cellgate.router.lease import Lease
 from cellgate.router.nouns import Ask, Cell, Unit
-from cellgate.router.unit_state import Desk
+from cellgate.router.unit_state import Desk, Lease
 from tests.wire.replies import Reply, replies
 
 

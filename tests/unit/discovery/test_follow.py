@@ -15,8 +15,8 @@ from cellgate.proxy.discovery.follow import PAUSE_MAX_S, Discovery
 from cellgate.proxy.discovery.merge import merge
 from cellgate.proxy.logs.events import Action
 from cellgate.router.board import Board
-from cellgate.router.lease import Lease
 from cellgate.router.nouns import Ask, Cell, Evidence, Fleet, Node, Role, Rules, Sign, Strength, Unit, Verdict
+from cellgate.router.unit_state import Lease
 from tests.sim.world import World, run
 
 FIXED = Fleet((Cell("c"),), (Unit("fixed", "c", "http://fixed:1"),))

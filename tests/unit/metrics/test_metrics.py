@@ -9,6 +9,7 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from cellgate.proxy.logs.record import Finished
+from cellgate.proxy.metrics.exposition import Exposition
 from cellgate.proxy.metrics.metrics import LAGS_KEPT, Metrics
 from cellgate.router.board import Board
 from cellgate.router.nouns import (
@@ -52,9 +53,9 @@ DONE = Finished(
 def make(*units: Unit) -> tuple[Metrics, Board]:
     board = Board(Rules())
     board.configure(Fleet(units=units), 0.0)
-    return Metrics(
-        board, lambda: 10.0, waiting=lambda: 3, connections=lambda: {"client": 5, "unit": 2}
-    ), board
+    metrics, sides = Metrics(board), {"client": 5, "unit": 2}
+    metrics.include(Exposition(metrics, lambda: 10.0, waiting=lambda: 3, connections=lambda: sides))
+    return metrics, board
 
 
 def scrape(metrics: Metrics) -> dict[str, float]:
@@ -273,6 +274,6 @@ def test_a_node_is_up_by_the_last_word_of_each_source_about_it() -> None:
 
 
 def test_suspended_evidence_is_counted() -> None:
-    board = Board(Rules())
-    metrics = Metrics(board, float, waiting=int, connections=dict, suspended=lambda: 7)
+    metrics = Metrics(Board(Rules()))
+    metrics.include(Exposition(metrics, float, waiting=int, connections=dict, suspended=lambda: 7))
     assert scrape(metrics)["cellgate_evidence_suspended_total"] == 7

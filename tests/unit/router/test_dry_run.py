@@ -17,10 +17,10 @@ from cellgate.router.cost import Expected
 from cellgate.router.cost_model import SURE
 from cellgate.router.dry_run import Preview, cost_of, preview
 from cellgate.router.fair_queue import FairRules
-from cellgate.router.lease import Lease
 from cellgate.router.nouns import Ask, Cell, Evidence, Fleet, Refusal, Rules, Sign, Strength, Unit
 from cellgate.router.queue import Waiting
 from cellgate.router.router import Router
+from cellgate.router.unit_state import Lease
 
 NOW = 100.0
 PROMPT = Ask("m", stream=True, prompt_tokens=1000, prompt_bytes=4000, blocks=(1, 2, 3, 4, 5, 6, 7))

@@ -7,7 +7,6 @@ from itertools import count
 import pytest
 
 from cellgate.router.board import Board
-from cellgate.router.lease import Lease
 from cellgate.router.nouns import Ask, Cell, Fleet, Rules, Unit
 from cellgate.router.poison import (
     AT_ONCE_S,
@@ -22,6 +21,7 @@ from cellgate.router.poison import (
     Ledger,
     Loss,
 )
+from cellgate.router.unit_state import Lease
 
 POISON, X, Y, Z = 1, 2, 3, 4
 

@@ -11,10 +11,10 @@ from cellgate.policies import POLICIES
 from cellgate.router.board import Board
 from cellgate.router.cost_model import SURE
 from cellgate.router.fair_queue import FairRules
-from cellgate.router.lease import Lease
 from cellgate.router.nouns import Ask, Evidence, Fleet, Refusal, Rules, Sign, Strength, Unit
 from cellgate.router.queue import MOVED_S, Ticket, Waiting
 from cellgate.router.router import Router
+from cellgate.router.unit_state import Lease
 
 NOW = 100.0
 NOTHING_TRIED: frozenset[str] = frozenset()

@@ -14,13 +14,13 @@ from cellgate.router.cost import COSTS
 from cellgate.router.cost_model import SURE
 from cellgate.router.explore import SHARE
 from cellgate.router.fair_queue import FairRules
-from cellgate.router.lease import Lease
 from cellgate.router.nouns import Ask, Cell, Evidence, Fleet, Load, Refusal, Rules, Sign, Strength, Unit
 from cellgate.router.pools import ANY, Pools
 from cellgate.router.queue import Ticket, Waiting
 from cellgate.router.router import Router
 from cellgate.router.seats import Seats
 from cellgate.router.step_times import Pace
+from cellgate.router.unit_state import Lease
 from cellgate.router.weights import shares
 
 NOW = 100.0

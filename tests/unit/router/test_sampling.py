@@ -11,11 +11,11 @@ import pytest
 from cellgate.policies import POLICIES
 from cellgate.router.board import Board
 from cellgate.router.fair_queue import FairRules
-from cellgate.router.lease import Lease
 from cellgate.router.nouns import Ask, Evidence, Fleet, Rules, Sign, Strength, Unit
 from cellgate.router.queue import Waiting
 from cellgate.router.router import Router
 from cellgate.router.sampling import LOOK_AT_ALL, RENEWED_S, SAMPLE, Shortlist
+from cellgate.router.unit_state import Lease
 
 NOW = 100.0
 

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cellgate.router.board import Board
-from cellgate.router.lease import Lease
 from cellgate.router.nouns import Ask, Fleet, Load, Rules, Unit
 from cellgate.router.stall import (
     CLEARED_S,
@@ -22,7 +21,7 @@ from cellgate.router.stall import (
     silence,
     silent_limit_s,
 )
-from cellgate.router.unit_state import SPELL_S, Desk
+from cellgate.router.unit_state import SPELL_S, Desk, Lease
 
 RULES = Rules()
 NOW = 100.0

@@ -26,10 +26,10 @@ from cellgate.proxy.sharing.schema import Seen, View
 from cellgate.router.board import Board
 from cellgate.router.cost_model import BLOCK_BYTES
 from cellgate.router.fair_queue import FairRules
-from cellgate.router.lease import Lease
 from cellgate.router.nouns import Ask, Evidence, Fleet, Rules, Sign, Strength, Unit, Verdict
 from cellgate.router.queue import Waiting
 from cellgate.router.router import Router
+from cellgate.router.unit_state import Lease
 
 NOW = 1000.0
 UNITS = ("a", "b", "c", "d")
