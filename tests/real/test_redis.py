@@ -344,7 +344,7 @@ async def test_what_is_no_redis_is_told_as_such() -> None:
     ],
 )
 def test_a_url_that_is_none_is_refused_in_one_line_without_its_password(url: str) -> None:
-    with pytest.raises(ValueError, match="its URL is none like redis://HOST:PORT/0, ") as caught:
+    with pytest.raises(ValueError, match="expected a URL such as redis://HOST:PORT/0, ") as caught:
         connector(RedisAccess(url))
     assert "secret" not in str(caught.value)
 
