@@ -1,4 +1,4 @@
-"""A small request to a unit whose whole reply is wanted, for an exchange: callbacks, no task, no timer."""
+"""One request to a server whose whole reply is wanted: callbacks, no task, no timer."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Protocol
 
 from cellgate.proxy.wire.failure import Failure, Kind
 from cellgate.proxy.wire.pool import Pool
+from cellgate.proxy.wire.reply_reader import ReplyHead
 from cellgate.proxy.wire.upstream import UnitConnection
 
 REPLY_BYTES = 64 << 20
@@ -19,21 +20,31 @@ class Caller(Protocol):
 
 
 class Call:
-    """One request on its way. Also the taker of its connection."""
+    """One request on its way. Also the taker of its connection, and the sink of its reply.
 
-    __slots__ = ("_body", "_caller", "_conn", "_head", "_pool", "_reply", "over")
+    `over`: the caller was told, or the call is abandoned; `reply_head` is there once it has come.
+    """
 
-    def __init__(self, caller: Caller, pool: Pool, head: bytes, body: bytes) -> None:
+    __slots__ = ("_body", "_caller", "_conn", "_head", "_max_bytes", "_pool", "_reply", "over", "reply_head")
+
+    def __init__(
+        self, caller: Caller, pool: Pool, head: bytes, body: bytes, *, max_bytes: int = REPLY_BYTES
+    ) -> None:
         self._caller = caller
         self._pool = pool
         self._head = head
         self._body = body
-        self._reply = bytearray()
+        self._max_bytes = max_bytes
+        self._reply: bytearray
         self._conn: UnitConnection | None = None
+        self.reply_head: ReplyHead | None = None
         self.over = False
 
     def begin(self, *, fresh: bool = False) -> None:
-        """Send it as soon as there is a connection: a new one, if `fresh`."""
+        """Send it on a connection, a new one if `fresh`. It may begin anew when it has failed."""
+        self.over = False
+        self._conn = self.reply_head = None
+        self._reply = bytearray()
         self._pool.take(self, fresh=fresh)
 
     def abandon(self) -> None:
@@ -46,6 +57,13 @@ class Call:
         else:
             self._pool.cancel(self)
 
+    @property
+    def phase(self) -> str:
+        """How far it is."""
+        if self._conn is None:
+            return "connecting"
+        return "waiting for its reply" if self.reply_head is None else "reading its reply"
+
     def on_connected(self, conn: UnitConnection) -> None:
         """The pool's answer."""
         self._conn = conn
@@ -54,12 +72,13 @@ class Call:
     def on_read(self, _data: bytes, pieces: list[bytes], conn: UnitConnection) -> None:
         """A part of the reply."""
         self._reply += b"".join(pieces)
-        if len(self._reply) > REPLY_BYTES:
+        self.reply_head = head = conn.reply.head
+        if len(self._reply) > self._max_bytes:
             conn.drop()
-            self.on_failed(Failure(Kind.GARBAGE, f"its reply is larger than {REPLY_BYTES} bytes"))
-        elif conn.reply.ended and conn.reply.head is not None:
+            self.on_failed(Failure(Kind.GARBAGE, f"its reply is larger than {self._max_bytes} bytes"))
+        elif conn.reply.ended and head is not None:
             self.over = True
-            self._caller.answered(conn.reply.head.status, bytes(self._reply))
+            self._caller.answered(head.status, bytes(self._reply))
 
     def on_failed(self, failure: Failure) -> None:
         """There will be no (more of the) reply."""

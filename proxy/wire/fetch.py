@@ -12,10 +12,10 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 
 from cellgate.probes.base import FetchError, Reply, Trouble
+from cellgate.proxy.wire.call import Call
 from cellgate.proxy.wire.failure import Failure, Kind
 from cellgate.proxy.wire.pool import LATE_S, Pool
 from cellgate.proxy.wire.reply_reader import ReplyHead
-from cellgate.proxy.wire.upstream import UnitConnection
 
 FRESH_S = 30.0
 
@@ -61,18 +61,18 @@ class UnitFetch:
         """The whole reply; see `cellgate.probes.base.Fetch`."""
         now = self._loop.time()
         head = self._head(method, target, len(body), request_id)
-        call = _Call(head, body, max_bytes, self._pool, now + timeout_s, self._loop)
+        waiting = _Waiting(self._pool, head, body, max_bytes, now + timeout_s, self._loop)
         is_fresh = bool(body) or now - self._fresh_at >= FRESH_S
         try:
-            self._pool.take(call, fresh=is_fresh)
-            reply = await call.done
+            waiting.call.begin(fresh=is_fresh)
+            reply = await waiting.done
         except FetchError as error:
             self._fresh_at = -math.inf
             if error.trouble is Trouble.REFUSED:
                 self._heard()
             raise
         finally:
-            call.abandon()
+            waiting.abandon()
         if is_fresh:
             self._fresh_at = now
         self._heard()
@@ -99,84 +99,50 @@ def _fields(authority: str, token: str) -> str:
     return "\r\n".join(lines)
 
 
-class _Call:
-    """One request on its way: takes the connection, then the reply. Its own timer ends it at `deadline`."""
+class _Waiting:
+    """A caller that is waited for, until `deadline`: `done` is the reply, or a FetchError."""
 
-    __slots__ = (
-        "_body",
-        "_conn",
-        "_deadline",
-        "_head",
-        "_loop",
-        "_max_bytes",
-        "_phase",
-        "_pool",
-        "_reply",
-        "_timer",
-        "done",
-    )
+    __slots__ = ("_deadline", "_loop", "_timer", "call", "done")
 
     def __init__(
         self,
+        pool: Pool,
         head: bytes,
         body: bytes,
         max_bytes: int,
-        pool: Pool,
         deadline: float,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self.done: asyncio.Future[Reply] = loop.create_future()
-        self._phase = "connecting"
-        self._head = head
-        self._body = body
-        self._max_bytes = max_bytes
-        self._reply = bytearray()
-        self._conn: UnitConnection | None = None
-        self._pool = pool
+        self.call = Call(self, pool, head, body, max_bytes=max_bytes)
         self._loop = loop
         self._deadline = deadline
         self._timer = loop.call_at(deadline, self._expire)
 
-    def on_connected(self, conn: UnitConnection) -> None:
-        self._phase = "waiting for its reply"
-        self._conn = conn
-        conn.send(self._head, self._body, self, to_head=False)
+    def answered(self, status: int, body: bytes) -> None:
+        head = self.call.reply_head
+        assert head is not None
+        self._settle(Reply(status, _Headers(head), body))
 
-    def on_read(self, _data: bytes, pieces: list[bytes], conn: UnitConnection) -> None:
-        self._reply += b"".join(pieces)
-        head = conn.reply.head
-        if head is not None:
-            self._phase = "reading its reply"
-        if len(self._reply) > self._max_bytes:
-            self._settle(FetchError(Trouble.BROKEN, f"its reply is larger than {self._max_bytes} bytes"))
-            conn.drop()
-        elif conn.reply.ended and head is not None:
-            self._settle(Reply(head.status, _Headers(head), bytes(self._reply)))
-            self._conn = None
-
-    def on_failed(self, failure: Failure) -> None:
-        self._conn = None
+    def failed(self, failure: Failure) -> None:
         if failure.kind is Kind.STALE_CONNECTION:
             # It was closed while nobody used it, which says nothing about the server.
-            self._phase = "connecting"
-            self._pool.take(self, fresh=True)
-            return
-        self._settle(fetch_error(failure))
+            self.call.begin(fresh=True)
+        else:
+            self._settle(fetch_error(failure))
 
     def abandon(self) -> None:
         """Leave nothing behind: no timer, no wish for a connection and none that waits for a reply."""
         self._timer.cancel()
-        if self._conn is not None:
-            self._conn.drop()
-        elif not self.done.done() or self.done.cancelled():
-            self._pool.cancel(self)
+        self.call.abandon()
         self.done.cancel()
 
     def _expire(self) -> None:
+        phase = self.call.phase
         if self._loop.time() > self._deadline + LATE_S:
-            self._settle(FetchError(Trouble.OWN, f"the gate itself stood still ({self._phase})"))
+            self._settle(FetchError(Trouble.OWN, f"the gate itself stood still ({phase})"))
         else:
-            self._settle(FetchError(Trouble.TIMEOUT, f"no answer in time ({self._phase})"))
+            self._settle(FetchError(Trouble.TIMEOUT, f"no answer in time ({phase})"))
 
     def _settle(self, outcome: Reply | FetchError) -> None:
         if self.done.done():
