@@ -42,9 +42,14 @@ class Gate:
         """The port listened on; 0: none."""
         return self.gateway.port
 
+    def announce_stop(self) -> None:
+        """Be not ready from now on, and say so in all responses."""
+        self.plane.announce_stop()
+        self.gateway.announce_stop()
+
     async def stop(self, *, delay_s: float, drain_s: float) -> None:
         """Stop in good order: not ready, accept for `delay_s` more, let responses end for up to `drain_s`."""
-        self.plane.announce_stop()
+        self.announce_stop()
         await self.gateway.stop(delay_s=delay_s, drain_s=drain_s)
         await self._close()
 

@@ -127,9 +127,13 @@ class Gateway:
         """The port listened on; 0: none."""
         return self.entrance.port
 
+    def announce_stop(self) -> None:
+        """The gate stops: responses say so from now on."""
+        self._stopping = True
+
     async def stop(self, *, delay_s: float, drain_s: float) -> None:
         """Stop in good order: accept for `delay_s` more, let responses end for up to `drain_s`."""
-        self._stopping = True
+        self.announce_stop()
         await asyncio.sleep(delay_s)
         if drain_s > 0.0:
             await self.entrance.close_politely()

@@ -21,6 +21,10 @@ from cellgate.proxy.process.systemd import notify
 class Stoppable(Protocol):
     """A gate, as far as its end is concerned."""
 
+    def announce_stop(self) -> None:
+        """The gate is about to stop: whoever asks from now on is told so."""
+        ...
+
     async def stop(self, *, delay_s: float, drain_s: float) -> None:
         """Stop in good order."""
         ...
@@ -93,7 +97,13 @@ class Life:
 
     def _terminate(self) -> None:
         # The first one after a hand-over changes nothing: a service manager tells all gates of a service.
-        (self._hurry if self._gently.is_set() else self._gently).set()
+        if self._gently.is_set():
+            self._hurry.set()
+            return
+        self._gently.set()
+        if not self._succeeded.is_set():
+            # At once: whoever is answered between now and the turn in which `run` goes on is told as well.
+            self._gate.announce_stop()
 
     def _begin_handing_over(self) -> None:
         if self._pid == 1:

@@ -91,9 +91,13 @@ class ControlProcess:
         self._is_open = True
         self._broadcast((ToWorker.OPEN,))
 
+    def announce_stop(self) -> None:
+        """Be not ready from now on, and say so."""
+        self.plane.announce_stop()
+
     async def stop(self, *, delay_s: float, drain_s: float) -> None:
         """Stop when all workers have; they are told as well, and by the same clock."""
-        self.plane.announce_stop()
+        self.announce_stop()
         await self._end(delay_s + drain_s + LAG_S)
 
     async def leave_to_successor(self, *, drain_s: float) -> None:

@@ -115,6 +115,10 @@ class Worker:
         self._accepts = True
         self.control.say((ToControl.ACCEPTING,))
 
+    def announce_stop(self) -> None:
+        """Responses say from now on that the gate stops."""
+        self.gateway.announce_stop()
+
     async def stop(self, *, delay_s: float, drain_s: float) -> None:
         """Stop in good order."""
         await self.gateway.stop(delay_s=delay_s, drain_s=drain_s)

@@ -24,6 +24,10 @@ class Gate:
     def __init__(self) -> None:
         self.done: list[str] = []
         self.endless = False
+        self.announced_before: list[str] | None = None
+
+    def announce_stop(self) -> None:
+        self.announced_before = list(self.done)
 
     async def stop(self, *, delay_s: float, drain_s: float) -> None:
         self.done.append(f"stop {delay_s:g} {drain_s:g}")
@@ -78,6 +82,19 @@ def test_what_signals_do(signals: list[signal.Signals], endless: bool, done: lis
     gate.endless = endless
     live(gate, *signals)
     assert gate.done == done
+
+
+@pytest.mark.parametrize(
+    ("signals", "before"),
+    [([TERM], []), ([TERM, TERM], []), ([HUP, TERM], ["reload"]), ([INT], None), ([USR2, TERM], None)],
+)
+def test_a_stop_is_announced_in_the_turn_of_its_signal(
+    signals: list[signal.Signals], before: list[str] | None
+) -> None:
+    gate = Gate()
+    gate.endless = True
+    live(gate, *signals, INT)
+    assert gate.announced_before == before
 
 
 def test_without_a_successor_it_goes_on() -> None:
