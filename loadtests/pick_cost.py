@@ -29,7 +29,7 @@ from cellgate.router.cost_model import SURE
 from cellgate.router.fair_queue import FairRules
 from cellgate.router.nouns import Ask, Evidence, Fleet, Load, Rules, Sign, Strength, Unit
 from cellgate.router.prefix import PrefixCache
-from cellgate.router.queue import Waiting
+from cellgate.router.queue import Queue
 from cellgate.router.router import Router
 from cellgate.router.unit_state import Lease
 
@@ -121,11 +121,11 @@ def _router(units: int) -> Router:
     for name in names:
         board.observe(Evidence(name, Sign.GOOD, Strength.STRONG, "canary", "well", 0.0))
         board.report(Load(name, NOW, running=IN_FLIGHT, kv_use=0.3, kv_tokens=500_000))
-        board.desks[name].books.rates.followed = SURE
+        board.units[name].costs.rates.followed = SURE
         for _ in range(IN_FLIGHT):
             board.open(name, Ask("m", stream=True, prompt_tokens=500, prompt_bytes=2000), NOW, retry=False)
     board.tick(NOW)
-    return Router(board, POLICIES["prefix_affinity"](), random.Random(1), Waiting(FairRules(backlog_s=1e6)))
+    return Router(board, POLICIES["prefix_affinity"](), random.Random(1), Queue(FairRules(backlog_s=1e6)))
 
 
 def _reading_us(bodies: list[bytes]) -> float:

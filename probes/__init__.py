@@ -6,7 +6,7 @@ from cellgate.probes.base import Probe
 from cellgate.probes.canary import Canary
 from cellgate.probes.engine_metrics import EngineMetrics
 from cellgate.probes.exporter import ExporterProbe
-from cellgate.probes.gate_word import GateWord
+from cellgate.probes.gate_word import GateHealth
 from cellgate.probes.grpc_health import GrpcProbe
 from cellgate.probes.http_status import HttpProbe
 from cellgate.probes.models import ModelList
@@ -23,7 +23,7 @@ PROBES: dict[str, type[Probe]] = {
 """Those of a unit as a whole: each unit has all of them."""
 
 GATE_PROBES: dict[str, type[Probe]] = {
-    "canary": GateWord,
+    "canary": GateHealth,
 }
 """Those of a unit that is reached by way of another gate, which has the ones above."""
 

@@ -261,7 +261,7 @@ class Port:
 # -- what is needed, and how it does -----------------------------------------------------------------------
 
 
-class Key(NamedTuple):
+class ProcessKey(NamedTuple):
     """Number and start of a process: who it is for as long as the machine is up."""
 
     pid: int
@@ -271,7 +271,7 @@ class Key(NamedTuple):
 class Needed:
     """A process that the node needs, as it was seen last: in `state` since `since`, alive at `alive_at`."""
 
-    def __init__(self, key: Key, now: float) -> None:
+    def __init__(self, key: ProcessKey, now: float) -> None:
         self.pid, self.start = key
         self.name, self.state, self.cpu_s = "", "R", 0.0
         self.since = self.alive_at = now
@@ -321,7 +321,7 @@ class Status(NamedTuple):
         return json.dumps(said, separators=(",", ":")).encode()
 
 
-class Watch:
+class ProcessWatch:
     """Finds the processes that the `targets` name, and looks at them. `clock` tells seconds since boot."""
 
     def __init__(self, targets: Sequence[Target], proc: Proc, clock: Callable[[], float]) -> None:
@@ -333,7 +333,7 @@ class Watch:
         self._counts = [1] * len(targets)
         self._epoch = ""
         self._missing = ""
-        self._matched_at: dict[Key, float] = {}
+        self._matched_at: dict[ProcessKey, float] = {}
         self._scan_at = self._count_at = self._counted_at = 0.0
         self._open_files: float | None = None
 
@@ -368,7 +368,7 @@ class Watch:
 
     def _search(self, now: float) -> None:
         """Take what is named as needed, once it is complete and, if it merely matches, has settled."""
-        survivors = {Key(n.pid, n.start) for n in self._needed if n.state not in _LOST}
+        survivors = {ProcessKey(n.pid, n.start) for n in self._needed if n.state not in _LOST}
         lost_at = min((n.alive_at for n in self._needed if n.state in _LOST), default=0.0)
         if self._needed and (not survivors or now - lost_at >= DOUBT_S):
             self._counts = [1] * len(self._targets)
@@ -388,16 +388,18 @@ class Watch:
             self._adopt(settled, [len(keys & settled) for keys in found], now)
 
     def _find(
-        self, target: Target, commands: dict[int, list[str]], survivors: set[Key], lost_at: float
-    ) -> set[Key]:
+        self, target: Target, commands: dict[int, list[str]], survivors: set[ProcessKey], lost_at: float
+    ) -> set[ProcessKey]:
         """What a target names; of what merely matches after a loss: survivors, and what has started since."""
         stats = {pid: self._proc.stat(pid) for pid in target.find(self._proc, commands)}
-        keys = {Key(pid, stat.start) for pid, stat in stats.items() if stat and stat.state not in _LOST}
+        keys = {
+            ProcessKey(pid, stat.start) for pid, stat in stats.items() if stat and stat.state not in _LOST
+        }
         if target.is_exact:
             return keys
         return {key for key in keys if key in survivors or (key.start + 1) * _TICK_S >= lost_at}
 
-    def _wanting(self, found: list[set[Key]], settled: set[Key], now: float) -> str:
+    def _wanting(self, found: list[set[ProcessKey]], settled: set[ProcessKey], now: float) -> str:
         """What speaks against taking the settled ones as needed; empty: nothing."""
         for index, target in enumerate(self._targets):
             if len(found[index]) < self._counts[index]:
@@ -410,7 +412,7 @@ class Watch:
             return f"{len(settled)} processes match, too many to be meant: narrow the pattern"
         return ""
 
-    def _adopt(self, keys: set[Key], counts: list[int], now: float) -> None:
+    def _adopt(self, keys: set[ProcessKey], counts: list[int], now: float) -> None:
         self._needed = tuple(Needed(key, now) for key in sorted(keys))
         for needed in self._needed:
             needed.observe(self._proc, now)
@@ -533,7 +535,7 @@ class Client(asyncio.Protocol):
 class Agent:
     """Looks ten times a second and tells its clients."""
 
-    def __init__(self, watch: Watch, token: str = "") -> None:
+    def __init__(self, watch: ProcessWatch, token: str = "") -> None:
         self._watch = watch
         self._token = token
         self.clients: set[Client] = set()
@@ -676,7 +678,7 @@ def _agent(args: argparse.Namespace) -> Agent:
             f"{args.listen[0]} can be reached from other machines, so watchers must show a token: "
             f"set {TOKEN_VARIABLE} or --token-file, or listen on 127.0.0.1"
         )
-    return Agent(Watch(targets, Proc(), lambda: time.clock_gettime(time.CLOCK_BOOTTIME)), token)
+    return Agent(ProcessWatch(targets, Proc(), lambda: time.clock_gettime(time.CLOCK_BOOTTIME)), token)
 
 
 def _token(path: str | None) -> str:

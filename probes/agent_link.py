@@ -1,8 +1,9 @@
 """The gate's side of `cellgate agent`: one connection per node, held for as long as it lasts.
 
 1. What the agent sees of its processes is believed at once; that it cannot be reached is a mere suspicion.
-2. Each piece of news is told once: the same again after a reconnect, or a beat, is none.
-3. Silence counts only when this gate has listened meanwhile: one that stood still listens on first.
+2. Each piece of news is reported once: the same again after a reconnect, or a beat, is none.
+3. A missing heartbeat counts only when this gate has listened meanwhile: one that stood still listens on
+   first.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 from cellgate.probes.agent import BEAT_S, PRESSURE, TOKEN_VARIABLE
-from cellgate.probes.agent_stream import AgentStream, LostError, Message, StrangerError
-from cellgate.probes.base import FetchError, Patient, Trouble
+from cellgate.probes.agent_stream import AgentLostError, AgentMessage, AgentStream, NotAnAgentError
+from cellgate.probes.base import FetchError, ProbeContext, Trouble
 from cellgate.router.nouns import Evidence, Finding, Sign, Strength
 
 SILENCE_S = 3 * BEAT_S
@@ -36,8 +37,8 @@ _PRESSED_PERIOD_S = 1.0
 _UNREACHABLE_PERIOD_S = 10.0
 _FAILURES_MAX = 16
 
-_TOLD = "told"
-"""Note: the state, reason and epoch that were told last; absent before the first."""
+_REPORTED = "reported"
+"""Note: the state, reason and epoch that were reported last; absent before the first."""
 _PRESSED_AT = "pressed at"
 _LOST_AT = "lost at"
 """Note: since when the agent cannot be reached; absent while it can."""
@@ -51,16 +52,16 @@ _LOSSES = "losses"
 """Note: connections that were lost or could not be made, so far."""
 
 
-class Standing(NamedTuple):
+class AgentState(NamedTuple):
     """How it stands with one agent: whether it is heard now, and how often that has failed."""
 
     connected: bool
     losses: int
 
 
-def standing(notes: Mapping[str, Any]) -> Standing:
+def agent_state(notes: Mapping[str, Any]) -> AgentState:
     """The same, out of the notes of the patient that an AgentLink looks at."""
-    return Standing(notes.get(_CONNECTED, False), notes.get(_LOSSES, 0))
+    return AgentState(notes.get(_CONNECTED, False), notes.get(_LOSSES, 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,66 +80,66 @@ class AgentLink:
     pause_max_s: float = 2.0
     stranger_s: float = 30.0
 
-    def limit_s(self, _patient: Patient) -> float:
-        """There is none: that an agent has fallen silent is noticed by itself."""
+    def limit_s(self, _patient: ProbeContext) -> float:
+        """There is none: a missing heartbeat is noticed by the link itself."""
         return math.inf
 
-    def due_at(self, patient: Patient, last_at: float) -> float:
+    def due_at(self, context: ProbeContext, last_at: float) -> float:
         """When the pause after the last failure is over."""
-        not_before: float = patient.notes.get(_NOT_BEFORE, -math.inf)
+        not_before: float = context.notes.get(_NOT_BEFORE, -math.inf)
         return max(last_at + self.pause_s, not_before)
 
-    async def look(self, patient: Patient) -> AsyncGenerator[Finding, None]:
+    async def look(self, context: ProbeContext) -> AsyncGenerator[Finding, None]:
         """What the agent says until it is lost, and then why."""
-        stream = AgentStream(patient.heard, SILENCE_S)
+        stream = AgentStream(context.heard, SILENCE_S)
         ending: Evidence | None
         try:
-            async with patient.net.follow(
+            async with context.net.follow(
                 self.address, "/watch", stream, token=self.token, timeout_s=self.connect_timeout_s
             ):
                 async for message in stream:
-                    for evidence in self._hear(patient, message):
+                    for evidence in self._hear(context, message):
                         yield evidence
-        except (FetchError, LostError) as error:
-            ending = self._lose(patient, error)
-        except StrangerError as error:
-            ending = self._shun(patient, error)
+        except (FetchError, AgentLostError) as error:
+            ending = self._lose(context, error)
+        except NotAnAgentError as error:
+            ending = self._shun(context, error)
         finally:
-            patient.notes[_CONNECTED] = False
+            context.notes[_CONNECTED] = False
             stream.close()
         if ending is not None:
             yield ending
 
-    def _hear(self, patient: Patient, message: Message) -> list[Evidence]:
+    def _hear(self, context: ProbeContext, message: AgentMessage) -> list[Evidence]:
         """What is new in a message."""
-        notes, found = patient.notes, []
+        notes, found = context.notes, []
         notes[_CONNECTED] = True
         notes.pop(_LOST_AT, None)
         notes[_FAILURES] = 0
         sign, strength = _STATES.get(message.state, _NOTHING)
         # Good news stays the same when a process changes its name.
         news = (message.state, "" if sign is Sign.GOOD else message.reason, message.epoch)
-        if notes.get(_TOLD) != news:
+        if notes.get(_REPORTED) != news:
             epoch = message.epoch if sign is Sign.GOOD else None
-            found.append(self._evidence(patient, (sign, strength), message.reason, epoch))
-            notes[_TOLD] = news
+            found.append(self._evidence(context, (sign, strength), message.reason, epoch))
+            notes[_REPORTED] = news
         pressed = sign is Sign.GOOD and message.open_files >= PRESSURE
-        if pressed and patient.now() - notes.get(_PRESSED_AT, -math.inf) >= _PRESSED_PERIOD_S:
+        if pressed and context.now() - notes.get(_PRESSED_AT, -math.inf) >= _PRESSED_PERIOD_S:
             reason = f"a process has {message.open_files:.0%} of the files open that it may have"
-            found.append(self._evidence(patient, (Sign.BAD, Strength.WEAK), reason))
-            notes[_PRESSED_AT] = patient.now()
+            found.append(self._evidence(context, (Sign.BAD, Strength.WEAK), reason))
+            notes[_PRESSED_AT] = context.now()
         return found
 
-    def _lose(self, patient: Patient, error: FetchError | LostError) -> Evidence | None:
+    def _lose(self, context: ProbeContext, error: FetchError | AgentLostError) -> Evidence | None:
         """A loss is bad once; that it goes on is said now and then, and held against nobody."""
-        notes, now = patient.notes, patient.now()
+        notes, now = context.notes, context.now()
         notes[_FAILURES] = failures = min(notes.get(_FAILURES, 0) + 1, _FAILURES_MAX)
         notes[_NOT_BEFORE] = now + min(self.pause_s * 2 ** (failures - 1), self.pause_max_s)
-        if _STATES.get(notes.get(_TOLD, ("",))[0], _NOTHING)[0] is not Sign.BAD:
-            # That all is well is told again by the next connection, but what was bad is no news then.
-            notes.pop(_TOLD, None)
+        if _STATES.get(notes.get(_REPORTED, ("",))[0], _NOTHING)[0] is not Sign.BAD:
+            # That all is well is reported again by the next connection, but what was bad is no news then.
+            notes.pop(_REPORTED, None)
         if isinstance(error, FetchError) and error.trouble is Trouble.OWN:
-            return self._evidence(patient, _NOTHING, f"agent {self.address} not asked: {error}")
+            return self._evidence(context, _NOTHING, f"agent {self.address} not asked: {error}")
         notes[_LOSSES] = notes.get(_LOSSES, 0) + 1
         since = notes.get(_LOST_AT)
         if since is not None and now - notes[_SAID_AT] < _UNREACHABLE_PERIOD_S:
@@ -146,14 +147,14 @@ class AgentLink:
         notes[_SAID_AT] = now
         if since is None:
             notes[_LOST_AT] = now
-            return self._evidence(patient, _UNREACHABLE, f"agent {self.address} unreachable: {error}")
+            return self._evidence(context, _UNREACHABLE, f"agent {self.address} unreachable: {error}")
         lasts = f"agent {self.address} unreachable for {now - since:.0f} s: {error}"
-        return self._evidence(patient, _NOTHING, lasts)
+        return self._evidence(context, _NOTHING, lasts)
 
-    def _shun(self, patient: Patient, error: StrangerError) -> Evidence:
+    def _shun(self, context: ProbeContext, error: NotAnAgentError) -> Evidence:
         """A wrong address or token is the operator's to mend: no news of the unit."""
-        patient.notes[_NOT_BEFORE] = patient.now() + self.stranger_s
-        patient.notes[_LOSSES] = patient.notes.get(_LOSSES, 0) + 1
+        context.notes[_NOT_BEFORE] = context.now() + self.stranger_s
+        context.notes[_LOSSES] = context.notes.get(_LOSSES, 0) + 1
         if error.status == 401 and self.token:
             reason = f"agent {self.address} does not accept the token of this gate ({TOKEN_VARIABLE})"
         elif error.status == 401:
@@ -162,9 +163,11 @@ class AgentLink:
             reason = f"agent {self.address} takes no more watchers: {error}"
         else:
             reason = f"{self.address} is not a cellgate agent: {error}"
-        return self._evidence(patient, _NOTHING, reason)
+        return self._evidence(context, _NOTHING, reason)
 
-    def _evidence(self, patient: Patient, weight: _Weight, reason: str, epoch: str | None = None) -> Evidence:
-        node = patient.node.name if patient.node is not None else None
-        unit, now = patient.unit.name, patient.now()
+    def _evidence(
+        self, context: ProbeContext, weight: _Weight, reason: str, epoch: str | None = None
+    ) -> Evidence:
+        node = context.node.name if context.node is not None else None
+        unit, now = context.unit.name, context.now()
         return Evidence(unit, *weight, self.name, reason, now, epoch=epoch or None, node=node)

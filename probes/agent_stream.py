@@ -1,4 +1,4 @@
-"""What comes from a `cellgate agent`: lines, beats and silence.
+"""What comes from a `cellgate agent`: lines, heartbeats and their absence.
 
 The protocol is in docs/agent.md. Everything is bounded, and a beat costs one comparison: a thousand
 agents may be listened to.
@@ -22,19 +22,19 @@ MESSAGES_PER_S_MAX = 100
 LATE_S = 0.2
 """A timer that comes so much late shows that this gate itself stood still."""
 CONFIRM_S = 0.05
-"""Silence is believed when a turn of the loop later it still is: the timer may come before what waits in the
-socket is read."""
+"""A missing heartbeat is believed when a turn of the loop later it still is: the timer may come before what
+waits in the socket is read."""
 
 _BEAT = HEARTBEAT + b"\n"
 _EXCERPT = 80
 _REASON = 300
 
 
-class LostError(Exception):
+class AgentLostError(Exception):
     """The agent was heard, or should have been, and no longer is; `str()` says how that shows."""
 
 
-class StrangerError(Exception):
+class NotAnAgentError(Exception):
     """What answers is no agent, or not for us; `status` is that of its HTTP reply, 0 when it sent none."""
 
     def __init__(self, reason: str, status: int = 0) -> None:
@@ -42,7 +42,7 @@ class StrangerError(Exception):
         self.status = status
 
 
-class Message(NamedTuple):
+class AgentMessage(NamedTuple):
     """What the agent says of its processes; `open_files` is a share of the limit."""
 
     state: str
@@ -54,7 +54,7 @@ class Message(NamedTuple):
 class AgentStream:
     """What an agent says: the `Listener` of its reply, and an async iterator of its messages.
 
-    It ends by LostError or StrangerError. `heard` is called with each message and beat.
+    It ends by AgentLostError or NotAnAgentError. `heard` is called with each message and beat.
     """
 
     def __init__(self, heard: Callable[[], None], silence_s: float) -> None:
@@ -62,7 +62,7 @@ class AgentStream:
         self._silence_s = silence_s
         self._line = bytearray()
         self._is_agent = False
-        self._messages: deque[Message] = deque()
+        self._messages: deque[AgentMessage] = deque()
         self._counted = 0
         self._counted_from = -math.inf
         self._ending: Exception | None = None
@@ -72,12 +72,12 @@ class AgentStream:
         self._is_confirming = False
 
     def __aiter__(self) -> Self:
-        """From now on its silence counts."""
+        """From now on a missing heartbeat counts."""
         self._heard_at = _now()
         self._arm(self._heard_at + self._silence_s)
         return self
 
-    async def __anext__(self) -> Message:
+    async def __anext__(self) -> AgentMessage:
         while not self._messages:
             if self._ending is not None:
                 raise self._ending
@@ -95,9 +95,9 @@ class AgentStream:
     def on_head(self, status: int, *, is_stream: bool, body: bytes) -> None:
         """Whether it is an agent's reply."""
         if status != 200:
-            self._end(StrangerError(f"to GET /watch it said {status} {_excerpt(body)}", status))
+            self._end(NotAnAgentError(f"to GET /watch it said {status} {_excerpt(body)}", status))
         elif not is_stream:
-            self._end(StrangerError("its reply to GET /watch is no stream", status))
+            self._end(NotAnAgentError("its reply to GET /watch is no stream", status))
         elif body:
             self.on_body(body)
 
@@ -110,12 +110,12 @@ class AgentStream:
             return
         try:
             self._take_lines(part)
-        except (LostError, StrangerError) as error:
+        except (AgentLostError, NotAnAgentError) as error:
             self._end(error)
 
     def on_over(self, reason: str, *, is_garbled: bool) -> None:
         """It is over, unless that was known already."""
-        self._end(StrangerError(reason) if is_garbled and not self._is_agent else LostError(reason))
+        self._end(NotAnAgentError(reason) if is_garbled and not self._is_agent else AgentLostError(reason))
 
     def _take_lines(self, part: bytes) -> None:
         self._line += part
@@ -130,7 +130,7 @@ class AgentStream:
             self._is_agent = True
             self._note_heard()
 
-    def _read(self, line: bytearray) -> Message:
+    def _read(self, line: bytearray) -> AgentMessage:
         try:
             said = orjson.loads(line)
         except orjson.JSONDecodeError:
@@ -138,7 +138,7 @@ class AgentStream:
         if not isinstance(said, dict) or said.get("cellgate_agent") != 1:
             raise self._garbled(_excerpt(line))
         open_files = said.get("open_files")
-        return Message(
+        return AgentMessage(
             _text(said.get("state")),
             _text(said.get("reason")),
             _text(said.get("epoch")),
@@ -151,17 +151,17 @@ class AgentStream:
             self._counted_from, self._counted = now, 0
         self._counted += 1
         if self._counted > MESSAGES_PER_S_MAX:
-            raise LostError(f"more than {MESSAGES_PER_S_MAX} messages in a second")
+            raise AgentLostError(f"more than {MESSAGES_PER_S_MAX} messages in a second")
 
     def _garbled(self, what: str) -> Exception:
         """Whoever has shown that it is an agent may break; anybody else never was one."""
         return (
-            LostError(f"its stream is garbled: {what}")
+            AgentLostError(f"its stream is garbled: {what}")
             if self._is_agent
-            else StrangerError(f"it said {what}")
+            else NotAnAgentError(f"it said {what}")
         )
 
-    # Silence, and the end
+    # Missing heartbeats, and the end
 
     def _note_heard(self) -> None:
         self._heard_at = _now()
@@ -182,7 +182,7 @@ class AgentStream:
             self._is_confirming = True
             self._arm(now + CONFIRM_S)
         else:
-            self._end(LostError(f"not heard for {now - self._heard_at:.2f} s"))
+            self._end(AgentLostError(f"not heard for {now - self._heard_at:.2f} s"))
 
     def _end(self, ending: Exception) -> None:
         if self._ending is None:

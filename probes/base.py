@@ -100,7 +100,7 @@ class Net(Protocol):
         ...
 
 
-class Patient(Protocol):
+class ProbeContext(Protocol):
     """What a probe sees of its unit, always current."""
 
     @property
@@ -120,17 +120,17 @@ class Patient(Protocol):
         ...
 
     @property
-    def is_others_turn(self) -> bool:
+    def is_peers_turn(self) -> bool:
         """True while another gate is to send the next canary, and to tell what became of it."""
         ...
 
     @property
     def load(self) -> Load | None:
-        """What the engine last told of itself; None while it has told nothing."""
+        """The engine's last report of its load; None before the first."""
         ...
 
     @property
-    def silent_limit_s(self) -> float:
+    def stall_limit_s(self) -> float:
         """How long the unit may at most show no life while it works, by what it has to do now."""
         ...
 
@@ -190,20 +190,20 @@ class Probe(Protocol):
     @property
     def name(self) -> str: ...
 
-    def limit_s(self, patient: Patient, /) -> float:
+    def limit_s(self, context: ProbeContext, /) -> float:
         """How long one look may take at most, its timeouts included; inf for one that holds a stream."""
         ...
 
-    def due_at(self, patient: Patient, last_at: float, /) -> float:
+    def due_at(self, context: ProbeContext, last_at: float, /) -> float:
         """When to look again, after a look that began at `last_at` (-inf: never looked). Only reads."""
         ...
 
-    def look(self, patient: Patient) -> AsyncGenerator[Finding, None]:
+    def look(self, context: ProbeContext) -> AsyncGenerator[Finding, None]:
         """What one look finds: none, one or several findings. Troubles of the fetch are findings too."""
         ...
 
 
-def is_in_use(patient: Patient) -> bool:
+def is_in_use(context: ProbeContext) -> bool:
     """Whether the unit is known to work on anything, of ours or of others."""
-    load = patient.load
-    return patient.in_flight > 0 or (load is not None and load.running + load.waiting > 0)
+    load = context.load
+    return context.in_flight > 0 or (load is not None and load.running + load.waiting > 0)

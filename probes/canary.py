@@ -18,7 +18,7 @@ from typing import ClassVar, NamedTuple
 import orjson
 
 from cellgate.probes.apis import CANARIES, Api, at, has_answer, parsed
-from cellgate.probes.base import FetchError, Patient, Reply, Trouble
+from cellgate.probes.base import FetchError, ProbeContext, Reply, Trouble
 from cellgate.probes.engines import engine
 from cellgate.probes.models import ask_served
 from cellgate.router.nouns import Evidence, Finding, Models, Sign, Strength, Verdict
@@ -26,7 +26,8 @@ from cellgate.router.nouns import Evidence, Finding, Models, Sign, Strength, Ver
 ASK_AGAIN_S = 0.25
 """Between two tries at a unit that says it is busy."""
 YIELD_S = 0.75
-"""Until what became of another gate's canary is known here: it is told, read and taken over each 0.25 s."""
+"""Until what became of another gate's canary is known here: it is published, read and taken over each 0.25
+s."""
 _USUAL_TIMES = 4.0
 _USUAL_SHARE = 0.2
 IN_LINE = 4.0
@@ -62,150 +63,150 @@ class Canary:
     name: ClassVar[str] = "canary"
     period_s: float = 1.0
 
-    def limit_s(self, patient: Patient) -> float:
+    def limit_s(self, context: ProbeContext) -> float:
         """The longest timeout there is, for each of what a look may do: learn the models, fly, fly again."""
-        return 3 * max(patient.rules.warm_up_timeout_s, self.timeout_s(patient))
+        return 3 * max(context.rules.warm_up_timeout_s, self.timeout_s(context))
 
-    def due_at(self, patient: Patient, last_at: float) -> float:
+    def due_at(self, context: ProbeContext, last_at: float) -> float:
         """The next period, but for an UP unit not before `canary_idle_s` after its last sign of life. A
         little later where another gate is about to send one, which may spare this one.
         """
-        if patient.held_down:
+        if context.held_down:
             return inf
         due = last_at + self.period_s
         # One that ran out of time is repeated, for it may have been excused by its own first steps.
-        is_doubtful = patient.notes.get(_TIMEOUTS, 0) > 0 and patient.in_flight == 0
-        if patient.verdict is Verdict.UP and not is_doubtful:
-            yield_s = YIELD_S if patient.is_others_turn else 0.0
-            return max(due, patient.life_at + patient.rules.canary_idle_s + yield_s)
+        is_doubtful = context.notes.get(_TIMEOUTS, 0) > 0 and context.in_flight == 0
+        if context.verdict is Verdict.UP and not is_doubtful:
+            yield_s = YIELD_S if context.is_peers_turn else 0.0
+            return max(due, context.life_at + context.rules.canary_idle_s + yield_s)
         return due
 
-    def timeout_s(self, patient: Patient) -> float:
+    def timeout_s(self, context: ProbeContext) -> float:
         """Short where users are served, long where the first request may have to warm the engine up.
 
-        Never shorter than the unit may be silent by the work it has, nor than what is usual for it; longer
+        Never shorter than the unit's stall limit, nor than what is usual for it; longer
         while it may have work of which nothing but its answers shows that it moves. For a DOWN unit it
         doubles from one timeout to the next: it may need to warm up, or be gone again.
         """
-        rules = patient.rules
-        if patient.verdict in (Verdict.STARTING, Verdict.PROBATION):
+        rules = context.rules
+        if context.verdict in (Verdict.STARTING, Verdict.PROBATION):
             return rules.warm_up_timeout_s
-        if patient.verdict is Verdict.DOWN:
-            doublings: int = min(patient.notes.get(_TIMEOUTS, 0), _DOUBLINGS_MAX)
+        if context.verdict is Verdict.DOWN:
+            doublings: int = min(context.notes.get(_TIMEOUTS, 0), _DOUBLINGS_MAX)
             return min(rules.warm_up_timeout_s, rules.canary_timeout_s * (1 << doublings))
-        # A suspect has been silent for once the limit already.
-        silent_s = patient.silent_limit_s * (0.5 if patient.verdict is Verdict.SUSPECT else 1.0)
-        limit_s = max(rules.canary_timeout_s, silent_s, _USUAL_TIMES * _usual_s(patient))
-        load = patient.load
-        sees = load is not None and (load.sighted or _has_nothing_to_do(patient))
+        # A suspect has been stalled for once the limit already.
+        silent_s = context.stall_limit_s * (0.5 if context.verdict is Verdict.SUSPECT else 1.0)
+        limit_s = max(rules.canary_timeout_s, silent_s, _USUAL_TIMES * _usual_s(context))
+        load = context.load
+        sees = load is not None and (load.sighted or _has_nothing_to_do(context))
         if sees:
             return limit_s
         # Nobody knows what others have asked of it: a canary may have to stand in line.
-        return limit_s * (2.0 if patient.verdict is Verdict.UP or patient.shows_work else IN_LINE)
+        return limit_s * (2.0 if context.verdict is Verdict.UP or context.shows_work else IN_LINE)
 
-    async def look(self, patient: Patient) -> AsyncGenerator[Finding, None]:
+    async def look(self, context: ProbeContext) -> AsyncGenerator[Finding, None]:
         """Evidence of one canary; before it what the unit serves, if nobody knew."""
-        is_starting = patient.verdict is Verdict.STARTING
-        life_at, timeout_s = patient.life_at, self.timeout_s(patient)
-        deadline = patient.now() + timeout_s
+        is_starting = context.verdict is Verdict.STARTING
+        life_at, timeout_s = context.life_at, self.timeout_s(context)
+        deadline = context.now() + timeout_s
         timed_out = False
         try:
-            model = _model(patient)
+            model = _model(context)
             if not model:
-                for finding in await ask_served(patient, timeout_s):
+                for finding in await ask_served(context, timeout_s):
                     model = finding.names[0] if isinstance(finding, Models) else model
                     yield finding
-            fate = await _fly(patient, model, deadline)
+            fate = await _fly(context, model, deadline)
         except FetchError as error:
             timed_out = error.trouble is Trouble.TIMEOUT
             # A unit that has started anew meanwhile may take longer than this canary has waited.
-            excused = patient.life_at > life_at or patient.hides_work or self.timeout_s(patient) > timeout_s
+            excused = context.life_at > life_at or context.hides_work or self.timeout_s(context) > timeout_s
             reason = f"no token within {timeout_s:.3g} s: {error}" if timed_out else f"no token: {error}"
             fate = _Fate(*_weigh(error.trouble, excused=excused), reason)
-        patient.notes[_TIMEOUTS] = patient.notes.get(_TIMEOUTS, 0) + 1 if timed_out else 0
-        yield Evidence(patient.unit.name, fate.sign, fate.strength, self.name, fate.reason, patient.now())
+        context.notes[_TIMEOUTS] = context.notes.get(_TIMEOUTS, 0) + 1 if timed_out else 0
+        yield Evidence(context.unit.name, fate.sign, fate.strength, self.name, fate.reason, context.now())
         if is_starting and fate.sign is Sign.GOOD:
-            await self._learn_usual(patient, model)
+            await self._learn_usual(context, model)
 
-    async def _learn_usual(self, patient: Patient, model: str) -> None:
+    async def _learn_usual(self, context: ProbeContext, model: str) -> None:
         """The first canary may have warmed the engine up: only the next one shows what is usual."""
         with suppress(FetchError):
-            await _fly(patient, model, patient.now() + patient.rules.canary_timeout_s)
+            await _fly(context, model, context.now() + context.rules.canary_timeout_s)
 
 
-def _model(patient: Patient) -> str:
-    """The first model configured, or the first of those the unit told; empty when none is known."""
-    return next(iter(patient.unit.models), "") or min(patient.models, default="")
+def _model(context: ProbeContext) -> str:
+    """The first model configured, or the first of those the unit lists; empty when none is known."""
+    return next(iter(context.unit.models), "") or min(context.models, default="")
 
 
-async def _fly(patient: Patient, model: str, deadline: float) -> _Fate:
+async def _fly(context: ProbeContext, model: str, deadline: float) -> _Fate:
     """Ask for one token until the unit says something else than that it is busy. Raises FetchError."""
-    life_at, busy_at, has_work = patient.life_at, inf, True
+    life_at, busy_at, has_work = context.life_at, inf, True
     while True:
-        asked_at, is_usual = patient.now(), patient.verdict in _WARM and _has_nothing_to_do(patient)
-        name, reply = await _ask(patient, model, deadline)
+        asked_at, is_usual = context.now(), context.verdict in _WARM and _has_nothing_to_do(context)
+        name, reply = await _ask(context, model, deadline)
         if reply.status not in _BUSY:
             break
-        busy_at = min(busy_at, patient.now())
+        busy_at = min(busy_at, context.now())
         # What it refuses at once is in flight for a moment, too; only what stays there is work.
-        has_work = has_work and patient.in_flight > 0
-        if _is_empty_since(patient, busy_at):
+        has_work = has_work and context.in_flight > 0
+        if _is_empty_since(context, busy_at):
             return _Fate(Sign.BAD, Strength.STRONG, f"busy with an empty queue, {_say(name, model, reply)}")
-        if patient.now() + ASK_AGAIN_S >= deadline:
-            busy_s, moved = patient.now() - busy_at, patient.life_at > life_at
-            stuck = has_work and not moved and patient.load is not None and patient.load.sighted
+        if context.now() + ASK_AGAIN_S >= deadline:
+            busy_s, moved = context.now() - busy_at, context.life_at > life_at
+            stuck = has_work and not moved and context.load is not None and context.load.sighted
             return _stayed_busy(busy_s, _say(name, model, reply), stuck=stuck)
-        await patient.pause(ASK_AGAIN_S)
+        await context.pause(ASK_AGAIN_S)
     fate = _read(name, _say(name, model, reply), reply)
     if fate.sign is Sign.GOOD:
-        patient.notes[_API] = name
-        if is_usual and _has_nothing_to_do(patient):
-            usual_s = _usual_s(patient)
-            patient.notes[_USUAL_S] = usual_s + _USUAL_SHARE * (patient.now() - asked_at - usual_s)
+        context.notes[_API] = name
+        if is_usual and _has_nothing_to_do(context):
+            usual_s = _usual_s(context)
+            context.notes[_USUAL_S] = usual_s + _USUAL_SHARE * (context.now() - asked_at - usual_s)
     return fate
 
 
-async def _ask(patient: Patient, model: str, deadline: float) -> tuple[str, Reply]:
+async def _ask(context: ProbeContext, model: str, deadline: float) -> tuple[str, Reply]:
     """The first API that the unit serves, and its reply; those of the first one tried when it serves none."""
-    request_id = f"cellgate-canary-{patient.new_id()}"
-    known, configured = patient.notes.get(_API), patient.unit.canary
-    names = (configured,) if configured else engine(patient.engine).canaries
+    request_id = f"cellgate-canary-{context.new_id()}"
+    known, configured = context.notes.get(_API), context.unit.canary
+    names = (configured,) if configured else engine(context.engine).canaries
     tried: list[tuple[str, Reply]] = []
     for name in sorted(names, key=lambda name: name != known):
-        reply = await _ask_by(CANARIES[name], patient, model, request_id, deadline)
+        reply = await _ask_by(CANARIES[name], context, model, request_id, deadline)
         if reply.status not in _NOT_SERVED:
             return name, reply
         tried.append((name, reply))
     return tried[0]
 
 
-async def _ask_by(api: Api, patient: Patient, model: str, request_id: str, deadline: float) -> Reply:
+async def _ask_by(api: Api, context: ProbeContext, model: str, request_id: str, deadline: float) -> Reply:
     """The reply of one API; that of the page about the model, when that allows no request."""
     about = None
     if api.about:
-        page = await patient.fetch("GET", at(api.about, model), timeout_s=deadline - patient.now())
+        page = await context.fetch("GET", at(api.about, model), timeout_s=deadline - context.now())
         about = parsed(page.body)
-    body = api.body(model, patient.new_id(), about)
+    body = api.body(model, context.new_id(), about)
     if body is None:
         return Reply(404, {}, page.body)
-    return await patient.fetch(
+    return await context.fetch(
         "POST",
         at(api.path, model),
         body=orjson.dumps(body),
         request_id=request_id,
-        timeout_s=max(0.0, deadline - patient.now()),
+        timeout_s=max(0.0, deadline - context.now()),
     )
 
 
-def _has_nothing_to_do(patient: Patient) -> bool:
+def _has_nothing_to_do(context: ProbeContext) -> bool:
     """True when nobody is known to have a request there."""
-    load = patient.load
-    return patient.in_flight == 0 and (load is None or load.running + load.waiting == 0)
+    load = context.load
+    return context.in_flight == 0 and (load is None or load.running + load.waiting == 0)
 
 
-def _is_empty_since(patient: Patient, busy_at: float) -> bool:
+def _is_empty_since(context: ProbeContext, busy_at: float) -> bool:
     """True when the engine's own numbers, read after it was busy first, show that it has nothing to do."""
-    return patient.load is not None and patient.load.at > busy_at and _has_nothing_to_do(patient)
+    return context.load is not None and context.load.at > busy_at and _has_nothing_to_do(context)
 
 
 def _stayed_busy(busy_s: float, said: str, *, stuck: bool) -> _Fate:
@@ -215,9 +216,9 @@ def _stayed_busy(busy_s: float, said: str, *, stuck: bool) -> _Fate:
     return _Fate(Sign.NEUTRAL, Strength.WEAK, f"busy, {said}")
 
 
-def _usual_s(patient: Patient) -> float:
+def _usual_s(context: ProbeContext) -> float:
     """How long a canary usually takes; at first so long that the shortest timeout is just enough."""
-    usual_s: float = patient.notes.get(_USUAL_S, patient.rules.canary_timeout_s / _USUAL_TIMES)
+    usual_s: float = context.notes.get(_USUAL_S, context.rules.canary_timeout_s / _USUAL_TIMES)
     return usual_s
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 from urllib.parse import urlsplit
 
-from cellgate.probes.base import Fetch, FetchError, Patient, is_in_use
-from cellgate.probes.engines import METRICS, Role, engine
+from cellgate.probes.base import Fetch, FetchError, ProbeContext, is_in_use
+from cellgate.probes.engines import METRICS, MetricRole, engine
 from cellgate.router.nouns import Finding, Load, Verdict
 
 _ABSENT = "absent"
@@ -43,45 +43,45 @@ class EngineMetrics:
     absent_s: float = 30.0
     timeout_s: float = 2.0
 
-    def limit_s(self, _patient: Patient) -> float:
+    def limit_s(self, _patient: ProbeContext) -> float:
         """One fetch."""
         return self.timeout_s
 
-    def due_at(self, patient: Patient, last_at: float) -> float:
+    def due_at(self, context: ProbeContext, last_at: float) -> float:
         """Later for a unit without work, late for one that has no metrics where its engine shows them."""
-        absences = _absences(patient, _url(patient))
+        absences = _absences(context, _url(context))
         if absences:
             return last_at + (self.absent_s if absences >= _ABSENT_LOOKS else self.period_s)
-        is_idle = patient.verdict is Verdict.UP and patient.load is not None and not is_in_use(patient)
+        is_idle = context.verdict is Verdict.UP and context.load is not None and not is_in_use(context)
         return last_at + (self.idle_s if is_idle else self.period_s)
 
-    async def look(self, patient: Patient) -> AsyncGenerator[Finding, None]:
+    async def look(self, context: ProbeContext) -> AsyncGenerator[Finding, None]:
         """The load, or nothing: absence of metrics says nothing about the unit."""
-        own_in_flight, url = patient.in_flight, _url(patient)
-        fetch, path = _way(patient, url)
+        own_in_flight, url = context.in_flight, _url(context)
+        fetch, path = _way(context, url)
         try:
             reply = await fetch("GET", path, timeout_s=self.timeout_s, max_bytes=_LIMIT_BYTES)
         except FetchError:
             return
         # What came while the engine was asked may be in its numbers, and is no work of others.
-        own_in_flight = max(own_in_flight, patient.in_flight)
+        own_in_flight = max(own_in_flight, context.in_flight)
         load = (
-            scan(reply.body, patient.unit.name, patient.now(), own_in_flight) if reply.status == 200 else None
+            scan(reply.body, context.unit.name, context.now(), own_in_flight) if reply.status == 200 else None
         )
-        patient.notes[_ABSENT] = url, _absences(patient, url) + 1 if load is None else 0
+        context.notes[_ABSENT] = url, _absences(context, url) + 1 if load is None else 0
         if load is not None:
-            yield replace(load, epoch=_youngest(patient, load.epoch))
+            yield replace(load, epoch=_youngest(context, load.epoch))
 
 
-def _absences(patient: Patient, url: str) -> int:
+def _absences(context: ProbeContext, url: str) -> int:
     """How many replies in a row held none of the names at `url`."""
-    where, looks = patient.notes.get(_ABSENT, ("", 0))
+    where, looks = context.notes.get(_ABSENT, ("", 0))
     return looks if where == url else 0
 
 
-def _url(patient: Patient) -> str:
+def _url(context: ProbeContext) -> str:
     """Where the unit's numbers are: as configured, or where its engine shows them."""
-    unit, known = patient.unit, engine(patient.engine)
+    unit, known = context.unit, engine(context.engine)
     if unit.metrics_url:
         return unit.metrics_url
     if known.metrics_port is None:
@@ -91,27 +91,29 @@ def _url(patient: Patient) -> str:
     return f"{parts.scheme}://{host}:{known.metrics_port}{known.metrics}"
 
 
-def _way(patient: Patient, url: str) -> tuple[Fetch, str]:
+def _way(context: ProbeContext, url: str) -> tuple[Fetch, str]:
     """How to fetch `url`: by the unit's own fetch where it is on the unit's own server."""
     parts = urlsplit(url)
     server, path = f"{parts.scheme}://{parts.netloc}", parts.path or "/metrics"
-    if urlsplit(patient.unit.url).netloc == parts.netloc:
-        return patient.fetch, path
-    return patient.net.fetch(server), path
+    if urlsplit(context.unit.url).netloc == parts.netloc:
+        return context.fetch, path
+    return context.net.fetch(server), path
 
 
-def _youngest(patient: Patient, born: str | None) -> str | None:
+def _youngest(context: ProbeContext, born: str | None) -> str | None:
     """The latest birth seen so far, this one included."""
-    known = patient.notes.get(_EPOCH)
+    known = context.notes.get(_EPOCH)
     if born is not None and (known is None or float(born) > float(known)):
-        patient.notes[_EPOCH] = known = born
+        context.notes[_EPOCH] = known = born
     return known
 
 
-def _pattern() -> tuple[re.Pattern[bytes], dict[bytes, Role], dict[bytes, tuple[bytes, dict[bytes, Role]]]]:
+def _pattern() -> tuple[
+    re.Pattern[bytes], dict[bytes, MetricRole], dict[bytes, tuple[bytes, dict[bytes, MetricRole]]]
+]:
     """The expression for a sample (name, labels, value), and the roles: by name, and by name and label."""
-    roles: dict[bytes, Role] = {}
-    families: dict[bytes, tuple[bytes, dict[bytes, Role]]] = {}
+    roles: dict[bytes, MetricRole] = {}
+    families: dict[bytes, tuple[bytes, dict[bytes, MetricRole]]] = {}
     for spec, role in METRICS.items():
         name, _, label = spec.encode().rstrip(b"}").partition(b"{")
         if not label:
@@ -149,34 +151,34 @@ def scan(body: bytes, unit: str, at: float, own_in_flight: int) -> Load | None:
     Engines behind one front end (data parallel ranks, models) are summed; of their KV cache use the fullest
     counts. Ranks that share their work show the same numbers, which count once.
     """
-    samples: dict[Role, dict[tuple[bytes, bytes], float]] = {role: {} for role in Role}
+    samples: dict[MetricRole, dict[tuple[bytes, bytes], float]] = {role: {} for role in MetricRole}
     born: str | None = None
     for match in _SAMPLE.finditer(b"\n" + body):
         name, labels, text = match[1], match[2] or b"", match[3]
         role, value = _role(name, labels), _number(text)
         if role is None or value is None:
             continue
-        if role is Role.BORN:
+        if role is MetricRole.BORN:
             born = text.decode("ascii", "replace")
             continue
-        if role is Role.KV_SHAPE:
-            role, value = Role.KV_TOKENS, _tokens(labels)
+        if role is MetricRole.KV_SHAPE:
+            role, value = MetricRole.KV_TOKENS, _tokens(labels)
         key = name, _SAME_WORK.sub(b"", labels) if b"_rank=" in labels else labels
         samples[role][key] = max(value, samples[role].get(key, 0.0))
-    if not samples[Role.RUNNING] and not samples[Role.WAITING]:
+    if not samples[MetricRole.RUNNING] and not samples[MetricRole.WAITING]:
         return None
-    counters = [*samples[Role.STEPS].values(), *samples[Role.PROGRESS].values()]
+    counters = [*samples[MetricRole.STEPS].values(), *samples[MetricRole.PROGRESS].values()]
     return Load(
         unit,
         at,
-        running=_total(samples[Role.RUNNING]),
-        waiting=_total(samples[Role.WAITING]),
-        kv_use=min(max(samples[Role.KV_USE].values(), default=0.0), 1.0),
+        running=_total(samples[MetricRole.RUNNING]),
+        waiting=_total(samples[MetricRole.WAITING]),
+        kv_use=min(max(samples[MetricRole.KV_USE].values(), default=0.0), 1.0),
         own_in_flight=own_in_flight,
         progress=sum(counters) if counters else None,
-        sighted=bool(samples[Role.STEPS]),
+        sighted=bool(samples[MetricRole.STEPS]),
         epoch=born,
-        kv_tokens=_total(samples[Role.KV_TOKENS]),
+        kv_tokens=_total(samples[MetricRole.KV_TOKENS]),
     )
 
 
@@ -185,7 +187,7 @@ def _total(samples: Mapping[tuple[bytes, bytes], float]) -> int:
     return int(min(sum(samples.values()), _NUMBER_MAX))
 
 
-def _role(name: bytes, labels: bytes) -> Role | None:
+def _role(name: bytes, labels: bytes) -> MetricRole | None:
     """What a sample tells, by its name and, in some families, by one of its labels."""
     if name in _ROLES:
         return _ROLES[name]

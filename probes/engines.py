@@ -56,7 +56,7 @@ def engine(name: str) -> Engine:
     return ENGINES.get(name, UNKNOWN)
 
 
-class Role(Enum):
+class MetricRole(Enum):
     """What a metric tells."""
 
     RUNNING = "running"
@@ -77,37 +77,37 @@ class Role(Enum):
 
 # A family with several meanings is named with the label that tells them apart. Only counters that an engine
 # moves are here: a front end counts requests even while its engine is frozen.
-METRICS: dict[str, Role] = {
-    "process_start_time_seconds": Role.BORN,
-    "vllm:num_requests_running": Role.RUNNING,
-    "vllm:num_requests_waiting": Role.WAITING,
-    "vllm:kv_cache_usage_perc": Role.KV_USE,
-    "vllm:gpu_cache_usage_perc": Role.KV_USE,  # Before 0.10.
-    "vllm:iteration_tokens_total_count": Role.STEPS,
-    "vllm:generation_tokens_total": Role.STEPS,
-    "vllm:prompt_tokens_total": Role.STEPS,
-    "vllm:cache_config_info": Role.KV_SHAPE,
-    "sglang:max_total_num_tokens": Role.KV_TOKENS,
-    "sglang:num_running_reqs": Role.RUNNING,
-    "sglang:num_queue_reqs": Role.WAITING,
-    "sglang:token_usage": Role.KV_USE,
+METRICS: dict[str, MetricRole] = {
+    "process_start_time_seconds": MetricRole.BORN,
+    "vllm:num_requests_running": MetricRole.RUNNING,
+    "vllm:num_requests_waiting": MetricRole.WAITING,
+    "vllm:kv_cache_usage_perc": MetricRole.KV_USE,
+    "vllm:gpu_cache_usage_perc": MetricRole.KV_USE,  # Before 0.10.
+    "vllm:iteration_tokens_total_count": MetricRole.STEPS,
+    "vllm:generation_tokens_total": MetricRole.STEPS,
+    "vllm:prompt_tokens_total": MetricRole.STEPS,
+    "vllm:cache_config_info": MetricRole.KV_SHAPE,
+    "sglang:max_total_num_tokens": MetricRole.KV_TOKENS,
+    "sglang:num_running_reqs": MetricRole.RUNNING,
+    "sglang:num_queue_reqs": MetricRole.WAITING,
+    "sglang:token_usage": MetricRole.KV_USE,
     # The first two move every few dozen steps, the others when a request finishes.
-    "sglang:realtime_tokens_total": Role.PROGRESS,
-    "sglang:forward_execution_seconds_total": Role.PROGRESS,
-    "sglang:generation_tokens_total": Role.PROGRESS,
-    "sglang:prompt_tokens_total": Role.PROGRESS,
-    "nv_inference_pending_request_count": Role.WAITING,
-    "nv_inference_exec_count": Role.PROGRESS,
-    "nv_inference_count": Role.PROGRESS,
-    "nv_inference_request_success": Role.PROGRESS,
-    "nv_trt_llm_request_metrics{request_type=scheduled}": Role.RUNNING,
-    "nv_trt_llm_request_metrics{request_type=waiting}": Role.WAITING,
-    "nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=fraction}": Role.KV_USE,
-    "nv_trt_llm_general_metrics{general_type=iteration_counter}": Role.PROGRESS,
-    "trtllm_num_requests_running": Role.RUNNING,
-    "trtllm_num_requests_waiting": Role.WAITING,
-    "trtllm_kv_cache_utilization": Role.KV_USE,
-    "trtllm_generation_tokens_total": Role.PROGRESS,
-    "trtllm_prompt_tokens_total": Role.PROGRESS,
-    "trtllm_kv_cache_gen_alloc_blocks_total": Role.PROGRESS,
+    "sglang:realtime_tokens_total": MetricRole.PROGRESS,
+    "sglang:forward_execution_seconds_total": MetricRole.PROGRESS,
+    "sglang:generation_tokens_total": MetricRole.PROGRESS,
+    "sglang:prompt_tokens_total": MetricRole.PROGRESS,
+    "nv_inference_pending_request_count": MetricRole.WAITING,
+    "nv_inference_exec_count": MetricRole.PROGRESS,
+    "nv_inference_count": MetricRole.PROGRESS,
+    "nv_inference_request_success": MetricRole.PROGRESS,
+    "nv_trt_llm_request_metrics{request_type=scheduled}": MetricRole.RUNNING,
+    "nv_trt_llm_request_metrics{request_type=waiting}": MetricRole.WAITING,
+    "nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=fraction}": MetricRole.KV_USE,
+    "nv_trt_llm_general_metrics{general_type=iteration_counter}": MetricRole.PROGRESS,
+    "trtllm_num_requests_running": MetricRole.RUNNING,
+    "trtllm_num_requests_waiting": MetricRole.WAITING,
+    "trtllm_kv_cache_utilization": MetricRole.KV_USE,
+    "trtllm_generation_tokens_total": MetricRole.PROGRESS,
+    "trtllm_prompt_tokens_total": MetricRole.PROGRESS,
+    "trtllm_kv_cache_gen_alloc_blocks_total": MetricRole.PROGRESS,
 }

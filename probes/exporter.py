@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from cellgate.probes.base import FetchError, Patient, Trouble
+from cellgate.probes.base import FetchError, ProbeContext, Trouble
 from cellgate.probes.http_status import page_name, split_url
-from cellgate.probes.node import NodeProbe, Said, Word, bad_words
+from cellgate.probes.node import NodeProbe, NodeReport, NodeState, bad_reports
 from cellgate.probes.presets import PRESETS
 from cellgate.probes.rules import Rule, RuleError, broken, parse
 from cellgate.probes.samples import Sample, TooMuchError, scan
@@ -22,12 +22,12 @@ _LAST = "last"
 class ExporterProbe(NodeProbe):
     """GET `url` and scan it for the samples that `rule`, or the rules of `preset`, are about: one of the two.
 
-    An exporter that is gone is no node that is gone: only a rule that holds is the node's own bad word.
+    An exporter that is gone is no node that is gone: only a rule that holds is the node's own bad report.
     Raises RuleError (a ValueError) for what is no rule, KeyError for what is no preset.
     """
 
     kind: ClassVar[str] = "exporter"
-    refusal: ClassVar[Word] = Word.DOUBT
+    refusal: ClassVar[NodeState] = NodeState.DOUBT
     url: str
     rule: str = ""
     preset: str = ""
@@ -48,35 +48,35 @@ class ExporterProbe(NodeProbe):
         """The page, and the rule or preset."""
         return f"{page_name(self.url)} {self.preset or self.rule}"
 
-    async def ask(self, patient: Patient) -> Said:
+    async def ask(self, context: ProbeContext) -> NodeReport:
         """What the rules say of the page."""
         root, target = split_url(self.url)
-        fetch = patient.net.fetch(root)
+        fetch = context.net.fetch(root)
         reply = await fetch("GET", target, timeout_s=self.timeout_s, max_bytes=_PAGE_MAX)
         if reply.status != 200:
-            return Said(Word.DOUBT, f"HTTP {reply.status} instead of a page of metrics")
+            return NodeReport(NodeState.DOUBT, f"HTTP {reply.status} instead of a page of metrics")
         rules = self.rules
         metrics = sorted({rule.metric for rule in rules})
         try:
             samples = list(scan(reply.body, metrics))
         except TooMuchError as error:
             raise FetchError(Trouble.BROKEN, str(error)) from None
-        last = patient.notes.get(_LAST, {})
-        patient.notes[_LAST] = {(sample.metric, sample.labels): sample.value for sample in samples}
-        return _judge(patient, rules, samples, broken(rules, samples, last))
+        last = context.notes.get(_LAST, {})
+        context.notes[_LAST] = {(sample.metric, sample.labels): sample.value for sample in samples}
+        return _judge(context, rules, samples, broken(rules, samples, last))
 
 
 def _judge(
-    patient: Patient, rules: tuple[Rule, ...], samples: list[Sample], found: tuple[Rule, Sample] | None
-) -> Said:
+    context: ProbeContext, rules: tuple[Rule, ...], samples: list[Sample], found: tuple[Rule, Sample] | None
+) -> NodeReport:
     if found is not None:
         rule, sample = found
-        return Said(Word.BAD, f"{rule.text}: {str(sample)[:200]} is {sample.value:g}")
+        return NodeReport(NodeState.BAD, f"{rule.text}: {str(sample)[:200]} is {sample.value:g}")
     if any(rule.is_about(sample) for sample in samples for rule in rules):
-        return Said(Word.GOOD, "no rule holds")
-    if bad_words(patient):
-        return Said(Word.GOOD, "the samples for which a rule held are gone")
+        return NodeReport(NodeState.GOOD, "no rule holds")
+    if bad_reports(context):
+        return NodeReport(NodeState.GOOD, "the samples for which a rule held are gone")
     metrics = ", ".join(sorted({rule.metric for rule in rules}))
-    return Said(
-        Word.NOTHING, f"the page has no sample of {metrics}; is it the right page, or the rule wrong?"
+    return NodeReport(
+        NodeState.NOTHING, f"the page has no sample of {metrics}; is it the right page, or the rule wrong?"
     )

@@ -1,4 +1,4 @@
-"""What the gate before a unit says of it: stands in for the canary where the unit is another gate's.
+"""The health of a unit by the gate in front of it: stands in for the canary where the unit is another gate's.
 
 That gate sends canaries, this one reads of them in Redis. Only when that brings no news, or a request has
 gone wrong on the way, is the gate itself asked, at its `/healthz/unit/NAME`.
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 from urllib.parse import quote
 
-from cellgate.probes.base import FetchError, Patient, Reply, Trouble
+from cellgate.probes.base import FetchError, ProbeContext, Reply, Trouble
 from cellgate.router.nouns import Evidence, Finding, Node, Role, Sign, Strength, Unit, Verdict
 
 VIA_GATE = "cellgate"
@@ -45,7 +45,7 @@ _NOT_USABLE = frozenset({404, 503})
 
 
 @dataclass(frozen=True, slots=True)
-class GateWord:
+class GateHealth:
     """Asks every `period_s` while there is doubt, of an UP unit once no sign of life came for `quiet_s`.
 
     Its name is the canary's: it is asked when one is wished for, and believed as one.
@@ -56,34 +56,34 @@ class GateWord:
     quiet_s: float = 4.0
     timeout_s: float = 2.0
 
-    def limit_s(self, _patient: Patient) -> float:
+    def limit_s(self, _patient: ProbeContext) -> float:
         """One fetch."""
         return self.timeout_s
 
-    def due_at(self, patient: Patient, last_at: float) -> float:
+    def due_at(self, context: ProbeContext, last_at: float) -> float:
         """A period after the last look; of an UP unit not while it is heard to live."""
         due = last_at + self.period_s
-        return max(due, patient.life_at + self.quiet_s) if patient.verdict is Verdict.UP else due
+        return max(due, context.life_at + self.quiet_s) if context.verdict is Verdict.UP else due
 
-    async def look(self, patient: Patient) -> AsyncGenerator[Finding, None]:
+    async def look(self, context: ProbeContext) -> AsyncGenerator[Finding, None]:
         """One piece of evidence."""
-        path = f"/healthz/unit/{quote(name_there(patient.unit), safe='')}"
+        path = f"/healthz/unit/{quote(name_there(context.unit), safe='')}"
         try:
-            reply = await patient.fetch("GET", path, timeout_s=self.timeout_s)
+            reply = await context.fetch("GET", path, timeout_s=self.timeout_s)
         except FetchError as error:
             (sign, strength), said = _TROUBLES[error.trouble], str(error)
         else:
-            (sign, strength), said = _weigh(patient, reply), f"HTTP {reply.status}"
+            (sign, strength), said = _weigh(context, reply), f"HTTP {reply.status}"
         reason = f"GET {path} at its gate: {said}"
-        yield Evidence(patient.unit.name, sign, strength, self.name, reason, patient.now())
+        yield Evidence(context.unit.name, sign, strength, self.name, reason, context.now())
 
 
-def _weigh(patient: Patient, reply: Reply) -> _Weight:
+def _weigh(context: ProbeContext, reply: Reply) -> _Weight:
     if reply.status in _NOT_USABLE:
         return _BAD
     if reply.status != 200:
         return _NOTHING
     # Its gate has a suspicion, too, or finds it slow: that clears it of nothing.
-    if patient.verdict is Verdict.SUSPECT and "x-envoy-degraded" in reply.headers:
+    if context.verdict is Verdict.SUSPECT and "x-envoy-degraded" in reply.headers:
         return _NOTHING
     return Sign.GOOD, Strength.STRONG

@@ -16,7 +16,7 @@ from h2.connection import H2Connection
 from h2.exceptions import H2Error
 
 from cellgate.probes.base import FetchError, Trouble
-from cellgate.probes.node import Said, Word
+from cellgate.probes.node import NodeReport, NodeState
 
 _HEADERS = (
     (":method", "POST"),
@@ -34,18 +34,28 @@ _REPLY_MAX = 64 << 10
 """Bytes that a server may send in all, before it is hung up on."""
 
 _HEALTH = {
-    0: Said(Word.NOTHING, "the health service answers UNKNOWN: it was never told the state of this service"),
-    1: Said(Word.GOOD, "SERVING"),
-    2: Said(Word.BAD, "NOT_SERVING"),
-    3: Said(Word.NOTHING, "the health service does not know this service; name one that it has as `service`"),
+    0: NodeReport(
+        NodeState.NOTHING, "the health service answers UNKNOWN: it was never told the state of this service"
+    ),
+    1: NodeReport(NodeState.GOOD, "SERVING"),
+    2: NodeReport(NodeState.BAD, "NOT_SERVING"),
+    3: NodeReport(
+        NodeState.NOTHING, "the health service does not know this service; name one that it has as `service`"
+    ),
 }
-# grpc-status of a call that brought no answer; a status that is not here is a doubt.
+# grpc-status of a call that brought no answer; a status that is not here is DOUBT.
 _FAILED = {
-    "5": Said(Word.NOTHING, "NOT_FOUND: name a service that the health service knows as `service`"),
-    "7": Said(Word.NOTHING, "PERMISSION_DENIED: let the gate call the health service, or use another probe"),
-    "8": Said(Word.NOTHING, "RESOURCE_EXHAUSTED: the server is busy"),
-    "12": Said(Word.NOTHING, "UNIMPLEMENTED: the server has no health service; use another probe"),
-    "16": Said(Word.NOTHING, "UNAUTHENTICATED: let the gate call the health service, or use another probe"),
+    "5": NodeReport(
+        NodeState.NOTHING, "NOT_FOUND: name a service that the health service knows as `service`"
+    ),
+    "7": NodeReport(
+        NodeState.NOTHING, "PERMISSION_DENIED: let the gate call the health service, or use another probe"
+    ),
+    "8": NodeReport(NodeState.NOTHING, "RESOURCE_EXHAUSTED: the server is busy"),
+    "12": NodeReport(NodeState.NOTHING, "UNIMPLEMENTED: the server has no health service; use another probe"),
+    "16": NodeReport(
+        NodeState.NOTHING, "UNAUTHENTICATED: let the gate call the health service, or use another probe"
+    ),
 }
 
 
@@ -111,7 +121,7 @@ class HealthCall(asyncio.Protocol):
             self._wrong = wrong
             self.ended.set()
 
-    def said(self) -> Said:
+    def said(self) -> NodeReport:
         """What the answer means. Raises FetchError when it is none."""
         if self._wrong:
             raise FetchError(Trouble.BROKEN, self._wrong)
@@ -120,8 +130,8 @@ class HealthCall(asyncio.Protocol):
             raise FetchError(Trouble.BROKEN, f"HTTP {status}, which is no gRPC answer")
         if grpc != "0":
             why = f"grpc-status {grpc or 'missing'} {unquote(self._headers.get('grpc-message', ''))}".rstrip()
-            word, hint = _FAILED.get(grpc, Said(Word.DOUBT, "the call failed"))
-            return Said(word, f"{hint} ({why})")
+            state, hint = _FAILED.get(grpc, NodeReport(NodeState.DOUBT, "the call failed"))
+            return NodeReport(state, f"{hint} ({why})")
         health = _status(self._body)
         if health not in _HEALTH:
             raise FetchError(Trouble.BROKEN, f"its answer is no HealthCheckResponse: {self._body[:20]!r}")

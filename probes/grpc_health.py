@@ -6,8 +6,8 @@ import asyncio
 from dataclasses import dataclass
 from typing import ClassVar
 
-from cellgate.probes.base import FetchError, Patient, Trouble
-from cellgate.probes.node import NodeProbe, Said
+from cellgate.probes.base import FetchError, ProbeContext, Trouble
+from cellgate.probes.node import NodeProbe, NodeReport
 
 _LATE_S = 0.1
 """A timeout that ends so much late shows that the gate itself stood still."""
@@ -26,21 +26,21 @@ class GrpcProbe(NodeProbe):
         """The address, and the service if one is asked for."""
         return f"{self.address} {self.service}".rstrip()
 
-    async def ask(self, patient: Patient) -> Said:
+    async def ask(self, context: ProbeContext) -> NodeReport:
         """What the health service says."""
         from cellgate.probes.grpc_call import (
             HealthCall,
         )
 
-        deadline = patient.now() + self.timeout_s
-        transport, call = await patient.net.connect(
+        deadline = context.now() + self.timeout_s
+        transport, call = await context.net.connect(
             self.address, lambda: HealthCall(self.address, self.service), timeout_s=self.timeout_s
         )
         try:
             async with asyncio.timeout_at(deadline):
                 await call.ended.wait()
         except TimeoutError:
-            if patient.now() > deadline + _LATE_S:
+            if context.now() > deadline + _LATE_S:
                 raise FetchError(Trouble.OWN, "the gate itself stood still") from None
             raise FetchError(Trouble.TIMEOUT, "no answer in time") from None
         finally:

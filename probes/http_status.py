@@ -7,8 +7,8 @@ from functools import lru_cache
 from typing import ClassVar
 from urllib.parse import urlsplit
 
-from cellgate.probes.base import Patient, Reply
-from cellgate.probes.node import NodeProbe, Said, Word
+from cellgate.probes.base import ProbeContext, Reply
+from cellgate.probes.node import NodeProbe, NodeReport, NodeState
 
 KNOWN = 16_384
 """So many URLs are taken apart once and not at each look."""
@@ -31,16 +31,16 @@ class HttpProbe(NodeProbe):
         """The page; not its query, which may hold a secret."""
         return page_name(self.url)
 
-    async def ask(self, patient: Patient) -> Said:
+    async def ask(self, context: ProbeContext) -> NodeReport:
         """What the page's status says."""
         root, target = split_url(self.url)
-        reply = await patient.net.fetch(root)("GET", target, timeout_s=self.timeout_s)
+        reply = await context.net.fetch(root)("GET", target, timeout_s=self.timeout_s)
         good = reply.status in self.expect if self.expect else 200 <= reply.status < 300
         if good:
-            return Said(Word.GOOD, f"HTTP {reply.status}")
+            return NodeReport(NodeState.GOOD, f"HTTP {reply.status}")
         if reply.status == _BUSY:
-            return Said(Word.NOTHING, f"busy, HTTP {reply.status}")
-        return Said(Word.BAD, _explain(reply))
+            return NodeReport(NodeState.NOTHING, f"busy, HTTP {reply.status}")
+        return NodeReport(NodeState.BAD, _explain(reply))
 
 
 def _explain(reply: Reply) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from cellgate.probes.apis import parsed
-from cellgate.probes.base import Fetch, FetchError, Patient
+from cellgate.probes.base import Fetch, FetchError, ProbeContext
 from cellgate.probes.engines import OWNERS
 from cellgate.router.nouns import Finding, Models, Served, Verdict
 
@@ -28,36 +28,36 @@ class ModelList:
     eager_s: float = 1.0
     timeout_s: float = 2.0
 
-    def limit_s(self, _patient: Patient) -> float:
+    def limit_s(self, _patient: ProbeContext) -> float:
         """Three fetches: a Triton server is asked last."""
         return 3 * self.timeout_s
 
-    def due_at(self, patient: Patient, last_at: float) -> float:
+    def due_at(self, context: ProbeContext, last_at: float) -> float:
         """Soon while models or engine are unknown, or the unit might come back as another engine."""
-        settled = patient.models and patient.engine and patient.verdict in _SERVING
-        return last_at + (self.period_s if settled or _is_told(patient) else self.eager_s)
+        settled = context.models and context.engine and context.verdict in _SERVING
+        return last_at + (self.period_s if settled or _is_told(context) else self.eager_s)
 
-    async def look(self, patient: Patient) -> AsyncGenerator[Finding, None]:
-        """Engine and models, as far as they are told: whether the unit is well is asked by other probes."""
-        if _is_told(patient):
+    async def look(self, context: ProbeContext) -> AsyncGenerator[Finding, None]:
+        """Engine and models, as far as they are known: whether the unit is well is asked by other probes."""
+        if _is_told(context):
             return
         try:
-            findings = await ask_served(patient, self.timeout_s)
+            findings = await ask_served(context, self.timeout_s)
         except FetchError:
             return
         for finding in findings:
             yield finding
 
 
-def _is_told(patient: Patient) -> bool:
+def _is_told(context: ProbeContext) -> bool:
     """True when the configuration leaves nothing to ask."""
-    return bool(patient.unit.models and patient.unit.engine)
+    return bool(context.unit.models and context.unit.engine)
 
 
-async def ask_served(patient: Patient, timeout_s: float) -> list[Served | Models]:
+async def ask_served(context: ProbeContext, timeout_s: float) -> list[Served | Models]:
     """The engine and the models that the unit tells, without those configured. Raises FetchError."""
-    engine, names = await _ask(patient.fetch, patient.unit.engine, timeout_s)
-    unit, now = patient.unit, patient.now()
+    engine, names = await _ask(context.fetch, context.unit.engine, timeout_s)
+    unit, now = context.unit, context.now()
     found: list[Served | Models] = []
     if engine and not unit.engine:
         found.append(Served(unit.name, engine, now))

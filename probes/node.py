@@ -1,7 +1,7 @@
 """What the probes of a node have in common: when they look, and how much what they find weighs.
 
-1. The node's own bad word (a status, NOT_SERVING, a refusal, a rule that holds) is strong, and fatal when no
-   good news came since the last one: one may be a slip, two are a node that cannot work.
+1. The node's own bad report (a status, NOT_SERVING, a refusal, a rule that holds) is strong, and fatal when
+   no good news came since the last one: one may be a slip, two are a node that cannot work.
 2. A node that is late, out of reach or talks nonsense is suspicious and no more: busy is not sick.
 3. Two probes of one node have different names, because only who said a fatal thing can take it back.
 """
@@ -15,18 +15,18 @@ from enum import Enum
 from functools import lru_cache
 from typing import ClassVar, NamedTuple
 
-from cellgate.probes.base import FetchError, Patient, Trouble
+from cellgate.probes.base import FetchError, ProbeContext, Trouble
 from cellgate.router.nouns import Evidence, Finding, Sign, Strength
 
 _NAME_MAX = 120
 _REASON_MAX = 400
 
-_BAD_WORDS = "bad_words"
+_BAD_REPORTS = "bad_reports"
 """Note: how often the node said that it is not well, since it last said that it is."""
 
 
-class Word(Enum):
-    """What a look at a node came to."""
+class NodeState(Enum):
+    """The result of one probe of a node."""
 
     GOOD = "good"
     BAD = "bad"
@@ -37,22 +37,27 @@ class Word(Enum):
     """Nothing is learnt of the node."""
 
 
-class Said(NamedTuple):
-    """What was heard of a node, and how to tell a person."""
+class NodeReport(NamedTuple):
+    """The state of a node, and the reason in words."""
 
-    word: Word
+    state: NodeState
     reason: str
 
 
-_SIGNS = {Word.GOOD: Sign.GOOD, Word.BAD: Sign.BAD, Word.DOUBT: Sign.BAD, Word.NOTHING: Sign.NEUTRAL}
+_SIGNS = {
+    NodeState.GOOD: Sign.GOOD,
+    NodeState.BAD: Sign.BAD,
+    NodeState.DOUBT: Sign.BAD,
+    NodeState.NOTHING: Sign.NEUTRAL,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeProbe(ABC):
-    """Looks at `patient.node` every `period_s`. A new one says what it is about, and asks."""
+    """Looks at `context.node` every `period_s`. A new one says what it is about, and asks."""
 
     kind: ClassVar[str]
-    refusal: ClassVar[Word] = Word.BAD
+    refusal: ClassVar[NodeState] = NodeState.BAD
     """What a refused connection says of the node."""
 
     period_s: float = 1.0
@@ -64,7 +69,7 @@ class NodeProbe(ABC):
         """What this probe looks at, to tell it from others of its kind."""
 
     @abstractmethod
-    async def ask(self, patient: Patient) -> Said:
+    async def ask(self, context: ProbeContext) -> NodeReport:
         """One question, bounded in time and bytes. Raises FetchError when there is no answer."""
 
     @property
@@ -72,50 +77,50 @@ class NodeProbe(ABC):
         """The source of the evidence."""
         return _name(self.kind, self.about)
 
-    def limit_s(self, _patient: Patient) -> float:
+    def limit_s(self, _patient: ProbeContext) -> float:
         """One question."""
         return self.timeout_s
 
-    def due_at(self, _patient: Patient, last_at: float) -> float:
+    def due_at(self, _patient: ProbeContext, last_at: float) -> float:
         """One period after the last look."""
         return last_at + self.period_s
 
-    async def look(self, patient: Patient) -> AsyncGenerator[Finding, None]:
+    async def look(self, context: ProbeContext) -> AsyncGenerator[Finding, None]:
         """One piece of evidence."""
         try:
-            said = await self.ask(patient)
+            said = await self.ask(context)
         except FetchError as error:
-            said = Said(self._word_of(error.trouble), str(error))
-        node = patient.node.name if patient.node is not None else None
+            said = NodeReport(self._state_of(error.trouble), str(error))
+        node = context.node.name if context.node is not None else None
         yield Evidence(
-            patient.unit.name,
-            _SIGNS[said.word],
-            _strength(patient, said.word),
+            context.unit.name,
+            _SIGNS[said.state],
+            _strength(context, said.state),
             self.name,
             _on_one_line(said.reason, _REASON_MAX),
-            patient.now(),
+            context.now(),
             node=node,
         )
 
-    def _word_of(self, trouble: Trouble) -> Word:
+    def _state_of(self, trouble: Trouble) -> NodeState:
         if trouble is Trouble.REFUSED:
             return self.refusal
-        return Word.NOTHING if trouble is Trouble.OWN else Word.DOUBT
+        return NodeState.NOTHING if trouble is Trouble.OWN else NodeState.DOUBT
 
 
-def _strength(patient: Patient, word: Word) -> Strength:
-    """How much a word weighs. Only good news ends a row of bad words."""
-    if word is Word.GOOD:
-        patient.notes[_BAD_WORDS] = 0
-    if word is not Word.BAD:
+def _strength(context: ProbeContext, state: NodeState) -> Strength:
+    """How much a report counts. Only a good one ends a row of bad ones."""
+    if state is NodeState.GOOD:
+        context.notes[_BAD_REPORTS] = 0
+    if state is not NodeState.BAD:
         return Strength.WEAK
-    patient.notes[_BAD_WORDS] = bad_words(patient) + 1
-    return Strength.STRONG if bad_words(patient) == 1 else Strength.FATAL
+    context.notes[_BAD_REPORTS] = bad_reports(context) + 1
+    return Strength.STRONG if bad_reports(context) == 1 else Strength.FATAL
 
 
-def bad_words(patient: Patient) -> int:
-    """How often the node said that it is not well, since it last said that it is."""
-    said: int = patient.notes.get(_BAD_WORDS, 0)
+def bad_reports(context: ProbeContext) -> int:
+    """How many times in a row the node has reported that it is not well."""
+    said: int = context.notes.get(_BAD_REPORTS, 0)
     return said
 
 

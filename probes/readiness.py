@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from cellgate.probes.base import FetchError, Patient, Reply, Trouble, is_in_use
+from cellgate.probes.base import FetchError, ProbeContext, Reply, Trouble, is_in_use
 from cellgate.probes.engines import engine
 from cellgate.router.nouns import Evidence, Finding, Sign, Strength, Verdict
 
@@ -46,43 +46,43 @@ class Readiness:
     metered_s: float = 3.0
     timeout_s: float = 3.0
 
-    def limit_s(self, _patient: Patient) -> float:
+    def limit_s(self, _patient: ProbeContext) -> float:
         """One timeout for all paths."""
         return self.timeout_s
 
-    def due_at(self, patient: Patient, last_at: float) -> float:
+    def due_at(self, context: ProbeContext, last_at: float) -> float:
         """One period after the last look; a longer one while metrics come all the time."""
-        load = patient.load
-        is_metered = load is not None and patient.now() - load.at < 2 * self.period_s and is_in_use(patient)
-        return last_at + (self.metered_s if is_metered and patient.verdict is Verdict.UP else self.period_s)
+        load = context.load
+        is_metered = load is not None and context.now() - load.at < 2 * self.period_s and is_in_use(context)
+        return last_at + (self.metered_s if is_metered and context.verdict is Verdict.UP else self.period_s)
 
-    async def look(self, patient: Patient) -> AsyncGenerator[Finding, None]:
+    async def look(self, context: ProbeContext) -> AsyncGenerator[Finding, None]:
         """One piece of evidence."""
-        paths = _paths(patient)
-        path, deadline = paths[0], patient.now() + self.timeout_s
+        paths = _paths(context)
+        path, deadline = paths[0], context.now() + self.timeout_s
         try:
             for path in paths:
-                timeout_s = max(0.0, deadline - patient.now())
-                reply = await patient.fetch("GET", path, timeout_s=timeout_s)
+                timeout_s = max(0.0, deadline - context.now())
+                reply = await context.fetch("GET", path, timeout_s=timeout_s)
                 if reply.status not in _NOT_THERE:
-                    patient.notes[_PATH] = path
+                    context.notes[_PATH] = path
                     break
         except FetchError as error:
             (sign, strength), said = _TROUBLES[error.trouble], str(error)
         else:
-            (sign, strength), said = _weigh(patient, reply), f"HTTP {reply.status}"
+            (sign, strength), said = _weigh(context, reply), f"HTTP {reply.status}"
         reason = f"GET {path}: {said}"
-        yield Evidence(patient.unit.name, sign, strength, self.name, reason, patient.now())
+        yield Evidence(context.unit.name, sign, strength, self.name, reason, context.now())
 
 
-def _paths(patient: Patient) -> tuple[str, ...]:
+def _paths(context: ProbeContext) -> tuple[str, ...]:
     """The paths to try: the one that is known to exist, while it is one of this engine's."""
-    paths, known = engine(patient.engine).ready, patient.notes.get(_PATH)
+    paths, known = engine(context.engine).ready, context.notes.get(_PATH)
     return (known, *(path for path in paths if path != known)) if known in paths else paths
 
 
-def _weigh(patient: Patient, reply: Reply) -> _Weight:
-    if reply.status in engine(patient.engine).unready:
+def _weigh(context: ProbeContext, reply: Reply) -> _Weight:
+    if reply.status in engine(context.engine).unready:
         return Sign.BAD, Strength.WEAK
     if reply.status >= 500:
         return Sign.BAD, Strength.STRONG

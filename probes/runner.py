@@ -14,7 +14,7 @@ import math
 import random
 from collections.abc import Callable
 
-from cellgate.probes.base import Patient, Probe
+from cellgate.probes.base import Probe, ProbeContext
 from cellgate.router.nouns import Evidence, Finding, Sign, Strength
 
 JITTER = 0.1
@@ -33,10 +33,10 @@ class Runner:
     """One probe for one patient. `take` is called with each finding, in order."""
 
     def __init__(
-        self, probe: Probe, patient: Patient, take: Callable[[Finding], None], rng: random.Random
+        self, probe: Probe, context: ProbeContext, take: Callable[[Finding], None], rng: random.Random
     ) -> None:
         self._probe = probe
-        self._patient = patient
+        self._patient = context
         self._take = take
         self._rng = rng
         self._nudged = False

@@ -6,8 +6,8 @@ import asyncio
 from dataclasses import dataclass
 from typing import ClassVar
 
-from cellgate.probes.base import Patient
-from cellgate.probes.node import NodeProbe, Said, Word
+from cellgate.probes.base import ProbeContext
+from cellgate.probes.node import NodeProbe, NodeReport, NodeState
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,8 @@ class TcpProbe(NodeProbe):
         """The address."""
         return self.address
 
-    async def ask(self, patient: Patient) -> Said:
+    async def ask(self, context: ProbeContext) -> NodeReport:
         """Whether the address accepts."""
-        transport, _ = await patient.net.connect(self.address, asyncio.Protocol, timeout_s=self.timeout_s)
+        transport, _ = await context.net.connect(self.address, asyncio.Protocol, timeout_s=self.timeout_s)
         transport.abort()
-        return Said(Word.GOOD, "it accepts connections")
+        return NodeReport(NodeState.GOOD, "it accepts connections")

@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from cellgate.proxy.admin.admin_view import AdminView
 from cellgate.proxy.admin.port import AdminPort
-from cellgate.proxy.admin.shared_status import Bulletin
+from cellgate.proxy.admin.shared_status import SharedStatus
 from cellgate.proxy.config.load_process import ConfigError
 from cellgate.proxy.config.settings import RedisAccess, Reload, Settings
 from cellgate.proxy.control.plane import Plane
-from cellgate.proxy.control.routing_explain import Choice
+from cellgate.proxy.control.routing_explain import RoutingExplain
 from cellgate.proxy.discovery.follow import Discovery
 from cellgate.proxy.discovery.redis import Feed
 from cellgate.proxy.discovery.start import discover
 from cellgate.proxy.handover.inheritance import Inheritance
 from cellgate.proxy.handover.open_listeners import ADMIN, AGENT_CHECK, Listeners, listening_for
 from cellgate.proxy.handover.successor import HandoverError, hand_over
-from cellgate.proxy.handover.view import View, drained, view_of
+from cellgate.proxy.handover.view import InheritedView, drained, view_of
 from cellgate.proxy.ingress.haproxy_agent import HaproxyAgent
 from cellgate.proxy.logs.defects import DEFECTS
 from cellgate.proxy.logs.events import Action
@@ -31,13 +31,13 @@ from cellgate.proxy.logs.log import log_line
 from cellgate.proxy.metrics.collectors import AgentCheckMetrics
 from cellgate.proxy.process import descriptors
 from cellgate.proxy.process.garbage import calm_the_collector
-from cellgate.proxy.process.signals import Life, OnSignal
+from cellgate.proxy.process.signals import OnSignal, Signals
 from cellgate.proxy.process.systemd import notify
 from cellgate.proxy.process.tls import webhook_context
 from cellgate.proxy.recovery.start import attend
 
 if TYPE_CHECKING:
-    from cellgate.proxy.sharing.link import RedisLink
+    from cellgate.proxy.sharing.redis_link import RedisLink
 
 WARM_LOOK_S = 0.05
 
@@ -83,7 +83,7 @@ class Starter:
 class App:
     """All the parts of one gate. `listeners` are what it accepts on, by purpose and address.
 
-    What /readyz shows has to be published on `bulletin`; `let_clients_in` says whether they were let in.
+    What /readyz shows has to be published on `shared_status`; `let_clients_in` says whether they were let in.
     """
 
     def __init__(
@@ -92,8 +92,8 @@ class App:
         reload: Reload,
         listeners: Listeners,
         core: Core,
-        bulletin: Bulletin,
-        let_clients_in: Callable[[Life], Awaitable[bool]],
+        shared_status: SharedStatus,
+        let_clients_in: Callable[[Signals], Awaitable[bool]],
         starter: Starter = Starter(),
     ) -> None:
         self._settings = settings
@@ -104,7 +104,7 @@ class App:
         self._plane = plane = core.plane
         self._let_clients_in = let_clients_in
         self._starter = starter
-        self._admin = AdminPort(_view(plane, settings), bulletin)
+        self._admin = AdminPort(_view(plane, settings), shared_status)
         self._agent = HaproxyAgent(
             plane.board, plane.now, plane.is_stopping, plane.peers.trusts, plane.balancers
         )
@@ -113,7 +113,7 @@ class App:
         plane.ticker.looks.append(self._admin.tick)
         self._recovery = attend(plane, partial(webhook_context, settings.tls))
         # Now, since an untimely SIGUSR2 would end a process that does not know it.
-        self._life = Life(
+        self._signals = Signals(
             core,
             settings.timeouts,
             self._take_settings,
@@ -139,18 +139,18 @@ class App:
             await self._agent.start(listening_for(self._listeners, AGENT_CHECK))
             plane.metrics.include(AgentCheckMetrics(self._agent))
         # Last, for a gate before this one may end it until it hears that clients are accepted.
-        if await self._let_clients_in(self._life):
+        if await self._let_clients_in(self._signals):
             self._announce()
             self._starter.ready()
         if heritage is None:
             self._starter.notify("READY=1")
         elif (out := await heritage.accept()) is not None:
-            for unit in list(plane.board.desks):
+            for unit in list(plane.board.units):
                 plane.set_drain(unit, unit in out)
 
     async def run(self) -> None:
         """Returns when the gate has stopped."""
-        await self._life.run()
+        await self._signals.run()
 
     async def close(self) -> None:
         """End every part."""
@@ -165,7 +165,7 @@ class App:
         self._plane.events.close()
         await self._admin.close()
 
-    async def _get_warm(self, view: View) -> None:
+    async def _get_warm(self, view: InheritedView) -> None:
         """Know of each unit what was known before, and have heard of each that is used."""
         may_come = bool(self._settings.sources)
         view.apply(self._plane.board)
@@ -216,7 +216,7 @@ class App:
 
     def _announce(self) -> None:
         host, port = self._admin.address
-        names = ", ".join(f"{desk.unit.name} ({desk.unit.url})" for desk in self._plane.board)
+        names = ", ".join(f"{state.unit.name} ({state.unit.url})" for state in self._plane.board)
         listening = f"{self._settings.listen.host}:{self._core.port}"
         log_line("info", f"listening on {listening}, admin on {host}:{port}, units: {names}")
         if line := descriptors.shortage(self._settings):
@@ -232,7 +232,9 @@ def _shared(plane: Plane, port: Callable[[], int], access: RedisAccess, feed: Fe
 
 def _view(plane: Plane, settings: Settings) -> AdminView:
     # Chance of its own: to look must change nothing.
-    choice = Choice(plane.router, plane.stored, settings.headers, settings.policy, plane.now, random.Random())
+    choice = RoutingExplain(
+        plane.router, plane.stored, settings.headers, settings.policy, plane.now, random.Random()
+    )
     return AdminView(
         board=plane.board,
         events=plane.events,
@@ -243,7 +245,7 @@ def _view(plane: Plane, settings: Settings) -> AdminView:
         token=settings.admin_token,
         peers=plane.peers,
         due_s=lambda unit, probe: plane.prober.due_s(unit, probe, plane.now()),
-        waiting=plane.waiting,
+        queue_size=plane.waiting,
         poison=plane.containment,
         full=plane.front.is_full,
         explain=choice.explain,

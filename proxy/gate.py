@@ -80,7 +80,7 @@ def local_gateway(
         board=plane.board,
         dispatcher=LocalDispatcher(plane),
         reports=LocalReports(plane),
-        reach=plane.reach,
+        unit_pools=plane.reach,
         load_lines=plane.orca.lines,
         access_log=access_log,
         read=read,

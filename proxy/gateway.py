@@ -32,20 +32,20 @@ from cellgate.proxy.request.large_reads import LargeReads, ReadBody
 from cellgate.proxy.request.local_endpoints import LocalEndpoints, unit_asked_about
 from cellgate.proxy.request.observer import Observer
 from cellgate.proxy.request.reports import Reports
-from cellgate.proxy.request.routing_headers import Wishes
+from cellgate.proxy.request.routing_headers import RoutingHeaders
 from cellgate.proxy.request.table import TABLE
 from cellgate.proxy.wire.body_memory import BodyMemory
 from cellgate.proxy.wire.downstream import ClientConnection
 from cellgate.proxy.wire.failure import Failure
 from cellgate.proxy.wire.heads import REQUEST_FIELDS, Fields
-from cellgate.proxy.wire.idle import least_missed
+from cellgate.proxy.wire.idle import first_to_close
 from cellgate.proxy.wire.pool import Pool
-from cellgate.proxy.wire.reach import Reach
+from cellgate.proxy.wire.reach import UnitPools
 from cellgate.proxy.wire.request import Request
-from cellgate.proxy.wire.rota import Rota
+from cellgate.proxy.wire.rota import ReadScheduler
 from cellgate.router.board import Board
 from cellgate.router.nouns import Ask
-from cellgate.router.unit_state import Desk
+from cellgate.router.unit_state import UnitState
 
 FULL_S = 1.0
 """A gate that accepts nobody for so long is not ready."""
@@ -74,7 +74,7 @@ class Gateway:
         board: Board,
         dispatcher: Dispatcher,
         reports: Reports,
-        reach: Reach,
+        unit_pools: UnitPools,
         load_lines: LoadLines,
         access_log: AccessLog,
         read: ReadBody,
@@ -88,16 +88,16 @@ class Gateway:
         self.memory = BodyMemory(_share_of_bodies(settings), settings.limits.body_bytes)
         self.large_reads = LargeReads(loop, read, self.memory)
         self.local_endpoints = LocalEndpoints(board)
-        self.wishes = Wishes(settings.headers, reports.ignored)
-        self.fields_read = REQUEST_FIELDS | self.wishes.names
+        self.routing_headers = RoutingHeaders(settings.headers, reports.ignored)
+        self.fields_read = REQUEST_FIELDS | self.routing_headers.names
         self.peers = Peers(settings.trusted)
         self.observe: Observe | None = None
         self.entrance = Entrance(loop, self.connection)
         self.now = loop.time
-        self.rota = Rota(loop.call_soon, LIMITS.request_bytes_per_turn)
+        self.read_scheduler = ReadScheduler(loop.call_soon, LIMITS.request_bytes_per_turn)
         self._loop = loop
         self._rng = rng
-        self._reach = reach
+        self._unit_pools = unit_pools
         self._load_lines = load_lines
         self._access_log = access_log
         self._stopping = self._handed_over = False
@@ -106,7 +106,7 @@ class Gateway:
             SmallBlocks(lambda: len(self.clients)).tick,
             self._tick_clients,
             self._shed,
-            self._reach.tick,
+            self._unit_pools.tick,
             self._end_if_empty,
             self._flush_log,
         ]
@@ -118,7 +118,7 @@ class Gateway:
     ) -> None:
         """Accept clients: on `listeners`, where they are open already. Raises OSError."""
         if listeners:
-            descriptors = Descriptors(allowed(), self.reports.own_trouble, self._make_room)
+            descriptors = Descriptors(allowed(), self.reports.gate_fault, self._make_room)
             self.entrance.has_room = descriptors.has_room
         await self.entrance.open(self.settings.listen, listeners, tls, BACKLOG)
 
@@ -208,9 +208,9 @@ class Gateway:
         """An id for a request that came without one."""
         return b"%032x" % self._rng.getrandbits(128)
 
-    def pool(self, desk: Desk) -> Pool:
+    def pool(self, state: UnitState) -> Pool:
         """The connections to a unit."""
-        return self._reach.pool(desk)
+        return self._unit_pools.pool(state)
 
     def read_large(self, request: Request, tell: Callable[[Ask | Failure], None]) -> Callable[[], None]:
         """ReadBody a large body off the loop, then `tell`, in any case. What is returned stops that."""
@@ -244,7 +244,7 @@ class Gateway:
 
     def connections(self) -> Mapping[str, int]:
         """How many are open by side."""
-        return {"client": len(self.clients), "unit": len(self._reach)}
+        return {"client": len(self.clients), "unit": len(self._unit_pools)}
 
     def is_full(self) -> bool:
         """True while nobody can be accepted, for longer than a moment: descriptors are short."""
@@ -275,9 +275,9 @@ class Gateway:
 
     def _make_room(self, most: int) -> int:
         """Close at most so many connections that are least missed; how many it were."""
-        going = least_missed(self.clients, most, self.now())
+        going = first_to_close(self.clients, most, self.now())
         for client in going:
-            client.make_way()
+            client.close_idle()
             reached("idle_connections")
         return len(going)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import uvloop
 
-from cellgate.proxy.admin.shared_status import Bulletin
+from cellgate.proxy.admin.shared_status import SharedStatus
 from cellgate.proxy.app import App, Starter, live
 from cellgate.proxy.config.load_process import ConfigError
 from cellgate.proxy.config.settings import Reload, Settings
@@ -27,7 +27,7 @@ from cellgate.proxy.logs.events import EventLog
 from cellgate.proxy.logs.log import configure, log_line
 from cellgate.proxy.process import descriptors
 from cellgate.proxy.process.malloc import return_large_blocks
-from cellgate.proxy.process.signals import Life
+from cellgate.proxy.process.signals import Signals
 from cellgate.proxy.process.ticker import Ticker
 from cellgate.proxy.process.tls import client_context, unit_context
 from cellgate.proxy.request.large_bodies import LargeBodies
@@ -57,7 +57,7 @@ def serve(settings: Settings, reload: Reload) -> int:
 async def _serve(settings: Settings, reload: Reload, heritage: Inheritance | None) -> int:
     """Be a gate of one process until told to end."""
     listeners = await listeners_of(settings, heritage)
-    large, bulletin, tracing = LargeBodies(), Bulletin(), trace(settings.tracing)
+    large, shared_status, tracing = LargeBodies(), SharedStatus(), trace(settings.tracing)
     gate = make_gate(
         settings,
         asyncio.get_running_loop(),
@@ -65,18 +65,18 @@ async def _serve(settings: Settings, reload: Reload, heritage: Inheritance | Non
         events=EventLog(time.time, settings.rules.passes),
         access_log=AccessLog(settings.access_log, stdout_sink(), time.time),
         read=large.read,
-        publish=bulletin.publish,
+        publish=shared_status.publish,
         unit_tls=partial(unit_context, settings.tls),
     )
     if tracing is not None:
         gate.gateway.observe = tracing.observers
 
-    async def let_clients_in(_: Life) -> bool:
+    async def let_clients_in(_: Signals) -> bool:
         await gate.gateway.listen(client_context(settings.tls), listening_for(listeners, LISTEN))
         return True
 
     try:
-        return await live(App(settings, reload, listeners, gate, bulletin, let_clients_in), heritage)
+        return await live(App(settings, reload, listeners, gate, shared_status, let_clients_in), heritage)
     finally:
         await large.close()
         if tracing is not None:
@@ -91,27 +91,27 @@ async def run_control(start: ControlStart) -> int:
 
     loop, listeners = asyncio.get_running_loop(), start.listeners
     settings = _read_anew(start.settings, start.reload) if start.reloaded else start.settings
-    bulletin, channel = Bulletin(), SupervisorChannel(start.channel)
+    shared_status, channel = SharedStatus(), SupervisorChannel(start.channel)
     plane = Plane(
         settings,
         loop,
         random.Random(),
         Ticker(loop),
         events=EventLog(time.time, settings.rules.passes),
-        publish=bulletin.publish,
+        publish=shared_status.publish,
         unit_tls=partial(unit_context, settings.tls),
     )
     held = listening_for(listeners, LISTEN)
     control = ControlProcess(plane, loop, listeners=held, is_first=not start.restarts)
 
-    async def let_clients_in(life: Life) -> bool:
+    async def let_clients_in(life: Signals) -> bool:
         control.let_clients_in()
         await life.wait_for(control.all_accept)
         # It may have been told to end before that.
         return control.all_accept.is_set()
 
     starter = Starter(channel.notify, channel.ready, channel.on_signal, os.getppid())
-    app = App(settings, start.reload, listeners, control, bulletin, let_clients_in, starter)
+    app = App(settings, start.reload, listeners, control, shared_status, let_clients_in, starter)
     plane.metrics.include(WorkerMetrics(control, start.restarts))
     plane.ticker.looks.append(start.beat)
     start.beat(plane.now())

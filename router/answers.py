@@ -13,7 +13,7 @@ GAIN = 0.02
 """What one answer moves the mean, once there were many."""
 _ALL = "\0"
 MODELS_MAX = 256
-"""Whoever asks may name any model where units have not told theirs."""
+"""Whoever asks may name any model where the models of units are not known."""
 
 
 class AnswerLengths:

@@ -66,7 +66,7 @@ class Beside(NamedTuple):
 ALONE = Beside()
 
 
-class Work:
+class Backlog:
     """The jobs of one unit, by the lease (or whatever else stands for the attempt)."""
 
     __slots__ = (

@@ -1,7 +1,7 @@
 """The Board: cases, loads and open leases; the only mutable routing state.
 
 Every method is synchronous and does no I/O: callers act on what is returned. Rules:
-1. `in_flight` of a desk is exactly the number of its open leases.
+1. `in_flight` of a unit is exactly the number of its open leases.
 2. A flip to DOWN, or a new epoch, marks every lease on that unit as evicted, once.
 3. A unit taken off the configuration stays known until its last lease has closed.
 """
@@ -31,16 +31,17 @@ from cellgate.router.nouns import (
     Unit,
     Verdict,
 )
-from cellgate.router.outliers import Slowness
+from cellgate.router.outliers import Outlier
 from cellgate.router.pools import Pools
 from cellgate.router.remote_prefixes import ProvenPrefixes, RemotePrefixes
 from cellgate.router.shared_prefixes import SharedPrefixes
-from cellgate.router.unit_state import BUSY_S, Desk, Lease
+from cellgate.router.unit_state import BUSY_S, Lease, UnitState
 
-ERRORS_S = 1.0
+ERRORS_TOGETHER_S = 1.0
 """Errors so soon after each other, with no life between them, are of an engine that has nothing else."""
-DOUBT_S = 5.0
-"""A doubt that nothing has settled for so long ends: most likely only connections were lost."""
+RESTART_SUSPECTED_S = 5.0
+"""A suspected restart that nothing has confirmed for so long is dropped: most likely only connections were
+lost."""
 
 PEERS_S = 1.0
 """How often units take over from their peers what they have not seen themselves."""
@@ -73,12 +74,12 @@ class Board:
 
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
-        self.desks: dict[str, Desk] = {}
-        self.leaving: list[Desk] = []
-        """Desks of units no longer configured (or replaced) that still have open leases."""
-        self.others: dict[str, Elsewhere] = {}
-        """Requests of other gates, by unit, as far as they told."""
-        self.answers = AnswerLengths()
+        self.units: dict[str, UnitState] = {}
+        self.leaving: list[UnitState] = []
+        """Units no longer configured (or replaced) that still have open leases."""
+        self.elsewhere: dict[str, Elsewhere] = {}
+        """Requests of other gates, by unit, as far as they have reported them."""
+        self.answer_lengths = AnswerLengths()
         self.shared = SharedPrefixes()
         self.remote: RemotePrefixes | None = None
         """What other gates have proven to be cached at units; None while nobody tells."""
@@ -93,118 +94,120 @@ class Board:
         """Since when units are held in rotation although nothing of them answers."""
         self._peers_at = 0.0
 
-    def __iter__(self) -> Iterator[Desk]:
-        return iter(self.desks.values())
+    def __iter__(self) -> Iterator[UnitState]:
+        return iter(self.units.values())
 
     def configure(self, fleet: Fleet, now: float) -> Changes:
         """Take over a fleet. A unit whose address changed is removed and added."""
         wanted = {unit.name: unit for unit in fleet.units}
         gone = [d for d in self if d.unit.name not in wanted or wanted[d.unit.name].url != d.unit.url]
-        for desk in gone:
-            del self.desks[desk.unit.name]
-            self._forget_prefixes(desk.unit.name)
-            desk.retired = True
-            if desk.leases:
-                self.leaving.append(desk)
-        added = tuple(unit for unit in fleet.units if unit.name not in self.desks)
+        for state in gone:
+            del self.units[state.unit.name]
+            self._forget_prefixes(state.unit.name)
+            state.retired = True
+            if state.leases:
+                self.leaving.append(state)
+        added = tuple(unit for unit in fleet.units if unit.name not in self.units)
         probed_anew = []
         for unit in fleet.units:
-            known = self.desks.get(unit.name)
+            known = self.units.get(unit.name)
             if known is None:
-                self.desks[unit.name] = Desk(unit, fleet.cell(unit.cell), open_case(now))
+                self.units[unit.name] = UnitState(unit, fleet.cell(unit.cell), open_case(now))
             else:
                 if not unit.is_probed_like(known.unit):
                     probed_anew.append(unit)
                     # Who said a fatal thing may not be asked any more; who is, will say it again.
                     known.case = replace(known.case, faults=frozenset(), epochs=())
-                    known.news = {}
+                    known.last_evidence = {}
                     known.engine = unit.engine
-                known.settle(unit, fleet.cell(unit.cell))
+                known.apply(unit, fleet.cell(unit.cell))
                 known.models = frozenset(unit.models) or known.models
         # The order of the configuration is the order people see.
-        self.desks = {name: self.desks[name] for name in wanted}
-        self.has_far = any(desk.far_s for desk in self)
+        self.units = {name: self.units[name] for name in wanted}
+        self.has_far = any(state.far_s for state in self)
         self._pool()
         self.forecast(now)
-        return Changes(added, tuple(desk.unit for desk in gone), tuple(probed_anew))
+        return Changes(added, tuple(state.unit for state in gone), tuple(probed_anew))
 
     def observe(self, evidence: Evidence) -> Consequence:
         """Fold evidence in. Evidence about a unit that is not configured (any more) is dropped."""
-        desk = self.desks.get(evidence.unit)
-        if desk is None:
+        state = self.units.get(evidence.unit)
+        if state is None:
             return _NOTHING
-        desk.news[evidence.node, evidence.source] = evidence
+        state.last_evidence[evidence.node, evidence.source] = evidence
         # Weak good news (an answer to /health) is no proof of life: only work is.
         if evidence.sign is Sign.GOOD and evidence.strength is not Strength.WEAK:
-            desk.life_at = max(desk.life_at, evidence.at)
-        before = desk.case
+            state.life_at = max(state.life_at, evidence.at)
+        before = state.case
         after, wants_canary = judge(before, evidence, self.rules)
         falls = after.verdict is Verdict.DOWN and evidence.strength is not Strength.FATAL
-        if falls and desk.is_usable() and self._panics(desk, evidence.at):
+        if falls and state.is_usable() and self._panics(state, evidence.at):
             return Consequence(wants_canary=True)
-        desk.case = after
+        state.case = after
         reborn = after.reborn != before.reborn
         if after.verdict is before.verdict and not reborn:
             return Consequence(wants_canary=wants_canary) if wants_canary else _NOTHING
         if reborn:
-            self._forget(desk)
+            self._forget(state)
         if after.verdict is Verdict.UP:
             if before.verdict is not Verdict.SUSPECT:
-                desk.risen_at = evidence.at
-                desk.books.rise()
+                state.risen_at = evidence.at
+                state.costs.on_up()
             elif before.because is not None and before.because.source == stall.SOURCE:
-                desk.cleared_at = evidence.at
+                state.cleared_at = evidence.at
             self.forecast(evidence.at)
-        flip = Flip(desk.unit.name, desk.unit.cell, before.verdict, after.verdict, evidence.at, evidence)
-        if after.verdict is Verdict.DOWN and desk.stills:
+        flip = Flip(state.unit.name, state.unit.cell, before.verdict, after.verdict, evidence.at, evidence)
+        if after.verdict is Verdict.DOWN and state.stalls:
             # This one it did not come out of by itself.
-            desk.stills.pop()
-        evicted = self._evict(desk) if reborn or after.verdict is Verdict.DOWN else ()
+            state.stalls.pop()
+        evicted = self._evict(state) if reborn or after.verdict is Verdict.DOWN else ()
         return Consequence(flip, evicted, wants_canary)
 
     def report(self, load: Load) -> None:
         """Take over an engine's report; progress of its counters is a proof of life."""
-        desk = self.desks.get(load.unit)
-        if desk is None:
+        state = self.units.get(load.unit)
+        if state is None:
             return
-        before = desk.load
+        before = state.load
         if load.sighted:
-            desk.counters_at = load.at
+            state.counters_at = load.at
         if load.progress is not None:
             grew = before is not None and before.progress is not None and load.progress > before.progress
             # Tokens of ours that came since the last report explain the growth, and tell better when it was.
-            if grew and before is not None and desk.life_at <= before.at:
-                desk.life_at = load.at
-        desk.load = load
-        desk.foreign = load.foreign
-        desk.books.seats.learn(load)
+            if grew and before is not None and state.life_at <= before.at:
+                state.life_at = load.at
+        state.load = load
+        state.foreign = load.foreign
+        state.costs.seats.learn(load)
 
-    def doubt(self, name: str, now: float) -> bool:
-        """Note a sign that the unit has started anew. True when it was not in doubt: it should be asked."""
-        desk = self.desks.get(name)
-        if desk is None:
+    def suspect_restart(self, name: str, now: float) -> bool:
+        """Record a sign that the unit has restarted. True when no restart was suspected yet: it should be
+        probed.
+        """
+        state = self.units.get(name)
+        if state is None:
             return False
-        was_doubted = desk.is_doubted()
-        desk.doubted_at = now
-        return not was_doubted
+        was_suspected = state.is_restart_suspected()
+        state.restart_suspected_at = now
+        return not was_suspected
 
     def tick(self, now: float) -> None:
         """What only time changes; called a few times a second."""
-        mute = rotation = 0
-        for desk in self.desks.values():
-            if desk.leases:
-                desk.pace.mark(now)
-                desk.show_plain(now)
-            desk.widen()
-            desk.prefilling += BATCH_SHARE * (bool(desk.books.work.queued_tokens) - desk.prefilling)
-            if desk.leases or desk.batch > 0.01:
-                desk.batch += BATCH_SHARE * (len(desk.leases) + desk.foreign - desk.batch)
-            if 0.0 <= desk.doubted_at < now - DOUBT_S:
-                desk.doubted_at = -1.0
-            if desk.is_usable():
+        unreachable = rotation = 0
+        for state in self.units.values():
+            if state.leases:
+                state.step_times.mark(now)
+                state.show_plain(now)
+            state.raise_limit()
+            state.prefilling += BATCH_SHARE * (bool(state.costs.backlog.queued_tokens) - state.prefilling)
+            if state.leases or state.batch > 0.01:
+                state.batch += BATCH_SHARE * (len(state.leases) + state.foreign - state.batch)
+            if 0.0 <= state.restart_suspected_at < now - RESTART_SUSPECTED_S:
+                state.restart_suspected_at = -1.0
+            if state.is_usable():
                 rotation += 1
-                mute += desk.is_mute(now)
-        if self.panic_at is not None and not panic.hold(mute, rotation, 0.0, self.rules):
+                unreachable += state.is_unreachable(now)
+        if self.panic_at is not None and not panic.hold(unreachable, rotation, 0.0, self.rules):
             self.panic_at = None
         if self.remote:
             self.remote.expire(now)
@@ -215,78 +218,78 @@ class Board:
         if now - self._peers_at >= PEERS_S:
             peers.learn(self, now - self._peers_at)
             self._peers_at = now
-        peers.foresee(self.desks.values(), self.others, now)
+        peers.foresee(self.units.values(), self.elsewhere, now)
 
-    def serve(self, models: Models) -> None:
+    def set_models(self, models: Models) -> None:
         """Take over the list of models of a unit that has none configured."""
-        desk = self.desks.get(models.unit)
-        if desk is not None and not desk.unit.models and desk.models != (names := frozenset(models.names)):
-            desk.models = names
+        state = self.units.get(models.unit)
+        if state is not None and not state.unit.models and state.models != (names := frozenset(models.names)):
+            state.models = names
             self._pool()
 
-    def runs(self, served: Served) -> None:
+    def set_engine(self, served: Served) -> None:
         """Take over which engine a unit turned out to run."""
-        desk = self.desks.get(served.unit)
-        if desk is not None and not desk.unit.engine:
-            desk.engine = served.engine
+        state = self.units.get(served.unit)
+        if state is not None and not state.unit.engine:
+            state.engine = served.engine
 
     def knows_model(self, model: str) -> bool | None:
-        """Whether any unit serves `model`; None while some unit has not told its models yet."""
-        if any(model in desk.models for desk in self):
+        """Whether any unit serves `model`; None while the models of some unit are not known yet."""
+        if any(model in state.models for state in self):
             return True
-        return False if self.desks and all(desk.models for desk in self) else None
+        return False if self.units and all(state.models for state in self) else None
 
     def could_serve(self, ask: Ask, tried: Iterable[str]) -> bool:
         """Whether waiting may help: a unit not tried yet serves this ask, or will once it is up again."""
-        return any(not d.drained and name not in tried and d.serves(ask) for name, d in self.desks.items())
+        return any(not d.drained and name not in tried and d.serves(ask) for name, d in self.units.items())
 
-    def cool(self, name: str, until: float) -> None:
-        """Offer a unit that answered with an error only when there is no other, until then.
+    def cool_down(self, name: str, until: float) -> None:
+        """Use a unit that answered with an error only when there is no other, until then.
 
         An error comes faster than any answer, so a unit that sends them would look the least loaded of all.
         """
-        desk = self.desks.get(name)
-        if desk is not None:
-            desk.cool_until = until
+        state = self.units.get(name)
+        if state is not None:
+            state.cool_until = until
 
-    def errs_only(self, name: str, now: float) -> bool:
-        """Note an error of a unit; True when the last thing it did, a moment ago, was another one.
+    def has_only_errors(self, name: str, now: float) -> bool:
+        """Record an error of a unit; True when the last thing it did, a moment ago, was another one.
 
         Its engine may have died a moment ago: then errors are all that it has for anyone.
         """
-        desk = self.desks.get(name)
-        if desk is None:
+        state = self.units.get(name)
+        if state is None:
             return False
-        again = desk.erred_at > desk.life_at and now - desk.erred_at < ERRORS_S
-        desk.erred_at = now
+        again = state.last_error_at > state.life_at and now - state.last_error_at < ERRORS_TOGETHER_S
+        state.last_error_at = now
         return again
 
     def is_falsely_busy(self, name: str, now: float) -> bool:
-        """Note a 503 of a unit; True when its engine has said since the one before that it is idle."""
-        desk = self.desks.get(name)
-        if desk is None:
+        """Record a 503 of a unit; True when its engine has reported since the one before that it is idle."""
+        state = self.units.get(name)
+        if state is None:
             return False
-        if now - desk.busy_at > BUSY_S:
-            desk.busy_at = now
+        if now - state.busy_at > BUSY_S:
+            state.busy_at = now
             return False
-        load = desk.load
-        is_idle = load is not None and load.at > desk.busy_at and load.running + load.waiting == 0
-        return is_idle and len(desk.leases) <= 1
+        load = state.load
+        is_idle = load is not None and load.at > state.busy_at and load.running + load.waiting == 0
+        return is_idle and len(state.leases) <= 1
 
     def tokens_s(self, pool: str | None = None) -> float:
         """How many uncached tokens a second all usable units compute together, or those of one pool."""
         return sum(
-            desk.books.rates.prefill_tokens_s.value * desk.weight
-            for name, desk in self.desks.items()
-            if desk.is_usable() and (pool is None or self.pools.has(pool, name))
+            state.costs.rates.prefill_tokens_s.value * state.weight
+            for name, state in self.units.items()
+            if state.is_usable() and (pool is None or self.pools.has(pool, name))
         )
 
     def is_sure_of(self, pool: str) -> bool:
         """Whether the rates of all usable units of a pool have been learnt, and are no guess."""
         return all(
-            desk.books.is_sure()
-            for name, desk in self.desks.items()
-            if desk.is_usable() and self.pools.has(pool, name)
+            state.costs.is_sure()
+            for name, state in self.units.items()
+            if state.is_usable() and self.pools.has(pool, name)
         )
 
     def open(
@@ -300,14 +303,14 @@ class Board:
         held: int | None = None,
     ) -> Lease:
         """Open a lease on a unit; `held` blocks of the prompt are there (None: that is looked up)."""
-        desk = self.desks[name]
+        state = self.units[name]
         if held is None:
-            held = self.held(desk, ask.blocks)
-        lease = Lease(desk, ask, expected, held, now, retry)
-        if not desk.leases:
-            desk.work_at = now
-        desk.asked_at = now
-        desk.leases[lease] = None
+            held = self.held(state, ask.blocks)
+        lease = Lease(state, ask, expected, held, now, retry)
+        if not state.leases:
+            state.work_at = now
+        state.last_lease_at = now
+        state.leases[lease] = None
         self.in_flight += 1
         self.retries_in_flight += retry
         return lease
@@ -320,13 +323,13 @@ class Board:
         if lease.retry:
             lease.retry = False
             self.retries_in_flight -= 1
-        if self.proven is not None and lease.ask.blocks and not lease.desk.retired:
-            self.proven.note(lease.unit, lease.ask.blocks, lease.bet.expected.shared_blocks)
+        if self.proven is not None and lease.ask.blocks and not lease.unit_state.retired:
+            self.proven.record(lease.unit, lease.ask.blocks, lease.prediction.expected.shared_blocks)
 
-    def held(self, desk: Desk, blocks: Sequence[int]) -> int:
+    def held(self, state: UnitState, blocks: Sequence[int]) -> int:
         """How many blocks at the beginning of a prompt a unit holds, as far as this gate or another knows."""
-        held = desk.books.prefixes.match(blocks)
-        return max(held, self.remote.match(blocks).get(desk.unit.name, 0)) if self.remote else held
+        held = state.costs.prefixes.match(blocks)
+        return max(held, self.remote.match(blocks).get(state.unit.name, 0)) if self.remote else held
 
     def close(self, lease: Lease, now: float) -> None:
         """Close a lease. Raises RuntimeError the second time: an in-flight count must never drift."""
@@ -334,54 +337,56 @@ class Board:
             raise RuntimeError(f"{lease!r} closed twice")
         lease.closed = True
         lease.on_evict = None
-        desk = lease.desk
-        del desk.leases[lease]
-        lease.beside = desk.books.strike(lease, lease.ask, lease.bet, now, in_vain=not lease.committed)
+        state = lease.unit_state
+        del state.leases[lease]
+        lease.beside = state.costs.remove(
+            lease, lease.ask, lease.prediction, now, in_vain=not lease.committed
+        )
         self.in_flight -= 1
         self.retries_in_flight -= lease.retry
-        if desk.retired and not desk.leases and desk in self.leaving:
-            self.leaving.remove(desk)
+        if state.retired and not state.leases and state in self.leaving:
+            self.leaving.remove(state)
 
     def drain(self, name: str, *, drained: bool) -> bool:
         """Set the operator's will; False when there is no such unit."""
-        desk = self.desks.get(name)
-        if desk is None:
+        state = self.units.get(name)
+        if state is None:
             return False
-        desk.drained = drained
+        state.drained = drained
         return True
 
     def _pool(self) -> None:
-        self.pools = Pools((name, desk.models) for name, desk in self.desks.items())
+        self.pools = Pools((name, state.models) for name, state in self.units.items())
 
-    def _panics(self, desk: Desk, now: float) -> bool:
+    def _panics(self, state: UnitState, now: float) -> bool:
         """Whether this unit is kept in rotation although it is about to go DOWN."""
-        if not desk.is_mute(now):
+        if not state.is_unreachable(now):
             return False
         rotation = [d for d in self if d.is_usable()]
-        mute = sum(d.is_mute(now) for d in rotation)
+        unreachable = sum(d.is_unreachable(now) for d in rotation)
         held_s = now - self.panic_at if self.panic_at is not None else 0.0
-        if not panic.hold(mute, len(rotation), held_s, self.rules):
+        if not panic.hold(unreachable, len(rotation), held_s, self.rules):
             return False
         self.panic_at = self.panic_at if self.panic_at is not None else now
         return True
 
-    def _forget(self, desk: Desk) -> None:
+    def _forget(self, state: UnitState) -> None:
         """What was learnt of the incarnation before does not hold for this one."""
-        desk.load, desk.foreign, desk.counters_at = None, 0, 0.0
-        desk.books.forget()
-        self._forget_prefixes(desk.unit.name)
-        desk.slowness = Slowness()
-        desk.engine = desk.unit.engine
+        state.load, state.foreign, state.counters_at = None, 0, 0.0
+        state.costs.forget()
+        self._forget_prefixes(state.unit.name)
+        state.outlier = Outlier()
+        state.engine = state.unit.engine
 
     def _forget_prefixes(self, unit: str) -> None:
-        """What was told of its cache, or was to be told, does not hold."""
+        """What gates have reported of its cache, or were to report, no longer holds."""
         if self.remote is not None:
             self.remote.forget(unit)
         if self.proven is not None:
             self.proven.forget(unit)
 
-    def _evict(self, desk: Desk) -> tuple[Lease, ...]:
-        leases = tuple(lease for lease in desk.leases if not lease.evicted)
+    def _evict(self, state: UnitState) -> tuple[Lease, ...]:
+        leases = tuple(lease for lease in state.leases if not lease.evicted)
         for lease in leases:
             lease.evicted = True
         return leases

@@ -1,9 +1,9 @@
-"""What the units offer an ask: one row each, in predicted seconds, for a policy to rank. Pure.
+"""The candidates for an ask: one row for each unit, in predicted seconds, for a policy to rank. Pure.
 
-Units that cool down or come up slowly are offered only when no other has room, SUSPECT ones only when no
-other has a place. An ask may wait for a unit that has many prompts to compute: how long that takes can be
-told. For one that has no place left it may not as long as others have one: nobody knows how long an answer
-will be.
+Units that cool down or start slowly are candidates only when no other has room, SUSPECT ones only when no
+other has a free slot. An ask may wait for a unit that has many prompts to compute: how long that takes can be
+predicted. For one that has no free slot it may not as long as others have one: nobody knows how long an
+answer will be.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cellgate.router.board import Board
 from cellgate.router.cost import Expected
 from cellgate.router.nouns import Ask, Candidate, Refusal, Verdict
 from cellgate.router.shared_prefixes import Reuses
-from cellgate.router.unit_state import Desk
+from cellgate.router.unit_state import UnitState
 
 _UP = Verdict.UP
 _USABLE = (_UP, Verdict.SUSPECT)
@@ -41,7 +41,7 @@ class Bounds(NamedTuple):
     """0 to 1, drawn for the ask: a unit in slow start is considered for a share of them only."""
 
 
-class Offered(NamedTuple):
+class Candidates(NamedTuple):
     """`rows` are those of the first kind of units of which one has room; `refusal` is what to say when
     there is none.
 
@@ -55,34 +55,34 @@ class Offered(NamedTuple):
     shared: Reuses | None
 
 
-def offers(
+def find_candidates(
     board: Board,
     ask: Ask,
     now: float,
     tried: Iterable[str],
     bounds: Bounds,
     among: Iterable[str] | None = None,
-) -> Offered:
-    """What the units offer an ask. `among`: only these are looked at."""
-    desks, model, only = board.desks, ask.model, ask.unit
+) -> Candidates:
+    """The candidates for an ask. `among`: only these units are looked at."""
+    states, model, only = board.units, ask.model, ask.unit
     blocks = ask.blocks if bounds.by_cache else ()
-    known: list[tuple[str, Desk, int]] = []
+    known: list[tuple[str, UnitState, int]] = []
     unsure, most = False, 0
-    # Desk.is_usable (nobody here is retired), serves, is_doubted and has_place, without the calls: this is
-    # for each unit and ask, and a call takes as long as all that it would look up.
-    for name, desk in desks.items() if among is None else [(n, desks[n]) for n in among if n in desks]:
-        models = desk.models
-        if desk.drained or name in tried or desk.case.verdict not in _USABLE:
+    # UnitState.is_usable (nobody here is retired), serves, is_restart_suspected and has_room, without the
+    # calls: this is for each unit and ask, and a call takes as long as all that it would look up.
+    for name, state in states.items() if among is None else [(n, states[n]) for n in among if n in states]:
+        models = state.models
+        if state.drained or name in tried or state.case.verdict not in _USABLE:
             continue
         if (model is not None and models and model not in models) or (only is not None and only != name):
             continue
-        if desk.doubted_at >= desk.life_at:
+        if state.restart_suspected_at >= state.life_at:
             unsure = True
             continue
-        held = desk.books.prefixes.match(blocks) if blocks else 0
+        held = state.costs.prefixes.match(blocks) if blocks else 0
         if held > most:
             most = held
-        known.append((name, desk, held))
+        known.append((name, state, held))
     if blocks and board.remote:
         most = _add_remote(board.remote.match(blocks), known, most)
     shared, charged = None, 1.0
@@ -90,32 +90,32 @@ def offers(
         shared = board.shared.of(blocks[most - 1], now)
         # As many as shared that beginning of late will do so again, and each unit will get its part of them:
         # to compute it on one more unit is charged to them all.
-        charged = 1.0 / (1.0 + shared.count / len(desks))
-    expected = _new(Expected, (board.answers.expected(model, ask.max_tokens), most, charged))
+        charged = 1.0 / (1.0 + shared.count / len(states))
+    expected = _new(Expected, (board.answer_lengths.expected(model, ask.max_tokens), most, charged))
     rows = _rows(board, ask, expected, known, bounds, now)
-    return _new(Offered, (rows, Refusal.UNSURE if unsure else _NO_UNIT, expected, shared))
+    return _new(Candidates, (rows, Refusal.UNSURE if unsure else _NO_UNIT, expected, shared))
 
 
-def _add_remote(remote: Mapping[str, int], known: list[tuple[str, Desk, int]], most: int) -> int:
+def _add_remote(remote: Mapping[str, int], known: list[tuple[str, UnitState, int]], most: int) -> int:
     """Put in what other gates have proven at units; the most that one of them holds."""
-    for number, (name, desk, held) in enumerate(known) if remote else ():
-        if (told := remote.get(name, 0)) > held:
-            known[number] = name, desk, told
-            most = max(most, told)
+    for number, (name, state, held) in enumerate(known) if remote else ():
+        if (reported := remote.get(name, 0)) > held:
+            known[number] = name, state, reported
+            most = max(most, reported)
     return most
 
 
-def foreign_at(board: Board, desk: Desk) -> int:
+def foreign_at(board: Board, state: UnitState) -> int:
     """Requests of others at a unit. What the engine says counts those of other gates as well, only older."""
-    told = board.others.get(desk.unit.name)
-    return desk.foreign if told is None else max(desk.foreign, told.in_flight)
+    elsewhere = board.elsewhere.get(state.unit.name)
+    return state.foreign if elsewhere is None else max(state.foreign, elsewhere.in_flight)
 
 
 def _rows(
     board: Board,
     ask: Ask,
     expected: Expected,
-    known: list[tuple[str, Desk, int]],
+    known: list[tuple[str, UnitState, int]],
     bounds: Bounds,
     now: float,
 ) -> list[Candidate]:
@@ -125,24 +125,24 @@ def _rows(
     full: list[Candidate] = []
     slow_start_s, (backlog_s, wait_s, overcommit, by_seconds, _, chance) = board.rules.slow_start_s, bounds
     spread = 1.0 + overcommit
-    for name, desk, held in known:
-        in_flight = len(desk.leases)
-        has_place = in_flight < desk.limit * spread and now >= desk.shut_until
-        cost_s, busy_s = desk.books.offer(ask, held, expected, now)
+    for name, state, held in known:
+        in_flight = len(state.leases)
+        has_place = in_flight < state.limit * spread and now >= state.full_until
+        cost_s, busy_s = state.costs.estimate(ask, held, expected, now)
         has_room = has_place and (busy_s <= backlog_s or overcommit > 0.0)
         if not has_room:
             cost_s += wait_s
         if by_seconds:
             row = _new(Candidate, (name, in_flight, 0.0, 1.0, cost_s, has_room, held))
         else:
-            load = float(in_flight + foreign_at(board, desk))
-            row = _new(Candidate, (name, in_flight, load, desk.steady_weight, cost_s, has_room, held))
+            load = float(in_flight + foreign_at(board, state))
+            row = _new(Candidate, (name, in_flight, load, state.steady_weight, cost_s, has_room, held))
         if not has_place:
             full.append(row)
-        elif desk.case.verdict is not _UP:
+        elif state.case.verdict is not _UP:
             suspect.append(row)
-        elif desk.cool_until > now or (
-            now - desk.risen_at < slow_start_s and desk.ramp(now, board.rules) < chance
+        elif state.cool_until > now or (
+            now - state.risen_at < slow_start_s and state.ramp(now, board.rules) < chance
         ):
             cooling.append(row)
         else:

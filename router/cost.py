@@ -21,7 +21,7 @@ from statistics import median
 from typing import NamedTuple
 
 from cellgate.router.answers import FIRST_ANSWER_TOKENS
-from cellgate.router.backlog import Work
+from cellgate.router.backlog import Backlog
 from cellgate.router.rates import Rates
 
 KV_MAX_S = 60.0
@@ -63,7 +63,7 @@ class CostRules:
 COSTS = CostRules()
 
 
-class Report(NamedTuple):
+class OtherLoad(NamedTuple):
     """What an engine says beyond what this gate has there: other people's requests, and its KV cache in use.
 
     `waiting_tokens` is None where the engine counts requests only. `kv_use` is a share, 0 to 1.
@@ -84,7 +84,7 @@ class Facts(NamedTuple):
     """
 
     rates: Rates
-    report: Report | None = None
+    report: OtherLoad | None = None
     share: float = 1.0
     error_share: float = 0.0
     far_s: float = 0.0
@@ -187,7 +187,7 @@ class Cost(NamedTuple):
 
 Terms = tuple[float, float, float, float, float, float, float, float, float, float, float, float, float]
 
-_IDLE = Report(waiting=0.0, running=0.0, kv_use=0.0, age_s=0.0)
+_IDLE = OtherLoad(waiting=0.0, running=0.0, kv_use=0.0, age_s=0.0)
 
 
 def forecast(units: Sequence[Facts], rules: CostRules) -> list[Forecast]:
@@ -200,7 +200,7 @@ def forecast(units: Sequence[Facts], rules: CostRules) -> list[Forecast]:
 
 def terms(
     unit: Forecast,
-    work: Work,
+    work: Backlog,
     prompt_tokens: float,
     cached_tokens: float,
     spared_tokens: float,
@@ -261,9 +261,9 @@ def price(unit: Forecast, rates: Rates, *, is_sure: bool) -> Price:
     )
 
 
-def _usual(reports: Sequence[Report], rules: CostRules) -> Report:
+def _usual(reports: Sequence[OtherLoad], rules: CostRules) -> OtherLoad:
     """What units have as a rule."""
-    return Report(
+    return OtherLoad(
         waiting=median(report.waiting for report in reports),
         running=median(report.running for report in reports),
         kv_use=median(report.kv_use for report in reports),
@@ -280,7 +280,7 @@ def _written(units: Sequence[Facts]) -> list[float]:
     return [tokens / mean if mean > 0.0 else 0.0 for tokens in written]
 
 
-def _forecast(facts: Facts, usual: Report, written: float, rules: CostRules) -> Forecast:
+def _forecast(facts: Facts, usual: OtherLoad, written: float, rules: CostRules) -> Forecast:
     rates, own, share = facts.rates, facts.report or usual, max(facts.share, _SHARE_MIN)
     trust = _trust(own.age_s, rules) if facts.report is not None else 0.0
     belief = _trust(own.age_s - rules.fresh_s, rules) if facts.report is not None else 0.0
@@ -307,7 +307,7 @@ def _forecast(facts: Facts, usual: Report, written: float, rules: CostRules) -> 
     )
 
 
-def _kv_s(unit: Forecast, work: Work, needed: float, stay_s: float) -> float:
+def _kv_s(unit: Forecast, work: Backlog, needed: float, stay_s: float) -> float:
     """How long until enough of the KV cache is free: what is in use comes free evenly over a stay."""
     if needed >= unit.kv_tokens:
         return KV_MAX_S
@@ -329,7 +329,7 @@ def _trust(age_s: float, rules: CostRules) -> float:
     return float(0.5 ** (max(age_s, 0.0) / rules.report_half_life_s))
 
 
-def _waiting_tokens(report: Report, rules: CostRules) -> float:
+def _waiting_tokens(report: OtherLoad, rules: CostRules) -> float:
     tokens = report.waiting_tokens
     return min(report.waiting * rules.foreign_tokens if tokens is None else tokens, _TOKENS_MAX)
 

@@ -1,7 +1,7 @@
-"""The books of one unit: how fast it is, what it has yet to do for this gate, what its prefix cache holds.
+"""The cost model of one unit: how fast it is, its backlog for this gate, what its prefix cache holds.
 
 From them follows what an ask would cost there, in seconds (cost.py). Rules:
-1. An attempt is entered when its lease opens and struck out when it closes; sums are exact.
+1. An attempt is added when its lease opens and removed when it closes; sums are exact.
 2. How fast a unit was stays with it through a restart as a guess; what its cache held does not.
 """
 
@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from cellgate.router.backlog import Beside, Job, Prefilled, Work
+from cellgate.router.backlog import Backlog, Beside, Job, Prefilled
 from cellgate.router.cost import (
     COSTS,
     Cost,
     Expected,
     Facts,
     Forecast,
+    OtherLoad,
     Price,
-    Report,
     Terms,
     forecast,
     price,
@@ -56,7 +56,7 @@ class Elsewhere(NamedTuple):
 NOTHING_ELSEWHERE = Elsewhere()
 
 
-class Bet(NamedTuple):
+class Prediction(NamedTuple):
     """What was expected of an attempt when it was sent.
 
     `held_blocks` of its prompt were held before, `record` is what the prefix cache calls it, `ttft_s` is when
@@ -87,25 +87,27 @@ class Quote(NamedTuple):
     cached_tokens: float
 
 
-class Books:
+class CostModel:
     """What is known of one unit that bears on how soon it answers."""
 
-    __slots__ = ("_price", "errors", "forecast", "kv_tokens", "prefixes", "rates", "seats", "work")
+    __slots__ = ("_price", "backlog", "errors", "forecast", "kv_tokens", "prefixes", "rates", "seats")
 
     def __init__(self, rates: Rates, unit: Unit) -> None:
         self.rates = rates
-        self.work = Work()
+        self.backlog = Backlog()
         self.prefixes = PrefixCache(1)
         self.errors = Errors()
         self.seats = Seats()
         self.kv_tokens = 0
-        self.foresee(forecast([Facts(rates)], COSTS)[0])
+        self.set_forecast(forecast([Facts(rates)], COSTS)[0])
         self.size(unit, None, ALL_BLOCKS)
         if unit.prefill_tokens_s:
             rates.prefill_tokens_s.guess(unit.prefill_tokens_s, is_given=True)
 
     def size(self, unit: Unit, load: Load | None, share: int) -> None:
-        """Take over the size of the KV cache, configured or told; at most `share` blocks of it are kept."""
+        """Take over the size of the KV cache, configured or reported; at most `share` blocks of it
+        are kept.
+        """
         self.kv_tokens = unit.kv_tokens or (load.kv_tokens if load is not None else 0) or self.kv_tokens
         limit = blocks_for(self.kv_tokens or DEFAULT_KV_TOKENS, self.rates.bytes_per_token.value, BLOCK_BYTES)
         limit = min(limit, share)
@@ -113,12 +115,12 @@ class Books:
         if not 0.8 <= self.prefixes.limit / limit <= 1.25:
             self.prefixes.resize(limit)
 
-    def foresee(self, one: Forecast) -> None:
+    def set_forecast(self, one: Forecast) -> None:
         """Take over a forecast."""
         self.forecast: Forecast = one
         self._price: Price = price(one, self.rates, is_sure=self.is_sure())
 
-    def offer(self, ask: Ask, held: int, expected: Expected, now: float) -> tuple[float, float]:
+    def estimate(self, ask: Ask, held: int, expected: Expected, now: float) -> tuple[float, float]:
         """The total of `quote`, and `backlog_s`.
 
         This is made for each unit and ask, and so without the terms, and from a price a tick old. `held`
@@ -129,15 +131,15 @@ class Books:
             byte_tokens, sure_tokens_s, hidden, _, _,
         ) = self._price  # fmt: skip
         answer_tokens, shared, charged = expected
-        work, tokens = self.work, ask.prompt_bytes * byte_tokens
-        batch = work.batch
-        # As Work.backlog_tokens, without the call.
-        queued = work.queued_tokens - hidden
-        if (front := work.front_tokens) and (front_s := now - work.front_since) > 0.0:
+        backlog, tokens = self.backlog, ask.prompt_bytes * byte_tokens
+        batch = backlog.batch
+        # As Backlog.backlog_tokens, without the call.
+        queued = backlog.queued_tokens - hidden
+        if (front := backlog.front_tokens) and (front_s := now - backlog.front_since) > 0.0:
             queued += abs(front - front_s * tokens_s) - front
         if queued < 0.0:
             queued = 0.0
-        if work.kv_tokens + tokens + answer_tokens > kv_room or batch >= seat_room:
+        if backlog.kv_tokens + tokens + answer_tokens > kv_room or batch >= seat_room:
             return self.quote(ask, held, expected, now).terms[0], queued / sure_tokens_s
         total_s += queued * token_s + answer_tokens * (step_s + sequence_s * batch)
         charged_tokens = tokens
@@ -152,13 +154,13 @@ class Books:
         return total_s + charged_tokens * (uncached_s + beside_s * batch), queued / sure_tokens_s
 
     def quote(self, ask: Ask, held: int, expected: Expected, now: float) -> Quote:
-        """What `ask` would cost on this unit now; `held` as for `offer`."""
+        """What `ask` would cost on this unit now; `held` as for `estimate`."""
         bytes_per_token = self.rates.bytes_per_token.value
         tokens = ask.prompt_bytes / bytes_per_token
         block_tokens = BLOCK_BYTES / bytes_per_token
         cached = held * block_tokens * self.prefixes.trust
         spared = self.spared_tokens(held, expected)
-        reckoned = terms(self.forecast, self.work, tokens, cached, spared, expected.answer_tokens, now)
+        reckoned = terms(self.forecast, self.backlog, tokens, cached, spared, expected.answer_tokens, now)
         return _new(Quote, (reckoned, tokens, cached))
 
     def spared_tokens(self, held: int, expected: Expected) -> float:
@@ -188,48 +190,48 @@ class Books:
         if not self.is_sure():
             return 0.0
         tokens_s = self.forecast.tokens_s
-        return self.work.backlog_tokens(now, tokens_s, self.forecast.latency_s) / tokens_s
+        return self.backlog.backlog_tokens(now, tokens_s, self.forecast.latency_s) / tokens_s
 
-    def enter(self, key: object, ask: Ask, expected: Expected, held: int, now: float) -> Bet:
+    def add(self, key: object, ask: Ask, expected: Expected, held: int, now: float) -> Prediction:
         """An attempt goes to the unit, which holds so many blocks of its prompt."""
-        price, work, prefixes, blocks = self._price, self.work, self.prefixes, ask.blocks
+        price, backlog, prefixes, blocks = self._price, self.backlog, self.prefixes, ask.blocks
         bytes_per_token = self.rates.bytes_per_token.value
         tokens = ask.prompt_bytes / bytes_per_token
         cached = held * BLOCK_BYTES / bytes_per_token * prefixes.trust if held else 0.0
         left = max(tokens - cached, 1.0)
         answer_tokens = expected.answer_tokens
-        batch = work.batch
-        had_seat = not batch or batch + price.foreign_batch < work.peak_batch
-        if work.kv_tokens + tokens + answer_tokens > price.kv_room or batch >= price.seat_room:
+        batch = backlog.batch
+        had_seat = not batch or batch + price.foreign_batch < backlog.peak_batch
+        if backlog.kv_tokens + tokens + answer_tokens > price.kv_room or batch >= price.seat_room:
             had_seat = False
-            ttft_s = Cost(*terms(self.forecast, work, tokens, cached, 0.0, answer_tokens, now)).ttft_s
+            ttft_s = Cost(*terms(self.forecast, backlog, tokens, cached, 0.0, answer_tokens, now)).ttft_s
         else:
-            ahead = work.backlog_tokens(now, price.tokens_s, self.forecast.latency_s)
+            ahead = backlog.backlog_tokens(now, price.tokens_s, self.forecast.latency_s)
             ttft_s = price.ahead_s + (ahead + left) * price.token_s
         record = prefixes.record(blocks) if blocks else 0
         uncached = int(left)
         kv_tokens, begins_at = uncached + int(answer_tokens), now + self.rates.latency.value
-        work.open(key, _new(Job, (uncached, kv_tokens, now, begins_at, had_seat)), now)
-        return _new(Bet, (int(tokens), int(cached), held, record, ttft_s, expected))
+        backlog.open(key, _new(Job, (uncached, kv_tokens, now, begins_at, had_seat)), now)
+        return _new(Prediction, (int(tokens), int(cached), held, record, ttft_s, expected))
 
-    def show(self, key: object, ask: Ask, bet: Bet, now: float) -> Prefilled | None:
+    def show(self, key: object, ask: Ask, prediction: Prediction, now: float) -> Prefilled | None:
         """The first token of an attempt has come."""
-        if bet.record:
-            self.prefixes.prove(ask.blocks, bet.record)
-        return self.work.show(key, now, self._price.foreign_batch)
+        if prediction.record:
+            self.prefixes.prove(ask.blocks, prediction.record)
+        return self.backlog.show(key, now, self._price.foreign_batch)
 
     def expect_shown(self, key: object, now: float) -> None:
         """The first token of a plain answer should have come; nothing shows whether it has."""
-        self.work.show(key, now, self._price.foreign_batch)
+        self.backlog.show(key, now, self._price.foreign_batch)
 
-    def strike(self, key: object, ask: Ask, bet: Bet, now: float, *, in_vain: bool) -> Beside:
+    def remove(self, key: object, ask: Ask, prediction: Prediction, now: float, *, in_vain: bool) -> Beside:
         """An attempt is over; `in_vain`: it has shown nothing, so its prompt may not have been computed.
 
         Returns what was there while it was decoded.
         """
-        beside = self.work.close(key, now)
-        if in_vain and bet.record:
-            self.prefixes.forget(ask.blocks, bet.record)
+        beside = self.backlog.close(key, now)
+        if in_vain and prediction.record:
+            self.prefixes.forget(ask.blocks, prediction.record)
         return beside
 
     def streamed(self, tokens: int, stream_s: float, beside: Beside) -> None:
@@ -244,14 +246,14 @@ class Books:
             batch = min(beside.batch + self._price.foreign_batch, self.seats.limit)
             self.rates.steps.learn((stream_s - prefill_s) / tokens, batch)
 
-    def used(self, ask: Ask, bet: Bet, usage: Usage) -> None:
-        """An answer has told what it used."""
-        if usage.cached_tokens is not None and bet.record:
-            expected = bet.held_blocks * BLOCK_BYTES / self.rates.bytes_per_token.value
+    def used(self, ask: Ask, prediction: Prediction, usage: Usage) -> None:
+        """An answer has reported its usage."""
+        if usage.cached_tokens is not None and prediction.record:
+            expected = prediction.held_blocks * BLOCK_BYTES / self.rates.bytes_per_token.value
             self.prefixes.correct(expected, float(usage.cached_tokens))
         self.rates.used(ask.prompt_bytes, usage.prompt_tokens)
 
-    def rise(self) -> None:
+    def on_up(self) -> None:
         """The unit has come back: what it was like while it was failing says nothing."""
         self.errors = Errors()
         self.rates.reset()
@@ -268,7 +270,7 @@ class Books:
         self.prefixes.purge()
         self.rates.reset()
         self.seats.reset()
-        self.work.forget_peak()
+        self.backlog.forget_peak()
         self.kv_tokens = 0
 
     def facts(
@@ -277,28 +279,28 @@ class Books:
         """What a forecast is made from."""
         return Facts(
             self.rates,
-            _report(load, elsewhere, self.work.queued, now),
+            _report(load, elsewhere, self.backlog.queued, now),
             share,
             self.errors.share(now),
             far_s,
             self.kv_tokens,
-            self.work.written_tokens(now),
+            self.backlog.written_tokens(now),
             self.seats.limit,
         )
 
 
-def _report(load: Load | None, elsewhere: Elsewhere | None, queued: int, now: float) -> Report | None:
+def _report(load: Load | None, elsewhere: Elsewhere | None, queued: int, now: float) -> OtherLoad | None:
     """Other people's requests at an engine. What other gates tell counts where they do: it is fresher than
     what the engine says, and in tokens.
     """
     if load is None:
         if elsewhere is None:
             return None
-        return Report(0.0, float(elsewhere.in_flight), 0.0, 0.0, float(elsewhere.uncached_tokens))
+        return OtherLoad(0.0, float(elsewhere.in_flight), 0.0, 0.0, float(elsewhere.uncached_tokens))
     # One of them may be a canary.
     foreign = max(load.foreign - 1, 0)
     if elsewhere is not None:
         running = max(foreign, elsewhere.in_flight)
-        return Report(0.0, float(running), load.kv_use, 0.0, float(elsewhere.uncached_tokens))
+        return OtherLoad(0.0, float(running), load.kv_use, 0.0, float(elsewhere.uncached_tokens))
     waiting = min(max(load.waiting - queued, 0), foreign)
-    return Report(float(waiting), float(foreign - waiting), load.kv_use, now - load.at)
+    return OtherLoad(float(waiting), float(foreign - waiting), load.kv_use, now - load.at)

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Place(Generic[T]):
+class Entry(Generic[T]):
     """A place in the queue, for `item`. `tokens` is its uncached work (at least 1), `size` its bytes.
 
     `group` says which units could serve it: where one of a group finds no room, no other of it does.
@@ -43,15 +43,15 @@ class Tenant(Generic[T]):
     deficit: float = 0.0
     tokens: int = 0
     size: int = 0
-    places: list[Place[T]] = field(default_factory=list)
+    entries: list[Entry[T]] = field(default_factory=list)
 
-    def first(self, blocked: Container[Hashable]) -> Place[T] | None:
+    def first(self, blocked: Container[Hashable]) -> Entry[T] | None:
         """The first place whose group is not blocked."""
-        return next((place for place in self.places if place.group not in blocked), None)
+        return next((entry for entry in self.entries if entry.group not in blocked), None)
 
-    def tokens_before(self, place: Place[T]) -> int:
+    def tokens_before(self, entry: Entry[T]) -> int:
         """The work that comes before `place`."""
-        return sum(other.tokens for other in self.places if other.due < place.due)
+        return sum(other.tokens for other in self.entries if other.due < entry.due)
 
 
 class Ring(Generic[T]):
@@ -68,55 +68,55 @@ class Ring(Generic[T]):
         """The tenant of that name, if it waits."""
         return next((tenant for tenant in self.tenants if tenant.name == name), None)
 
-    def add(self, place: Place[T]) -> None:
+    def add(self, entry: Entry[T]) -> None:
         """A new tenant comes last in the round."""
-        tenant = self.tenant(place.tenant)
+        tenant = self.tenant(entry.tenant)
         if tenant is None:
-            tenant = Tenant(place.tenant)
+            tenant = Tenant(entry.tenant)
             self.tenants.append(tenant)
-        insort(tenant.places, place, key=lambda other: other.due)
-        tenant.tokens += place.tokens
-        tenant.size += place.size
+        insort(tenant.entries, entry, key=lambda other: other.due)
+        tenant.tokens += entry.tokens
+        tenant.size += entry.size
 
-    def remove(self, place: Place[T]) -> None:
+    def remove(self, entry: Entry[T]) -> None:
         """Take a place out that is there."""
-        tenant = self.tenant(place.tenant)
+        tenant = self.tenant(entry.tenant)
         assert tenant is not None
-        tenant.places.remove(place)
-        tenant.tokens -= place.tokens
-        tenant.size -= place.size
-        if not tenant.places:
+        tenant.entries.remove(entry)
+        tenant.tokens -= entry.tokens
+        tenant.size -= entry.size
+        if not tenant.entries:
             if tenant is self.tenants[0]:
                 self._is_visiting = False
             self.tenants.remove(tenant)
 
-    def first(self, blocked: Container[Hashable]) -> Place[T] | None:
+    def first(self, blocked: Container[Hashable]) -> Entry[T] | None:
         """The one to be served next, of those that are not blocked; nothing changes by asking."""
         turns = [
-            (self._turn(at, place), place)
+            (self._turn(at, entry), entry)
             for at, tenant in enumerate(self.tenants)
-            if (place := tenant.first(blocked)) is not None
+            if (entry := tenant.first(blocked)) is not None
         ]
         return min(turns, key=lambda turn: turn[0])[1] if turns else None
 
-    def take(self, place: Place[T]) -> None:
+    def take(self, entry: Entry[T]) -> None:
         """Serve one: the round goes on to its tenant as often as it needs, and the tenant pays."""
-        at = next(at for at, tenant in enumerate(self.tenants) if tenant.name == place.tenant)
-        turn = self._turn(at, place)
+        at = next(at for at, tenant in enumerate(self.tenants) if tenant.name == entry.tenant)
+        turn = self._turn(at, entry)
         for number, tenant in enumerate(self.tenants):
             visits = turn[0] if self._stands(number) <= turn[1] else turn[0] - 1
             tenant.deficit += max(visits, 0) * self.quantum
             if number != at:
                 # Who could not be served for want of a unit does not save up meanwhile.
-                tenant.deficit = min(tenant.deficit, max(tenant.places[0].tokens, self.quantum))
+                tenant.deficit = min(tenant.deficit, max(tenant.entries[0].tokens, self.quantum))
         self.tenants = self.tenants[at:] + self.tenants[:at]
         self._is_visiting = True
-        self.tenants[0].deficit -= place.tokens
-        self.remove(place)
+        self.tenants[0].deficit -= entry.tokens
+        self.remove(entry)
 
-    def _turn(self, at: int, place: Place[T]) -> tuple[int, int]:
+    def _turn(self, at: int, entry: Entry[T]) -> tuple[int, int]:
         """In which pass of the round a tenant can pay for a place, and where in that pass. (0, 0): now."""
-        visits = ceil((place.tokens - self.tenants[at].deficit) / self.quantum)
+        visits = ceil((entry.tokens - self.tenants[at].deficit) / self.quantum)
         if self._stands(at) == at:
             return max(visits, 1), at
         return (visits, self._stands(at)) if visits > 0 else (0, 0)

@@ -38,13 +38,13 @@ class Explorer:
         self.look_at = now + LOOK_S
         if not best.has_room:
             return best
-        desks = self._board.desks
-        cell = desks[best.unit].unit.cell
+        states = self._board.units
+        cell = states[best.unit].unit.cell
         longest_s, chosen = IDLE_S, best
         for row in rows:
-            desk = desks[row.unit]
-            idle_s = now - desk.asked_at
-            if idle_s > longest_s and row.has_room and not row.in_flight and desk.unit.cell == cell:
+            state = states[row.unit]
+            idle_s = now - state.last_lease_at
+            if idle_s > longest_s and row.has_room and not row.in_flight and state.unit.cell == cell:
                 longest_s, chosen = idle_s, row
         regret_s = chosen.cost_s - best.cost_s
         if chosen is best or regret_s > self.purse_s:

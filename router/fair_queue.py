@@ -15,7 +15,7 @@ from enum import Enum
 from math import inf
 from typing import Generic, NamedTuple, TypeVar
 
-from cellgate.router.deficit_round_robin import Place, Ring, Tenant
+from cellgate.router.deficit_round_robin import Entry, Ring, Tenant
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ class FairRules:
         return now + self.age_s * min(tokens / self.age_tokens, 1.0)
 
 
-class NoPlace(Enum):
+class NoEntry(Enum):
     """Why an ask may not wait."""
 
     FULL = "full"
@@ -56,8 +56,8 @@ class NoPlace(Enum):
 class Entered(NamedTuple, Generic[T]):
     """An ask waits now; `displaced` had to go for it."""
 
-    place: Place[T]
-    displaced: Place[T] | None = None
+    entry: Entry[T]
+    displaced: Entry[T] | None = None
 
 
 class FairQueue(Generic[T]):
@@ -70,14 +70,14 @@ class FairQueue(Generic[T]):
         self.tokens = 0
         """Their uncached work."""
         self._rings: dict[int, Ring[T]] = {}
-        self._places: dict[Place[T], None] = {}
+        self._entries: dict[Entry[T], None] = {}
         self._entered = 0
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._entries)
 
-    def __iter__(self) -> Iterator[Place[T]]:
-        return iter(self._places)
+    def __iter__(self) -> Iterator[Entry[T]]:
+        return iter(self._entries)
 
     def add(
         self,
@@ -91,105 +91,105 @@ class FairQueue(Generic[T]):
         size: int = 0,
         deadline_at: float = inf,
         group: Hashable = None,
-    ) -> Entered[T] | NoPlace:
+    ) -> Entered[T] | NoEntry:
         """Queue an ask, or say why it may not wait. `tokens_s`: how fast the queue is worked off."""
         tokens = max(tokens, 1)
         self._entered += 1
         due = (self.rules.due_at(tokens, now), self._entered)
-        place = Place(item, tenant, priority, tokens, size, now, deadline_at, group, due)
+        entry = Entry(item, tenant, priority, tokens, size, now, deadline_at, group, due)
         # Who could be served last of all in time need not know its turn.
         is_in_time = now + self.drain_s(tokens_s) <= deadline_at
-        if not is_in_time and now + self.wait_s(place, tokens_s) > deadline_at:
-            return NoPlace.HOPELESS
+        if not is_in_time and now + self.wait_s(entry, tokens_s) > deadline_at:
+            return NoEntry.HOPELESS
         displaced = None
-        if not self._fits(place):
-            displaced = self._displaced_by(place)
+        if not self._fits(entry):
+            displaced = self._displaced_by(entry)
             if displaced is None:
-                return NoPlace.FULL
+                return NoEntry.FULL
             self.remove(displaced)
-        self._rings.setdefault(priority, Ring(self.rules.quantum_tokens)).add(place)
-        self._places[place] = None
+        self._rings.setdefault(priority, Ring(self.rules.quantum_tokens)).add(entry)
+        self._entries[entry] = None
         self.tokens += tokens
         self.size += size
-        return Entered(place, displaced)
+        return Entered(entry, displaced)
 
-    def first(self, blocked: Container[Hashable] = ()) -> Place[T] | None:
+    def first(self, blocked: Container[Hashable] = ()) -> Entry[T] | None:
         """The one to be served next, of those whose group is not `blocked`; nothing changes by asking."""
         for priority in sorted(self._rings):
-            place = self._rings[priority].first(blocked)
-            if place is not None:
-                return place
+            entry = self._rings[priority].first(blocked)
+            if entry is not None:
+                return entry
         return None
 
-    def take(self, place: Place[T]) -> None:
+    def take(self, entry: Entry[T]) -> None:
         """One is served: its tenant pays for it, and the turn passes on."""
-        self._rings[place.priority].take(place)
-        self._left(place)
+        self._rings[entry.priority].take(entry)
+        self._left(entry)
 
-    def remove(self, place: Place[T]) -> bool:
+    def remove(self, entry: Entry[T]) -> bool:
         """One leaves without having been served. False: it was out already."""
-        if place not in self._places:
+        if entry not in self._entries:
             return False
-        self._rings[place.priority].remove(place)
-        self._left(place)
+        self._rings[entry.priority].remove(entry)
+        self._left(entry)
         return True
 
-    def hopeless(self, now: float, tokens_s: float) -> list[Place[T]]:
+    def hopeless(self, now: float, tokens_s: float) -> list[Entry[T]]:
         """Those that would miss their deadline even if a unit of this prefill rate took them now.
 
         At a rate of 0 there is none: then only those whose deadline has passed.
         """
         token_s = 1.0 / tokens_s if tokens_s > 0.0 else 0.0
-        return [place for place in self._places if now + place.tokens * token_s > place.deadline_at]
+        return [entry for entry in self._entries if now + entry.tokens * token_s > entry.deadline_at]
 
     def drain_s(self, tokens_s: float) -> float:
         """How long until all who wait have been served, at so many tokens a second; infinite at 0."""
         return _seconds(self.tokens, tokens_s)
 
-    def wait_s(self, place: Place[T], tokens_s: float) -> float:
+    def wait_s(self, entry: Entry[T], tokens_s: float) -> float:
         """How long until `place` is served if nobody comes after it, at so many tokens a second."""
         ahead = 0
         for priority, ring in self._rings.items():
-            if priority < place.priority:
+            if priority < entry.priority:
                 ahead += sum(tenant.tokens for tenant in ring.tenants)
-            elif priority == place.priority:
-                own = ring.tenant(place.tenant)
-                mine = own.tokens_before(place) if own is not None else 0
+            elif priority == entry.priority:
+                own = ring.tenant(entry.tenant)
+                mine = own.tokens_before(entry) if own is not None else 0
                 # While the own ones are served, each other tenant gets as much, if it has as much.
-                due = mine + place.tokens
+                due = mine + entry.tokens
                 ahead += mine + sum(min(tenant.tokens, due) for tenant in ring.tenants if tenant is not own)
         return _seconds(ahead, tokens_s)
 
-    def _left(self, place: Place[T]) -> None:
-        del self._places[place]
-        self.tokens -= place.tokens
-        self.size -= place.size
-        if not self._rings[place.priority].tenants:
-            del self._rings[place.priority]
+    def _left(self, entry: Entry[T]) -> None:
+        del self._entries[entry]
+        self.tokens -= entry.tokens
+        self.size -= entry.size
+        if not self._rings[entry.priority].tenants:
+            del self._rings[entry.priority]
 
-    def _fits(self, place: Place[T], instead_of: Place[T] | None = None) -> bool:
+    def _fits(self, entry: Entry[T], instead_of: Entry[T] | None = None) -> bool:
         count, size = (1, instead_of.size) if instead_of is not None else (0, 0)
         rules = self.rules
-        return len(self) - count < rules.limit and self.size - size + place.size <= rules.limit_bytes
+        return len(self) - count < rules.limit and self.size - size + entry.size <= rules.limit_bytes
 
-    def _displaced_by(self, place: Place[T]) -> Place[T] | None:
+    def _displaced_by(self, entry: Entry[T]) -> Entry[T] | None:
         """The last ask of the tenant that holds most of the last class; None when that would not be fair."""
-        last = max(self._rings, default=place.priority - 1)
-        if last < place.priority:
+        last = max(self._rings, default=entry.priority - 1)
+        if last < entry.priority:
             return None
         ring = self._rings[last]
         most = max(ring.tenants, key=self._held)
-        if last == place.priority:
-            own = ring.tenant(place.tenant) or Tenant(place.tenant)
-            if self._held(most) <= self._held(own, also=place):
+        if last == entry.priority:
+            own = ring.tenant(entry.tenant) or Tenant(entry.tenant)
+            if self._held(most) <= self._held(own, also=entry):
                 return None
-        victim = most.places[-1]
-        return victim if self._fits(place, instead_of=victim) else None
+        victim = most.entries[-1]
+        return victim if self._fits(entry, instead_of=victim) else None
 
-    def _held(self, tenant: Tenant[T], also: Place[T] | None = None) -> float:
+    def _held(self, tenant: Tenant[T], also: Entry[T] | None = None) -> float:
         """The share of the queue that a tenant holds: of its places or of its bytes, whichever is larger."""
         count, size = (1, also.size) if also is not None else (0, 0)
-        count_share = (len(tenant.places) + count) / max(self.rules.limit, 1)
+        count_share = (len(tenant.entries) + count) / max(self.rules.limit, 1)
         return max(count_share, (tenant.size + size) / max(self.rules.limit_bytes, 1))
 
 

@@ -244,7 +244,7 @@ class Candidate(NamedTuple):
     """The row a policy ranks; a named tuple because one is made per unit per pick.
 
     `load` is in-flight requests here plus the engine's foreign ones, not yet divided by `weight`; both are
-    told to policies that do not rank by seconds. `cost_s` is what the ask costs there, in predicted
+    given to policies that do not rank by seconds. `cost_s` is what the ask costs there, in predicted
     seconds. A unit without room may rank: when it ranks first, the ask waits for it. `held_blocks` of the
     prompt are believed to be in its prefix cache.
     """

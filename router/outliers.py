@@ -29,7 +29,7 @@ class Speed(NamedTuple):
     weight: float
 
 
-class Slowness(NamedTuple):
+class Outlier(NamedTuple):
     """What is held of one unit: `degraded` (0: as fast as the others; 0.5: half as fast), and the streak of
     comparisons that speak against it.
     """
@@ -43,23 +43,23 @@ def slowdown(unit: Speed, others: Sequence[Speed]) -> float:
     return unit.gap_s / median(_expected(unit, other) for other in others)
 
 
-def compare(before: Slowness, unit: Speed, others: Sequence[Speed], rules: Rules) -> Slowness:
-    """The slowness of `unit` after one more comparison with the others of its cell (at least one)."""
+def compare(before: Outlier, unit: Speed, others: Sequence[Speed], rules: Rules) -> Outlier:
+    """How slow `unit` is after one more comparison with the others of its cell (at least one)."""
     times = slowdown(unit, others)
     if not before.degraded:
         streak = before.streak + 1 if times >= rules.degraded_ratio else 0
-        return Slowness(1.0 - 1.0 / times) if streak >= STREAK else Slowness(streak=streak)
+        return Outlier(1.0 - 1.0 / times) if streak >= STREAK else Outlier(streak=streak)
     # It has to come half the way back: a unit at the edge must not flap.
     if times >= (1.0 + rules.degraded_ratio) / 2.0:
-        return Slowness((before.degraded + 1.0 - 1.0 / times) / 2.0)
+        return Outlier((before.degraded + 1.0 - 1.0 / times) / 2.0)
     streak = before.streak + 1
-    return Slowness() if streak >= STREAK else Slowness(before.degraded, streak)
+    return Outlier() if streak >= STREAK else Outlier(before.degraded, streak)
 
 
-def fade(before: Slowness) -> Slowness:
-    """The slowness of a unit that could not be compared: what is not confirmed is believed less and less."""
+def fade(before: Outlier) -> Outlier:
+    """How slow a unit is that could not be compared: what is not confirmed is believed less and less."""
     degraded = before.degraded * FADE
-    return Slowness(degraded) if degraded >= LEAST else Slowness()
+    return Outlier(degraded) if degraded >= LEAST else Outlier()
 
 
 def _expected(unit: Speed, other: Speed) -> float:

@@ -1,23 +1,25 @@
 """Panic: when nothing of most units answers any more, the gate is cut off; the fleet is not dead.
 
-Pure. The last good rotation is then held for a while: ending it would turn a lost network of the gate into
-an outage of everything. A unit whose leader, or any node, answers anything is not mute, however wedged.
+Pure. The last good rotation is then held for a while: ending it would turn a lost network of the gate into an
+outage of everything. A unit whose leader, or any node, answers anything is not unreachable, however wedged.
 """
 
 from __future__ import annotations
 
 from cellgate.router.nouns import Rules
 
-MUTE_S = 1.5
+UNREACHABLE_S = 1.5
 """Longer than a period of the probes, and shorter than any way to DOWN without an answer."""
 
 
-def is_mute(heard_at: float, now: float) -> bool:
+def is_unreachable(heard_at: float, now: float) -> bool:
     """Whether nothing of a unit has answered for too long, which was last heard at `heard_at`."""
-    return now - heard_at > MUTE_S
+    return now - heard_at > UNREACHABLE_S
 
 
-def hold(mute: int, rotation: int, held_s: float, rules: Rules) -> bool:
-    """Whether a mute unit stays in rotation, when `mute` of the `rotation` are, since `held_s`."""
-    many = mute >= rules.panic_min_units and mute > rules.panic_share * rotation
+def hold(unreachable: int, rotation: int, held_s: float, rules: Rules) -> bool:
+    """Whether an unreachable unit stays in rotation, when `unreachable` of `rotation` units are, for `held_s`
+    now.
+    """
+    many = unreachable >= rules.panic_min_units and unreachable > rules.panic_share * rotation
     return many and held_s < rules.panic_max_s

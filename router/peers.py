@@ -9,42 +9,42 @@ from cellgate.router.cost_model import ALL_BLOCKS, Elsewhere
 from cellgate.router.nouns import Rules
 from cellgate.router.outliers import Speed, compare, fade
 from cellgate.router.rates import learn_of_peers
-from cellgate.router.unit_state import Desk
+from cellgate.router.unit_state import UnitState
 from cellgate.router.weights import shares
 
 
-def learn(desks: Iterable[Desk], since_s: float) -> None:
+def learn(states: Iterable[UnitState], since_s: float) -> None:
     """Let units take over from peers what they have not seen themselves, `since_s` after the last time."""
-    learn_of_peers([((d.models, d.weight, d.unit.prefill_tokens_s), d.books.rates) for d in desks], since_s)
+    learn_of_peers([((d.models, d.weight, d.unit.prefill_tokens_s), d.costs.rates) for d in states], since_s)
 
 
-def foresee(desks: Collection[Desk], others: Mapping[str, Elsewhere], now: float) -> None:
+def foresee(states: Collection[UnitState], others: Mapping[str, Elsewhere], now: float) -> None:
     """Work out anew what changes slowly in the cost of each unit. `others`: requests of other gates there."""
-    share = ALL_BLOCKS // max(len(desks), 1)
-    for desk in desks:
-        desk.books.size(desk.unit, desk.load, share)
+    share = ALL_BLOCKS // max(len(states), 1)
+    for state in states:
+        state.costs.size(state.unit, state.load, share)
     facts = [
-        d.books.facts(d.load, others.get(d.unit.name), part, d.far_s, now)
-        for d, part in zip(desks, shares([(d.weight, d.books.rates.speed) for d in desks]), strict=True)
+        d.costs.facts(d.load, others.get(d.unit.name), part, d.far_s, now)
+        for d, part in zip(states, shares([(d.weight, d.costs.rates.speed) for d in states]), strict=True)
     ]
-    for desk, one in zip(desks, forecast(facts, COSTS), strict=True):
-        desk.books.foresee(one)
+    for state, one in zip(states, forecast(facts, COSTS), strict=True):
+        state.costs.set_forecast(one)
 
 
-def compare_speeds(desks: Collection[Desk], rules: Rules) -> list[Desk]:
+def compare_speeds(states: Collection[UnitState], rules: Rules) -> list[UnitState]:
     """Compare the units of each cell with each other; returns those whose `degraded` came or went."""
-    cells: dict[str, list[tuple[Desk, Speed]]] = {}
-    for desk in desks:
-        if (speed := desk.speed()) is not None:
-            cells.setdefault(desk.unit.cell, []).append((desk, speed))
-    changed = [desk for desk in desks if desk.slowness.degraded and desk.speed() is None]
-    for desk in changed:
-        desk.slowness = fade(desk.slowness)
-    changed = [desk for desk in changed if not desk.slowness.degraded]
+    cells: dict[str, list[tuple[UnitState, Speed]]] = {}
+    for state in states:
+        if (speed := state.speed()) is not None:
+            cells.setdefault(state.unit.cell, []).append((state, speed))
+    changed = [state for state in states if state.outlier.degraded and state.speed() is None]
+    for state in changed:
+        state.outlier = fade(state.outlier)
+    changed = [state for state in changed if not state.outlier.degraded]
     for rows in cells.values():
-        for desk, speed in rows if len(rows) > 1 else ():
-            others = [other for known, other in rows if known is not desk]
-            before, desk.slowness = desk.slowness, compare(desk.slowness, speed, others, rules)
-            if bool(before.degraded) is not bool(desk.slowness.degraded):
-                changed.append(desk)
+        for state, speed in rows if len(rows) > 1 else ():
+            others = [other for known, other in rows if known is not state]
+            before, state.outlier = state.outlier, compare(state.outlier, speed, others, rules)
+            if bool(before.degraded) is not bool(state.outlier.degraded):
+                changed.append(state)
     return changed

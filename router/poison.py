@@ -120,7 +120,7 @@ class Mark:
 
 
 @dataclass(eq=False, slots=True)
-class Record:
+class PoisonRecord:
     """What stands against one fingerprint. `since`: when the first that died was sent; `trial`: its attempt.
 
     `ended`: it is the one; where its deaths cannot be its alone, only those that were there are ended.
@@ -168,7 +168,7 @@ class Ledger:
     """
 
     def __init__(self, limit: int = 4096, reached: Callable[[], None] = lambda: None) -> None:
-        self.records: dict[int, Record] = {}
+        self.records: dict[int, PoisonRecord] = {}
         self._limit = limit
         self._reached = reached
         self.last_at = -SPACE_S
@@ -183,7 +183,7 @@ class Ledger:
         death = self._death(loss, there, works=works)
         if loss.is_loss and death.lost_at is None:
             death.lost_at = loss.at
-        record = self.records.pop(loss.fingerprint, None) or Record(loss.opened_at, loss.model)
+        record = self.records.pop(loss.fingerprint, None) or PoisonRecord(loss.opened_at, loss.model)
         self.records[loss.fingerprint] = record
         record.at = loss.at
         death.died.add(loss.fingerprint)
@@ -219,7 +219,7 @@ class Ledger:
 
     # -- what follows --------------------------------------------------------------------------------------
 
-    def crowded(self, record: Record, units: Collection[str]) -> set[str]:
+    def crowded(self, record: PoisonRecord, units: Collection[str]) -> set[str]:
         """The units that have more than their part of those who met the same death."""
         placed = record.marks[-1].death.placed
         least = min((placed[unit] for unit in units), default=0)
@@ -230,7 +230,7 @@ class Ledger:
         leases = [record.on_trial() for record in self.records.values() if record.is_suspect]
         return {lease.unit for lease in leases if lease is not None}
 
-    def placed(self, record: Record, lease: Lease) -> None:
+    def placed(self, record: PoisonRecord, lease: Lease) -> None:
         """A request that has met a death was given a unit."""
         record.trial = lease
         record.marks[-1].death.placed[lease.unit] += 1
@@ -258,7 +258,7 @@ class Ledger:
             for one in near:
                 one.is_many = is_many
 
-    def _fate(self, fingerprint: int, record: Record, now: float) -> Fate:
+    def _fate(self, fingerprint: int, record: PoisonRecord, now: float) -> Fate:
         standing, strides = record.standing, _of_one_stride(record.marks)
         if len(standing) > 1 or len(strides) > 2:
             suspected = standing if len(standing) > 1 else strides
@@ -302,7 +302,7 @@ def _of_one_stride(marks: tuple[Mark, ...]) -> tuple[Mark, ...]:
     return tuple(mark for mark in marks if abs(mark.shown - shown) <= near and mark.death.lost_at is not None)
 
 
-def _is_past(record: Record, lease: Lease, now: float) -> bool:
+def _is_past(record: PoisonRecord, lease: Lease, now: float) -> bool:
     """Whether an attempt need not be waited for any more; one that shows tokens is cleared by it."""
     if not lease.committed:
         longest_s = max(mark.lived_s for mark in record.marks)

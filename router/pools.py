@@ -12,7 +12,7 @@ ANY = ""
 
 
 class Pools:
-    """The pools of a fleet, named by their first unit. A unit that has not told its models may serve any."""
+    """The pools of a fleet, named by their first unit. A unit whose models are not known may serve any."""
 
     __slots__ = ("_of_model", "_of_unit", "_other")
 

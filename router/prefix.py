@@ -17,7 +17,7 @@ from itertools import islice
 MAX_BLOCKS = 1 << 18
 """The most that is kept of one unit: 40 MB for 32 million tokens."""
 DEFAULT_KV_TOKENS = 500_000
-"""Taken for the size of a KV cache that nobody has told."""
+"""Assumed size of a KV cache that is not known."""
 
 _TRUST_STEP = 0.05
 _EVICT_SHARE = 32

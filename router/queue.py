@@ -10,17 +10,17 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from cellgate.router.deficit_round_robin import Place
-from cellgate.router.fair_queue import FairQueue, FairRules, NoPlace
+from cellgate.router.deficit_round_robin import Entry
+from cellgate.router.fair_queue import FairQueue, FairRules, NoEntry
 from cellgate.router.nouns import Ask, Refusal
 from cellgate.router.unit_state import Lease
 
 MOVED_S = 30.0
 """Who lost its unit has waited for its answer once already."""
 
-Kind = tuple[str | None, str | None, frozenset[str]]
+TicketKind = tuple[str | None, str | None, frozenset[str]]
 
-_REFUSALS = {NoPlace.FULL: Refusal.FULL, NoPlace.HOPELESS: Refusal.LATE}
+_REFUSALS = {NoEntry.FULL: Refusal.FULL, NoEntry.HOPELESS: Refusal.LATE}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,11 +35,11 @@ class Ticket:
     tried: frozenset[str]
     entered_at: float
     expires_at: float
-    settle: Callable[[Lease | Refusal], None]
+    on_result: Callable[[Lease | Refusal], None]
     retry: bool = False
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> TicketKind:
         """Asks of a kind may go to the same units."""
         return self.ask.model, self.ask.unit, self.tried
 
@@ -47,23 +47,23 @@ class Ticket:
 class PoolQueue:
     """Those who wait for one pool of units."""
 
-    __slots__ = ("fair", "kinds", "places")
+    __slots__ = ("entries", "fair_queue", "kinds")
 
     def __init__(self, rules: FairRules) -> None:
-        self.fair: FairQueue[Ticket] = FairQueue(rules)
-        self.places: dict[Ticket, Place[Ticket]] = {}
-        self.kinds: Counter[Kind] = Counter()
+        self.fair_queue: FairQueue[Ticket] = FairQueue(rules)
+        self.entries: dict[Ticket, Entry[Ticket]] = {}
+        self.kinds: Counter[TicketKind] = Counter()
         """How many of each kind wait."""
 
-    def leave(self, ticket: Ticket) -> Place[Ticket]:
+    def leave(self, ticket: Ticket) -> Entry[Ticket]:
         """Forget where a ticket stands."""
         self.kinds[ticket.kind] -= 1
         if not self.kinds[ticket.kind]:
             del self.kinds[ticket.kind]
-        return self.places.pop(ticket)
+        return self.entries.pop(ticket)
 
 
-class Waiting:
+class Queue:
     """All who wait: those who lost their unit, and the others by pool. The rules hold for each pool alone."""
 
     def __init__(self, rules: FairRules) -> None:
@@ -74,7 +74,7 @@ class Waiting:
         self._pools: dict[str, PoolQueue] = {}
 
     def __len__(self) -> int:
-        others = sum(len(queue.fair) for queue in self._pools.values()) if self._pools else 0
+        others = sum(len(queue.fair_queue) for queue in self._pools.values()) if self._pools else 0
         return len(self._moved) + others
 
     @property
@@ -90,11 +90,11 @@ class Waiting:
     @property
     def tokens(self) -> int:
         """Uncached work of all who have not lost a unit."""
-        return sum(queue.fair.tokens for queue in self._pools.values())
+        return sum(queue.fair_queue.tokens for queue in self._pools.values())
 
-    def places(self) -> Iterator[Place[Ticket]]:
+    def entries(self) -> Iterator[Entry[Ticket]]:
         """The places of all who have not lost a unit."""
-        return (place for queue in self._pools.values() for place in queue.fair)
+        return (entry for queue in self._pools.values() for entry in queue.fair_queue)
 
     def pools(self) -> list[tuple[str, PoolQueue]]:
         """The pools for which somebody waits; a copy, because serving one may end its queue."""
@@ -120,10 +120,10 @@ class Waiting:
         """Queue one with `tokens` of uncached work and a body of `size` bytes, where `tokens_s` are computed
         (infinite while that is a guess).
 
-        Returns why it may not wait. Who has to go for it is told at once.
+        Returns why it may not wait. A request displaced by it is refused at once.
         """
         queue = self.pool(ticket.pool)
-        entered = queue.fair.add(
+        entered = queue.fair_queue.add(
             ticket,
             now,
             tokens_s=tokens_s,
@@ -134,17 +134,17 @@ class Waiting:
             deadline_at=ticket.expires_at,
             group=ticket,
         )
-        if isinstance(entered, NoPlace):
+        if isinstance(entered, NoEntry):
             return _REFUSALS[entered]
         self._pools[ticket.pool] = queue
-        queue.places[ticket] = entered.place
+        queue.entries[ticket] = entered.entry
         queue.kinds[ticket.kind] += 1
         self.retries += ticket.retry
         if entered.displaced is not None:
             displaced = entered.displaced.item
             queue.leave(displaced)
             self.retries -= displaced.retry
-            displaced.settle(Refusal.FULL)
+            displaced.on_result(Refusal.FULL)
         return None
 
     def take(self, ticket: Ticket) -> None:
@@ -158,19 +158,19 @@ class Waiting:
         if ticket in self._moved:
             del self._moved[ticket]
             self.retries -= ticket.retry
-        elif ticket in self.pool(ticket.pool).places:
+        elif ticket in self.pool(ticket.pool).entries:
             self._leave(ticket, served=False)
 
     def _leave(self, ticket: Ticket, *, served: bool) -> None:
         queue = self._pools[ticket.pool]
-        place = queue.leave(ticket)
+        entry = queue.leave(ticket)
         if served:
-            queue.fair.take(place)
+            queue.fair_queue.take(entry)
         else:
-            queue.fair.remove(place)
+            queue.fair_queue.remove(entry)
         self.retries -= ticket.retry
-        if not queue.places:
+        if not queue.entries:
             del self._pools[ticket.pool]
 
     def __contains__(self, ticket: Ticket) -> bool:
-        return ticket in self._moved or ticket in self.pool(ticket.pool).places
+        return ticket in self._moved or ticket in self.pool(ticket.pool).entries

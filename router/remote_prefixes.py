@@ -14,13 +14,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from itertools import chain
 
 EXPIRES_S = 600.0
-"""What was told is believed for at most so long, and for half of it at least unless too much is told."""
+"""What was reported is believed for at most so long, and for half of it at least unless there is too much of
+it."""
 HASHES_MAX = 1 << 16
 """So many hashes are kept at most (10 MB)."""
-TOLD_AGAIN_S = 120.0
-"""What is proven again is told again after so long, or up to twice that: others still know it."""
+REPORT_AGAIN_S = 120.0
+"""What is proven again is reported again after so long, or up to twice that: others still know it."""
 PENDING_MAX = 256
-"""So many proven prompts wait to be told of; the newest ones count."""
+"""So many proven prompts wait to be reported; the newest ones count."""
 
 Proven = tuple[str, Sequence[int], int]
 """A unit, the blocks of a prompt, and how many of them an earlier one had."""
@@ -130,42 +131,44 @@ class RemotePrefixes:
 
 
 class ProvenPrefixes:
-    """What this gate has newly proven at units, until it is told."""
+    """What this gate has newly proven at units, until it is reported."""
 
-    __slots__ = ("_count", "_pending", "_told", "_told_before", "_turned_at")
+    __slots__ = ("_count", "_pending", "_reported", "_reported_before", "_turned_at")
 
     def __init__(self) -> None:
         self._pending: deque[Proven] = deque(maxlen=PENDING_MAX)
-        self._told: dict[str, set[int]] = {}
-        self._told_before: dict[str, set[int]] = {}
-        """By unit: what was told in this generation, and in the one before."""
+        self._reported: dict[str, set[int]] = {}
+        self._reported_before: dict[str, set[int]] = {}
+        """By unit: what was reported in this generation, and in the one before."""
         self._count = 0
         self._turned_at = 0.0
 
-    def note(self, unit: str, blocks: Sequence[int], shared: int) -> None:
+    def record(self, unit: str, blocks: Sequence[int], shared: int) -> None:
         """A prompt was computed at `unit`; its first `shared` blocks were of an earlier one, wherever."""
         self._pending.append((unit, blocks, shared))
 
     def forget(self, unit: str) -> None:
-        """The unit has started anew, or is no more: what it held is not told, and may be told again."""
+        """The unit has started anew, or is no more: what it held is not reported, and may be
+        reported again.
+        """
         self._pending = deque((row for row in self._pending if row[0] != unit), maxlen=PENDING_MAX)
-        self._told.pop(unit, None)
-        self._told_before.pop(unit, None)
+        self._reported.pop(unit, None)
+        self._reported_before.pop(unit, None)
 
     def take(self, most: int, now: float) -> dict[str, list[int]]:
-        """By unit: at most `most` hashes that were not told of late. The newest prompts come first: where
+        """By unit: at most `most` hashes that were not reported of late. The newest prompts come first: where
         they branched off from others and where they end; then steps on the way, for who branches off there.
         """
-        if now - self._turned_at >= TOLD_AGAIN_S or self._count >= HASHES_MAX // 2:
-            self._told_before, self._told, self._count, self._turned_at = self._told, {}, 0, now
+        if now - self._turned_at >= REPORT_AGAIN_S or self._count >= HASHES_MAX // 2:
+            self._reported_before, self._reported, self._count, self._turned_at = self._reported, {}, 0, now
         news: dict[str, list[int]] = {}
         rows = list(reversed(self._pending))
         self._pending.clear()
         for unit, block in chain(_ends(rows), _steps(rows)):
-            told = self._told.setdefault(unit, set())
-            if block in told or block in self._told_before.get(unit, ()):
+            reported = self._reported.setdefault(unit, set())
+            if block in reported or block in self._reported_before.get(unit, ()):
                 continue
-            told.add(block)
+            reported.add(block)
             news.setdefault(unit, []).append(block)
             most -= 1
             self._count += 1

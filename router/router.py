@@ -15,12 +15,12 @@ from math import inf
 from typing import NamedTuple, cast
 
 from cellgate.router.board import Board
-from cellgate.router.candidates import Bounds, Offered, offers
+from cellgate.router.candidates import Bounds, Candidates, find_candidates
 from cellgate.router.cost import Cost, Expected
 from cellgate.router.explore import SHARE, Explorer
 from cellgate.router.nouns import Ask, Candidate, Policy, Refusal
-from cellgate.router.queue import MOVED_S, Kind, PoolQueue, Ticket, Waiting
-from cellgate.router.sampling import Shortlist
+from cellgate.router.queue import MOVED_S, PoolQueue, Queue, Ticket, TicketKind
+from cellgate.router.sampling import Sampler
 from cellgate.router.shared_prefixes import Reuses
 from cellgate.router.unit_state import Lease
 
@@ -28,11 +28,11 @@ LOOKS = 16
 """So many of those who wait are looked at each time there may be room."""
 _new = tuple.__new__
 
-Settle = Callable[[Lease | Refusal], None]
+OnResult = Callable[[Lease | Refusal], None]
 
 
 class Best(NamedTuple):
-    """The unit that ranks first, and what was expected of the ask (see Offered)."""
+    """The unit that ranks first, and what was expected of the ask (see Candidates)."""
 
     row: Candidate
     expected: Expected
@@ -42,13 +42,13 @@ class Best(NamedTuple):
 class Router:
     """Picks units for asks by a policy over what the Board believes."""
 
-    def __init__(self, board: Board, policy: Policy, rng: random.Random, waiting: Waiting) -> None:
+    def __init__(self, board: Board, policy: Policy, rng: random.Random, queue: Queue) -> None:
         self.board = board
         self.policy = policy
         self._by_seconds, self._by_cache = policy.by_seconds, policy.by_cache
-        self.waiting = waiting
+        self.queue = queue
         self._rng = rng
-        self._shortlist = Shortlist(board, rng)
+        self._sampler = Sampler(board, rng)
         self._explorer = Explorer(board)
 
     def pick(
@@ -64,7 +64,7 @@ class Router:
         if isinstance(best, Refusal):
             return best
         is_new = not (tried or evicted or retry)
-        if not best.row.has_room or (is_new and self.waiting.has_queue and self.comes_after(ask)):
+        if not best.row.has_room or (is_new and self.queue.has_queue and self.comes_after(ask)):
             return Refusal.FULL
         return self._open(best, ask, now, retry=retry)
 
@@ -73,7 +73,7 @@ class Router:
         ask: Ask,
         now: float,
         tried: frozenset[str],
-        settle: Settle,
+        on_result: OnResult,
         *,
         size: int = 0,
         moved: bool = False,
@@ -87,12 +87,12 @@ class Router:
         """
         pool = self.board.pools.of(ask.model)
         if moved:
-            ticket = Ticket(ask, pool, tried, now, now + MOVED_S, settle, retry)
-            return ticket if self.waiting.add_moved(ticket) else Refusal.FULL
-        expires_at = min(now + self.waiting.rules.max_wait_s, ask.deadline_at)
-        ticket = Ticket(ask, pool, tried, now, expires_at, settle, retry)
+            ticket = Ticket(ask, pool, tried, now, now + MOVED_S, on_result, retry)
+            return ticket if self.queue.add_moved(ticket) else Refusal.FULL
+        expires_at = min(now + self.queue.rules.max_wait_s, ask.deadline_at)
+        ticket = Ticket(ask, pool, tried, now, expires_at, on_result, retry)
         tokens_s = self._sure_tokens_s(pool)
-        refusal = self.waiting.add(ticket, now, tokens=self._uncached(ask), size=size, tokens_s=tokens_s)
+        refusal = self.queue.add(ticket, now, tokens=self._uncached(ask), size=size, tokens_s=tokens_s)
         if refusal is None:
             return ticket
         best = refusal if must_wait else self._best(ask, now, tried)
@@ -102,24 +102,24 @@ class Router:
 
     def serve_waiting(self, now: float) -> None:
         """Give room to those who wait, in their order."""
-        for ticket in self.waiting.moved():
-            if ticket not in self.waiting:
+        for ticket in self.queue.moved():
+            if ticket not in self.queue:
                 # Settling one may take out another.
                 continue
             answer = self.pick(ticket.ask, now, ticket.tried, evicted=True, retry=ticket.retry)
             if isinstance(answer, Lease) or answer is Refusal.UNKNOWN_MODEL or now >= ticket.expires_at:
-                self.waiting.remove(ticket)
-                ticket.settle(answer)
-        for pool, queue in self.waiting.pools():
+                self.queue.remove(ticket)
+                ticket.on_result(answer)
+        for pool, queue in self.queue.pools():
             self._serve_pool(pool, queue, now)
 
     def tick(self, now: float) -> None:
         """Refuse those who have waited for too long, or for nothing."""
-        for pool, queue in self.waiting.pools():
-            for place in queue.fair.hopeless(now, self._sure_tokens_s(pool)):
-                if place.item in self.waiting:
-                    self.waiting.remove(place.item)
-                    place.item.settle(Refusal.LATE)
+        for pool, queue in self.queue.pools():
+            for entry in queue.fair_queue.hopeless(now, self._sure_tokens_s(pool)):
+                if entry.item in self.queue:
+                    self.queue.remove(entry.item)
+                    entry.item.on_result(Refusal.LATE)
         self.serve_waiting(now)
 
     def drain_s(self, model: str | None = None) -> float:
@@ -127,7 +127,7 @@ class Router:
         foreseen; 0 when nobody does.
         """
         pool = self.board.pools.of(model)
-        fair = self.waiting.pool(pool).fair
+        fair = self.queue.pool(pool).fair_queue
         return fair.drain_s(self.board.tokens_s(pool)) if len(fair) else 0.0
 
     def _sure_tokens_s(self, pool: str) -> float:
@@ -136,56 +136,56 @@ class Router:
 
     def comes_after(self, ask: Ask) -> bool:
         """Whether somebody waits for a unit that could serve `ask` as well."""
-        pools = self.waiting.pools() if ask.model is None else ()
+        pools = self.queue.pools() if ask.model is None else ()
         kinds = [kind for _, queue in pools for kind in queue.kinds]
-        kinds += self.waiting.pool(self.board.pools.of(ask.model)).kinds
+        kinds += self.queue.pool(self.board.pools.of(ask.model)).kinds
         return any(self._overlaps(ask, kind) for kind in kinds)
 
-    def _overlaps(self, ask: Ask, kind: Kind) -> bool:
+    def _overlaps(self, ask: Ask, kind: TicketKind) -> bool:
         model, unit, tried = kind
         if unit is None and ask.unit is None and not tried and model == ask.model:
             return True
         other = Ask(model, unit=unit)
         return any(
-            name not in tried and desk.is_usable() and desk.serves(ask) and desk.serves(other)
-            for name, desk in self.board.desks.items()
+            name not in tried and state.is_usable() and state.serves(ask) and state.serves(other)
+            for name, state in self.board.units.items()
         )
 
     def _best(
         self, ask: Ask, now: float, tried: Iterable[str], *, overcommit: float = 0.0, wait_s: float = 0.0
     ) -> Best | Refusal:
-        rules = self.waiting.rules
+        rules = self.queue.rules
         bounds = _new(
             Bounds,
             (rules.backlog_s, wait_s, overcommit, self._by_seconds, self._by_cache, self._rng.random()),
         )
-        among = self._shortlist.of(ask, now) if self._by_seconds else None
-        offered = offers(self.board, ask, now, tried, bounds, among)
-        best = self._first(ask, now, offered, overcommit)
+        among = self._sampler.of(ask, now) if self._by_seconds else None
+        found = find_candidates(self.board, ask, now, tried, bounds, among)
+        best = self._first(ask, now, found, overcommit)
         if among is not None and (best is None or not best.has_room):
             # Those drawn are not all there are: nobody waits or is refused for that.
-            offered = offers(self.board, ask, now, tried, bounds)
-            best = self._first(ask, now, offered, overcommit)
+            found = find_candidates(self.board, ask, now, tried, bounds)
+            best = self._first(ask, now, found, overcommit)
         if best is not None:
-            return _new(Best, (best, offered.expected, offered.shared))
-        if offered.rows:
+            return _new(Best, (best, found.expected, found.shared))
+        if found.rows:
             return Refusal.LATE
         is_unknown = ask.model is not None and self.board.knows_model(ask.model) is False
-        return Refusal.UNKNOWN_MODEL if is_unknown and offered.refusal is Refusal.NO_UNIT else offered.refusal
+        return Refusal.UNKNOWN_MODEL if is_unknown and found.refusal is Refusal.NO_UNIT else found.refusal
 
-    def _first(self, ask: Ask, now: float, offered: Offered, overcommit: float) -> Candidate | None:
+    def _first(self, ask: Ask, now: float, found: Candidates, overcommit: float) -> Candidate | None:
         """The row that ranks first, of those that may be in time."""
-        rows = offered.rows
+        rows = found.rows
         if not rows:
             return None
         if not self._by_seconds or overcommit:
             rows = [row for row in rows if row.has_room] or rows
         elif self.board.has_far:
-            rows = self._near(rows, ask, offered.expected, now)
+            rows = self._near(rows, ask, found.expected, now)
         ranked = self.policy.rank(ask, rows, self._rng)
         best = ranked[0]
         if ask.deadline_at < inf:
-            return next((row for row in ranked if not self._is_late(row, ask, offered.expected, now)), None)
+            return next((row for row in ranked if not self._is_late(row, ask, found.expected, now)), None)
         explorer = self._explorer
         explorer.purse_s += SHARE * best.cost_s
         return explorer.choose(rows, best, now) if now >= explorer.look_at and self._by_seconds else best
@@ -195,23 +195,23 @@ class Router:
 
         What others are spared is no reason to send it away.
         """
-        desks = self.board.desks
-        least_s = min(desks[row.unit].far_s for row in rows)
+        states = self.board.units
+        least_s = min(states[row.unit].far_s for row in rows)
         own_s = {row: row.cost_s - self._cost(row, ask, expected, now).beside_s for row in rows}
-        near_s = min(own_s[row] for row in rows if desks[row.unit].far_s == least_s)
-        return [row for row in rows if desks[row.unit].far_s == least_s or own_s[row] < near_s]
+        near_s = min(own_s[row] for row in rows if states[row.unit].far_s == least_s)
+        return [row for row in rows if states[row.unit].far_s == least_s or own_s[row] < near_s]
 
     def _cost(self, row: Candidate, ask: Ask, expected: Expected, now: float) -> Cost:
-        books = self.board.desks[row.unit].books
-        return Cost(*books.quote(ask, row.held_blocks, expected, now).terms)
+        costs = self.board.units[row.unit].costs
+        return Cost(*costs.quote(ask, row.held_blocks, expected, now).terms)
 
     def _is_late(self, row: Candidate, ask: Ask, expected: Expected, now: float) -> bool:
         """Whether a unit would answer too late, as far as it has shown how fast it is."""
         ttft_s = self._cost(row, ask, expected, now).ttft_s
-        return self.board.desks[row.unit].books.is_too_slow(ask, ttft_s, now)
+        return self.board.units[row.unit].costs.is_too_slow(ask, ttft_s, now)
 
     def _open(self, best: Best, ask: Ask, now: float, *, retry: bool = False) -> Lease:
-        self._shortlist.note(ask, best.row.unit)
+        self._sampler.record(ask, best.row.unit)
         if best.shared is not None:
             best.shared.count += 1.0
         held = best.row.held_blocks if self._by_cache else None
@@ -221,20 +221,20 @@ class Router:
         blocked = _Blocked()
         tokens_s, ahead = self.board.tokens_s(pool), 0
         for _ in range(LOOKS):
-            place = queue.fair.first(blocked)
-            if place is None:
+            entry = queue.fair_queue.first(blocked)
+            if entry is None:
                 return
-            ticket = place.item
+            ticket = entry.item
             best = self._best(ticket.ask, now, ticket.tried, wait_s=ahead / tokens_s if tokens_s else 0.0)
             if isinstance(best, Refusal) and best is not Refusal.UNSURE:
-                self.waiting.remove(ticket)
-                ticket.settle(best)
+                self.queue.remove(ticket)
+                ticket.on_result(best)
             elif isinstance(best, Best) and best.row.has_room:
-                self.waiting.take(ticket)
-                ticket.settle(self._open(best, ticket.ask, now, retry=ticket.retry))
+                self.queue.take(ticket)
+                ticket.on_result(self._open(best, ticket.ask, now, retry=ticket.retry))
             else:
                 # It waits for a unit that is better than those with room, or there is none.
-                ahead += place.tokens
+                ahead += entry.tokens
                 blocked.tickets.add(ticket)
                 if isinstance(best, Refusal) or not self._has_room(ticket, now):
                     blocked.kinds.add(ticket.kind)
@@ -242,15 +242,17 @@ class Router:
                         return
 
     def _has_room(self, ticket: Ticket, now: float) -> bool:
-        bounds = Bounds(self.waiting.rules.backlog_s)
-        return any(row.has_room for row in offers(self.board, ticket.ask, now, ticket.tried, bounds).rows)
+        bounds = Bounds(self.queue.rules.backlog_s)
+        return any(
+            row.has_room for row in find_candidates(self.board, ticket.ask, now, ticket.tried, bounds).rows
+        )
 
     def _uncached(self, ask: Ask) -> int:
         """What would have to be computed of it where most of it is cached."""
-        desks = [desk for desk in self.board if desk.is_usable() and desk.serves(ask)]
-        if not desks:
+        states = [state for state in self.board if state.is_usable() and state.serves(ask)]
+        if not states:
             return ask.prompt_tokens
-        held = max(self.board.held(desk, ask.blocks) for desk in desks) if ask.blocks else 0
+        held = max(self.board.held(state, ask.blocks) for state in states) if ask.blocks else 0
         return int(ask.prompt_tokens * (1.0 - held / len(ask.blocks))) if held else ask.prompt_tokens
 
 
@@ -261,7 +263,7 @@ class _Blocked:
 
     def __init__(self) -> None:
         self.tickets: set[Ticket] = set()
-        self.kinds: set[Kind] = set()
+        self.kinds: set[TicketKind] = set()
 
     def __contains__(self, ticket: object) -> bool:
         return ticket in self.tickets or (bool(self.kinds) and cast("Ticket", ticket).kind in self.kinds)

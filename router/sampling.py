@@ -23,7 +23,7 @@ RENEWED_S = 0.25
 HOLDERS_MAX = 200_000
 
 
-class Shortlist:
+class Sampler:
     """Proposes units of a board."""
 
     def __init__(self, board: Board, rng: random.Random) -> None:
@@ -36,7 +36,7 @@ class Shortlist:
 
     def of(self, ask: Ask, now: float) -> Collection[str] | None:
         """The units to look at; None: all of them."""
-        if len(self._board.desks) <= LOOK_AT_ALL:
+        if len(self._board.units) <= LOOK_AT_ALL:
             return None
         if ask.unit is not None:
             return (ask.unit,)
@@ -46,13 +46,13 @@ class Shortlist:
         chosen = dict.fromkeys(self._rng.sample(names, SAMPLE))
         if (holder := self._holder(ask)) is not None:
             chosen[holder] = None
-        if self._board.remote and (told := self._board.remote.match(ask.blocks)):
-            chosen[max(told, key=told.__getitem__)] = None
+        if self._board.remote and (held := self._board.remote.match(ask.blocks)):
+            chosen[max(held, key=held.__getitem__)] = None
         return chosen
 
-    def note(self, ask: Ask, unit: str) -> None:
+    def record(self, ask: Ask, unit: str) -> None:
         """`ask` goes to `unit`, which will hold its prompt."""
-        if ask.blocks and len(self._board.desks) > LOOK_AT_ALL:
+        if ask.blocks and len(self._board.units) > LOOK_AT_ALL:
             self._holders.pop(ask.blocks[-1], None)
             self._holders[ask.blocks[-1]] = unit
             if len(self._holders) > HOLDERS_MAX:
@@ -69,11 +69,11 @@ class Shortlist:
     def _list(self, ask: Ask, now: float) -> list[str]:
         at, names = self._usable.get(ask.model, (-RENEWED_S, []))
         if now - at >= RENEWED_S:
-            if len(self._usable) > len(self._board.desks):
+            if len(self._usable) > len(self._board.units):
                 # Whoever asks may name any model.
                 self._usable.clear()
             names = [
-                name for name, desk in self._board.desks.items() if desk.is_usable() and desk.serves(ask)
+                name for name, state in self._board.units.items() if state.is_usable() and state.serves(ask)
             ]
             self._usable[ask.model] = now, names
         return names

@@ -20,10 +20,10 @@ _ENOUGH_GAPS = 100
 _NO_GAPS = [0] * GAPS_MS
 BEYOND_MAX = 4.0
 LARGE_TOKENS = 8192
-STOOD_FADES = 0.9
+STALL_FADES = 0.9
 
 
-class Pace:
+class StepTimes:
     """The recent speed of one unit."""
 
     __slots__ = (
@@ -31,8 +31,8 @@ class Pace:
         "_largest",
         "_mark",
         "_marked_at",
-        "_stood_s",
-        "_stood_tokens",
+        "_stall_s",
+        "_stall_tokens",
         "gaps_ms",
         "longest_answer_s",
         "rates",
@@ -45,8 +45,8 @@ class Pace:
         self._marked_at = 0.0
         self.rates = Rates()
         self._largest = 0
-        self._stood_tokens = 0
-        self._stood_s = 0.0
+        self._stall_tokens = 0
+        self._stall_s = 0.0
         self.longest_answer_s = 0.0
 
     def mark(self, now: float) -> None:
@@ -80,14 +80,14 @@ class Pace:
             self.rates.latency.learn(done.tokens, work_s, done.ttft_s)
         self._largest = max(self._largest, done.tokens)
 
-    def stood(self, tokens: int, still_s: float) -> None:
+    def record_stall(self, tokens: int, still_s: float) -> None:
         """While a large prompt was computed, the engine's counters stood still for so long at the longest."""
-        self._stood_tokens = max(self._stood_tokens, tokens)
-        self._stood_s = max(still_s, STOOD_FADES * self._stood_s)
+        self._stall_tokens = max(self._stall_tokens, tokens)
+        self._stall_s = max(still_s, STALL_FADES * self._stall_s)
 
     def answered(self, answer_s: float) -> None:
         """A plain answer has taken so long."""
-        self.longest_answer_s = max(answer_s, STOOD_FADES * self.longest_answer_s)
+        self.longest_answer_s = max(answer_s, STALL_FADES * self.longest_answer_s)
 
     def prefill_s(self, tokens: int, *, counts: bool = False) -> float:
         """How long the prefill of a prompt takes, or may show nothing of an engine that counts its steps.
@@ -101,6 +101,6 @@ class Pace:
         latency_s, prefill_s = self.rates.latency.without_work_s(tokens_s), tokens / tokens_s
         if not counts:
             return latency_s + prefill_s * min(max(1.0, tokens / max(self._largest, 1)), BEYOND_MAX)
-        if LARGE_TOKENS <= tokens <= 2 * self._stood_tokens:
-            return min(latency_s + prefill_s, 2.0 * self._stood_s)
+        if LARGE_TOKENS <= tokens <= 2 * self._stall_tokens:
+            return min(latency_s + prefill_s, 2.0 * self._stall_s)
         return latency_s + prefill_s

@@ -1,4 +1,4 @@
-"""What the Board keeps of one unit, and of each attempt on it. What follows from it is decided elsewhere.
+"""The state of one unit on the Board, and of each attempt on it. What follows from it is decided elsewhere.
 
 A lease is the right to spend one attempt on one unit. It closes exactly once, when the stream ends.
 """
@@ -12,83 +12,84 @@ from math import inf
 from cellgate.router import panic
 from cellgate.router.backlog import ALONE
 from cellgate.router.cost import Expected
-from cellgate.router.cost_model import Bet, Books
+from cellgate.router.cost_model import CostModel, Prediction
 from cellgate.router.nouns import Ask, Case, Cell, Evidence, Load, Rules, Unit, Verdict
-from cellgate.router.outliers import Slowness, Speed
-from cellgate.router.step_times import LARGE_TOKENS, Pace
+from cellgate.router.outliers import Outlier, Speed
+from cellgate.router.step_times import LARGE_TOKENS, StepTimes
 
-SHUT_S = 1.0
+FULL_S = 1.0
 """How long a unit gets nothing that refused the only request it had."""
-WIDER = 1.025
+LIMIT_GROWTH = 1.025
 BUSY_S = 10.0
 """How long a 503 is remembered: a report read after it tells whether there was anything to be busy with."""
 SLOW_START_LEAST = 0.1
-STILLS_KEPT = 256
+STALLS_KEPT = 256
 PREFILLING_MOST = 0.25
 """A unit that computes prompts for a larger part of the time has gaps that say little of its speed."""
 SPEED_BATCH = 0.1
 """A unit with fewer requests on average has no speed to speak of."""
-SPELL_S = 0.25
+SHORTEST_STALL_S = 0.25
 """Shorter spells are not seen."""
 
 _USABLE = (Verdict.UP, Verdict.SUSPECT)
 
 
-class Desk:
+class UnitState:
     """What the Board keeps of one unit.
 
     `life_at` is when the unit last proved by work that it lives, `heard_at` when anything of it last
     answered, `work_at` since when it has had requests without a break, `counters_at` when its engine's
-    counters were last read (0: never), `doubted_at` when it last showed a sign of having started anew,
-    `risen_at` when it last came up from below, `asked_at` when it last got a request, `told_at` when silence
-    was last held against it, `cleared_at` when a canary last cleared it of that; while `turn_at` is not
-    before the last sign of life, the next canary is another gate's to send; `news` is the last word of each
-    (node, source), `stills` are the last spells (since, seconds) in which nothing moved although there was
-    work, `narrowed` is how many requests its engine takes, as far as it has turned some away, `prefilling`
-    the share of the time of late in which it had prompts to compute.
+    counters were last read (0: never), `restart_suspected_at` when it last showed a sign of having started
+    anew, `risen_at` when it last came up from below, `asked_at` when it last got a request,
+    `stall_reported_at` when silence was last held against it, `cleared_at` when a canary last cleared it of
+    that; while `peer_canary_at` is not before the last sign of life, the next canary is another gate's to
+    send; `last_evidence` is the last word of each (node, source), `stalls` are the last spells (since,
+    seconds) in which nothing moved although there was work, `learnt_limit` is how many requests its engine
+    takes, as far as it has turned some away, `prefilling` the share of the time of late in which it had
+    prompts to compute.
     """
 
     __slots__ = (
-        "asked_at",
         "batch",
-        "books",
         "busy_at",
         "case",
         "cleared_at",
         "cool_until",
+        "costs",
         "counters_at",
-        "doubted_at",
         "drained",
         "engine",
-        "erred_at",
         "far_s",
         "foreign",
+        "full_until",
         "gaps_ms",
         "heard_at",
+        "last_error_at",
+        "last_evidence",
+        "last_lease_at",
+        "learnt_limit",
         "leases",
         "life_at",
         "limit",
         "load",
         "models",
-        "narrowed",
-        "news",
-        "pace",
+        "outlier",
+        "peer_canary_at",
         "prefilling",
+        "restart_suspected_at",
         "retired",
         "risen_at",
-        "shut_until",
-        "slowness",
-        "stills",
-        "told_at",
-        "turn_at",
+        "stall_reported_at",
+        "stalls",
+        "step_times",
         "unit",
         "weight",
         "work_at",
     )
 
     def __init__(self, unit: Unit, cell: Cell, case: Case) -> None:
-        self.narrowed = inf
-        self.settle(unit, cell)
+        self.learnt_limit = inf
+        self.apply(unit, cell)
         self.case = case
         self.models = frozenset(unit.models)
         self.engine = unit.engine
@@ -101,33 +102,33 @@ class Desk:
         self.heard_at = 0.0
         self.work_at = 0.0
         self.counters_at = 0.0
-        self.doubted_at = -1.0
-        self.erred_at = 0.0
+        self.restart_suspected_at = -1.0
+        self.last_error_at = 0.0
         self.risen_at = 0.0
-        self.told_at = 0.0
-        self.turn_at = -1.0
-        self.asked_at = 0.0
+        self.stall_reported_at = 0.0
+        self.peer_canary_at = -1.0
+        self.last_lease_at = 0.0
         self.cleared_at = -inf
-        self.stills: deque[tuple[float, float]] = deque(maxlen=STILLS_KEPT)
+        self.stalls: deque[tuple[float, float]] = deque(maxlen=STALLS_KEPT)
         self.batch = 0.0
         self.prefilling = 0.0
         self.busy_at = -BUSY_S
-        self.slowness = Slowness()
+        self.outlier = Outlier()
         # A dict for its order: evictions happen in the order the leases were opened.
         self.leases: dict[Lease, None] = {}
-        self.pace = Pace()
-        self.books = Books(self.pace.rates, unit)
+        self.step_times = StepTimes()
+        self.costs = CostModel(self.step_times.rates, unit)
         # The same list, a step nearer for the byte path.
-        self.gaps_ms = self.pace.gaps_ms
-        self.news: dict[tuple[str | None, str], Evidence] = {}
-        self.shut_until = 0.0
+        self.gaps_ms = self.step_times.gaps_ms
+        self.last_evidence: dict[tuple[str | None, str], Evidence] = {}
+        self.full_until = 0.0
 
-    def settle(self, unit: Unit, cell: Cell) -> None:
+    def apply(self, unit: Unit, cell: Cell) -> None:
         """Take over what the configuration says of the unit and of its cell."""
         self.unit = unit
         self.weight = unit.weight * cell.weight
         self.far_s = cell.spill_s
-        self.limit = min(self.narrowed, unit.max_in_flight)
+        self.limit = min(self.learnt_limit, unit.max_in_flight)
 
     @property
     def in_flight(self) -> int:
@@ -149,18 +150,18 @@ class Desk:
             return False
         return ask.model is None or not self.models or ask.model in self.models
 
-    def is_doubted(self) -> bool:
+    def is_restart_suspected(self) -> bool:
         """True when the unit may have started anew, and has shown no life since."""
-        return self.doubted_at >= self.life_at
+        return self.restart_suspected_at >= self.life_at
 
-    def is_mute(self, now: float) -> bool:
+    def is_unreachable(self, now: float) -> bool:
         """True when nothing of the unit answers any more, neither its leader nor any other node."""
-        return panic.is_mute(max(self.heard_at, self.life_at), now)
+        return panic.is_unreachable(max(self.heard_at, self.life_at), now)
 
     @property
     def steady_weight(self) -> float:
         """The unit's weight: less while it is degraded."""
-        return self.weight * (1.0 - self.slowness.degraded)
+        return self.weight * (1.0 - self.outlier.degraded)
 
     def ramp(self, now: float, rules: Rules) -> float:
         """The share of requests it is considered for: less than all of them when it has just come up."""
@@ -173,48 +174,48 @@ class Desk:
 
     def shown(self, lease: Lease, now: float) -> None:
         """An attempt has shown its first token (or the head of a plain body)."""
-        done = self.books.show(lease, lease.ask, lease.bet, now)
+        done = self.costs.show(lease, lease.ask, lease.prediction, now)
         if done is None or not lease.ask.stream:
             # A plain answer comes when all of it is computed, which says little about its prompt.
             return
-        self.pace.prefilled(done)
+        self.step_times.prefilled(done)
         if done.tokens >= LARGE_TOKENS and self.counters_at:
-            ended = (still_s for since, still_s in self.stills if since + still_s >= lease.opened_at)
-            self.pace.stood(done.tokens, max(ended, default=0.0))
+            ended = (still_s for since, still_s in self.stalls if since + still_s >= lease.opened_at)
+            self.step_times.record_stall(done.tokens, max(ended, default=0.0))
 
     def show_plain(self, now: float) -> None:
         """Take the prompts of plain answers as computed when they are due: nothing shows when they are."""
         for lease in self.leases:
-            if not (lease.ask.stream or lease.committed) and now >= lease.opened_at + lease.bet.ttft_s:
-                self.books.expect_shown(lease, now)
+            if not (lease.ask.stream or lease.committed) and now >= lease.opened_at + lease.prediction.ttft_s:
+                self.costs.expect_shown(lease, now)
 
-    def narrow(self, now: float) -> None:
+    def lower_limit(self, now: float) -> None:
         """The engine takes no more than it has now: it said so to one that has just been closed."""
-        self.narrowed = self.limit = float(max(1, len(self.leases)))
+        self.learnt_limit = self.limit = float(max(1, len(self.leases)))
         if not self.leases:
-            self.shut_until = now + SHUT_S
+            self.full_until = now + FULL_S
 
-    def widen(self) -> None:
+    def raise_limit(self) -> None:
         """A tick has passed: try a little more again, until all is allowed that is configured."""
-        if self.narrowed < self.unit.max_in_flight:
-            self.narrowed = self.narrowed * WIDER + 0.25
-            self.limit = min(self.narrowed, self.unit.max_in_flight)
+        if self.learnt_limit < self.unit.max_in_flight:
+            self.learnt_limit = self.learnt_limit * LIMIT_GROWTH + 0.25
+            self.limit = min(self.learnt_limit, self.unit.max_in_flight)
 
-    def has_place(self, now: float, overcommit: float) -> bool:
+    def has_room(self, now: float, overcommit: float) -> bool:
         """Whether one more request may go there, as far as counts go."""
-        return len(self.leases) < self.limit * (1.0 + overcommit) and now >= self.shut_until
+        return len(self.leases) < self.limit * (1.0 + overcommit) and now >= self.full_until
 
-    def stands_still(self, still_s: float) -> None:
+    def record_stall(self, still_s: float) -> None:
         """Nothing has moved for so long."""
         since = self.quiet_since
-        if self.stills and self.stills[-1][0] == since:
-            self.stills.pop()
-        self.stills.append((since, still_s))
+        if self.stalls and self.stalls[-1][0] == since:
+            self.stalls.pop()
+        self.stalls.append((since, still_s))
 
-    def longest_spell_s(self) -> float:
+    def longest_stall_s(self) -> float:
         """The longest time of late in which nothing moved, and then did; as ticks see it, and one more."""
         since = self.quiet_since
-        return max((still_s for at, still_s in self.stills if at != since), default=0.0) + SPELL_S
+        return max((still_s for at, still_s in self.stalls if at != since), default=0.0) + SHORTEST_STALL_S
 
     def shows_work(self) -> bool:
         """Whether a stream of ours would move if it worked."""
@@ -225,46 +226,48 @@ class Desk:
         # To count the gaps takes a tenth of a millisecond, and idle units are many.
         if self.batch < SPEED_BATCH or not self.is_usable() or self.prefilling > PREFILLING_MOST:
             return None
-        if (gap_s := self.pace.gap_s(0.5)) is None:
+        if (gap_s := self.step_times.gap_s(0.5)) is None:
             return None
         return Speed(gap_s, self.batch, self.load.kv_use if self.load is not None else 0.0, self.weight)
 
     def __repr__(self) -> str:
-        return f"<Desk {self.unit.name} {self.case.verdict.value} in_flight={self.in_flight}>"
+        return f"<UnitState {self.unit.name} {self.case.verdict.value} in_flight={self.in_flight}>"
 
 
 class Lease:
     """One attempt on one unit, held from the pick until the stream has ended.
 
-    `evicted` is set when the unit went DOWN; `on_evict` is called once at that moment.
-    `first_at` is when something was first shown to the client; `paused` while the client reads nothing; `bet`
-    is what was expected of it; `beside` is what was there while it was decoded, once it is closed;
-    `explanation` is the header line that tells why it is for this unit, where the request has asked.
+    `evicted` is set when the unit went DOWN; `on_evict` is called once at that moment. `first_at` is when
+    something was first shown to the client; `paused` while the client reads nothing; `prediction` is what was
+    expected of it; `beside` is what was there while it was decoded, once it is closed; `explanation` is the
+    header line that tells why it is for this unit, where the request has asked.
     """
 
     __slots__ = (
         "ask",
         "beside",
-        "bet",
         "closed",
         "committed",
-        "desk",
         "evicted",
         "explanation",
         "first_at",
         "on_evict",
         "opened_at",
         "paused",
+        "prediction",
         "retry",
         "unit",
+        "unit_state",
         "was_paused",
     )
 
-    def __init__(self, desk: Desk, ask: Ask, expected: Expected, held: int, now: float, retry: bool) -> None:
-        self.desk = desk
-        self.unit = desk.unit.name
+    def __init__(
+        self, state: UnitState, ask: Ask, expected: Expected, held: int, now: float, retry: bool
+    ) -> None:
+        self.unit_state = state
+        self.unit = state.unit.name
         self.ask = ask
-        self.bet: Bet = desk.books.enter(self, ask, expected, held, now)
+        self.prediction: Prediction = state.costs.add(self, ask, expected, held, now)
         self.beside = ALONE
         self.opened_at = now
         self.retry = retry
@@ -281,7 +284,7 @@ class Lease:
         """The unit has shown its first token (or the head of a plain body)."""
         self.committed = True
         self.first_at = now
-        self.desk.shown(self, now)
+        self.unit_state.shown(self, now)
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else "evicted" if self.evicted else "open"

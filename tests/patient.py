@@ -46,9 +46,9 @@ class FakePatient:
     verdict: Verdict = Verdict.UP
     in_flight: int = 0
     life_at: float = 0.0
-    is_others_turn: bool = False
+    is_peers_turn: bool = False
     load: Load | None = None
-    silent_limit_s: float = 1.0
+    stall_limit_s: float = 1.0
     held_down: bool = False
     hides_work: bool = False
     shows_work: bool = False
@@ -105,8 +105,8 @@ class FakePatient:
 class _FakeNet:
     """The fetch of its patient under other addresses; there is nothing to connect to."""
 
-    def __init__(self, patient: FakePatient) -> None:
-        self._patient = patient
+    def __init__(self, context: FakePatient) -> None:
+        self._patient = context
 
     def fetch(self, url: str) -> Fetch:
         async def fetch(method: str, target: str, **rest: Any) -> Reply:
@@ -123,11 +123,11 @@ class _FakeNet:
         raise FetchError(Trouble.REFUSED, f"connection refused by {address}")
 
 
-def look(probe: Probe, patient: FakePatient) -> list[Finding]:
+def look(probe: Probe, context: FakePatient) -> list[Finding]:
     """What one look finds. Needs no loop, because no answer of the patient waits for anything."""
 
     async def collect() -> list[Finding]:
-        return [finding async for finding in probe.look(patient)]
+        return [finding async for finding in probe.look(context)]
 
     looking = collect()
     try:

@@ -15,13 +15,13 @@ from functools import partial
 from cellgate.policies import POLICIES
 from cellgate.proxy.sharing.prefixes import PrefixSharing
 from cellgate.proxy.sharing.roster import Roster
-from cellgate.proxy.sharing.schema import View
+from cellgate.proxy.sharing.unit_report import UnitReport
 from cellgate.router.board import Board, Consequence
 from cellgate.router.cost_model import Elsewhere, Usage
 from cellgate.router.fair_queue import FairRules
 from cellgate.router.judge import nothing_to_learn
 from cellgate.router.nouns import Ask, Refusal, Rules, Sign, Strength, Verdict
-from cellgate.router.queue import Ticket, Waiting
+from cellgate.router.queue import Queue, Ticket
 from cellgate.router.router import Router
 from cellgate.router.step_times import GAPS_MS
 from cellgate.router.unit_state import Lease
@@ -41,7 +41,7 @@ class Gate:
         self.world = world
         self.number = number
         self.board = Board(Rules())
-        self.router = Router(self.board, POLICIES[policy](), rng, Waiting(FairRules()))
+        self.router = Router(self.board, POLICIES[policy](), rng, Queue(FairRules()))
         self.peers: list[Gate] = [self]
         self.said: dict[str, Elsewhere] = {}
         """What this gate told the others last, by unit."""
@@ -65,12 +65,12 @@ class Gate:
         self._dispatch(call, now)
 
     def first(self, call: Call, now: float) -> None:
-        """As Relay._commit and Exchange.committed."""
+        """As Attempt's commit and Exchange.committed."""
         lease = _lease(call)
         was_shown = lease.committed or call.made > 0
         lease.commit(now)
         if lease.ask.stream:
-            lease.desk.life_at = now
+            lease.unit_state.life_at = now
         self.board.prove(lease)
         if lease.ask.stream and not was_shown:
             self._room()
@@ -89,10 +89,10 @@ class Gate:
         search.lease = None
         self.board.close(lease, now)
         self._room()
-        lease.desk.books.errors.failed(now)
-        if self.board.desks.get(lease.unit) is lease.desk:
+        lease.unit_state.costs.errors.failed(now)
+        if self.board.units.get(lease.unit) is lease.unit_state:
             strength = Strength.STRONG if self._watch.is_there(lease.unit) else Strength.FATAL
-            self._watch.observe(lease.desk, Sign.BAD, strength, "request", now)
+            self._watch.observe(lease.unit_state, Sign.BAD, strength, "request", now)
         search.tried += (lease.unit,)
         search.is_moved = True
         if lease.committed:
@@ -105,14 +105,14 @@ class Gate:
 
     def waiting(self) -> Collection[str]:
         """The models of those in the gate's queue."""
-        return {place.item.ask.model for place in self.router.waiting.places() if place.item.ask.model}
+        return {entry.item.ask.model for entry in self.router.queue.entries() if entry.item.ask.model}
 
     def tokens_came(self, unit: int, shown: Shown) -> None:
-        """As Relay.on_token, for all streams and steps at once."""
-        desk = self.board.desks[self._fleet.places[unit].unit.name]
+        """As Response.on_token, for all streams and steps at once."""
+        state = self.board.units[self._fleet.places[unit].unit.name]
         gap_ms = int(shown.step_s * 1000)
-        desk.gaps_ms[gap_ms if gap_ms < GAPS_MS else -1] += shown.steps * shown.decoding[self.number]
-        desk.life_at = max(desk.life_at, shown.at)
+        state.gaps_ms[gap_ms if gap_ms < GAPS_MS else -1] += shown.steps * shown.decoding[self.number]
+        state.life_at = max(state.life_at, shown.at)
 
     # -- an attempt ----------------------------------------------------------------------------------------
 
@@ -173,25 +173,25 @@ class Gate:
 
     def _worked(self, call: Call, lease: Lease, now: float) -> None:
         """As Gate.worked."""
-        request, desk, sequence = call.request, lease.desk, call.sequence
+        request, state, sequence = call.request, lease.unit_state, call.sequence
         assert sequence is not None
-        desk.life_at = max(desk.life_at, now)
-        desk.books.errors.worked(now)
+        state.life_at = max(state.life_at, now)
+        state.costs.errors.worked(now)
         if lease.ask.stream:
-            desk.books.streamed(sequence.answer_tokens - 1, now - lease.first_at, lease.beside)
+            state.costs.streamed(sequence.answer_tokens - 1, now - lease.first_at, lease.beside)
         else:
-            desk.pace.answered(now - lease.opened_at)
+            state.step_times.answered(now - lease.opened_at)
         if request.usage or lease.ask.stream:
-            self.board.answers.learn(lease.ask.model, sequence.answer_tokens)
+            self.board.answer_lengths.learn(lease.ask.model, sequence.answer_tokens)
         if request.usage:
             usage = Usage(sequence.prompt_tokens, sequence.answer_tokens, max(sequence.cached_tokens, 0))
-            desk.books.used(lease.ask, lease.bet, usage)
-        if not nothing_to_learn(desk.case):
-            self._watch.observe(desk, Sign.GOOD, Strength.STRONG, "request", now)
+            state.costs.used(lease.ask, lease.prediction, usage)
+        if not nothing_to_learn(state.case):
+            self._watch.observe(state, Sign.GOOD, Strength.STRONG, "request", now)
 
     def _room(self) -> None:
         """As Gate.room: once this turn is over."""
-        if len(self.router.waiting) and not self._room_noted:
+        if len(self.router.queue) and not self._room_noted:
             self._room_noted = True
             self.world.at(self.world.now, self._serve_waiting)
 
@@ -202,11 +202,11 @@ class Gate:
     # -- time ----------------------------------------------------------------------------------------------
 
     def _tick(self, now: float) -> None:
-        """As Gate._tick: the vigil, what gates share, the queue."""
+        """As a tick of the gate: stalls, what gates share, the queue."""
         self.world.settle()
         self._watch.tick(now)
         self._share()
-        if len(self.router.waiting):
+        if len(self.router.queue):
             self.router.tick(now)
         self.world.at(now + TICK_S, self._tick)
 
@@ -215,17 +215,18 @@ class Gate:
         if len(self.peers) == 1:
             return
         self.said = {
-            desk.unit.name: Elsewhere(desk.in_flight, desk.books.work.queued_tokens) for desk in self.board
+            state.unit.name: Elsewhere(state.in_flight, state.costs.backlog.queued_tokens)
+            for state in self.board
         }
         self._share_prefixes()
         heard = [peer.said for peer in self.peers if peer is not self]
         others = {}
-        for name in self.board.desks:
+        for name in self.board.units:
             in_flight = sum(said[name].in_flight for said in heard if name in said)
             if in_flight:
                 tokens = sum(said[name].uncached_tokens for said in heard if name in said)
                 others[name] = Elsewhere(in_flight, tokens)
-        self.board.others = others
+        self.board.elsewhere = others
 
     def _share_prefixes(self) -> None:
         """As RedisLink writes and reads what PrefixSharing tells."""
@@ -250,8 +251,8 @@ class Gate:
 class _Known(Roster):
     """Every gate tells of every unit, of whatever incarnation."""
 
-    def said(self, unit: str, gate: str) -> View | None:
-        return View(unit, "", gate, Verdict.UP)
+    def said(self, unit: str, gate: str) -> UnitReport | None:
+        return UnitReport(unit, "", gate, Verdict.UP)
 
 
 class _Search:

@@ -48,7 +48,7 @@ def main() -> int:
 
 def _show(world: World, gate: Gate, every_s: float, until_s: float, now: float) -> None:
     world.settle()
-    for number, desk in enumerate(gate.board):
+    for number, state in enumerate(gate.board):
         print(
             f"{now - world.begins_at:6.1f} {_there(world, gate, number)} | {_learnt(world, gate, number)}",
             end="",
@@ -56,9 +56,9 @@ def _show(world: World, gate: Gate, every_s: float, until_s: float, now: float) 
         call = next((call for call in reversed(world.calls)), None)
         if call is not None:
             ask = ask_of(call, now)
-            expected = Expected(gate.board.answers.expected(ask.model, ask.max_tokens))
-            held = desk.books.prefixes.match(ask.blocks)
-            cost = Cost(*desk.books.quote(ask, held, expected, now).terms)
+            expected = Expected(gate.board.answer_lengths.expected(ask.model, ask.max_tokens))
+            held = state.costs.prefixes.match(ask.blocks)
+            cost = Cost(*state.costs.quote(ask, held, expected, now).terms)
             terms = (f"{name[:-2]} {value:.3f}" for name, value in cost._asdict().items() if value)
             print(" | " + " ".join(terms), end="")
         print()
@@ -67,23 +67,23 @@ def _show(world: World, gate: Gate, every_s: float, until_s: float, now: float) 
 
 
 def _there(world: World, gate: Gate, number: int) -> str:
-    desk, engine = list(gate.board)[number], world.engines[number]
+    state, engine = list(gate.board)[number], world.engines[number]
     return (
-        f"{desk.unit.name:4} {desk.in_flight:6} {len(engine.running):7} {len(engine.waiting):7} "
+        f"{state.unit.name:4} {state.in_flight:6} {len(engine.running):7} {len(engine.waiting):7} "
         f"{engine.kv_use:4.0%} {world.per_unit[number]:5}"
     )
 
 
 def _learnt(world: World, gate: Gate, number: int) -> str:
     engine = world.engines[number]
-    books = list(gate.board)[number].books
-    rates, model = books.rates, engine.model
+    costs = list(gate.board)[number].costs
+    rates, model = costs.rates, engine.model
     step_s = model.step_s(0, engine.decoding, engine.context)
     return (
         f"{rates.prefill_tokens_s.value:.0f} ({model.prefill_tokens_s:.0f}) "
-        f"{rates.steps.at(books.work.batch):.4f} ({step_s:.4f}) {rates.latency.value:.3f} "
+        f"{rates.steps.at(costs.backlog.batch):.4f} ({step_s:.4f}) {rates.latency.value:.3f} "
         f"({model.front_end_s:g}) {rates.bytes_per_token.value:.2f} "
-        f"{rates.followed} {books.prefixes.trust:.2f}"
+        f"{rates.followed} {costs.prefixes.trust:.2f}"
     )
 
 

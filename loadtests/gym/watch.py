@@ -13,8 +13,8 @@ from cellgate.router.board import Board, Consequence
 from cellgate.router.nouns import Evidence, Fleet, Load, Sign, Strength, Verdict
 from cellgate.router.outliers import COMPARE_S
 from cellgate.router.peers import compare_speeds
-from cellgate.router.stall import SOURCE, silence, still_s
-from cellgate.router.unit_state import Desk
+from cellgate.router.stall import SOURCE, find_stall, still_s
+from cellgate.router.unit_state import UnitState
 from loadtests.gym.world import World
 
 TICK_S = 0.25
@@ -44,66 +44,72 @@ class Watch:
         self._compare_at = 0.0
         began_at = world.begins_at - WATCHED_S
         self._configure(began_at)
-        for desk in board:
-            self.observe(desk, Sign.GOOD, Strength.STRONG, "canary", began_at)
-            self._report(desk, world.begins_at - rng.random())
+        for state in board:
+            self.observe(state, Sign.GOOD, Strength.STRONG, "canary", began_at)
+            self._report(state, world.begins_at - rng.random())
 
     def tick(self, now: float) -> None:
-        """As Vigil.tick; and reports, where they are due."""
-        for desk in self._board:
-            if self._present[self._numbers[desk.unit.name]]:
-                desk.heard_at = now
+        """As StallWatch.tick; and reports, where they are due."""
+        for state in self._board:
+            if self._present[self._numbers[state.unit.name]]:
+                state.heard_at = now
         self._board.tick(now)
-        for desk in self._board:
-            is_silent = bool(desk.leases) and now - desk.quiet_since >= HUSH_S
+        for state in self._board:
+            is_silent = bool(state.leases) and now - state.quiet_since >= HUSH_S
             if is_silent:
-                self._look_into_silence(desk, now)
-            period_s = REPORT_S if desk.leases or desk.foreign else IDLE_REPORT_S
-            if is_silent or now - self._reported_at.get(desk.unit.name, 0.0) >= period_s - TICK_S / 2:
-                self._report(desk, now)
+                self._look_into_silence(state, now)
+            period_s = REPORT_S if state.leases or state.foreign else IDLE_REPORT_S
+            if is_silent or now - self._reported_at.get(state.unit.name, 0.0) >= period_s - TICK_S / 2:
+                self._report(state, now)
         if now >= self._compare_at:
             self._compare_at = now + COMPARE_S
-            compare_speeds(self._board.desks.values(), self._board.rules)
+            compare_speeds(self._board.units.values(), self._board.rules)
 
     def changed(self, unit: int, now: float, *, is_up: bool) -> None:
         """A process is gone: its requests show it, or the next probe. Or it is back, and passes canaries."""
         self._present[unit] = is_up
         name = self._world.fleet.places[unit].unit.name
-        if name not in self._board.desks:
+        if name not in self._board.units:
             self._configure(now)
-        desk = self._board.desks[name]
+        state = self._board.units[name]
         if is_up:
             # What is read of a process that has started since is another epoch.
             for epoch in ("0", f"{now:.3f}"):
-                self.observe(desk, Sign.NEUTRAL, Strength.WEAK, "engine_metrics", now, epoch)
-            self._world.at(now + CANARY_S, lambda _: self._fly(desk))
+                self.observe(state, Sign.NEUTRAL, Strength.WEAK, "engine_metrics", now, epoch)
+            self._world.at(now + CANARY_S, lambda _: self._fly(state))
         else:
-            self._world.at(now + self._rng.random(), lambda at: self._missed(desk, at))
+            self._world.at(now + self._rng.random(), lambda at: self._missed(state, at))
 
     def is_there(self, unit: str) -> bool:
         """Whether the processes of a unit are."""
         return self._present[self._numbers[unit]]
 
     def observe(
-        self, desk: Desk, sign: Sign, strength: Strength, source: str, at: float, epoch: str | None = None
+        self,
+        state: UnitState,
+        sign: Sign,
+        strength: Strength,
+        source: str,
+        at: float,
+        epoch: str | None = None,
     ) -> None:
-        """As Watch.observe in proxy/control/prober.py."""
-        consequence = self._board.observe(Evidence(desk.unit.name, sign, strength, source, "", at, epoch))
+        """As Prober.observe in proxy/control/prober.py."""
+        consequence = self._board.observe(Evidence(state.unit.name, sign, strength, source, "", at, epoch))
         if consequence.wants_canary:
-            self._fly(desk)
+            self._fly(state)
         if consequence.flip is not None:
             self._flipped(consequence)
 
-    def _look_into_silence(self, desk: Desk, now: float) -> None:
-        desk.stands_still(still_s(desk, now))
-        found = silence(desk, now, self._board.rules)
-        if found is not None and now - desk.told_at >= found.limit_s:
-            desk.told_at = now
-            self.observe(desk, Sign.BAD, Strength.STRONG, SOURCE, now)
+    def _look_into_silence(self, state: UnitState, now: float) -> None:
+        state.record_stall(still_s(state, now))
+        found = find_stall(state, now, self._board.rules)
+        if found is not None and now - state.stall_reported_at >= found.limit_s:
+            state.stall_reported_at = now
+            self.observe(state, Sign.BAD, Strength.STRONG, SOURCE, now)
 
-    def _report(self, desk: Desk, now: float) -> None:
+    def _report(self, state: UnitState, now: float) -> None:
         """The numbers are those of the last step that has ended."""
-        name = desk.unit.name
+        name = state.unit.name
         self._reported_at[name] = now
         if not self.is_there(name):
             return
@@ -114,7 +120,7 @@ class Watch:
             running=len(engine.running),
             waiting=len(engine.waiting),
             kv_use=engine.kv_use,
-            own_in_flight=desk.in_flight,
+            own_in_flight=state.in_flight,
             progress=float(engine.steps + engine.prefilled + engine.answered),
             sighted=True,
             kv_tokens=engine.model.kv_tokens,
@@ -126,20 +132,20 @@ class Watch:
         units = [
             place.unit
             for number, place in enumerate(fleet.places)
-            if self._present[number] or place.unit.name in board.desks
+            if self._present[number] or place.unit.name in board.units
         ]
         board.configure(Fleet(fleet.cells, tuple(units)), now)
 
-    def _fly(self, desk: Desk) -> None:
+    def _fly(self, state: UnitState) -> None:
         """A canary; nothing is heard of one to a process that is gone."""
-        if self.is_there(desk.unit.name):
-            self._world.canary(self._numbers[desk.unit.name], lambda at: self._landed(desk, at))
+        if self.is_there(state.unit.name):
+            self._world.canary(self._numbers[state.unit.name], lambda at: self._landed(state, at))
 
-    def _landed(self, desk: Desk, now: float) -> None:
-        self.observe(desk, Sign.GOOD, Strength.STRONG, "canary", now)
-        if desk.case.verdict is not Verdict.UP:
-            self._world.at(now + CANARY_S, lambda _: self._fly(desk))
+    def _landed(self, state: UnitState, now: float) -> None:
+        self.observe(state, Sign.GOOD, Strength.STRONG, "canary", now)
+        if state.case.verdict is not Verdict.UP:
+            self._world.at(now + CANARY_S, lambda _: self._fly(state))
 
-    def _missed(self, desk: Desk, now: float) -> None:
-        if not self.is_there(desk.unit.name):
-            self.observe(desk, Sign.BAD, Strength.FATAL, "canary", now)
+    def _missed(self, state: UnitState, now: float) -> None:
+        if not self.is_there(state.unit.name):
+            self.observe(state, Sign.BAD, Strength.FATAL, "canary", now)

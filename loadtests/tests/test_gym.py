@@ -93,10 +93,10 @@ def test_the_gates_books_are_closed_at_the_end(fleet: str) -> None:
     assert all(call.refused or call.ended_at >= call.first_at >= call.came_at for call in made.calls)
     for gate in gates:
         board = gate.board
-        assert (board.in_flight, board.retries_in_flight, len(gate.router.waiting)) == (0, 0, 0)
-        for desk in board:
-            work = desk.books.work
-            assert (work.batch, work.queued_tokens, work.kv_tokens) == (0, 0, 0)
+        assert (board.in_flight, board.retries_in_flight, len(gate.router.queue)) == (0, 0, 0)
+        for state in board:
+            backlog = state.costs.backlog
+            assert (backlog.batch, backlog.queued_tokens, backlog.kv_tokens) == (0, 0, 0)
 
 
 def test_a_unit_that_dies_is_taken_out_and_comes_back() -> None:

@@ -23,7 +23,7 @@ def _nobody_looks(_unit: str, _probe: str) -> float | None:
 @dataclass(frozen=True, slots=True)
 class AdminView:
     """`set_drain(unit, drained)` is False when there is no such unit; `due_s(unit, probe)` is in how many
-    seconds a probe looks again, None when it does not; `waiting` is how many requests wait for a unit;
+    seconds a probe looks again, None when it does not; `queue_size` is how many requests wait for a unit;
     `full`: nobody can be accepted; `explain` is Choice.explain.
     """
 
@@ -37,6 +37,6 @@ class AdminView:
     peers: Peers
     explain: Explain
     due_s: Callable[[str, str], float | None] = _nobody_looks
-    waiting: Callable[[], int] = int
+    queue_size: Callable[[], int] = int
     poison: Containment | None = None
     full: Callable[[], bool] = bool

@@ -28,9 +28,9 @@ from cellgate.proxy.admin.page import load_page
 from cellgate.proxy.admin.responses import Stream, reply
 from cellgate.proxy.admin.status import status
 from cellgate.proxy.admin.unit_view import unit_page, unit_view
-from cellgate.proxy.control.containment import name_of
+from cellgate.proxy.control.containment import fingerprint_name
 from cellgate.proxy.control.containment_report import listing
-from cellgate.proxy.ingress.envoy_health import Headers, readyz_headers, unit_headers
+from cellgate.proxy.ingress.envoy_health import HeaderPairs, readyz_headers, unit_headers
 from cellgate.proxy.ingress.ready import as_json, readiness, unit_health
 from cellgate.proxy.logs.log import log_line
 from cellgate.proxy.wire.failure import Failure
@@ -119,7 +119,7 @@ class _Admin:
     async def status(self, _request: web.BaseRequest, _name: str) -> web.Response:
         """The fleet at a glance; not indented, because it is asked for every other second."""
         view = self._view
-        glance = status(view.board, view.now(), waiting=view.waiting(), stopping=view.stopping())
+        glance = status(view.board, view.now(), waiting=view.queue_size(), stopping=view.stopping())
         return reply(orjson.dumps(glance))
 
     async def livez(self, _request: web.BaseRequest, _name: str) -> web.Response:
@@ -139,15 +139,15 @@ class _Admin:
     async def units(self, _request: web.BaseRequest, _name: str) -> web.Response:
         """All units, in the order of the configuration."""
         now = self._view.now()
-        return _json([unit_view(desk, now) for desk in self._view.board])
+        return _json([unit_view(state, now) for state in self._view.board])
 
     async def unit(self, _request: web.BaseRequest, name: str) -> web.Response:
         """One unit, and in plain words why it is in or out of rotation."""
         board = self._view.board
-        desk = board.desks.get(name)
-        if desk is None:
-            raise unknown("unit", name, board.desks)
-        return _json(unit_page(desk, board, self._view.now(), self._canary_s(name)))
+        state = board.units.get(name)
+        if state is None:
+            raise unknown("unit", name, board.units)
+        return _json(unit_page(state, board, self._view.now(), self._canary_s(name)))
 
     async def unit_health(self, _request: web.BaseRequest, name: str) -> web.Response:
         """One unit for a load balancer that addresses units itself."""
@@ -176,7 +176,7 @@ class _Admin:
 
     async def clear_poison(self, request: web.BaseRequest, name: str) -> web.Response:
         """Refuse this prompt no more, or none of them."""
-        known = {name_of(ban.fingerprint): ban.fingerprint for ban in self._poison.bans.all()}
+        known = {fingerprint_name(ban.fingerprint): ban.fingerprint for ban in self._poison.bans.all()}
         if name and name not in known:
             raise unknown("refused prompt", name, known)
         cleared = [name] if name else list(known)
@@ -198,5 +198,5 @@ def _match(pattern: str, path: str) -> str | None:
     return found if found and "/" not in found and path == before + found + after else None
 
 
-def _json(value: Any, status: HTTPStatus = HTTPStatus.OK, headers: Headers = ()) -> web.Response:
+def _json(value: Any, status: HTTPStatus = HTTPStatus.OK, headers: HeaderPairs = ()) -> web.Response:
     return reply(as_json(value), status, headers=headers)

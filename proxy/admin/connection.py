@@ -16,7 +16,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import LineTooLong
 
 from cellgate.proxy.admin.responses import refusal_reply
-from cellgate.proxy.wire.failure import Failure, Kind, error_body
+from cellgate.proxy.wire.failure import Failure, FailureKind, error_body
 from cellgate.proxy.wire.heads import own_response
 from cellgate.proxy.wire.tcp import bound_unsent, reset
 
@@ -34,9 +34,11 @@ CLOSE_S = 5.0
 LINGER_S = 2.0
 """How long a body that nobody reads is received, so that its sender sees the response."""
 
-_LONG_LINE = Failure(Kind.HEAD_TOO_LARGE, f"a line of the request's head is larger than {LINE_BYTES} bytes")
-_LATE_HEAD = Failure(Kind.HEAD_TIMEOUT, "the request's head did not arrive in time")
-_DEFECT = Failure(Kind.INTERNAL, "the gate failed on this request; its log says more")
+_LONG_LINE = Failure(
+    FailureKind.HEAD_TOO_LARGE, f"a line of the request's head is larger than {LINE_BYTES} bytes"
+)
+_LATE_HEAD = Failure(FailureKind.HEAD_TIMEOUT, "the request's head did not arrive in time")
+_DEFECT = Failure(FailureKind.INTERNAL, "the gate failed on this request; its log says more")
 
 
 class Connection(web.RequestHandler):
@@ -151,7 +153,7 @@ class Connection(web.RequestHandler):
             return refusal_reply(_LONG_LINE)
         if status == HTTPStatus.BAD_REQUEST:
             why = (message or "").partition("\n")[0].rstrip(":")
-            return refusal_reply(Failure(Kind.BAD_REQUEST, f"malformed request: {why}"))
+            return refusal_reply(Failure(FailureKind.BAD_REQUEST, f"malformed request: {why}"))
         self._on_defect(exc)
         if request.writer.output_size:
             self.cut()

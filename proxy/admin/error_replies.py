@@ -10,7 +10,7 @@ import orjson
 from aiohttp import web
 
 from cellgate.proxy.admin.responses import reply
-from cellgate.proxy.ingress.envoy_health import Headers
+from cellgate.proxy.ingress.envoy_health import HeaderPairs
 
 NAMES_SHOWN = 20
 
@@ -28,7 +28,7 @@ def unknown(noun: str, name: str, known: Iterable[str]) -> NotHereError:
     return NotHereError(f"no {noun} is named {name!r}{hint}")
 
 
-def error_reply(status: HTTPStatus, message: str, headers: Headers = ()) -> web.Response:
+def error_reply(status: HTTPStatus, message: str, headers: HeaderPairs = ()) -> web.Response:
     """`{"error": {"code", "message"}}`."""
     error = {"error": {"code": status.name.lower(), "message": message}}
     return reply(orjson.dumps(error, option=orjson.OPT_APPEND_NEWLINE), status, headers=headers)

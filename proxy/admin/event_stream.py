@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 
 import orjson
 
-from cellgate.proxy.logs.events import Event, EventLog
+from cellgate.proxy.logs.events import EventLog, EventRecord
 
 HEARTBEAT_S = 10.0
 
@@ -31,5 +31,5 @@ async def followed(events: EventLog) -> AsyncGenerator[bytes, None]:
         events.unsubscribe(follower)
 
 
-def _sse(event: Event) -> bytes:
+def _sse(event: EventRecord) -> bytes:
     return b"id: %d\nevent: %s\ndata: %s\n\n" % (event["id"], event["kind"].encode(), orjson.dumps(event))

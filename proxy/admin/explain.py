@@ -7,100 +7,100 @@ Nothing is decided here: where a unit stands is in rotation.py, what follows fro
 from __future__ import annotations
 
 from cellgate.proxy.admin.outlook import advice, what_comes
-from cellgate.proxy.admin.rotation import Moment, Standing, silent_s, standing
+from cellgate.proxy.admin.rotation import Moment, Rotation, rotation_of, silent_s
 from cellgate.router.nouns import Case, Evidence, Sign, Verdict
-from cellgate.router.stall import silent_limit_s
-from cellgate.router.unit_state import SLOW_START_LEAST, Desk
+from cellgate.router.stall import stall_limit_s
+from cellgate.router.unit_state import SLOW_START_LEAST, UnitState
 
 QUIET_S = 0.25
-"""A unit that has requests and was heard of more recently is not called silent."""
+"""A unit that has requests and was heard of more recently is not called stalled."""
 
-_HEADLINES: dict[Standing, str] = {
-    Standing.DRAINED: "{unit} is out of rotation: an operator drained it. {requests} are still in flight. "
+_HEADLINES: dict[Rotation, str] = {
+    Rotation.DRAINED: "{unit} is out of rotation: an operator drained it. {requests} are still in flight. "
     "Its verdict is {verdict}, for {time}.",
-    Standing.HELD: "{unit} is kept in rotation, although nothing of it has answered for {mute}: most units "
+    Rotation.HELD: "{unit} is kept in rotation, although nothing of it has answered for {mute}: most units "
     "do not answer, so this gate assumes that its own network is cut off.",
-    Standing.DOUBTED: "{unit} gets no requests for now: it closed a connection unexpectedly {doubt} ago, "
-    "and may have restarted.",
-    Standing.SUSPECT: "{unit} is suspect, for {time}: it gets requests only when no other unit has room.",
-    Standing.FULL: "{unit} is in rotation, but full: {requests} are in flight.",
-    Standing.IN: "{unit} is in rotation, for {time}.",
-    Standing.STARTING: "{unit} is out of rotation, for {time}: its engine has not proven yet that it works.",
-    Standing.DOWN: "{unit} is out of rotation, for {time}: it is down.",
-    Standing.PROBATION: "{unit} is still out of rotation: it was down, and has answered again for {time}.",
+    Rotation.RESTART_SUSPECTED: "{unit} gets no requests for now: it closed a connection unexpectedly "
+    "{cut} ago, and may have restarted.",
+    Rotation.SUSPECT: "{unit} is suspect, for {time}: it gets requests only when no other unit has room.",
+    Rotation.FULL: "{unit} is in rotation, but full: {requests} are in flight.",
+    Rotation.IN: "{unit} is in rotation, for {time}.",
+    Rotation.STARTING: "{unit} is out of rotation, for {time}: its engine has not proven yet that it works.",
+    Rotation.DOWN: "{unit} is out of rotation, for {time}: it is down.",
+    Rotation.PROBATION: "{unit} is still out of rotation: it was down, and has answered again for {time}.",
 }
 _SOURCES = {"request": "requests of clients", "progress": "the gate's own view of its progress"}
 
 
-def explain(desk: Desk, moment: Moment) -> list[str]:
+def explain(state: UnitState, moment: Moment) -> list[str]:
     """All there is to say, the most important first; each item is one line."""
-    stands = standing(desk, moment)
+    rotation = rotation_of(state, moment)
     return [
-        _headline(desk, stands, moment),
-        *_because(desk, moment),
-        *_faults(desk),
-        *_besides(desk, stands, moment),
-        *_heard(desk, moment),
-        f"Next: {what_comes(desk, stands, moment)}",
-        *(f"You can {words}" for words in advice(desk, stands)),
+        _headline(state, rotation, moment),
+        *_because(state, moment),
+        *_faults(state),
+        *_besides(state, rotation, moment),
+        *_heard(state, moment),
+        f"Next: {what_comes(state, rotation, moment)}",
+        *(f"You can {words}" for words in advice(state, rotation)),
     ]
 
 
-def _headline(desk: Desk, stands: Standing, moment: Moment) -> str:
-    return _HEADLINES[stands].format(
-        unit=desk.unit.name,
-        verdict=desk.case.verdict.value,
-        time=moment.ago(desk.case.since),
-        requests=_requests(desk),
-        mute=moment.ago(max(desk.heard_at, desk.life_at)),
-        doubt=moment.ago(desk.doubted_at),
+def _headline(state: UnitState, rotation: Rotation, moment: Moment) -> str:
+    return _HEADLINES[rotation].format(
+        unit=state.unit.name,
+        verdict=state.case.verdict.value,
+        time=moment.ago(state.case.since),
+        requests=_requests(state),
+        mute=moment.ago(max(state.heard_at, state.life_at)),
+        cut=moment.ago(state.restart_suspected_at),
     )
 
 
-def _because(desk: Desk, moment: Moment) -> list[str]:
-    because = desk.case.because
+def _because(state: UnitState, moment: Moment) -> list[str]:
+    because = state.case.because
     return [f"Because: {_said(because, moment) if because is not None else 'no probe has answered yet.'}"]
 
 
-def _faults(desk: Desk) -> list[str]:
-    """What stands against it until whoever said it takes it back."""
+def _faults(state: UnitState) -> list[str]:
+    """Faults that stand until their source takes them back."""
     lines = []
-    for node, source in sorted(desk.case.faults):
-        last = desk.news.get((node, source))
-        if last is None or last is not desk.case.because:
+    for node, source in sorted(state.case.faults):
+        last = state.last_evidence.get((node, source))
+        if last is None or last is not state.case.because:
             said = f": {last.reason}" if last is not None else ""
             lines.append(f"Open fault: {_source(node, source)}{said}.")
     return lines
 
 
-def _besides(desk: Desk, stands: Standing, moment: Moment) -> list[str]:
+def _besides(state: UnitState, rotation: Rotation, moment: Moment) -> list[str]:
     """What else is so now."""
     lines, rules, now = [], moment.rules, moment.now
-    if stands in (Standing.IN, Standing.SUSPECT):
-        lines.append(f"{_requests(desk)} are in flight.")
-    quiet_s = silent_s(desk, now)
+    if rotation in (Rotation.IN, Rotation.SUSPECT):
+        lines.append(f"{_requests(state)} are in flight.")
+    quiet_s = silent_s(state, now)
     if quiet_s is not None and quiet_s >= QUIET_S:
-        limit_s = silent_limit_s(desk, rules)
+        limit_s = stall_limit_s(state, rules)
         lines.append(f"Stalled for {quiet_s:.1f} s; with its present work up to {limit_s:.1f} s are normal.")
-    if degraded := desk.slowness.degraded:
+    if degraded := state.outlier.degraded:
         lines.append(
             f"Slow: a token takes {1.0 / (1.0 - degraded):.1f} times as long as on the other units of cell "
-            f"{desk.unit.cell}; its share of requests is {degraded:.0%} smaller."
+            f"{state.unit.cell}; its share of requests is {degraded:.0%} smaller."
         )
-    risen_s = now - desk.risen_at
-    if desk.is_usable() and risen_s < rules.slow_start_s:
+    risen_s = now - state.risen_at
+    if state.is_usable() and risen_s < rules.slow_start_s:
         share, left_s = max(SLOW_START_LEAST, risen_s / rules.slow_start_s), rules.slow_start_s - risen_s
         lines.append(f"Slow start: it gets {share:.0%} of its share now, all of it in {left_s:.1f} s.")
-    if stands is Standing.IN and desk.cool_until > now:
-        left_s = desk.cool_until - now
+    if rotation is Rotation.IN and state.cool_until > now:
+        left_s = state.cool_until - now
         lines.append(f"It has just answered with an error: other units come first for {left_s:.1f} s more.")
     return lines
 
 
-def _heard(desk: Desk, moment: Moment) -> list[str]:
+def _heard(state: UnitState, moment: Moment) -> list[str]:
     """The last word of every source: what is bad or open in full, what is good in one line."""
-    case, news = desk.case, sorted(desk.news.values(), key=_at, reverse=True)
-    told = [case.because, *(desk.news.get(fault) for fault in case.faults)]
+    case, news = state.case, sorted(state.last_evidence.values(), key=_at, reverse=True)
+    told = [case.because, *(state.last_evidence.get(fault) for fault in case.faults)]
     lines = [
         f"{'Also bad' if word.sign is Sign.BAD else 'No evidence'}: {_said(word, moment)}"
         for word in news
@@ -114,7 +114,7 @@ def _heard(desk: Desk, moment: Moment) -> list[str]:
 
 
 def _is_over(word: Evidence, case: Case) -> bool:
-    """What was said before a unit came up has been answered by that; a node's word holds until the next.
+    """Evidence from before a unit came up is answered by that; a node's report holds until the next.
 
     A mere reading of the epoch was never for or against it.
     """
@@ -136,5 +136,5 @@ def _source(node: str | None, source: str) -> str:
     return f"{source} of node {node}" if node is not None else _SOURCES.get(source, source)
 
 
-def _requests(desk: Desk) -> str:
-    return f"{desk.in_flight} of {desk.unit.max_in_flight} requests"
+def _requests(state: UnitState) -> str:
+    return f"{state.in_flight} of {state.unit.max_in_flight} requests"

@@ -20,10 +20,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
-from cellgate.proxy.admin.health_request import Question, question
-from cellgate.proxy.admin.shared_status import Bulletin
+from cellgate.proxy.admin.health_request import HealthRequest, parse_health_request
+from cellgate.proxy.admin.shared_status import SharedStatus
 
-STILL_S = 2.0
+STALLED_S = 2.0
 """A loop that has published nothing for so long serves nobody now: not ready. It publishes every 0.25 s."""
 DEAD_S = 10.0
 """And after so long a restart is the better chance: not alive."""
@@ -41,8 +41,8 @@ _DATE = "%a, %d %b %Y %H:%M:%S GMT"
 _PHRASES = {200: "OK", 503: "Service Unavailable"}
 
 
-class _Visitor:
-    """One connection, the rest of an answer that it has no room for, and until when it may be silent."""
+class _Connection:
+    """One connection, the rest of an answer that it has no room for, and until when it may send nothing."""
 
     __slots__ = ("due", "keep_alive", "sock", "unsent")
 
@@ -53,23 +53,23 @@ class _Visitor:
         self.keep_alive = True
 
 
-class Herald:
+class HealthProcess:
     """Answers on `listeners`; `gate` is a Unix socket that takes connections, and ends with the gate."""
 
     def __init__(
         self,
         listeners: Sequence[socket.socket],
         gate: socket.socket,
-        bulletin: Bulletin,
+        shared_status: SharedStatus,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._listeners = listeners
         self._gate = gate
-        self._bulletin = bulletin
+        self._shared_status = shared_status
         self._clock = clock
         self._selector = selectors.DefaultSelector()
         # In the order of their last sign of life.
-        self._visitors: dict[_Visitor, None] = {}
+        self._connections: dict[_Connection, None] = {}
         self._swept_at = clock()
         self._retired = False
 
@@ -82,14 +82,14 @@ class Herald:
             for key, _ in self._selector.select(SWEEP_S):
                 if key.data is not None:
                     key.data()
-                elif self._said() == RETIRE:
+                elif self._status() == RETIRE:
                     self._retire()
                 else:
                     self._close()
                     return
             self._sweep()
 
-    def _said(self) -> bytes:
+    def _status(self) -> bytes:
         """What the gate says; nothing: it is gone."""
         try:
             return self._gate.recv(len(RETIRE))
@@ -120,17 +120,17 @@ class Herald:
             return
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if len(self._visitors) >= HELD_MAX:
-            self._drop(next(iter(self._visitors)))
-        visitor = _Visitor(sock)
-        self._selector.register(sock, selectors.EVENT_READ, partial(self._visit, visitor))
+        if len(self._connections) >= HELD_MAX:
+            self._drop(next(iter(self._connections)))
+        visitor = _Connection(sock)
+        self._selector.register(sock, selectors.EVENT_READ, partial(self._serve, visitor))
         self._note(visitor)
         # Most have sent their question by now.
-        self._visit(visitor)
+        self._serve(visitor)
 
-    def _visit(self, visitor: _Visitor) -> None:
+    def _serve(self, visitor: _Connection) -> None:
         """A visitor has sent something, or has room for the rest of an answer."""
-        if visitor not in self._visitors:
+        if visitor not in self._connections:
             return
         try:
             if visitor.unsent:
@@ -142,9 +142,9 @@ class Herald:
         except OSError:
             self._drop(visitor)
 
-    def _look(self, visitor: _Visitor) -> None:
+    def _look(self, visitor: _Connection) -> None:
         data = visitor.sock.recv(_PEEK_BYTES, socket.MSG_PEEK)
-        asked = question(data)
+        asked = parse_health_request(data)
         if asked is not None:
             visitor.sock.recv(asked.size)
             visitor.unsent = self._answer(asked)
@@ -157,7 +157,7 @@ class Herald:
                 socket.send_fds(self._gate, [b"."], [visitor.sock.fileno()])
         self._drop(visitor)
 
-    def _send(self, visitor: _Visitor) -> None:
+    def _send(self, visitor: _Connection) -> None:
         with suppress(BlockingIOError):
             visitor.unsent = visitor.unsent[visitor.sock.send(visitor.unsent) :]
         if not visitor.unsent and not visitor.keep_alive:
@@ -169,35 +169,35 @@ class Herald:
             self._selector.modify(visitor.sock, event, key.data)
         self._note(visitor)
 
-    def _note(self, visitor: _Visitor) -> None:
+    def _note(self, visitor: _Connection) -> None:
         visitor.due = self._clock() + IDLE_S
-        self._visitors.pop(visitor, None)
-        self._visitors[visitor] = None
+        self._connections.pop(visitor, None)
+        self._connections[visitor] = None
 
-    def _drop(self, visitor: _Visitor) -> None:
-        del self._visitors[visitor]
+    def _drop(self, visitor: _Connection) -> None:
+        del self._connections[visitor]
         self._selector.unregister(visitor.sock)
         visitor.sock.close()
 
     def _sweep(self) -> None:
-        """Once in a while: drop the silent, and listen again where that was given up."""
+        """Once in a while: drop idle connections, and listen again where that was given up."""
         now = self._clock()
         if now - self._swept_at < SWEEP_S:
             return
         self._swept_at = now
-        for visitor in [visitor for visitor in self._visitors if visitor.due <= now]:
+        for visitor in [visitor for visitor in self._connections if visitor.due <= now]:
             self._drop(visitor)
         self._listen()
 
     def _close(self) -> None:
-        for visitor in list(self._visitors):
+        for visitor in list(self._connections):
             self._drop(visitor)
         for sock in (*self._listeners, self._gate):
             sock.close()
         self._selector.close()
-        self._bulletin.close()
+        self._shared_status.close()
 
-    def _answer(self, asked: Question) -> bytes:
+    def _answer(self, asked: HealthRequest) -> bytes:
         status, content_type, body, lines = self._livez() if asked.name == "livez" else self._readyz()
         head = (
             f"HTTP/1.1 {status} {_PHRASES[status]}\r\n"
@@ -209,35 +209,37 @@ class Herald:
         return head.encode() + lines + b"\r\n" + (b"" if asked.head_only else body)
 
     def _livez(self) -> tuple[int, str, bytes, bytes]:
-        still_s = self._clock() - self._bulletin.read().at
+        still_s = self._clock() - self._shared_status.read().at
         if still_s <= DEAD_S:
             return 200, "text/plain; charset=utf-8", b"ok\n", b""
-        return 503, "text/plain; charset=utf-8", f"{_stood_still(still_s)}; restart the gate\n".encode(), b""
+        return 503, "text/plain; charset=utf-8", f"{_stalled(still_s)}; restart the gate\n".encode(), b""
 
     def _readyz(self) -> tuple[int, str, bytes, bytes]:
-        said = self._bulletin.read()
-        still_s = self._clock() - said.at
-        if still_s <= STILL_S:
-            return (200 if said.ready else 503), "application/json", said.body, said.lines
-        reason = f'{{"ready": false, "reason": "{_stood_still(still_s)}"}}\n'
+        status = self._shared_status.read()
+        still_s = self._clock() - status.at
+        if still_s <= STALLED_S:
+            return (200 if status.ready else 503), "application/json", status.body, status.lines
+        reason = f'{{"ready": false, "reason": "{_stalled(still_s)}"}}\n'
         return 503, "application/json", reason.encode(), b""
 
 
-def _stood_still(seconds: float) -> str:
+def _stalled(seconds: float) -> str:
     return f"the gate's event loop has stood still for {seconds:.1f} s"
 
 
 def main(fds: Sequence[int]) -> None:
-    """`fds`: the bulletin's, the gate's, and the listeners'."""
+    """`fds`: of the shared status, the gate, and the listeners."""
     # Who stops the gate may tell all its processes at once; this one is needed until the gate has ended.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with suppress(OSError):
         # Where that is allowed: it does next to nothing, and must not wait while the gate has much to do.
         os.setpriority(os.PRIO_PROCESS, 0, NICE)
-    bulletin, gate, *listeners = fds
-    Herald(
-        [socket.socket(fileno=fd) for fd in listeners], socket.socket(fileno=gate), Bulletin(bulletin)
+    shared_status, gate, *listeners = fds
+    HealthProcess(
+        [socket.socket(fileno=fd) for fd in listeners],
+        socket.socket(fileno=gate),
+        SharedStatus(shared_status),
     ).run()
 
 

@@ -20,7 +20,7 @@ _NOT_PLAIN = re.compile(
 )
 
 
-class Question(NamedTuple):
+class HealthRequest(NamedTuple):
     """One request. `name` is livez or readyz, `size` the bytes it took."""
 
     name: str
@@ -29,7 +29,7 @@ class Question(NamedTuple):
     size: int
 
 
-def question(data: bytes) -> Question | None:
+def parse_health_request(data: bytes) -> HealthRequest | None:
     """The plain question at the beginning of `data`; None: there is something else."""
     match = _HEAD.match(data)
     if match is None:
@@ -37,9 +37,11 @@ def question(data: bytes) -> Question | None:
     method, name, minor, fields = match.groups()
     if _NOT_PLAIN.search(fields):
         return None
-    return Question(name.decode(), method == b"HEAD", _keeps_alive(minor, fields), match.end())
+    return HealthRequest(name.decode(), method == b"HEAD", _keeps_alive(minor, fields), match.end())
 
 
 def _keeps_alive(minor: bytes, fields: bytes) -> bool:
-    wishes = {wish.strip().lower() for line in _CONNECTION.findall(fields) for wish in line.split(b",")}
-    return b"close" not in wishes and (minor == b"1" or b"keep-alive" in wishes)
+    routing_headers = {
+        wish.strip().lower() for line in _CONNECTION.findall(fields) for wish in line.split(b",")
+    }
+    return b"close" not in routing_headers and (minor == b"1" or b"keep-alive" in routing_headers)

@@ -11,14 +11,14 @@ from aiohttp import HttpVersion11, web
 from cellgate.proxy.admin.bodies import BODY_BYTES
 from cellgate.proxy.admin.connection import Connection
 from cellgate.proxy.admin.responses import Stream, refusal_reply
-from cellgate.proxy.wire.failure import Failure, Kind
+from cellgate.proxy.wire.failure import Failure, FailureKind
 
 END_S = 1.0
 """How long a gate that stops waits for answers under way."""
 
-_NO_HOST = Failure(Kind.BAD_REQUEST, "the request has no Host")
-_TOO_LARGE = Failure(Kind.BODY_TOO_LARGE, f"the request's body is larger than {BODY_BYTES} bytes")
-_LATE_BODY = Failure(Kind.BODY_TIMEOUT, "the request's body did not arrive in time")
+_NO_HOST = Failure(FailureKind.BAD_REQUEST, "the request has no Host")
+_TOO_LARGE = Failure(FailureKind.BODY_TOO_LARGE, f"the request's body is larger than {BODY_BYTES} bytes")
+_LATE_BODY = Failure(FailureKind.BODY_TIMEOUT, "the request's body did not arrive in time")
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 

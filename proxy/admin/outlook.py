@@ -4,66 +4,66 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cellgate.proxy.admin.rotation import Moment, Standing
-from cellgate.router.board import DOUBT_S
+from cellgate.proxy.admin.rotation import Moment, Rotation
+from cellgate.router.board import RESTART_SUSPECTED_S
 from cellgate.router.nouns import Rules, Strength
-from cellgate.router.unit_state import SLOW_START_LEAST, Desk
+from cellgate.router.unit_state import SLOW_START_LEAST, UnitState
 
-_NEXT: dict[Standing, str] = {
-    Standing.DRAINED: "nothing, until an operator undrains it (cellgate undrain {unit}).",
-    Standing.HELD: "units are judged one by one again when they answer, in {panic_left} at the latest.",
-    Standing.DOUBTED: "{canary}. Any work it shows ends the suspicion of a restart, and so do {doubt_left} "
-    "without another cut.",
-    Standing.SUSPECT: "{canary}. If it passes, the unit is up; if it fails, the unit is down.",
-    Standing.FULL: "new requests go there as others end.",
-    Standing.IN: "{canary}, unless the unit shows work before that.",
-    Standing.STARTING: "{canary}. When it passes, {then}",
-    Standing.DOWN: "{canary}. {passes} must pass in a row; {then}",
-    Standing.PROBATION: "{canary}. {passed} of {passes} have passed; {then}",
+_NEXT: dict[Rotation, str] = {
+    Rotation.DRAINED: "nothing, until an operator undrains it (cellgate undrain {unit}).",
+    Rotation.HELD: "units are judged one by one again when they answer, in {panic_left} at the latest.",
+    Rotation.RESTART_SUSPECTED: "{canary}. Any work it shows ends the suspicion of a restart, and so do "
+    "{suspicion_left} without another cut.",
+    Rotation.SUSPECT: "{canary}. If it passes, the unit is up; if it fails, the unit is down.",
+    Rotation.FULL: "new requests go there as others end.",
+    Rotation.IN: "{canary}, unless the unit shows work before that.",
+    Rotation.STARTING: "{canary}. When it passes, {then}",
+    Rotation.DOWN: "{canary}. {passes} must pass in a row; {then}",
+    Rotation.PROBATION: "{canary}. {passed} of {passes} have passed; {then}",
 }
 _FAULTS = "it stays out until {faults} reports that all is well; then a canary is sent at once."
 
-_ADVICE: dict[Standing, str] = {
-    Standing.HELD: "check the network of this gate first: the units may be well.",
-    Standing.FULL: "raise its max_in_flight if its engine can take more, or add units.",
-    Standing.SUSPECT: "take it out of rotation (cellgate drain {unit}); requests in flight finish.",
-    Standing.IN: "take it out of rotation (cellgate drain {unit}); requests in flight finish.",
-    Standing.STARTING: "wait while it loads its model; if it does not load, check its engine's log ({url}).",
-    Standing.DOWN: "check its engine's log ({url}); an engine that hangs must be restarted on all nodes.",
+_ADVICE: dict[Rotation, str] = {
+    Rotation.HELD: "check the network of this gate first: the units may be well.",
+    Rotation.FULL: "raise its max_in_flight if its engine can take more, or add units.",
+    Rotation.SUSPECT: "take it out of rotation (cellgate drain {unit}); requests in flight finish.",
+    Rotation.IN: "take it out of rotation (cellgate drain {unit}); requests in flight finish.",
+    Rotation.STARTING: "wait while it loads its model; if it does not load, check its engine's log ({url}).",
+    Rotation.DOWN: "check its engine's log ({url}); an engine that hangs must be restarted on all nodes.",
 }
 _GONE = "make sure that its engine runs and listens at {url}; this gate notices by itself."
 _NODES = "check node {nodes} and restart what is missing there; this gate notices by itself."
 _SLOW = "compare clocks, temperatures and links of its nodes with those of the other units."
 
 
-def what_comes(desk: Desk, stands: Standing, moment: Moment) -> str:
+def what_comes(state: UnitState, rotation: Rotation, moment: Moment) -> str:
     """What happens next, and when, if nobody does anything."""
-    rules, faults = moment.rules, sorted(desk.case.faults)
-    is_held_down = faults and not desk.drained and not desk.is_usable()
+    rules, faults = moment.rules, sorted(state.case.faults)
+    is_held_down = faults and not state.drained and not state.is_usable()
     panic_s = moment.now - moment.panic_at if moment.panic_at is not None else 0.0
-    return (_FAULTS if is_held_down else _NEXT[stands]).format(
-        unit=desk.unit.name,
+    return (_FAULTS if is_held_down else _NEXT[rotation]).format(
+        unit=state.unit.name,
         canary=_canary(moment),
         passes=rules.passes,
-        passed=desk.case.passes,
+        passed=state.case.passes,
         then=_then(rules),
         faults=" and ".join(f"{source} of node {node}" for node, source in faults),
         panic_left=f"{max(0.0, rules.panic_max_s - panic_s):.1f} s",
-        doubt_left=f"{max(0.0, desk.doubted_at + DOUBT_S - moment.now):.1f} s",
+        suspicion_left=f"{max(0.0, state.restart_suspected_at + RESTART_SUSPECTED_S - moment.now):.1f} s",
     )
 
 
-def advice(desk: Desk, stands: Standing) -> Iterator[str]:
+def advice(state: UnitState, rotation: Rotation) -> Iterator[str]:
     """What an operator can do; nothing where there is nothing but to wait."""
-    because, nodes = desk.case.because, sorted({node for node, _ in desk.case.faults})
-    words = _ADVICE.get(stands, "")
-    if nodes and not desk.is_usable():
+    because, nodes = state.case.because, sorted({node for node, _ in state.case.faults})
+    words = _ADVICE.get(rotation, "")
+    if nodes and not state.is_usable():
         words = _NODES
-    elif stands is Standing.DOWN and because is not None and because.strength is Strength.FATAL:
+    elif rotation is Rotation.DOWN and because is not None and because.strength is Strength.FATAL:
         words = _GONE
     if words:
-        yield words.format(unit=desk.unit.name, url=desk.unit.url, nodes=" and ".join(nodes))
-    if desk.slowness.degraded:
+        yield words.format(unit=state.unit.name, url=state.unit.url, nodes=" and ".join(nodes))
+    if state.outlier.degraded:
         yield _SLOW
 
 

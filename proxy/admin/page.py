@@ -11,12 +11,12 @@ from base64 import b64encode
 from hashlib import sha256
 from importlib.resources import files
 
-from cellgate.proxy.ingress.envoy_health import Headers
+from cellgate.proxy.ingress.envoy_health import HeaderPairs
 
 _INLINE = r"<{0}>(.*?)</{0}>"
 
 
-def load_page() -> tuple[bytes, Headers]:
+def load_page() -> tuple[bytes, HeaderPairs]:
     """The page's bytes and the headers that go with them."""
     text = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
     policy = "; ".join(

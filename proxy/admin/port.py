@@ -1,6 +1,6 @@
-"""The admin port as one thing: the herald's process at the door, the application behind it on the event loop.
+"""The admin port as one thing: the health process in front, the application behind it on the event loop.
 
-Both processes hold the listeners, so that no caller is refused while a herald that died is replaced.
+Both processes hold the listeners, so that no caller is refused while a health process that died is replaced.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import suppress
 from cellgate.proxy.admin.admin_view import AdminView
 from cellgate.proxy.admin.application import admin_server
 from cellgate.proxy.admin.health_process import RETIRE
-from cellgate.proxy.admin.shared_status import Bulletin
+from cellgate.proxy.admin.shared_status import SharedStatus
 from cellgate.proxy.logs.log import log_line
 
 BACKLOG = 128
@@ -25,12 +25,12 @@ _COMMAND = (sys.executable, "-m", "cellgate.proxy.admin.health_process")
 
 
 class AdminPort:
-    """Listens between `open` and `close`. What /readyz says has to be published on `bulletin`."""
+    """Listens between `open` and `close`. What /readyz says has to be published on `shared_status`."""
 
-    def __init__(self, view: AdminView, bulletin: Bulletin) -> None:
+    def __init__(self, view: AdminView, shared_status: SharedStatus) -> None:
         self._server = admin_server(view)
         self._events = view.events
-        self._bulletin = bulletin
+        self._shared_status = shared_status
         self._loop = asyncio.get_running_loop()
         self._listeners: list[socket.socket] = []
         self._arriving: set[asyncio.Task[None]] = set()
@@ -42,8 +42,8 @@ class AdminPort:
         self._door, self._doorstep = socket.socketpair()
         self._door.setblocking(False)
         self._loop.add_reader(self._door, self._receive)
-        self._herald = await self._start_herald()
-        self._keeper = self._loop.create_task(self._keep_herald())
+        self._health_process = await self._start_health_process()
+        self._keeper = self._loop.create_task(self._keep_health_process())
 
     @property
     def address(self) -> tuple[str, int]:
@@ -52,12 +52,12 @@ class AdminPort:
         return host, port
 
     @property
-    def herald_pid(self) -> int:
+    def health_pid(self) -> int:
         """The process at the door."""
-        return self._herald.pid
+        return self._health_process.pid
 
     def tick(self, now: float) -> None:
-        """See to connections that are silent."""
+        """Close connections that send nothing."""
         self._server.tick(now)
 
     def retire(self) -> None:
@@ -77,34 +77,34 @@ class AdminPort:
             self._loop.remove_reader(self._door)
             self._door.close()
             self._doorstep.close()
-            await self._end_herald()
+            await self._end_health_process()
         await asyncio.gather(*self._arriving)
         self._events.close()
         await self._server.close()
-        self._bulletin.close()
+        self._shared_status.close()
 
     def _stop_listening(self) -> None:
         for listener in self._listeners:
             listener.close()
 
-    async def _start_herald(self) -> asyncio.subprocess.Process:
-        fds = [self._bulletin.fd, self._doorstep.fileno(), *(each.fileno() for each in self._listeners)]
+    async def _start_health_process(self) -> asyncio.subprocess.Process:
+        fds = [self._shared_status.fd, self._doorstep.fileno(), *(each.fileno() for each in self._listeners)]
         return await asyncio.create_subprocess_exec(
             *_COMMAND, *map(str, fds), pass_fds=fds, stdin=asyncio.subprocess.DEVNULL
         )
 
-    async def _keep_herald(self) -> None:
+    async def _keep_health_process(self) -> None:
         """Start another whenever it dies."""
         while True:
-            code = await self._herald.wait()
+            code = await self._health_process.wait()
             log_line("error", f"admin port: its process ended with {code}; another is started")
-            await self._restart_herald()
+            await self._restart_health_process()
 
-    async def _restart_herald(self) -> None:
+    async def _restart_health_process(self) -> None:
         while True:
             await asyncio.sleep(RESTART_S)
             try:
-                self._herald = await self._start_herald()
+                self._health_process = await self._start_health_process()
             except OSError as error:
                 log_line(
                     "error", f"admin port: no process can be started: {error.strerror}; it is tried again"
@@ -112,17 +112,17 @@ class AdminPort:
             else:
                 return
 
-    async def _end_herald(self) -> None:
+    async def _end_health_process(self) -> None:
         """It ends by itself, since its door is closed; unless it is stopped."""
         try:
             async with asyncio.timeout(END_S):
-                await self._herald.wait()
+                await self._health_process.wait()
         except TimeoutError:
-            self._herald.kill()
-            await self._herald.wait()
+            self._health_process.kill()
+            await self._health_process.wait()
 
     def _receive(self) -> None:
-        """The herald hands connections over that nobody has read from."""
+        """The health process hands over connections that nobody has read from."""
         _, fds, _, _ = socket.recv_fds(self._door, _FDS_AT_ONCE, _FDS_AT_ONCE)
         for fd in fds:
             task = self._loop.create_task(self._serve(socket.socket(fileno=fd)))

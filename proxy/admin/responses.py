@@ -9,7 +9,7 @@ from http import HTTPStatus
 
 from aiohttp import web
 
-from cellgate.proxy.ingress.envoy_health import Headers
+from cellgate.proxy.ingress.envoy_health import HeaderPairs
 from cellgate.proxy.wire.failure import Failure, error_body
 
 
@@ -18,7 +18,7 @@ def reply(
     status: int = HTTPStatus.OK,
     *,
     content_type: str = "application/json",
-    headers: Headers = (),
+    headers: HeaderPairs = (),
 ) -> web.Response:
     """A whole response. A large one is written piece by piece, and the loop turns between two."""
     return web.Response(body=io.BytesIO(body), status=status, headers=_fields(content_type, headers))
@@ -34,7 +34,9 @@ def refusal_reply(failure: Failure) -> web.Response:
 class Stream(web.StreamResponse):
     """A response whose `parts` are sent as they come; they are closed when the caller leaves."""
 
-    def __init__(self, parts: AsyncGenerator[bytes, None], content_type: str, headers: Headers = ()) -> None:
+    def __init__(
+        self, parts: AsyncGenerator[bytes, None], content_type: str, headers: HeaderPairs = ()
+    ) -> None:
         super().__init__(headers=_fields(content_type, headers))
         self._parts = parts
 
@@ -45,6 +47,6 @@ class Stream(web.StreamResponse):
                 await self.write(part)
 
 
-def _fields(content_type: str, headers: Headers) -> Headers:
+def _fields(content_type: str, headers: HeaderPairs) -> HeaderPairs:
     # By itself aiohttp names its own version as the server.
     return (("Content-Type", content_type), ("Server", "cellgate"), *headers)

@@ -8,15 +8,15 @@ from enum import Enum
 from cellgate.proxy.logs.text import duration
 from cellgate.router.board import Board
 from cellgate.router.nouns import Rules, Verdict
-from cellgate.router.unit_state import Desk
+from cellgate.router.unit_state import UnitState
 
 
-class Standing(Enum):
+class Rotation(Enum):
     """What decides at the moment whether a unit gets requests."""
 
     DRAINED = "drained"
     HELD = "held"
-    DOUBTED = "doubted"
+    RESTART_SUSPECTED = "restart_suspected"
     SUSPECT = "suspect"
     FULL = "full"
     IN = "in"
@@ -44,26 +44,26 @@ class Moment:
         return f"{seconds:.1f} s" if seconds < 60.0 else duration(seconds)
 
 
-def standing(desk: Desk, moment: Moment) -> Standing:
+def rotation_of(state: UnitState, moment: Moment) -> Rotation:
     """The one thing that decides; what else is so of the unit changes nothing as long as this is."""
-    if desk.drained:
-        return Standing.DRAINED
-    if not desk.is_usable():
-        return Standing(desk.case.verdict.value)
-    if moment.panic_at is not None and desk.is_mute(moment.now):
-        return Standing.HELD
-    if desk.is_doubted():
-        return Standing.DOUBTED
-    if desk.case.verdict is Verdict.SUSPECT:
-        return Standing.SUSPECT
-    return Standing.FULL if desk.in_flight >= desk.unit.max_in_flight else Standing.IN
+    if state.drained:
+        return Rotation.DRAINED
+    if not state.is_usable():
+        return Rotation(state.case.verdict.value)
+    if moment.panic_at is not None and state.is_unreachable(moment.now):
+        return Rotation.HELD
+    if state.is_restart_suspected():
+        return Rotation.RESTART_SUSPECTED
+    if state.case.verdict is Verdict.SUSPECT:
+        return Rotation.SUSPECT
+    return Rotation.FULL if state.in_flight >= state.unit.max_in_flight else Rotation.IN
 
 
-def is_held(desk: Desk, board: Board, now: float) -> bool:
+def is_held(state: UnitState, board: Board, now: float) -> bool:
     """Whether a unit is in rotation only because the gate takes itself to be cut off."""
-    return board.panic_at is not None and desk.is_usable() and desk.is_mute(now)
+    return board.panic_at is not None and state.is_usable() and state.is_unreachable(now)
 
 
-def silent_s(desk: Desk, now: float) -> float | None:
+def silent_s(state: UnitState, now: float) -> float | None:
     """For how long nothing has moved on a unit that has requests; None when it has none."""
-    return now - desk.quiet_since if desk.leases else None
+    return now - state.quiet_since if state.leases else None

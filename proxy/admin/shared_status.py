@@ -1,7 +1,7 @@
-"""What the gate last said of itself, in memory that its herald's process shares.
+"""The status that the gate published last, in memory shared with its health process.
 
-Written by the event loop without a system call, read by the herald while that loop may stand still. A record
-is whole or it is not believed: it carries a checksum, so that neither side ever waits for the other.
+Written by the event loop without a system call, read by the health process while that loop may stand still. A
+record is whole or it is not believed: it carries a checksum, so that neither side ever waits for the other.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _BODY_AT = _CHECK.size + _RECORD.size
 _TOO_LONG = b'{"ready": %s, "reason": "too many units to list here; GET /units has them"}\n'
 
 
-class Said(NamedTuple):
+class PublishedStatus(NamedTuple):
     """`at`: when, of `time.monotonic`, which is one clock for all processes. `body` and header `lines`: what
     /readyz shows.
     """
@@ -32,35 +32,37 @@ class Said(NamedTuple):
     lines: bytes = b""
 
 
-class Bulletin:
-    """One record. `fd` is for the other process; without one a new bulletin is made, which says: starting."""
+class SharedStatus:
+    """One record. `fd` is for the other process; without one a new record is made, which says: starting."""
 
     def __init__(self, fd: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         # Memory and no file of a disk: to write it must never wait for one.
-        self.fd = os.memfd_create("bulletin") if fd is None else fd
+        self.fd = os.memfd_create("shared-status") if fd is None else fd
         if fd is None:
             os.ftruncate(self.fd, SIZE)
         self._memory = mmap.mmap(self.fd, SIZE)
-        self._last = Said(clock(), False, b"")
+        self._last = PublishedStatus(clock(), False, b"")
         if fd is None:
             self.publish(False, b'{"ready": false, "reason": "the gate is starting"}\n')
 
     def publish(self, ready: bool, body: bytes, lines: bytes = b"") -> None:
-        """Say this from now on. To be called by the loop's own timer as well: its silence is a sign, too."""
+        """Publish a status. To be called by the loop's own timer as well: a status that grows old is a sign,
+        too.
+        """
         if len(lines) + len(body) > SIZE - _BODY_AT:
             body = _TOO_LONG % (b"true" if ready else b"false")
         record = _RECORD.pack(self._clock(), ready, len(lines), len(body)) + lines + body
         self._memory[: _CHECK.size + len(record)] = _CHECK.pack(zlib.crc32(record)) + record
 
-    def read(self) -> Said:
-        """What was said last, or before that, while the last is just being written."""
+    def read(self) -> PublishedStatus:
+        """The last status, or the one before it while the last is just being written."""
         (check,) = _CHECK.unpack_from(self._memory)
         at, ready, lines, size = _RECORD.unpack_from(self._memory, _CHECK.size)
         record = self._memory[_CHECK.size : _BODY_AT + min(lines + size, SIZE)]
         if zlib.crc32(record) == check:
             shown = record[_RECORD.size :]
-            self._last = Said(at, ready, shown[lines:], shown[:lines])
+            self._last = PublishedStatus(at, ready, shown[lines:], shown[:lines])
         return self._last
 
     def close(self) -> None:

@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 from cellgate import VERSION
-from cellgate.proxy.admin.rotation import Moment, standing
+from cellgate.proxy.admin.rotation import Moment, rotation_of
 from cellgate.proxy.ingress.ready import why
 from cellgate.router.board import Board
 from cellgate.router.nouns import Sign
-from cellgate.router.unit_state import Desk
+from cellgate.router.unit_state import UnitState
 
 
 def status(board: Board, now: float, *, waiting: int, stopping: bool) -> dict[str, Any]:
@@ -20,47 +20,47 @@ def status(board: Board, now: float, *, waiting: int, stopping: bool) -> dict[st
     moment = Moment(now, board.rules, board.panic_at)
     return {
         "version": VERSION,
-        "ready": not stopping and any(desk.is_usable() for desk in board),
+        "ready": not stopping and any(state.is_usable() for state in board),
         "stopping": stopping,
         "panic": board.panic_at is not None,
         "waiting": waiting,
         "in_flight": board.in_flight,
-        "units": [_row(desk, moment) for desk in board],
+        "units": [_row(state, moment) for state in board],
     }
 
 
-def load_s(desk: Desk, now: float) -> float:
+def load_s(state: UnitState, now: float) -> float:
     """How long the prompts that wait at the unit will take to compute, as the router reckons."""
-    forecast = desk.books.forecast
-    tokens = desk.books.work.backlog_tokens(now, forecast.tokens_s) + forecast.foreign_tokens
+    forecast = state.costs.forecast
+    tokens = state.costs.backlog.backlog_tokens(now, forecast.tokens_s) + forecast.foreign_tokens
     return tokens / forecast.tokens_s
 
 
-def _row(desk: Desk, moment: Moment) -> dict[str, Any]:
-    unit, load = desk.unit, desk.load
+def _row(state: UnitState, moment: Moment) -> dict[str, Any]:
+    unit, load = state.unit, state.load
     return {
         "name": unit.name,
         "cell": unit.cell,
-        "verdict": desk.case.verdict.value,
-        "standing": standing(desk, moment).value,
-        "usable": desk.is_usable(),
-        "drained": desk.drained,
-        "degraded": round(desk.slowness.degraded, 3),
-        "since_s": round(moment.now - desk.case.since, 1),
-        "reason": why(desk),
-        "in_flight": desk.in_flight,
+        "verdict": state.case.verdict.value,
+        "standing": rotation_of(state, moment).value,
+        "usable": state.is_usable(),
+        "drained": state.drained,
+        "degraded": round(state.outlier.degraded, 3),
+        "since_s": round(moment.now - state.case.since, 1),
+        "reason": why(state),
+        "in_flight": state.in_flight,
         "max_in_flight": unit.max_in_flight,
-        "load_s": round(load_s(desk, moment.now), 3),
+        "load_s": round(load_s(state, moment.now), 3),
         "kv_use": None if load is None else round(load.kv_use, 3),
-        "nodes": _nodes(desk),
+        "nodes": _nodes(state),
     }
 
 
-def _nodes(desk: Desk) -> list[dict[str, str]]:
+def _nodes(state: UnitState) -> list[dict[str, str]]:
     """`state`: bad when anyone says so, unseen when nobody looks at the node itself or learns anything."""
-    faulty = {node for node, _ in desk.case.faults}
+    faulty = {node for node, _ in state.case.faults}
     good, bad = set(), {}
-    for (node, _), word in desk.news.items():
+    for (node, _), word in state.last_evidence.items():
         if word.sign is Sign.GOOD:
             good.add(node)
         elif word.sign is Sign.BAD:
@@ -76,5 +76,5 @@ def _nodes(desk: Desk) -> list[dict[str, str]]:
             else "unseen",
             "reason": bad.get(node.name, ""),
         }
-        for node in desk.unit.nodes
+        for node in state.unit.nodes
     ]

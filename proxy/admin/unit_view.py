@@ -12,63 +12,63 @@ from cellgate.proxy.admin.explain import explain
 from cellgate.proxy.admin.rotation import Moment, is_held, silent_s
 from cellgate.proxy.ingress.ready import why
 from cellgate.router.board import Board
-from cellgate.router.cost_model import Books
+from cellgate.router.cost_model import CostModel
 from cellgate.router.nouns import Case, Evidence, Load
-from cellgate.router.stall import silent_limit_s
-from cellgate.router.unit_state import Desk
+from cellgate.router.stall import stall_limit_s
+from cellgate.router.unit_state import UnitState
 
 EVIDENCE_SHOWN = 5
 
 
-def unit_view(desk: Desk, now: float) -> dict[str, Any]:
+def unit_view(state: UnitState, now: float) -> dict[str, Any]:
     """The unit ready for JSON; ages in seconds before `now`."""
-    unit = desk.unit
+    unit = state.unit
     return {
         "name": unit.name,
         "cell": unit.cell,
         "url": unit.url,
-        "verdict": desk.case.verdict.value,
-        "usable": desk.is_usable(),
-        "drained": desk.drained,
-        "doubted": desk.is_doubted(),
-        "degraded": round(desk.slowness.degraded, 3),
-        "since_s": _age(desk.case.since, now),
-        "reason": why(desk),
-        "evidence": [_evidence(e, now) for e in _behind(desk.case)],
-        "in_flight": desk.in_flight,
+        "verdict": state.case.verdict.value,
+        "usable": state.is_usable(),
+        "drained": state.drained,
+        "restart_suspected": state.is_restart_suspected(),
+        "degraded": round(state.outlier.degraded, 3),
+        "since_s": _age(state.case.since, now),
+        "reason": why(state),
+        "evidence": [_evidence(e, now) for e in _behind(state.case)],
+        "in_flight": state.in_flight,
         "max_in_flight": unit.max_in_flight,
-        "weight": desk.weight,
-        "load": _load(desk.load, now) if desk.load is not None else None,
-        "routing": _routing(desk.books, now),
-        "models": sorted(desk.models),
+        "weight": state.weight,
+        "load": _load(state.load, now) if state.load is not None else None,
+        "routing": _routing(state.costs, now),
+        "models": sorted(state.models),
         "nodes": [{"name": node.name, "role": node.role.value} for node in unit.nodes],
     }
 
 
-def unit_page(desk: Desk, board: Board, now: float, canary_s: float | None) -> dict[str, Any]:
+def unit_page(state: UnitState, board: Board, now: float, canary_s: float | None) -> dict[str, Any]:
     """`unit_view`, why it is so, and what comes next; `canary_s` as in `Moment`."""
-    rules, case, quiet_s = board.rules, desk.case, silent_s(desk, now)
-    page = unit_view(desk, now)
-    page["nodes"] = [node | {"news": _news(desk, node["name"], now)} for node in page["nodes"]]
+    rules, case, quiet_s = board.rules, state.case, silent_s(state, now)
+    page = unit_view(state, now)
+    page["nodes"] = [node | {"news": _news(state, node["name"], now)} for node in page["nodes"]]
     return page | {
-        "why": explain(desk, Moment(now, rules, board.panic_at, canary_s)),
-        "held_by_panic": is_held(desk, board, now),
-        "share": round(desk.share(now, rules), 3),
+        "why": explain(state, Moment(now, rules, board.panic_at, canary_s)),
+        "held_by_panic": is_held(state, board, now),
+        "share": round(state.share(now, rules), 3),
         "faults": [{"node": node, "source": source} for node, source in sorted(case.faults)],
-        "news": _news(desk, None, now),
-        "engine": desk.engine,
+        "news": _news(state, None, now),
+        "engine": state.engine,
         "epochs": dict(case.epochs),
         "silent_s": None if quiet_s is None else round(quiet_s, 3),
-        "silent_limit_s": round(silent_limit_s(desk, rules), 3),
+        "silent_limit_s": round(stall_limit_s(state, rules), 3),
         "next_canary_s": None if canary_s is None else round(canary_s, 3),
     }
 
 
-def _news(desk: Desk, of_node: str | None, now: float) -> dict[str, dict[str, Any]]:
+def _news(state: UnitState, of_node: str | None, now: float) -> dict[str, dict[str, Any]]:
     """The last word of each source about a node, or about the unit as a whole (None)."""
     return {
         source: {"sign": word.sign.value, "reason": word.reason, "age_s": _age(word.at, now)}
-        for (node, source), word in desk.news.items()
+        for (node, source), word in state.last_evidence.items()
         if node == of_node
     }
 
@@ -101,23 +101,23 @@ def _load(load: Load, now: float) -> dict[str, Any]:
     }
 
 
-def _routing(books: Books, now: float) -> dict[str, Any]:
+def _routing(costs: CostModel, now: float) -> dict[str, Any]:
     """What the router reckons with: rates as learnt, this gate's own work there, what is held of prompts."""
-    rates, work, prefixes = books.rates, books.work, books.prefixes
+    rates, work, prefixes = costs.rates, costs.backlog, costs.prefixes
     return {
         "prefill_tokens_s": round(rates.prefill_tokens_s.value, 1),
         "latency_s": round(rates.latency.without_work_s(rates.prefill_tokens_s.value), 4),
         "prefill_samples": rates.prefill_tokens_s.seen,
         "step_s": round(rates.steps.at(work.batch), 5),
         "bytes_per_token": round(rates.bytes_per_token.value, 3),
-        "seats": int(books.seats.limit) if books.seats.limit < inf else None,
-        "kv_tokens": books.kv_tokens,
+        "seats": int(costs.seats.limit) if costs.seats.limit < inf else None,
+        "kv_tokens": costs.kv_tokens,
         "queued_tokens": work.queued_tokens,
-        "backlog_s": round(books.backlog_s(now), 3),
+        "backlog_s": round(costs.backlog_s(now), 3),
         "prefix_blocks": len(prefixes),
         "prefix_blocks_max": prefixes.limit,
         "prefix_trust": round(prefixes.trust, 3),
-        "error_share": round(books.errors.share(now), 3),
+        "error_share": round(costs.errors.share(now), 3),
     }
 
 

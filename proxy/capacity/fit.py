@@ -35,7 +35,7 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class MemoryPlan:
     """Of the stage that has the least room: weights and room for KV cache on each of its devices, and what a
     sequence takes there.
     """
@@ -73,7 +73,7 @@ class Plan:
         return float(f"{max(self.tokens, 1) / TOKENS_OF_WEIGHT_1:.2g}")
 
 
-def plan(shape: Shape, devices: Devices, workload: Workload, scale: float = 1.0) -> Plan:
+def plan_memory(shape: Shape, devices: Devices, workload: Workload, scale: float = 1.0) -> MemoryPlan:
     """What fits on the fullest stage. `scale` is by how much the real weights are larger than reckoned."""
     usable = devices.memory_bytes * devices.utilization - devices.reserve_bytes
     made = []
@@ -82,5 +82,5 @@ def plan(shape: Shape, devices: Devices, workload: Workload, scale: float = 1.0)
         sequence = kv_bytes_per_sequence(
             shape, layers, workload.context, devices.tensor, workload.kv_bits, workload.block
         )
-        made.append(Plan(weights, usable - weights, sequence, workload))
+        made.append(MemoryPlan(weights, usable - weights, sequence, workload))
     return min(made, key=lambda each: each.kv_bytes / each.sequence_bytes)

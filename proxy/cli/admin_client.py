@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from cellgate.proxy.config.load_process import TOKEN_VARIABLE
+from cellgate.proxy.config.load_process import ADMIN_TOKEN_VARIABLE
 from cellgate.proxy.config.settings import Address
 
 TIMEOUT_S = 5.0
@@ -98,7 +98,7 @@ def _path(unit: str) -> str:
 
 
 def _call(admin: Address, method: str, path: str) -> Any:
-    token = os.environ.get(TOKEN_VARIABLE)
+    token = os.environ.get(ADMIN_TOKEN_VARIABLE)
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     request = urllib.request.Request(f"http://{admin}{path}", method=method, headers=headers)
     # Not through a proxy of the environment: the gate is near, and trusts this machine only without one.
@@ -125,7 +125,7 @@ def _refusal(admin: Address, error: urllib.error.HTTPError) -> str:
             message = str(json.load(error)["error"]["message"])
         except (http.client.HTTPException, OSError, ValueError, LookupError, TypeError):
             return str(_stranger(admin))
-    hint = f" (this command sends the token in {TOKEN_VARIABLE})" if error.code in (401, 403) else ""
+    hint = f" (this command sends the token in {ADMIN_TOKEN_VARIABLE})" if error.code in (401, 403) else ""
     return f"{message}{hint}"
 
 

@@ -19,8 +19,8 @@ from cellgate import VERSION
 from cellgate.policies import POLICIES
 from cellgate.probes import agent
 from cellgate.proxy.cli import admin_client, plan
-from cellgate.proxy.cli.tables import choice_text, fleet_table, poison_table, shown, units_table
-from cellgate.proxy.config.load_process import ConfigError, Overrides, Reading, read
+from cellgate.proxy.cli.tables import explain_text, fleet_table, poison_table, shown, units_table
+from cellgate.proxy.config.load_process import ConfigError, ConfigReader, Overrides, read_settings
 from cellgate.proxy.config.settings import Address, LogFormat, RedisAccess, Settings
 from cellgate.proxy.config.values import MisfitError, address
 from cellgate.router.nouns import Fleet
@@ -67,14 +67,14 @@ def _failed(why: str) -> int:
 
 def _serve(args: argparse.Namespace) -> int:
     flags = _flags(args)
-    reading = Reading(args.config, flags)
+    reading = ConfigReader(args.config, flags)
     # Late, so that the other commands do not wait for it, and while the configuration is read.
     from cellgate.proxy.handover.inheritance import NoInheritanceError
     from cellgate.proxy.serve import serve
 
     settings = reading.settings()
     try:
-        return serve(settings, partial(read, args.config, flags))
+        return serve(settings, partial(read_settings, args.config, flags))
     except NoInheritanceError as error:
         return _failed(str(error))
     except OSError as error:
@@ -139,7 +139,7 @@ def _set_drain(drained: bool, args: argparse.Namespace) -> int:
 def _explain(args: argparse.Namespace) -> int:
     asked = {name: getattr(args, name) for name in EXPLAINED}
     found = admin_client.explain(args.admin, {name: value for name, value in asked.items() if value})
-    print(json.dumps(found, indent=2) if args.json else choice_text(found))
+    print(json.dumps(found, indent=2) if args.json else explain_text(found))
     return 0
 
 

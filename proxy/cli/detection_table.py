@@ -7,7 +7,7 @@ from textwrap import fill
 
 from cellgate.probes.canary import YIELD_S
 from cellgate.proxy.cli.tables import table
-from cellgate.proxy.control.detection_bounds import REFUSED_S, Kind, degraded_s, kinds, rows
+from cellgate.proxy.control.detection_bounds import REFUSED_S, UnitKind, degraded_s, kinds, rows
 from cellgate.router.nouns import Fleet, Rules
 from cellgate.router.stall import PREFILLS, STEPS
 
@@ -30,7 +30,7 @@ def times_text(fleet: Fleet, rules: Rules) -> str:
     return "\n\n".join([*tables, notes])
 
 
-def _kind(kind: Kind, names: Sequence[str], rules: Rules) -> str:
+def _kind(kind: UnitKind, names: Sequence[str], rules: Rules) -> str:
     more = len(names) - _NAMED_MAX
     named = ", ".join(names[:_NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
     head = f"How soon {named} is out of rotation ({kind.agents} nodes have agents; {_ENGINES[kind.counts]}):"

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from cellgate.proxy.capacity.fit import GIB, Devices, Plan, Workload, plan
+from cellgate.proxy.capacity.fit import GIB, Devices, MemoryPlan, Workload, plan_memory
 from cellgate.proxy.capacity.live import LiveCache, LiveError, ask_cache
 from cellgate.proxy.capacity.memory import kv_bytes_per_token, parameters, weight_bytes, windows
 from cellgate.proxy.capacity.shape import Shape, read_shape
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     )
     workload = Workload(args.context, args.max_num_seqs, args.kv_bits or shape.dtype_bits, args.block_size)
     scale = _scale(shape, folder / INDEX)
-    made = plan(shape, devices, workload, scale)
+    made = plan_memory(shape, devices, workload, scale)
     for name, text in _lines(shape, devices, made, scale):
         print(f"{name:<10}{text}")
     if args.unit:
@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     return 0 if made.fits else _FAILED
 
 
-def _lines(shape: Shape, devices: Devices, made: Plan, scale: float) -> Iterator[tuple[str, str]]:
+def _lines(shape: Shape, devices: Devices, made: MemoryPlan, scale: float) -> Iterator[tuple[str, str]]:
     """The plan, a name and a text for each line."""
     work = made.workload
     yield "model", ", ".join(_model(shape))
@@ -134,7 +134,7 @@ def _model(shape: Shape) -> Iterator[str]:
     yield f"{shape.weight_bits:.4g} bits a weight"
 
 
-def _compared(live: LiveCache, made: Plan, shape: Shape) -> str:
+def _compared(live: LiveCache, made: MemoryPlan, shape: Shape) -> str:
     """What the engine has beside what was planned."""
     engines = f" in {live.engines} engines" if live.engines > 1 else ""
     text = f"{live.tokens:,} tokens ({live.blocks:,} blocks of {live.block}{engines})"

@@ -48,7 +48,7 @@ def units_table(units: Sequence[Mapping[str, Any]]) -> str:
     return table([head, *rows])
 
 
-def choice_text(found: Mapping[str, Any]) -> str:
+def explain_text(found: Mapping[str, Any]) -> str:
     """Where a request would go (`GET /explain`): the outcome in a line, units in their rank, and notes."""
     head = (
         "UNIT",
@@ -92,7 +92,7 @@ def _seconds(value: float | None) -> str:
 
 def _verdict(unit: Mapping[str, Any]) -> str:
     """The verdict, and what else decides how many requests go there."""
-    beside = [word for word in ("drained", "doubted", "degraded") if unit[word]]
+    beside = [word.replace("_", " ") for word in ("drained", "restart_suspected", "degraded") if unit[word]]
     return ", ".join([str(unit["verdict"]), *beside])
 
 

@@ -30,12 +30,12 @@ _FRAME_LINES = 4
 """The summary, the line of those not shown, the line above the events, and the one that the cursor needs."""
 
 _HEAD = ("UNIT", "VERDICT", "FOR", "LOAD", "IN FLIGHT", "KV", "CELL", "NODES")
-_ORDER = ("down", "held", "suspect", "doubted", "probation", "starting", "full", "drained", "in")
+_ORDER = ("down", "held", "suspect", "restart_suspected", "probation", "starting", "full", "drained", "in")
 _STYLES = {
     "in": "green",
     "full": "yellow",
     "held": "yellow",
-    "doubted": "yellow",
+    "restart_suspected": "yellow",
     "suspect": "yellow",
     "starting": "blue",
     "probation": "magenta",

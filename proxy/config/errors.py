@@ -9,41 +9,41 @@ from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
 from cellgate.proxy.config.values import MisfitError, did_you_mean
-from cellgate.proxy.config.yaml_file import Place, Problem
+from cellgate.proxy.config.yaml_file import KeyPath, Problem
 
 Schema = Mapping[str, type[BaseModel]]
 """Every mapping of a file by its place, as in proxy/config/schema.py."""
 
 
-def dotted(place: Place) -> str:
+def dotted(key_path: KeyPath) -> str:
     """`cells[0].units[1].url`; a key that is no plain word is quoted."""
     parts = (
         f"[{key}]"
         if isinstance(key, int)
         else f".{key if re.fullmatch('[A-Za-z0-9_-]+', key) else repr(key)}"
-        for key in place
+        for key in key_path
     )
     return "".join(parts).removeprefix(".")
 
 
 def explained(error: ErrorDetails, schema: Schema) -> Problem:
     """Where an error of the schema is, and the sentence about it."""
-    place, found = error["loc"], error["input"]
+    key_path, found = error["loc"], error["input"]
     match error["type"]:
         case "value_error":
             wrong = error["ctx"]["error"]
-            return place, sentence(wrong, found) if isinstance(wrong, MisfitError) else str(wrong)
+            return key_path, sentence(wrong, found) if isinstance(wrong, MisfitError) else str(wrong)
         case "missing":
-            return place, "required key is missing"
+            return key_path, "required key is missing"
         case "extra_forbidden":
-            return place, f"unknown key; {_known_keys(place, schema)}"
+            return key_path, f"unknown key; {_known_keys(key_path, schema)}"
         case "invalid_key":
             key = _shown(found)
-            return (*place[:-1], key), f"expected a string as the key, found {key}; put it in quotes"
+            return (*key_path[:-1], key), f"expected a string as the key, found {key}; put it in quotes"
         case "list_type":
-            return place, sentence(MisfitError("a list"), found)
+            return key_path, sentence(MisfitError("a list"), found)
         case _:
-            return place, sentence(MisfitError("a mapping"), found)
+            return key_path, sentence(MisfitError("a mapping"), found)
 
 
 def sentence(wrong: MisfitError, found: object = None) -> str:
@@ -67,10 +67,10 @@ def _shown(found: object) -> str:
     return text if len(text) <= 80 else f"{text[:80]}…"
 
 
-def _known_keys(place: Place, schema: Schema) -> str:
+def _known_keys(key_path: KeyPath, schema: Schema) -> str:
     """The hint for an unknown key: the nearest here, the same elsewhere, or all that there are here."""
-    level = dotted(tuple(0 if isinstance(key, int) else key for key in place[:-1])).replace("[0]", "[]")
-    here, key = schema[level].model_fields, str(place[-1])
+    level = dotted(tuple(0 if isinstance(key, int) else key for key in key_path[:-1])).replace("[0]", "[]")
+    here, key = schema[level].model_fields, str(key_path[-1])
     elsewhere = [f"{other}.{key}" for other, keys in schema.items() if key in keys.model_fields]
     near = did_you_mean(key, here) or did_you_mean(".".join(elsewhere[:1]), elsewhere)
     return near or f"known here: {', '.join(here)}"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class HardLimits:
     """One field for each bound; its name is also the label in `cellgate_limits_total`."""
 
     header_lines: int = 128
@@ -86,9 +86,9 @@ class Limits:
     """Requests that wait until one suspected of ending units has shown what it is. A client gets 503."""
 
 
-LIMITS = Limits()
+LIMITS = HardLimits()
 
-REACHED: dict[str, int] = {field.name: 0 for field in fields(Limits)}
+REACHED: dict[str, int] = {field.name: 0 for field in fields(HardLimits)}
 """How often each took effect in this process, since it began."""
 
 

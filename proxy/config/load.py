@@ -17,14 +17,14 @@ from pydantic import ValidationError
 
 from cellgate.proxy.config import yaml_file
 from cellgate.proxy.config.errors import dotted, explained, sentence
-from cellgate.proxy.config.load_process import TOKEN_VARIABLE, ConfigError, Overrides
+from cellgate.proxy.config.load_process import ADMIN_TOKEN_VARIABLE, ConfigError, Overrides
 from cellgate.proxy.config.recovery import SECRET_VARIABLE, remedies, unsigned
 from cellgate.proxy.config.schema import SCHEMA, FileKeys
 from cellgate.proxy.config.settings import RedisAccess, Settings
 from cellgate.proxy.config.sources import RedisSource, Source
 from cellgate.proxy.config.units import unit_of
 from cellgate.proxy.config.values import MisfitError, token
-from cellgate.proxy.config.yaml_file import Place, Problem
+from cellgate.proxy.config.yaml_file import KeyPath, Problem
 from cellgate.router.nouns import Cell, Fleet
 
 AGENT_TOKEN_VARIABLE = "CELLGATE_AGENT_TOKEN"
@@ -32,7 +32,7 @@ REDIS_USERNAME_VARIABLE = "CELLGATE_REDIS_USERNAME"
 REDIS_PASSWORD_VARIABLE = "CELLGATE_REDIS_PASSWORD"
 UNIT_API_KEY_VARIABLE = "CELLGATE_UNIT_API_KEY"
 _VARIABLES = (
-    TOKEN_VARIABLE,
+    ADMIN_TOKEN_VARIABLE,
     AGENT_TOKEN_VARIABLE,
     UNIT_API_KEY_VARIABLE,
     REDIS_USERNAME_VARIABLE,
@@ -101,7 +101,7 @@ def _settings(file: FileKeys, secrets: Mapping[str, str]) -> Settings:
         remedies=remedies(file.cells, secrets[SECRET_VARIABLE]),
         redis=_redis(file, secrets),
         advertise=file.advertise,
-        admin_token=secrets[TOKEN_VARIABLE] or file.admin_token_file,
+        admin_token=secrets[ADMIN_TOKEN_VARIABLE] or file.admin_token_file,
         agent_token=secrets[AGENT_TOKEN_VARIABLE] or None,
         policy=file.policy,
         queue=file.queue,
@@ -139,11 +139,11 @@ def _redis(file: FileKeys, secrets: Mapping[str, str]) -> RedisAccess | None:
 # What is wrong, and how it is said.
 
 
-def _line(path: str | None, flags: Mapping[object, object], place: Place, text: str) -> str:
+def _line(path: str | None, flags: Mapping[object, object], key_path: KeyPath, text: str) -> str:
     """The problem `text` at `place`, after the flag or the file that it comes from."""
-    if place and (path is None or place[0] in flags):
-        return f"{_FLAGS[str(place[0])]}: {text}"
-    return f"{path}: {dotted(place)}: {text}"
+    if key_path and (path is None or key_path[0] in flags):
+        return f"{_FLAGS[str(key_path[0])]}: {text}"
+    return f"{path}: {dotted(key_path)}: {text}"
 
 
 def _checked(keys: Mapping[Any, object]) -> tuple[FileKeys | None, list[Problem]]:
@@ -167,20 +167,24 @@ def _mappings(parent: object, key: str) -> list[tuple[int, dict[str, object]]]:
 def _repeated_names(keys: object) -> Iterator[Problem]:
     """Cells and units of the same name, units at the same URL, nodes of the same name in one unit."""
     cells = [(("cells", c), cell) for c, cell in _mappings(keys, "cells")]
-    units = [((*place, "units", u), unit) for place, cell in cells for u, unit in _mappings(cell, "units")]
+    units = [
+        ((*key_path, "units", u), unit) for key_path, cell in cells for u, unit in _mappings(cell, "units")
+    ]
     yield from _repeated("name", cells)
     yield from _repeated("name", units)
     yield from _repeated("url", units)
-    for place, unit in units:
-        yield from _repeated("name", [((*place, "nodes", n), node) for n, node in _mappings(unit, "nodes")])
+    for key_path, unit in units:
+        yield from _repeated(
+            "name", [((*key_path, "nodes", n), node) for n, node in _mappings(unit, "nodes")]
+        )
 
 
-def _repeated(key: str, items: Iterable[tuple[Place, dict[str, object]]]) -> Iterator[Problem]:
+def _repeated(key: str, items: Iterable[tuple[KeyPath, dict[str, object]]]) -> Iterator[Problem]:
     seen: set[str] = set()
-    for place, item in items:
+    for key_path, item in items:
         value = item.get(key)
         if isinstance(value, str) and value in seen:
-            yield (*place, key), f"duplicate {key} {value!r}"
+            yield (*key_path, key), f"duplicate {key} {value!r}"
         elif isinstance(value, str):
             seen.add(value)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from cellgate.proxy.config.settings import Settings
 
-TOKEN_VARIABLE = "CELLGATE_ADMIN_TOKEN"
+ADMIN_TOKEN_VARIABLE = "CELLGATE_ADMIN_TOKEN"
 _COMMAND = (sys.executable, "-m", "cellgate.proxy.config.load")
 
 
@@ -61,7 +61,7 @@ class Overrides:
                 yield {"name": f"unit-{position}", "url": text}
 
 
-class Reading:
+class ConfigReader:
     """The configuration is being read; meanwhile there may be something else to do.
 
     Raises OSError when there is no process to read it in.
@@ -86,10 +86,10 @@ class Reading:
         return found
 
 
-def read(path: str | None, flags: Overrides) -> Settings:
+def read_settings(path: str | None, flags: Overrides) -> Settings:
     """The settings as they are now. Raises ConfigError."""
     try:
-        return Reading(path, flags).settings()
+        return ConfigReader(path, flags).settings()
     except OSError as error:
         raise ConfigError(
             [f"cannot start the process that reads the configuration: {error.strerror}"]

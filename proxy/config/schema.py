@@ -22,7 +22,7 @@ from cellgate.proxy.config.remedy import Remedy
 from cellgate.proxy.config.settings import (
     REDIS_PREFIX,
     Address,
-    Headers,
+    HeaderNames,
     Limits,
     LogFormat,
     Poison,
@@ -116,7 +116,7 @@ LimitsKeys = _keys_of(Limits, bodies_bytes=quarter_of_memory)
 TimeoutsKeys = _keys_of(Timeouts)
 TlsKeys = _keys_of(Tls)
 QueueKeys = _keys_of(FairRules)
-HeadersKeys = _keys_of(Headers)
+HeadersKeys = _keys_of(HeaderNames)
 PoisonKeys = _keys_of(Poison)
 
 
@@ -194,7 +194,7 @@ class FileKeys(Keys):
     timeouts: Annotated[Timeouts, _section(Timeouts, TimeoutsKeys)] = _GIVEN.timeouts
     tls: Annotated[Tls, _section(Tls, TlsKeys, _pairs_load)] = _GIVEN.tls
     queue: Annotated[FairRules, _section(FairRules, QueueKeys)] = _GIVEN.queue
-    headers: Annotated[Headers, _section(Headers, HeadersKeys)] = _GIVEN.headers
+    headers: Annotated[HeaderNames, _section(HeaderNames, HeadersKeys)] = _GIVEN.headers
     poison: Annotated[Poison, _section(Poison, PoisonKeys)] = _GIVEN.poison
     pass_unlisted: Annotated[bool, PlainValidator(values.flag)] = _GIVEN.pass_unlisted
     no_continuation: Annotated[tuple[str, ...], PlainValidator(values.models)] = _GIVEN.no_continuation

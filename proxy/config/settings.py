@@ -95,8 +95,8 @@ class RedisAccess:
 
 
 @dataclass(frozen=True, slots=True)
-class Headers:
-    """Which header lines of a request are heeded, in lower case.
+class HeaderNames:
+    """Names of the header lines that route a request, in lower case.
 
     session (x-session-id): requests with the same value go to the same unit, with policy `session`.
     tenant (x-gateway-inference-fairness-id): who shares the queue fairly with whom; without it, the
@@ -153,7 +153,7 @@ class Settings:
     policy: str = "prefix_affinity"
     rules: Rules = field(default_factory=Rules)
     queue: FairRules = field(default_factory=FairRules)
-    headers: Headers = Headers()
+    headers: HeaderNames = HeaderNames()
     limits: Limits = Limits()
     timeouts: Timeouts = Timeouts()
     tls: Tls = Tls()

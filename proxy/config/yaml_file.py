@@ -7,10 +7,10 @@ from pathlib import Path
 
 import yaml
 
-Place = tuple[str | int, ...]
+KeyPath = tuple[str | int, ...]
 """Where in the configuration something stands: keys and indexes from the top."""
 
-Problem = tuple[Place, str]
+Problem = tuple[KeyPath, str]
 """What is wrong at a place, as a sentence."""
 
 
@@ -74,18 +74,18 @@ def _line_and_column(before: str) -> str:
     return f"{before.count(chr(10)) + 1}:{len(before) - before.rfind(chr(10))}"
 
 
-def _repeated_keys(node: yaml.Node, place: Place, seen: set[yaml.Node]) -> Iterator[Problem]:
+def _repeated_keys(node: yaml.Node, key_path: KeyPath, seen: set[yaml.Node]) -> Iterator[Problem]:
     """Each key that stands twice in one mapping; `seen` keeps aliases from being walked again."""
     if node in seen:
         return
     seen.add(node)
     if isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
-            yield from _repeated_keys(item, (*place, index), seen)
+            yield from _repeated_keys(item, (*key_path, index), seen)
     elif isinstance(node, yaml.MappingNode):
         keys: set[object] = set()
         for key, value in node.value:
-            here = (*place, str(key.value))
+            here = (*key_path, str(key.value))
             if (key.tag, str(key.value)) in keys:
                 yield here, f"duplicate key, again in line {key.start_mark.line + 1}"
             keys.add((key.tag, str(key.value)))

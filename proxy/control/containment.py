@@ -16,23 +16,22 @@ from typing import Protocol
 
 from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.logs.events import Action, EventLog
-from cellgate.proxy.wire.failure import Failure, Kind
+from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.router.bans import Ban, Bans
 from cellgate.router.board import Board
 from cellgate.router.nouns import Ask, Flip, Outcome, Refusal, Verdict
-from cellgate.router.poison import SIBLING_S, SPACE_S, Fate, Ledger, Loss, Record
+from cellgate.router.poison import SIBLING_S, SPACE_S, Fate, Ledger, Loss, PoisonRecord
 from cellgate.router.queue import MOVED_S
-from cellgate.router.unit_state import Desk, Lease
+from cellgate.router.router import OnResult
+from cellgate.router.unit_state import Lease, UnitState
 
 BANS_A_MINUTE = 5
 """Where more prompts than these end units within a minute, it is the units: no more prompts are refused."""
 LOOKS = 64
 """So many of those that are held are looked at in one turn."""
-_LOST = frozenset({Kind.CLOSED_EARLY, Kind.TRUNCATED, Kind.EVICTED, Kind.CUT})
-_REPORTED = frozenset({Kind.UNIT_ERROR, Kind.FIRST_EVENT_ERROR, Kind.STREAM_ERROR})
+_LOST = frozenset({FailureKind.CLOSED_EARLY, FailureKind.TRUNCATED, FailureKind.EVICTED, FailureKind.CUT})
+_REPORTED = frozenset({FailureKind.UNIT_ERROR, FailureKind.FIRST_EVENT_ERROR, FailureKind.STREAM_ERROR})
 """Errors that may be the last words of an engine: they are of a death if the unit is lost soon."""
-
-Settle = Callable[[Lease | Refusal], None]
 
 
 class Pick(Protocol):
@@ -44,13 +43,15 @@ class Pick(Protocol):
 
 
 @dataclass(eq=False, frozen=True, slots=True)
-class Held:
-    """One that waits until a suspect has shown what it is. `settle` is called once, unless it is let go."""
+class HeldRequest:
+    """One that waits until a suspect has shown what it is. `on_result` is called once, unless it is
+    let go.
+    """
 
     ask: Ask
     tried: tuple[str, ...]
     entered_at: float
-    settle: Settle
+    on_result: OnResult
 
 
 class Containment:
@@ -87,23 +88,28 @@ class Containment:
         """How many a unit had answered when it last came up."""
         self._banned_at: deque[float] = deque(maxlen=BANS_A_MINUTE)
         self._told: set[int] = set()
-        self._held: dict[Held, None] = {}
+        self._held: dict[HeldRequest, None] = {}
         self._serving = False
 
     # -- what units do -------------------------------------------------------------------------------------
 
-    def broke(self, lease: Lease, kind: Kind, tokens: int, shown: int) -> None:
+    def broke(self, lease: Lease, kind: FailureKind, tokens: int, shown: int) -> None:
         """An attempt has failed. `tokens`: shown to its client in all; `shown`: of these by this unit."""
-        desk, ask, now = lease.desk, lease.ask, self._now()
+        state, ask, now = lease.unit_state, lease.ask, self._now()
         # A unit that an operator has drained or taken off is stopped by them, and a stream that one alone has
         # forgotten is no death.
-        if desk.drained or desk.retired or not ask.fingerprint or (kind is Kind.CUT and not lease.evicted):
+        if (
+            state.drained
+            or state.retired
+            or not ask.fingerprint
+            or (kind is FailureKind.CUT and not lease.evicted)
+        ):
             return
         is_loss = kind in _LOST
         if not is_loss and kind not in _REPORTED:
             return
         loss = Loss(
-            desk.unit.name,
+            state.unit.name,
             ask.fingerprint,
             ask.model or "",
             lease.opened_at,
@@ -111,11 +117,11 @@ class Containment:
             tokens,
             shown,
             is_loss=is_loss,
-            is_reply=kind is Kind.UNIT_ERROR and desk.case.verdict is Verdict.UP,
+            is_reply=kind is FailureKind.UNIT_ERROR and state.case.verdict is Verdict.UP,
         )
         self.counts["deaths"] += is_loss
         self.watchful = True
-        if self.ledger.lost(loss, lambda: _there(desk), works=self._works(desk)) is Fate.ENDS:
+        if self.ledger.lost(loss, lambda: _there(state), works=self._works(state)) is Fate.ENDS:
             self._end(ask.fingerprint)
         self._serve_soon()
 
@@ -174,24 +180,24 @@ class Containment:
 
     def failure(self, ask: Ask, tried: Collection[str]) -> Failure:
         """What a client is told whose request is sent to no unit any more."""
-        ban, mark = self.bans.find(ask.fingerprint, self._now()), name_of(ask.fingerprint)
+        ban, mark = self.bans.find(ask.fingerprint, self._now()), fingerprint_name(ask.fingerprint)
         self.counts["ended" if tried else "refused"] += 1
         rest = f", for another {ban.until - self._now():.0f} s" if ban is not None else ""
         reason = f"units broke off while they had this prompt ({mark}): it is sent to none{rest}; change it"
-        return Failure(Kind.POISON_SUSPECTED, reason)
+        return Failure(FailureKind.POISON_SUSPECTED, reason)
 
-    def hold(self, ask: Ask, tried: tuple[str, ...], settle: Settle) -> Held | None:
-        """Wait; `settle` is called once, later. None: too many do, or there is nothing to wait for."""
+    def hold(self, ask: Ask, tried: tuple[str, ...], on_result: OnResult) -> HeldRequest | None:
+        """Wait; `on_result` is called once, later. None: too many do, or there is nothing to wait for."""
         if not self._board.could_serve(ask, tried):
             return None
         if len(self._held) >= LIMITS.poison_held:
             reached("poison_held")
             return None
-        held = Held(ask, tried, self._now(), settle)
+        held = HeldRequest(ask, tried, self._now(), on_result)
         self._held[held] = None
         return held
 
-    def leave(self, held: Held) -> None:
+    def leave(self, held: HeldRequest) -> None:
         """Nobody waits for this one any more."""
         self._held.pop(held, None)
 
@@ -213,7 +219,7 @@ class Containment:
         self.ledger.answered(fingerprint)
         if ban is None:
             return False
-        self._events.add(Action("poison_lifted", by, detail=name_of(fingerprint)))
+        self._events.add(Action("poison_lifted", by, detail=fingerprint_name(fingerprint)))
         if tell:
             self.on_ban(ban, True)
         self._serve_soon()
@@ -221,11 +227,11 @@ class Containment:
 
     # -- inside --------------------------------------------------------------------------------------------
 
-    def _works(self, desk: Desk) -> bool:
+    def _works(self, state: UnitState) -> bool:
         """Whether it has answered others since it came up, or is just doing so."""
-        name = desk.unit.name
+        name = state.unit.name
         before = self._answered_before.get(name, 0)
-        return self._answered(name) > before or any(lease.committed for lease in desk.leases)
+        return self._answered(name) > before or any(lease.committed for lease in state.leases)
 
     def _end(self, fingerprint: int) -> None:
         """This is the one. It is told, and what it asks refused, as far as that is proven."""
@@ -243,11 +249,11 @@ class Containment:
         self._tell(fingerprint, record, self.ban_s)
         self.on_ban(ban, False)
 
-    def _tell(self, fingerprint: int, record: Record, ban_s: float) -> None:
+    def _tell(self, fingerprint: int, record: PoisonRecord, ban_s: float) -> None:
         if not ban_s and fingerprint in self._told:
             return
         self._told.add(fingerprint)
-        mark, what = name_of(fingerprint), f"model {record.model}" if record.model else "no model"
+        mark, what = fingerprint_name(fingerprint), f"model {record.model}" if record.model else "no model"
         then = (
             f"it is ended, and refused for {ban_s:g} s; the access log has its requests as poison_suspected; "
             f"`cellgate poison clear {mark}` lifts this"
@@ -261,7 +267,7 @@ class Containment:
     def _find(
         self,
         ask: Ask,
-        record: Record,
+        record: PoisonRecord,
         tried: tuple[str, ...],
         pick: Callable[..., Lease | Refusal],
         now: float,
@@ -295,17 +301,17 @@ class Containment:
             hopeless = now - held.entered_at >= MOVED_S or not self._board.could_serve(held.ask, held.tried)
             if settled or hopeless:
                 del self._held[held]
-                held.settle(Refusal.NO_UNIT if answer is Refusal.HELD else answer)
+                held.on_result(Refusal.NO_UNIT if answer is Refusal.HELD else answer)
 
-    def _since(self, held: Held) -> tuple[float, float]:
+    def _since(self, held: HeldRequest) -> tuple[float, float]:
         record = self.ledger.records.get(held.ask.fingerprint)
         return record.since if record is not None else held.entered_at, held.entered_at
 
 
-def name_of(fingerprint: int) -> str:
+def fingerprint_name(fingerprint: int) -> str:
     """A fingerprint as people and other gates read it."""
     return f"{fingerprint:016x}"
 
 
-def _there(desk: Desk) -> list[int]:
-    return [lease.ask.fingerprint for lease in desk.leases]
+def _there(state: UnitState) -> list[int]:
+    return [lease.ask.fingerprint for lease in state.leases]

@@ -8,7 +8,7 @@ from typing import Any
 from prometheus_client import Metric
 from prometheus_client.registry import Collector
 
-from cellgate.proxy.control.containment import Containment, name_of
+from cellgate.proxy.control.containment import Containment, fingerprint_name
 from cellgate.proxy.metrics.families import counter, gauge
 from cellgate.router.bans import Ban
 
@@ -34,7 +34,7 @@ def listing(containment: Containment, now: float) -> dict[str, Any]:
 
 def _entry(ban: Ban, now: float) -> dict[str, Any]:
     return {
-        "fingerprint": name_of(ban.fingerprint),
+        "fingerprint": fingerprint_name(ban.fingerprint),
         "model": ban.model,
         "units": list(ban.units),
         "age_s": round(now - ban.since, 1),

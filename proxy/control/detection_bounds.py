@@ -12,7 +12,7 @@ from typing import NamedTuple, cast
 from cellgate.probes.agent import BEAT_S, LOOK_S
 from cellgate.probes.agent_link import SILENCE_S
 from cellgate.probes.canary import IN_LINE
-from cellgate.probes.engines import METRICS, Role
+from cellgate.probes.engines import METRICS, MetricRole
 from cellgate.probes.node import NodeProbe
 from cellgate.probes.readiness import Readiness
 from cellgate.probes.runner import GAP_S
@@ -28,7 +28,7 @@ REFUSED_S = Readiness().period_s + SLACK_S
 """Until readiness is asked for, and either refused or found."""
 
 
-class Kind(NamedTuple):
+class UnitKind(NamedTuple):
     """What the times of a unit depend on.
 
     `counts`: its engine shows counters that grow with each step (None: not known before it is asked).
@@ -40,7 +40,7 @@ class Kind(NamedTuple):
     probe_s: float
 
 
-class Row(NamedTuple):
+class FaultBound(NamedTuple):
     """A fault, and within how many seconds it is found: while streams of ours run there, and while idle."""
 
     fault: str
@@ -48,19 +48,19 @@ class Row(NamedTuple):
     idle_s: float
 
 
-def kinds(units: Sequence[Unit]) -> dict[Kind, list[str]]:
+def kinds(units: Sequence[Unit]) -> dict[UnitKind, list[str]]:
     """The distinct kinds of units, and the names of those that are of each."""
-    found: dict[Kind, list[str]] = {}
+    found: dict[UnitKind, list[str]] = {}
     for unit in units:
         have = sum(bool(node.agent) for node in unit.nodes)
         agents = "no" if not have else "all" if have == len(unit.nodes) else "some"
         probes = [cast(NodeProbe, probe) for node in unit.nodes for probe in node.probes]
         probe_s = max((probe.period_s for probe in probes if isinstance(probe, NodeProbe)), default=0.0)
-        found.setdefault(Kind(_counts(unit.engine), agents, probe_s), []).append(unit.name)
+        found.setdefault(UnitKind(_counts(unit.engine), agents, probe_s), []).append(unit.name)
     return found
 
 
-def rows(kind: Kind, rules: Rules) -> list[Row]:
+def rows(kind: UnitKind, rules: Rules) -> list[FaultBound]:
     """What is found within which time; of an engine that is not known yet, as if it counted its steps."""
     counts, told_s = kind.counts is not False, LOOK_S + SLACK_S
     hang_s = busy_hang_s(rules, counts), idle_hang_s(rules, counts)
@@ -68,16 +68,16 @@ def rows(kind: Kind, rules: Rules) -> list[Row]:
     if kind.agents != "no":
         lost_s = lost_machine_s(rules, counts)
         where = "" if kind.agents == "all" else " of a node with an agent"
-        found.append(Row(f"a process{where} is killed or stopped", told_s, told_s))
-        found.append(Row(f"a machine{where} is lost", min(lost_s, hang_s[0]), min(lost_s, hang_s[1])))
+        found.append(FaultBound(f"a process{where} is killed or stopped", told_s, told_s))
+        found.append(FaultBound(f"a machine{where} is lost", min(lost_s, hang_s[0]), min(lost_s, hang_s[1])))
     if kind.agents != "all":
         where = "" if kind.agents == "no" else " of a node without an agent"
-        found.append(Row("the leader's address refuses connections", REFUSED_S, REFUSED_S))
-        found.append(Row(f"another process{where} is killed or stopped, or a machine lost", *hang_s))
+        found.append(FaultBound("the leader's address refuses connections", REFUSED_S, REFUSED_S))
+        found.append(FaultBound(f"another process{where} is killed or stopped, or a machine lost", *hang_s))
     if kind.probe_s:
         twice_s = 2.0 * kind.probe_s + SLACK_S
-        found.append(Row("a probe of a node fails", twice_s, twice_s))
-    return [*found, Row("the engine hangs while its processes run", *hang_s)]
+        found.append(FaultBound("a probe of a node fails", twice_s, twice_s))
+    return [*found, FaultBound("the engine hangs while its processes run", *hang_s)]
 
 
 def canary_s(rules: Rules, counts: bool) -> float:
@@ -128,4 +128,4 @@ def _counts(engine: str) -> bool | None:
     """Whether the engine has step counters; None for one that is yet to be found out."""
     if not engine:
         return None
-    return any(role is Role.STEPS and name.startswith(f"{engine}:") for name, role in METRICS.items())
+    return any(role is MetricRole.STEPS and name.startswith(f"{engine}:") for name, role in METRICS.items())

@@ -5,17 +5,17 @@ Which unit it is to be is for router/ to say, and for containment.py where units
 
 from __future__ import annotations
 
-from cellgate.proxy.control.containment import Held
+from cellgate.proxy.control.containment import HeldRequest
 from cellgate.proxy.control.plane import Plane
 from cellgate.proxy.control.routing_explain import header_line
 from cellgate.proxy.logs.defects import guarded
 from cellgate.proxy.request.dispatcher import FAILED_ALREADY, NOT_QUEUED, Pending, PickRequest, Waiter
-from cellgate.proxy.wire.failure import Failure, Kind
+from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.router.cost_model import Usage
 from cellgate.router.judge import nothing_to_learn
 from cellgate.router.nouns import Ask, Evidence, Outcome, Refusal, Sign, Strength
 from cellgate.router.queue import Ticket
-from cellgate.router.unit_state import Desk, Lease
+from cellgate.router.unit_state import Lease, UnitState
 
 COOL_S = 1.0
 """A unit that answered with an error gets nothing for so long, as long as there is another."""
@@ -72,7 +72,7 @@ class LocalDispatcher:
 
     def paid_retries(self) -> int:
         """How many requests that are in flight, or wait, draw on the retry budget."""
-        return self._board.retries_in_flight + self._router.waiting.retries
+        return self._board.retries_in_flight + self._router.queue.retries
 
     def _bound(self, request: PickRequest) -> PickRequest | Failure:
         """The request, bound to the unit that made the response it follows."""
@@ -101,7 +101,7 @@ class LocalDispatcher:
                 break
         return found
 
-    def _wait(self, request: PickRequest, why: Refusal, waiter: Waiter) -> Lease | Refusal | Waiting:
+    def _wait(self, request: PickRequest, why: Refusal, waiter: Waiter) -> Lease | Refusal | QueuedRequest:
         """A place in the queue, where waiting may help; why not, if it does not; or a unit that has room."""
         ask, tried = request.ask, frozenset(request.tried)
         if request.units is not None:
@@ -109,22 +109,22 @@ class LocalDispatcher:
                 # Whoever chose the unit may find another one with room: it need not wait for this one.
                 return why
             ask = _placed(ask, request.units[-1])
-        waiting = Waiting(self, request, waiter, self._now())
+        queue = QueuedRequest(self, request, waiter, self._now())
         if why is Refusal.HELD:
-            held = self._containment.hold(ask, request.tried, waiting.settle)
+            held = self._containment.hold(ask, request.tried, queue.on_result)
             if held is None:
                 return Refusal.NO_UNIT
-            waiting.place = held
-            return waiting
+            queue.entry = held
+            return queue
         # It has lost its unit through no fault of its own, or the one there is answers in a moment.
         moved = request.moved or why is Refusal.UNSURE
         if why is not Refusal.FULL and not (moved and self._board.could_serve(ask, tried)):
             return why
         place = self._router.wait(
             ask,
-            waiting.queued_at,
+            queue.queued_at,
             tried,
-            waiting.settle,
+            queue.on_result,
             size=request.size,
             moved=moved,
             retry=request.draws,
@@ -133,30 +133,30 @@ class LocalDispatcher:
         )
         if isinstance(place, Lease | Refusal):
             return place
-        waiting.place = place
+        queue.entry = place
         self._plane.room()
-        return waiting
+        return queue
 
-    def settle(self, waiting: Waiting, found: Lease | Refusal) -> None:
+    def resolve(self, queue: QueuedRequest, found: Lease | Refusal) -> None:
         """Tell who waits what came of it."""
-        request, containment = waiting.request, self._containment
-        self._routing.waited(self._now() - waiting.queued_at)
+        request, containment = queue.request, self._containment
+        self._routing.waited(self._now() - queue.queued_at)
         if containment.watchful and (found is Refusal.POISON or containment.bars(request.ask, request.tried)):
-            waiting.give_back()
-            waiting.waiter.on_result(containment.failure(request.ask, request.tried))
+            queue.give_back()
+            queue.waiter.on_result(containment.failure(request.ask, request.tried))
         elif isinstance(found, Lease):
             if request.explain_since:
                 self._explain(found, request)
-            waiting.waiter.on_result(found)
+            queue.waiter.on_result(found)
         else:
-            waiting.waiter.on_result(self._refused(request, found))
+            queue.waiter.on_result(self._refused(request, found))
 
-    def leave(self, place: Ticket | Held) -> None:
+    def leave(self, place: Ticket | HeldRequest) -> None:
         """Nobody waits there any more."""
-        if isinstance(place, Held):
+        if isinstance(place, HeldRequest):
             self._containment.leave(place)
         else:
-            self._router.waiting.remove(place)
+            self._router.queue.remove(place)
 
     def _refused(self, request: PickRequest, why: Refusal) -> Failure:
         return FAILED_ALREADY if request.has_failure else self._plane.explain(why, request.ask)
@@ -184,29 +184,29 @@ class LocalDispatcher:
 
     def completed(self, lease: Lease, events: int, usage: Usage | None, at: float | None = None) -> None:
         """A generation has ended well: a proof of life, and something to learn from."""
-        desk, now = lease.desk, self._now() if at is None else at
-        desk.life_at = max(desk.life_at, now)
-        desk.books.errors.worked(now)
+        state, now = lease.unit_state, self._now() if at is None else at
+        state.life_at = max(state.life_at, now)
+        state.costs.errors.worked(now)
         # Some engines put several tokens into an event.
         tokens = usage.answer_tokens if usage is not None else events
         if not lease.ask.stream:
-            desk.pace.answered(now - lease.opened_at)
+            state.step_times.answered(now - lease.opened_at)
         elif not lease.was_paused:
-            desk.books.streamed(tokens - 1, now - lease.first_at, lease.beside)
+            state.costs.streamed(tokens - 1, now - lease.first_at, lease.beside)
         if usage is not None or lease.ask.stream:
-            self._board.answers.learn(lease.ask.model, tokens)
+            self._board.answer_lengths.learn(lease.ask.model, tokens)
         if usage is not None:
-            desk.books.used(lease.ask, lease.bet, usage)
-        self._routing.worked(lease, usage)
-        if not nothing_to_learn(desk.case):
-            self._observe(desk, Sign.GOOD, Strength.STRONG, "it finished a generation")
+            state.costs.used(lease.ask, lease.prediction, usage)
+        self._routing.completed(lease, usage)
+        if not nothing_to_learn(state.case):
+            self._observe(state, Sign.GOOD, Strength.STRONG, "it finished a generation")
 
     def released(self, lease: Lease, outcome: Outcome, at: float | None = None) -> None:
         """Close a lease and count the attempt. `at`: when it ended, if not just now."""
         now = self._now() if at is None else at
         self._board.close(lease, now)
         if outcome is _BUSY:
-            lease.desk.narrow(now)
+            lease.unit_state.lower_limit(now)
         self._metrics.attempt(lease.unit, outcome)
         if self._containment.watchful:
             self._containment.closed(lease, outcome)
@@ -214,7 +214,7 @@ class LocalDispatcher:
 
     def adopt(self, unit: str, ask: Ask, at: float, *, retry: bool) -> Lease | None:
         """Open a lease that a control process before this one gave; None: the unit is not known."""
-        return self._board.open(unit, ask, at, retry=retry) if unit in self._board.desks else None
+        return self._board.open(unit, ask, at, retry=retry) if unit in self._board.units else None
 
     def withdrawn(self, lease: Lease) -> None:
         """Close a lease of which no attempt came."""
@@ -229,46 +229,46 @@ class LocalDispatcher:
 
     def _judge(self, lease: Lease, failure: Failure) -> None:
         row, now = failure.kind.row, self._now()
-        if row.by_response and not lease.desk.retired:
-            self._board.cool(lease.unit, now + COOL_S)
+        if row.by_response and not lease.unit_state.retired:
+            self._board.cool_down(lease.unit, now + COOL_S)
         if row.strength is not None:
-            lease.desk.books.errors.failed(now)
+            lease.unit_state.costs.errors.failed(now)
         strength = row.strength
-        if failure.kind is Kind.UNIT_ERROR and self._board.errs_only(lease.unit, now):
+        if failure.kind is FailureKind.UNIT_ERROR and self._board.has_only_errors(lease.unit, now):
             strength = Strength.STRONG
         if strength is not None:
-            self._observe(lease.desk, Sign.BAD, strength, failure.message)
+            self._observe(lease.unit_state, Sign.BAD, strength, failure.message)
 
-    def _observe(self, desk: Desk, sign: Sign, strength: Strength, reason: str) -> None:
+    def _observe(self, state: UnitState, sign: Sign, strength: Strength, reason: str) -> None:
         # A unit that took over the name of another is not answerable for that one's requests.
-        if not desk.retired:
+        if not state.retired:
             now = self._now()
-            self._plane.prober.observe(Evidence(desk.unit.name, sign, strength, "request", reason, now))
+            self._plane.prober.observe(Evidence(state.unit.name, sign, strength, "request", reason, now))
 
 
-class Waiting:
+class QueuedRequest:
     """A request that waits: in the queue, or until a suspect has shown what it is."""
 
-    __slots__ = ("_dispatcher", "_found", "place", "queued_at", "request", "waiter")
+    __slots__ = ("_dispatcher", "_found", "entry", "queued_at", "request", "waiter")
 
     def __init__(
         self, dispatcher: LocalDispatcher, request: PickRequest, waiter: Waiter, queued_at: float
     ) -> None:
         self._dispatcher = dispatcher
         self._found: Lease | Refusal | None = None
-        self.place: Ticket | Held | None = None
+        self.entry: Ticket | HeldRequest | None = None
         self.queued_at = queued_at
         self.request = request
         self.waiter = waiter
 
-    def settle(self, found: Lease | Refusal) -> None:
+    def on_result(self, found: Lease | Refusal) -> None:
         """What came of it, from who has the queue."""
-        self._found, self.place = found, None
-        guarded(self.waiter, self._dispatcher.settle, self, found)
+        self._found, self.entry = found, None
+        guarded(self.waiter, self._dispatcher.resolve, self, found)
 
     def cancel(self) -> None:
         """Wait no more."""
-        place, self.place = self.place, None
+        place, self.entry = self.entry, None
         if place is not None:
             self._dispatcher.leave(place)
         self.give_back()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from cellgate.proxy.control.plane import Plane
-from cellgate.proxy.metrics.continuations import Result
-from cellgate.router.unit_state import Desk
+from cellgate.proxy.metrics.continuations import ContinuationResult
+from cellgate.router.unit_state import UnitState
 
 
 class LocalReports:
@@ -20,9 +20,9 @@ class LocalReports:
         """A request goes on to another unit because this one failed it."""
         self._metrics.retry(unit)
 
-    def resumed(self, unit: str, result: Result, reason: str = "") -> None:
+    def resumed(self, unit: str, result: ContinuationResult, reason: str = "") -> None:
         """What became of a stream that `unit` broke."""
-        self._plane.continuations.note(unit, result, reason)
+        self._plane.continuations.record(unit, result, reason)
 
     def forged(self) -> None:
         """A stranger named a unit, or asked why a request goes to one."""
@@ -34,12 +34,12 @@ class LocalReports:
 
     def health_checked(self, about: str, state: str) -> None:
         """A load balancer that says who it is has asked."""
-        self._plane.balancers.told(about, state, self._plane.now())
+        self._plane.balancers.on_check(about, state, self._plane.now())
 
-    def doubted(self, desk: Desk) -> None:
+    def restart_suspected(self, state: UnitState) -> None:
         """A unit has ended a connection out of turn."""
-        self._plane.doubt(desk)
+        self._plane.suspect_restart(state)
 
-    def own_trouble(self, reason: str) -> None:
+    def gate_fault(self, reason: str) -> None:
         """A connection could not be opened, or accepted."""
-        self._plane.own_trouble(reason)
+        self._plane.gate_fault(reason)

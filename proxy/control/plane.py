@@ -2,7 +2,7 @@
 follows from a change of verdict. It has no client, and no connection to one.
 
 It knows time only through the loop, chance only through the `random.Random` it is given, and the network only
-through `Reach`, so that a simulated world can replace all three.
+through `UnitPools`, so that a simulated world can replace all three.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from cellgate.proxy.config.settings import Settings
 from cellgate.proxy.config.trusted_peers import Peers
 from cellgate.proxy.control.containment import Containment
 from cellgate.proxy.control.containment_report import PoisonMetrics
-from cellgate.proxy.control.prober import Watch
+from cellgate.proxy.control.prober import Prober
 from cellgate.proxy.control.refusals import Refusals
-from cellgate.proxy.control.stall_watch import Vigil
+from cellgate.proxy.control.stall_watch import StallWatch
 from cellgate.proxy.control.stored_responses import StoredResponses
 from cellgate.proxy.ingress.balancers import Balancers
 from cellgate.proxy.ingress.envoy_health import lines, readyz_headers
@@ -32,16 +32,16 @@ from cellgate.proxy.metrics.collectors import NodeAgentMetrics, PoolMetrics
 from cellgate.proxy.metrics.continuations import Continuations
 from cellgate.proxy.metrics.exposition import Exposition
 from cellgate.proxy.metrics.metrics import Metrics
-from cellgate.proxy.metrics.routing import Routing
+from cellgate.proxy.metrics.routing import RoutingMetrics
 from cellgate.proxy.process.ticker import Ticker
 from cellgate.proxy.wire.failure import Failure
 from cellgate.proxy.wire.pool import MakeTls
-from cellgate.proxy.wire.reach import Reach
+from cellgate.proxy.wire.reach import UnitPools
 from cellgate.router.board import Board, Consequence
 from cellgate.router.nouns import Ask, Fleet, Flip, Outcome, Refusal, Verdict
-from cellgate.router.queue import Waiting
+from cellgate.router.queue import Queue
 from cellgate.router.router import Router
-from cellgate.router.unit_state import Desk, Lease
+from cellgate.router.unit_state import Lease, UnitState
 
 Publish = Callable[[bool, bytes, bytes], None]
 
@@ -87,17 +87,19 @@ class Plane:
         self.now = loop.time
         self.ticker = ticker
         self.board = Board(settings.rules)
-        self.router = Router(self.board, POLICIES[settings.policy](), rng, Waiting(settings.queue))
+        self.router = Router(self.board, POLICIES[settings.policy](), rng, Queue(settings.queue))
         self.metrics = Metrics(self.board)
         self.reach = self._make_reach(unit_tls)
-        self.prober = Watch(self.board, self.reach.ways, rng, self._flipped, settings.agent_token or "")
-        self.stall_watch = Vigil(self.board, self.prober, events, loop.time)
+        self.prober = Prober(
+            self.board, self.reach.probe_transport, rng, self._flipped, settings.agent_token or ""
+        )
+        self.stall_watch = StallWatch(self.board, self.prober, events, loop.time)
         self.containment = self._make_containment()
         self.stored = StoredResponses(self.board)
         self.balancers = Balancers()
         self.peers = Peers(settings.trusted)
         self.continuations = Continuations(self.metrics.continuation, events)
-        self.routing = Routing(self.board, self.router.waiting)
+        self.routing = RoutingMetrics(self.board, self.router.queue)
         self.orca = Orca(self.board, self.metrics.responses, self.waiting)
         self.on_flip: Callable[[Flip], None] = lambda _flip: None
         self.on_fleet: Callable[[Fleet], None] = lambda _fleet: None
@@ -112,13 +114,13 @@ class Plane:
         self._include_metrics()
         ticker.looks += self._looks()
 
-    def _make_reach(self, tls: MakeTls | None) -> Reach:
-        return Reach(
+    def _make_reach(self, tls: MakeTls | None) -> UnitPools:
+        return UnitPools(
             self._loop,
             connect_timeout_s=self.settings.timeouts.connect_s,
             tls=tls,
-            on_broken=self.doubt,
-            on_own_trouble=self.own_trouble,
+            on_broken=self.suspect_restart,
+            on_gate_fault=self.gate_fault,
         )
 
     def _make_containment(self) -> Containment:
@@ -139,7 +141,7 @@ class Plane:
             waiting=self.waiting,
             connections=lambda: self.front.connections(),
             suspended=lambda: self.prober.distrusted,
-            own_troubles=lambda: self.stall_watch.own_troubles,
+            gate_faults=lambda: self.stall_watch.gate_faults,
         )
         self.metrics.include(exposition)
         self.metrics.include(NodeAgentMetrics(self.prober.agents))
@@ -184,11 +186,11 @@ class Plane:
 
     def waiting(self) -> int:
         """How many requests wait for a unit."""
-        return len(self.router.waiting)
+        return len(self.router.queue)
 
     def room(self) -> None:
         """Room may have appeared: serve those who wait, once this turn of the loop is over."""
-        if len(self.router.waiting) and not self._room_noted:
+        if len(self.router.queue) and not self._room_noted:
             self._room_noted = True
             self._loop.call_soon(self._serve_waiting)
 
@@ -199,20 +201,20 @@ class Plane:
 
     # -- what is noticed of units --------------------------------------------------------------------------
 
-    def doubt(self, desk: Desk) -> None:
+    def suspect_restart(self, state: UnitState) -> None:
         """A unit that has ended a connection out of turn may have started anew: ask before it gets more."""
-        if not desk.retired and self.board.doubt(desk.unit.name, self.now()):
-            self.prober.look_now(desk.unit.name, Canary.name, EngineMetrics.name)
+        if not state.retired and self.board.suspect_restart(state.unit.name, self.now()):
+            self.prober.look_now(state.unit.name, Canary.name, EngineMetrics.name)
 
-    def own_trouble(self, reason: str) -> None:
+    def gate_fault(self, reason: str) -> None:
         """A connection could not be opened, or accepted, through no fault of a unit."""
-        self.stall_watch.own_trouble(reason)
+        self.stall_watch.gate_fault(reason)
 
     # -- for operators, and sources of units ---------------------------------------------------------------
 
     def configure(self, fleet: Fleet) -> str:
         """Take over a fleet, at start or while running; requests in flight go on. Says what changed."""
-        old = {desk.unit.name: desk for desk in self.board}
+        old = {state.unit.name: state for state in self.board}
         added, removed, probed_anew = self.board.configure(fleet, self.now())
         for unit in removed:
             self.prober.stop(unit.name)
@@ -247,10 +249,10 @@ class Plane:
         self.metrics.flip(flip)
         self.events.add(flip, consequence.evicted)
         self.on_flip(flip)
-        desk = self.board.desks[flip.unit]
+        state = self.board.units[flip.unit]
         self.containment.flipped(flip)
         if flip.after in (Verdict.DOWN, Verdict.STARTING):
-            self.reach.distrust(desk)
+            self.reach.distrust(state)
         if consequence.evicted:
             # Not now: this may be called in the middle of one of the exchanges concerned.
             self._loop.call_soon(_evict, consequence.evicted)
@@ -279,7 +281,7 @@ class Plane:
         self.stall_watch.tick(self.front.seen_until(now), lag_s)
 
     def _look_at_queue(self, now: float) -> None:
-        if len(self.router.waiting):
+        if len(self.router.queue):
             self.router.tick(now)
 
 

@@ -15,14 +15,14 @@ from functools import partial
 from typing import Any, cast
 
 from cellgate.probes import GATE_PROBES, PROBES
-from cellgate.probes.agent_link import AgentLink, Standing, standing
+from cellgate.probes.agent_link import AgentLink, AgentState, agent_state
 from cellgate.probes.base import Fetch, Net, Probe
 from cellgate.probes.canary import Canary
 from cellgate.probes.engine_metrics import EngineMetrics
 from cellgate.probes.gate_word import VIA_GATE
 from cellgate.probes.runner import Runner
 from cellgate.proxy.config.limits import LIMITS, reached
-from cellgate.proxy.wire.reach import Ways
+from cellgate.proxy.wire.reach import ProbeTransport
 from cellgate.router.board import Board, Consequence
 from cellgate.router.nouns import (
     Evidence,
@@ -37,15 +37,15 @@ from cellgate.router.nouns import (
     Unit,
     Verdict,
 )
-from cellgate.router.stall import hides_work, silent_limit_s
-from cellgate.router.unit_state import Desk
+from cellgate.router.stall import hides_work, stall_limit_s
+from cellgate.router.unit_state import UnitState
 
 
 @dataclass(frozen=True, slots=True)
-class _DeskPatient:
-    """One probe's view of a desk, or of a node of it."""
+class _UnitContext:
+    """What one probe sees of a unit, or of a node of it."""
 
-    desk: Desk
+    unit_state: UnitState
     node: Node | None
     rules: Rules
     fetch: Fetch
@@ -56,51 +56,51 @@ class _DeskPatient:
 
     @property
     def unit(self) -> Unit:
-        return self.desk.unit
+        return self.unit_state.unit
 
     @property
     def verdict(self) -> Verdict:
-        return self.desk.case.verdict
+        return self.unit_state.case.verdict
 
     @property
     def in_flight(self) -> int:
-        return self.desk.in_flight
+        return self.unit_state.in_flight
 
     @property
     def life_at(self) -> float:
-        return self.desk.life_at
+        return self.unit_state.life_at
 
     @property
-    def is_others_turn(self) -> bool:
-        return self.desk.turn_at >= self.desk.life_at
+    def is_peers_turn(self) -> bool:
+        return self.unit_state.peer_canary_at >= self.unit_state.life_at
 
     @property
     def load(self) -> Load | None:
-        return self.desk.load
+        return self.unit_state.load
 
     @property
-    def silent_limit_s(self) -> float:
-        return silent_limit_s(self.desk, self.rules)
+    def stall_limit_s(self) -> float:
+        return stall_limit_s(self.unit_state, self.rules)
 
     @property
     def held_down(self) -> bool:
-        return bool(self.desk.case.faults)
+        return bool(self.unit_state.case.faults)
 
     @property
     def hides_work(self) -> bool:
-        return hides_work(self.desk, self.loop.time())
+        return hides_work(self.unit_state, self.loop.time())
 
     @property
     def shows_work(self) -> bool:
-        return self.desk.shows_work()
+        return self.unit_state.shows_work()
 
     @property
     def engine(self) -> str:
-        return self.desk.engine
+        return self.unit_state.engine
 
     @property
     def models(self) -> frozenset[str]:
-        return self.desk.models
+        return self.unit_state.models
 
     def now(self) -> float:
         return self.loop.time()
@@ -112,23 +112,23 @@ class _DeskPatient:
         return f"{self.rng.getrandbits(40):010x}"
 
     def heard(self) -> None:
-        self.desk.heard_at = self.loop.time()
+        self.unit_state.heard_at = self.loop.time()
 
 
-class Watch:
+class Prober:
     """Probes all units of a board. `on_consequence` is called for each flip, once the board has it."""
 
     def __init__(
         self,
         board: Board,
-        ways_to: Callable[[Desk], Ways],
+        transport_of: Callable[[UnitState], ProbeTransport],
         rng: random.Random,
         on_consequence: Callable[[Consequence], None],
         agent_token: str = "",
     ) -> None:
         self._board = board
         self._agent_token = agent_token
-        self._ways_to = ways_to
+        self._transport_of = transport_of
         self._rng = rng
         self._on_consequence = on_consequence
         self._probes = [kind() for kind in PROBES.values()]
@@ -147,14 +147,14 @@ class Watch:
     def start(self, unit: Unit) -> None:
         """Watch a unit that is on the board; one watched already is watched anew. Needs a running loop."""
         self.stop(unit.name)
-        desk, tasks = self._board.desks[unit.name], []
+        state, tasks = self._board.units[unit.name], []
         runners = self._runners[unit.name] = {}
         everyone = self._all[unit.name] = []
-        ways = self._ways_to(desk)
+        transport = self._transport_of(state)
         agents = self._agents[unit.name] = {}
         for node, probe in self._looks_at(unit):
             notes: dict[str, Any] = {}
-            runner = self._runner(desk, node, probe, ways, notes)
+            runner = self._runner(state, node, probe, transport, notes)
             if node is not None and isinstance(probe, AgentLink):
                 agents[node.name] = notes
             everyone.append(runner)
@@ -178,11 +178,16 @@ class Watch:
         return looks
 
     def _runner(
-        self, desk: Desk, node: Node | None, probe: Probe, ways: Ways, notes: dict[str, Any]
+        self,
+        state: UnitState,
+        node: Node | None,
+        probe: Probe,
+        transport: ProbeTransport,
+        notes: dict[str, Any],
     ) -> Runner:
         loop, rules = asyncio.get_running_loop(), self._board.rules
-        patient = _DeskPatient(desk, node, rules, ways.fetch, ways.net, loop, self._rng, notes)
-        return Runner(probe, patient, partial(self._take, desk), self._rng)
+        context = _UnitContext(state, node, rules, transport.fetch, transport.net, loop, self._rng, notes)
+        return Runner(probe, context, partial(self._take, state), self._rng)
 
     def stop(self, name: str) -> None:
         """Stop watching a unit; nothing happens when it is not watched."""
@@ -232,10 +237,10 @@ class Watch:
         runner = self._runners.get(unit, {}).get(probe)
         return max(0.0, runner.due_at() - now) if runner is not None else None
 
-    def agents(self) -> dict[tuple[str, str], Standing]:
+    def agents(self) -> dict[tuple[str, str], AgentState]:
         """How it stands with the agents, by unit and node."""
         return {
-            (unit, node): standing(notes)
+            (unit, node): agent_state(notes)
             for unit, nodes in self._agents.items()
             for node, notes in nodes.items()
         }
@@ -252,21 +257,21 @@ class Watch:
         reason = f"{evidence.reason}; not counted, because the gate itself lagged"
         return replace(evidence, sign=Sign.NEUTRAL, reason=reason)
 
-    def _take(self, desk: Desk, finding: Finding) -> None:
-        if self._board.desks.get(desk.unit.name) is not desk:
+    def _take(self, state: UnitState, finding: Finding) -> None:
+        if self._board.units.get(state.unit.name) is not state:
             return
         match finding:
             case Evidence():
                 self.observe(finding)
             case Load():
-                self._take_load(desk, finding)
+                self._take_load(state, finding)
             case Models():
-                self._board.serve(_bounded(finding))
+                self._board.set_models(_bounded(finding))
             case Served():
-                self._board.runs(finding)
+                self._board.set_engine(finding)
 
-    def _take_load(self, desk: Desk, load: Load) -> None:
-        known = dict(desk.case.epochs).get(EngineMetrics.name)
+    def _take_load(self, state: UnitState, load: Load) -> None:
+        known = dict(state.case.epochs).get(EngineMetrics.name)
         if load.epoch is not None and _is_news(load.epoch, known):
             reason = f"its process started at {load.epoch}" + (f", not at {known} any more" if known else "")
             source = EngineMetrics.name
@@ -277,7 +282,7 @@ class Watch:
 
 
 def _bounded(models: Models) -> Models:
-    """What is heeded of a unit's list: each request is looked up in it, and all of it is shown to clients."""
+    """What is read of a unit's list: each request is looked up in it, and all of it is shown to clients."""
     if len(models.names) <= LIMITS.unit_models:
         return models
     reached("unit_models")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import ceil
 
 from cellgate.proxy.request.model_names import ModelNames
-from cellgate.proxy.wire.failure import Failure, Kind
+from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.router.board import Board
 from cellgate.router.nouns import Ask, Refusal
 
@@ -28,17 +28,17 @@ class Refusals:
             more = f" and {len(known) - NAMES_SHOWN} more" if len(known) > NAMES_SHOWN else ""
             shown = ", ".join(known[:NAMES_SHOWN]) or "none"
             message = f"the model `{ask.model}` does not exist; the units here serve: {shown}{more}"
-            return Failure(Kind.UNKNOWN_MODEL, message, param="model")
+            return Failure(FailureKind.UNKNOWN_MODEL, message, param="model")
         # It never ends while there is no unit.
         after_s = ceil(min(max(drain_s, 1.0), RETRY_MAX_S))
         if refusal is Refusal.FULL:
             reason = "every usable unit is full, and so is the queue; retry after the time given"
-            return Failure(Kind.FULL, reason, retry_after_s=after_s)
+            return Failure(FailureKind.FULL, reason, retry_after_s=after_s)
         if refusal is Refusal.LATE:
             reason = "it could not be answered in the time it may take; retry after the time given"
-            return Failure(Kind.LATE, reason, retry_after_s=after_s)
+            return Failure(FailureKind.LATE, reason, retry_after_s=after_s)
         states = [f"{d.unit.name} is {'drained' if d.drained else d.case.verdict.value}" for d in self._board]
         more = f" and {len(states) - UNITS_SHOWN} more" if len(states) > UNITS_SHOWN else ""
         shown = ", ".join(states[:UNITS_SHOWN])
         reason = f"no unit can take this request: {shown}{more}; the gate's /units says why"
-        return Failure(Kind.NO_UNIT, reason)
+        return Failure(FailureKind.NO_UNIT, reason)

@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping
 from statistics import median
 from typing import Any
 
-from cellgate.proxy.config.settings import Headers
+from cellgate.proxy.config.settings import HeaderNames
 from cellgate.proxy.control.stored_responses import StoredResponses
 from cellgate.proxy.request.ask import read_ask
-from cellgate.proxy.request.routing_headers import Wishes
-from cellgate.proxy.wire.failure import Failure, Kind
-from cellgate.router.dry_run import Look, Preview, cost_of, preview
+from cellgate.proxy.request.routing_headers import RoutingHeaders
+from cellgate.proxy.wire.failure import Failure, FailureKind
+from cellgate.router.dry_run import DryRun, UnitCost, cost_of, dry_run
 from cellgate.router.explore import IDLE_S
 from cellgate.router.nouns import Ask, Refusal
 from cellgate.router.rates import FIRST_BYTES_PER_TOKEN
@@ -44,7 +44,7 @@ _WHY_NOT = {
     "tried": "the request has failed there",
     "bound_elsewhere": "another unit alone can answer this",
     "model": "it does not serve this model",
-    "doubted": "it may have started anew; a canary asks",
+    "restart_suspected": "it may have started anew; a canary asks",
     "full": "it has no place left, and others have",
     "suspect": "it is under suspicion: it comes after all others that have room",
     "cooling": "it has just answered with an error: others that have room come first",
@@ -52,7 +52,7 @@ _WHY_NOT = {
 }
 
 
-class Choice:
+class RoutingExplain:
     """Tells what would become of a request now. `now` is the gate's clock; `rng` decides where chance has a
     say, in place of the gate's own.
     """
@@ -61,14 +61,14 @@ class Choice:
         self,
         router: Router,
         stored: StoredResponses,
-        headers: Headers,
+        headers: HeaderNames,
         policy: str,
         now: Callable[[], float],
         rng: random.Random,
     ) -> None:
         self._router = router
         self._stored = stored
-        self._wishes = Wishes(headers)
+        self._routing_headers = RoutingHeaders(headers)
         # What is told by a parameter here stands in these header lines of a request.
         self._lines = {
             "session": headers.session.encode(),
@@ -85,24 +85,24 @@ class Choice:
         known = PARAMETERS if body is not None else (*WITHOUT_BODY, *PARAMETERS)
         if (unknown := next((name for name in query if name not in known), None)) is not None:
             message = f"{unknown[:64]!r} is no parameter of this; there are: {', '.join(known)}"
-            return Failure(Kind.BAD_REQUEST, message, param=unknown)
+            return Failure(FailureKind.BAD_REQUEST, message, param=unknown)
         ask = self._ask(query) if body is None else read_ask(body)
         if isinstance(ask, Ask):
             lines = [(self._lines[name], query[name].encode()) for name in query if name in self._lines]
-            ask = self._wishes.heed(ask, lines, self._now())
+            ask = self._routing_headers.apply(ask, lines, self._now())
         if isinstance(ask, Ask):
             ask = self._stored.bind(ask)
         if isinstance(ask, Failure):
             return ask
         tried = [name for name in query.get("tried", "").split(",") if name]
-        found = preview(self._router, ask, self._now(), self._rng, tried=tried, size=len(body or b""))
+        found = dry_run(self._router, ask, self._now(), self._rng, tried=tried, size=len(body or b""))
         return {
             "policy": self._policy,
             **_outcome(found),
             "notes": self._notes(found),
             "ask": _asked(ask),
             "queue": self._queue(ask.model),
-            "units": [self._unit(look) for look in found.looks],
+            "units": [self._unit(unit_cost) for unit_cost in found.units],
         }
 
     def _ask(self, query: Mapping[str, str]) -> Ask | Failure:
@@ -110,57 +110,59 @@ class Choice:
         text = query.get("prompt_tokens", "0")
         if not (text.isascii() and text.isdigit() and int(text) <= TOKENS_MAX):
             message = f"prompt_tokens: expected an integer from 0 to {TOKENS_MAX}, found {text[:64]!r}"
-            return Failure(Kind.BAD_REQUEST, message, param="prompt_tokens")
-        learnt = [desk.books.rates.bytes_per_token.value for desk in self._router.board]
+            return Failure(FailureKind.BAD_REQUEST, message, param="prompt_tokens")
+        learnt = [state.costs.rates.bytes_per_token.value for state in self._router.board]
         size = int(int(text) * (median(learnt) if learnt else FIRST_BYTES_PER_TOKEN))
         return Ask(query.get("model"), stream=True, prompt_tokens=int(text), prompt_bytes=size)
 
     def _queue(self, model: str | None) -> dict[str, Any]:
-        waiting, rules = self._router.waiting, self._router.waiting.rules
+        queue, rules = self._router.queue, self._router.queue.rules
         return {
-            "waiting": len(waiting),
+            "waiting": len(queue),
             "waiting_max": rules.limit,
-            "moved": waiting.moved_count,
-            "tokens": waiting.tokens,
-            "bytes": sum(place.size for place in waiting.places()),
+            "moved": queue.moved_count,
+            "tokens": queue.tokens,
+            "bytes": sum(entry.size for entry in queue.entries()),
             "bytes_max": rules.limit_bytes,
-            "tenants": len({place.tenant for place in waiting.places()}),
+            "tenants": len({entry.tenant for entry in queue.entries()}),
             "drain_s": _seconds(self._router.drain_s(model)),
             "tokens_s": round(self._router.board.tokens_s(self._router.board.pools.of(model))),
         }
 
-    def _unit(self, look: Look) -> dict[str, Any]:
-        desk, now, board = look.desk, self._now(), self._router.board
+    def _unit(self, unit_cost: UnitCost) -> dict[str, Any]:
+        state, now, board = unit_cost.unit_state, self._now(), self._router.board
         return {
-            "unit": desk.unit.name,
-            "cell": desk.unit.cell,
-            "candidate": not look.why_not,
-            "why_not": f"{look.why_not}: {_WHY_NOT[look.why_not]}" if look.why_not else None,
-            "has_room": look.has_room,
-            "cost": {name: _seconds(value) for name, value in look.cost._asdict().items()},
-            "prompt_tokens": round(look.prompt_tokens),
-            "cached_tokens": round(look.cached_tokens),
-            "guessed": desk.books.guessed(),
-            "in_flight": desk.in_flight,
-            "places": int(min(desk.narrowed, desk.unit.max_in_flight)),
-            "backlog_s": _seconds(desk.books.backlog_s(now)),
-            "share": round(desk.share(now, board.rules), 3),
+            "unit": state.unit.name,
+            "cell": state.unit.cell,
+            "candidate": not unit_cost.why_not,
+            "why_not": f"{unit_cost.why_not}: {_WHY_NOT[unit_cost.why_not]}" if unit_cost.why_not else None,
+            "has_room": unit_cost.has_room,
+            "cost": {name: _seconds(value) for name, value in unit_cost.cost._asdict().items()},
+            "prompt_tokens": round(unit_cost.prompt_tokens),
+            "cached_tokens": round(unit_cost.cached_tokens),
+            "guessed": state.costs.guessed(),
+            "in_flight": state.in_flight,
+            "places": int(min(state.learnt_limit, state.unit.max_in_flight)),
+            "backlog_s": _seconds(state.costs.backlog_s(now)),
+            "share": round(state.share(now, board.rules), 3),
         }
 
-    def _notes(self, found: Preview) -> list[str]:
+    def _notes(self, found: DryRun) -> list[str]:
         """What else may decide."""
         if not self._router.policy.by_seconds:
             return ["this policy does not go by seconds: costs are shown, and decide nothing"]
         notes, now = [], self._now()
-        if (count := len(self._router.board.desks)) > LOOK_AT_ALL:
+        if (count := len(self._router.board.units)) > LOOK_AT_ALL:
             notes.append(
                 f"of {count} units a request looks at {SAMPLE}, drawn for it, and at the one that got the "
                 "beginning of its prompt last"
             )
         idle = [
-            look.desk.unit.name
-            for look in found.looks[1:]
-            if look.has_room and not look.why_not and now - look.desk.asked_at > IDLE_S
+            unit_cost.unit_state.unit.name
+            for unit_cost in found.units[1:]
+            if unit_cost.has_room
+            and not unit_cost.why_not
+            and now - unit_cost.unit_state.last_lease_at > IDLE_S
         ]
         if idle:
             more = f" and {len(idle) - 5} more" if len(idle) > 5 else ""
@@ -175,23 +177,26 @@ def header_line(lease: Lease, waited_s: float) -> bytes:
     """`x-cellgate-explain` for the attempt of a lease that has just been opened."""
     words = [f"unit={lease.unit}"]
     words += [f"{name}={value:.4f}" for name, value in cost_of(lease)._asdict().items()]
-    words += [f"prompt_tokens={lease.bet.prompt_tokens}", f"cached_tokens={lease.bet.cached_tokens}"]
+    words += [
+        f"prompt_tokens={lease.prediction.prompt_tokens}",
+        f"cached_tokens={lease.prediction.cached_tokens}",
+    ]
     return f"x-cellgate-explain: {' '.join(words)} waited_s={waited_s:.4f}\r\n".encode()
 
 
-def _outcome(found: Preview) -> dict[str, Any]:
+def _outcome(found: DryRun) -> dict[str, Any]:
     if found.refusal is None:
         return {"decision": "sent", "unit": found.best, "reason": f"unit {found.best} ranks first"}
     if found.wait_s is None:
         return {"decision": "refused", "unit": None, "reason": _REFUSED[found.refusal]}
     if found.refusal is Refusal.UNSURE:
         return {"decision": "waits", "unit": None, "reason": _REFUSED[found.refusal]}
-    first = next(look for look in found.looks if look.desk.unit.name == found.best)
+    first = next(unit_cost for unit_cost in found.units if unit_cost.unit_state.unit.name == found.best)
     reason = (
         "others wait, and it comes after them by its turn"
         if first.has_room
         else f"unit {found.best} ranks first and has no room"
-        if any(look.has_room and not look.why_not for look in found.looks)
+        if any(unit_cost.has_room and not unit_cost.why_not for unit_cost in found.units)
         else "no unit has room"
     )
     return {"decision": "waits", "unit": found.best, "reason": reason, "wait_s": _seconds(found.wait_s)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from cellgate.proxy.wire.failure import Failure, Kind
+from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.router.board import Board
 from cellgate.router.nouns import Ask
 
@@ -35,7 +35,7 @@ class StoredResponses:
             return ask._replace(unit=unit)
         if ask.unit != "":
             return ask
-        if len(self._board.desks) == 1:
+        if len(self._board.units) == 1:
             return ask._replace(unit=None)
         reason = f"this gate does not know which unit made response {ask.follows}"
-        return Failure(Kind.UNKNOWN_PATH, reason)
+        return Failure(FailureKind.UNKNOWN_PATH, reason)

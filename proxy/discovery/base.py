@@ -22,12 +22,12 @@ def named(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "-", text).strip("._-")[:128] or "unit"
 
 
-class LostError(Exception):
+class SourceError(Exception):
     """The world of a source cannot be seen. `str()` is one line: in which phase, and what can be done."""
 
 
 @dataclass(frozen=True, slots=True)
-class Doubt:
+class Suspicion:
     """What a source holds against a unit, for as long as it tells it.
 
     `node` is the node concerned, or GROUP. `fatal`: the unit cannot work while this
@@ -50,7 +50,7 @@ class Found:
 
     units: tuple[Unit, ...] = ()
     cells: tuple[Cell, ...] = ()
-    doubts: tuple[Doubt, ...] = ()
+    suspicions: tuple[Suspicion, ...] = ()
     epochs: tuple[tuple[str, str], ...] = ()
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from cellgate.proxy.config.sources import DnsSource
-from cellgate.proxy.discovery.base import Found, LostError, named
+from cellgate.proxy.discovery.base import Found, SourceError, named
 from cellgate.router.nouns import Node, Role, Unit
 
 PATIENCE_S = 5.0
@@ -21,7 +21,7 @@ LATER = 0.001
 """What each SRV priority before it makes of a weight: it gets what the others have no room for."""
 
 
-class Place(NamedTuple):
+class Endpoint(NamedTuple):
     """Where a unit listens, and its share among those of the answer."""
 
     host: str
@@ -42,27 +42,27 @@ def _resolver(server: str) -> Any:
     try:
         resolver = dns.Resolver(configure=not server)
     except Exception as error:  # Each platform has its own errors for this.
-        raise LostError(f"the system's resolver is not configured: {error}") from None
+        raise SourceError(f"the system's resolver is not configured: {error}") from None
     if server:
         host, _, port = server.rpartition(":")
         resolver.nameservers, resolver.port = [host.strip("[]")], int(port)
     return resolver
 
 
-async def _places(source: DnsSource, resolver: Any) -> list[Place]:
+async def _places(source: DnsSource, resolver: Any) -> list[Endpoint]:
     errors = importlib.import_module("dns.exception")
     try:
         answer = await resolver.resolve(source.host, source.record, search=True, lifetime=PATIENCE_S)
     except errors.DNSException as error:
-        raise LostError(f"not resolved: {' '.join(str(error).split())}") from None
+        raise SourceError(f"not resolved: {' '.join(str(error).split())}") from None
     except OSError as error:
-        raise LostError(f"the name server cannot be asked: {error}") from None
+        raise SourceError(f"the name server cannot be asked: {error}") from None
     if source.record == "SRV":
         return weighed((row.priority, row.weight, str(row.target).rstrip("."), row.port) for row in answer)
-    return [Place(row.address, source.port, 1.0) for row in answer]
+    return [Endpoint(row.address, source.port, 1.0) for row in answer]
 
 
-def weighed(records: Iterable[tuple[int, int, str, int]]) -> list[Place]:
+def weighed(records: Iterable[tuple[int, int, str, int]]) -> list[Endpoint]:
     """SRV records (priority, weight, target, port) with shares (RFC 2782): by weight within a priority,
     1 for the heaviest; what has a later priority gets next to nothing while there is room before it.
     """
@@ -73,16 +73,16 @@ def weighed(records: Iterable[tuple[int, int, str, int]]) -> list[Place]:
         for level in levels
     }
     return [
-        Place(target, port, max(weight, 1) / heaviest[priority] * LATER ** levels.index(priority))
+        Endpoint(target, port, max(weight, 1) / heaviest[priority] * LATER ** levels.index(priority))
         for priority, weight, target, port in records
         if target
     ]
 
 
-def units_at(places: Iterable[Place], like: Unit, scheme: str) -> tuple[Unit, ...]:
+def units_at(endpoints: Iterable[Endpoint], like: Unit, scheme: str) -> tuple[Unit, ...]:
     """A unit with one node for each place, named after it."""
     units = []
-    for host, port, weight in sorted(set(places)):
+    for host, port, weight in sorted(set(endpoints)):
         name = named(f"{host}-{port}")
         at = f"[{host}]:{port}" if ":" in host else f"{host.lower()}:{port}"
         nodes = (Node(name, Role.LEADER),)

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from cellgate.proxy.config.sources import EcsSource
-from cellgate.proxy.discovery.base import Found, LostError, named
-from cellgate.proxy.discovery.groups import Group, Member, Ports, together
+from cellgate.proxy.discovery.base import Found, SourceError, named
+from cellgate.proxy.discovery.groups import Group, Member, NodePorts, together
 
 UNIT_TAG, ROLE_TAG, SIZE_TAG = "cellgate:unit", "cellgate:role", "cellgate:size"
 DESCRIBED_AT_ONCE = 100
@@ -28,7 +28,7 @@ _RANKS = {"leader": 0, "follower": None}
 async def follow(source: EcsSource) -> AsyncGenerator[Found, None]:
     """The units at each poll."""
     client = await asyncio.to_thread(_client, source.region)
-    ports = Ports(source.port, source.agent_port, source.scheme)
+    ports = NodePorts(source.port, source.agent_port, source.scheme)
     while True:
         tasks = await asyncio.to_thread(_tasks, source, client)
         yield together([group.found(source.like, ports) for group in groups(tasks)])
@@ -65,12 +65,12 @@ def _arns(source: EcsSource, client: Any) -> Iterator[str]:
 
 @contextmanager
 def _losses() -> Iterator[None]:
-    """Turns what boto3 raises into LostError."""
+    """Turns what boto3 raises into SourceError."""
     errors: Any = importlib.import_module("botocore.exceptions")
     try:
         yield
     except (errors.BotoCoreError, errors.ClientError) as error:
-        raise LostError(f"ECS cannot be asked: {' '.join(str(error).split())}") from None
+        raise SourceError(f"ECS cannot be asked: {' '.join(str(error).split())}") from None
 
 
 def groups(tasks: Iterable[Mapping[str, Any]]) -> list[Group]:

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 
 from cellgate.proxy.config.sources import FileSource
-from cellgate.proxy.discovery.base import Found, LostError
+from cellgate.proxy.discovery.base import Found, SourceError
 from cellgate.router.nouns import Unit
 
 
@@ -30,7 +30,7 @@ def _bytes(path: str) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        raise LostError(f"{path} cannot be read: {error.strerror}") from None
+        raise SourceError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def _units(source: FileSource, data: bytes) -> tuple[Unit, ...]:

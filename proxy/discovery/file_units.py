@@ -10,7 +10,7 @@ from cellgate.proxy.config import yaml_file
 from cellgate.proxy.config.errors import dotted, explained
 from cellgate.proxy.config.units import Keys, NodeKeys, ProbeKeys, UnitKeys, unit_of
 from cellgate.proxy.config.yaml_file import Problem
-from cellgate.proxy.discovery.base import LostError
+from cellgate.proxy.discovery.base import SourceError
 from cellgate.router.nouns import Unit
 
 PROBLEMS_SHOWN = 3
@@ -36,15 +36,15 @@ def units_in(path: str, data: bytes, like: Unit) -> tuple[Unit, ...]:
         found, problems = yaml_file.parse(path, data, "units")
         keys = UnitsKeys.model_validate(found)
     except yaml_file.UnreadableError as error:
-        raise LostError(str(error)) from None
+        raise SourceError(str(error)) from None
     except ValidationError as error:
         problems = [explained(detail, SCHEMA) for detail in error.errors(include_url=False)]
     else:
         problems += _repeated_names(keys)
     if problems:
-        shown = "; ".join(f"{dotted(place)}: {text}" for place, text in problems[:PROBLEMS_SHOWN])
+        shown = "; ".join(f"{dotted(key_path)}: {text}" for key_path, text in problems[:PROBLEMS_SHOWN])
         more = f"; and {len(problems) - PROBLEMS_SHOWN} more" if len(problems) > PROBLEMS_SHOWN else ""
-        raise LostError(f"{path}: {shown}{more}")
+        raise SourceError(f"{path}: {shown}{more}")
     return tuple(unit_of(like.cell, unit, like.api_key) for unit in keys.units)
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from cellgate.proxy.config.sources import Source
-from cellgate.proxy.discovery.base import GROUP, Doubt, Follow, Found, LostError
+from cellgate.proxy.discovery.base import GROUP, Follow, Found, SourceError, Suspicion
 from cellgate.proxy.discovery.merge import merge
 from cellgate.proxy.logs.events import Action, ActionKind
 from cellgate.router.nouns import Evidence, Fleet, Sign, Strength
@@ -84,7 +84,7 @@ class Discovery:
         """Those that are configured no more, while the new ones have not all found something."""
         self._before = Found()
         """What was found before this process, for as long."""
-        self._held: dict[_Against, Doubt] = {}
+        self._held: dict[_Against, Suspicion] = {}
         """What was held against units and has not been taken back."""
 
     def take(self, fixed: Fleet, sources: Sequence[Source]) -> str:
@@ -108,7 +108,7 @@ class Discovery:
             self._before = found
             self._apply()
 
-    def standing(self) -> dict[str, bool]:
+    def connected(self) -> dict[str, bool]:
         """Whether each source sees its world now, by title."""
         return {one.source.title: one.up for one in self._followed}
 
@@ -130,7 +130,7 @@ class Discovery:
                     failures = 0
                     self._heard(one, found)
                 reason = "it ended"
-            except LostError as error:
+            except SourceError as error:
                 reason = str(error)
             except Exception as error:  # A fault of ours must not take away units that work.
                 reason = f"unforeseen {error!r}; please report it"
@@ -151,7 +151,7 @@ class Discovery:
         if one.source.gone_is_dead:
             gone = {unit.name for unit in before.units} - {unit.name for unit in found.units}
             for name in sorted(gone - one.left_out):
-                self._observe(one.source.kind, Doubt(name, GROUP, "nothing of it is left"))
+                self._observe(one.source.kind, Suspicion(name, GROUP, "nothing of it is left"))
         changed = self._apply()
         if found.units != before.units:
             self._tell("discovered", f"{one.source.title}: {len(found.units)} units; {changed}")
@@ -177,19 +177,19 @@ class Discovery:
         epochs, held = _says(known)
         # Before the fleet changes: requests on a unit that is about to go or to be looked at anew must move.
         self._tell_epochs(epochs)
-        for against, doubt in self._held.items():
+        for against, suspicion in self._held.items():
             if against not in held:
-                self._observe(against.kind, doubt, over=True)
-        for against, doubt in held.items():
-            if self._held.get(against) != doubt:
-                self._observe(against.kind, doubt)
+                self._observe(against.kind, suspicion, over=True)
+        for against, suspicion in held.items():
+            if self._held.get(against) != suspicion:
+                self._observe(against.kind, suspicion)
         self._held = held
         changed = self._world.configure(fleet)
         # And after: a unit that is new, or looked at anew, has heard nothing of this. Others hear no news.
         self._tell_epochs(epochs)
-        for against, doubt in held.items():
-            if doubt.fatal:
-                self._observe(against.kind, doubt)
+        for against, suspicion in held.items():
+            if suspicion.fatal:
+                self._observe(against.kind, suspicion)
         return changed
 
     def _leave_out(self, one: _Followed, names: frozenset[str]) -> None:
@@ -197,13 +197,13 @@ class Discovery:
             self._tell("clash", f"{one.source.title}: its unit {name} is left out: another has that name")
         one.left_out = names
 
-    def _observe(self, kind: str, doubt: Doubt, *, over: bool = False) -> None:
-        sign, strength = Sign.BAD, Strength.FATAL if doubt.fatal else Strength.STRONG
-        reason = doubt.reason
+    def _observe(self, kind: str, suspicion: Suspicion, *, over: bool = False) -> None:
+        sign, strength = Sign.BAD, Strength.FATAL if suspicion.fatal else Strength.STRONG
+        reason = suspicion.reason
         if over:
-            sign, strength, reason = Sign.GOOD, Strength.WEAK, f"over: {doubt.reason}"
+            sign, strength, reason = Sign.GOOD, Strength.WEAK, f"over: {suspicion.reason}"
         self._world.observe(
-            Evidence(doubt.unit, sign, strength, kind, reason, self._world.now(), node=doubt.node)
+            Evidence(suspicion.unit, sign, strength, kind, reason, self._world.now(), node=suspicion.node)
         )
 
     def _tell_epochs(self, epochs: Mapping[tuple[str, str], str]) -> None:
@@ -217,19 +217,19 @@ class Discovery:
 
 def _says(
     known: Sequence[tuple[_Followed, Found]],
-) -> tuple[dict[tuple[str, str], str], dict[_Against, Doubt]]:
+) -> tuple[dict[tuple[str, str], str], dict[_Against, Suspicion]]:
     """The incarnations, by kind of source and unit, and what is held against units. Who comes first is heard.
 
     A source says nothing of a unit whose name somebody else has.
     """
     epochs: dict[tuple[str, str], str] = {}
-    held: dict[_Against, Doubt] = {}
+    held: dict[_Against, Suspicion] = {}
     for one, found in known:
         kind = one.source.kind
         for unit, epoch in found.epochs:
             if unit not in one.left_out:
                 epochs.setdefault((kind, unit), epoch)
-        for doubt in found.doubts:
-            if doubt.unit not in one.left_out:
-                held.setdefault(_Against(kind, doubt.unit, doubt.node), doubt)
+        for suspicion in found.suspicions:
+            if suspicion.unit not in one.left_out:
+                held.setdefault(_Against(kind, suspicion.unit, suspicion.node), suspicion)
     return epochs, held

@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from cellgate.proxy.discovery.base import GROUP, Doubt, Found
+from cellgate.proxy.discovery.base import GROUP, Found, Suspicion
 from cellgate.router.nouns import Node, Role, Unit
 
 
@@ -34,7 +34,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Ports:
+class NodePorts:
     """Where things listen on each node. `agent` 0: there are no agents."""
 
     api: int
@@ -51,13 +51,15 @@ class Group:
     members: tuple[Member, ...]
     numbered: bool = False
 
-    def found(self, like: Unit, ports: Ports) -> Found:
+    def found(self, like: Unit, ports: NodePorts) -> Found:
         """The unit, what is held against it, and, once it is whole, its incarnation."""
         members = sorted(self.members, key=lambda one: (one.rank is None, one.rank or 0, one.name))
         wrong = "; ".join(self._wrong(members))
-        doubts = [Doubt(self.name, one.name, one.trouble, one.fatal) for one in members if one.trouble]
+        suspicions = [
+            Suspicion(self.name, one.name, one.trouble, one.fatal) for one in members if one.trouble
+        ]
         if wrong:
-            doubts.append(Doubt(self.name, GROUP, wrong))
+            suspicions.append(Suspicion(self.name, GROUP, wrong))
         leaders = [one for one in members if one.rank == 0 and one.address]
         unit = replace(
             like,
@@ -66,7 +68,7 @@ class Group:
             nodes=tuple(_node(one, ports) for one in members),
         )
         epochs = () if wrong else ((self.name, self._epoch()),)
-        return Found((unit,), doubts=tuple(doubts), epochs=epochs)
+        return Found((unit,), suspicions=tuple(suspicions), epochs=epochs)
 
     def _wrong(self, members: Sequence[Member]) -> Iterator[str]:
         """What is wrong with the group as a whole."""
@@ -104,12 +106,12 @@ def together(founds: Sequence[Found]) -> Found:
     """What was found of many groups as one."""
     return Found(
         units=tuple(unit for one in founds for unit in one.units),
-        doubts=tuple(doubt for one in founds for doubt in one.doubts),
+        suspicions=tuple(suspicion for one in founds for suspicion in one.suspicions),
         epochs=tuple(epoch for one in founds for epoch in one.epochs),
     )
 
 
-def _node(member: Member, ports: Ports) -> Node:
+def _node(member: Member, ports: NodePorts) -> Node:
     role = Role.LEADER if member.rank == 0 else Role.FOLLOWER
     agent = _at(member.address, ports.agent) if ports.agent and member.address else ""
     return Node(member.name, role, agent)

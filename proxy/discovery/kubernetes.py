@@ -18,7 +18,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from cellgate.proxy.discovery.base import LostError
+from cellgate.proxy.discovery.base import SourceError
 
 WATCH_S = 60
 """How long one watch lasts: the server ends it, and the next goes on where it ended."""
@@ -61,7 +61,7 @@ async def pods(kubeconfig: str, namespace: str, selector: str) -> AsyncGenerator
                 except _GoneError:
                     continue
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-        raise LostError(f"the API server cannot be asked: {error!r}") from None
+        raise SourceError(f"the API server cannot be asked: {error!r}") from None
 
 
 @asynccontextmanager
@@ -76,12 +76,12 @@ async def _core_api(kubeconfig: str) -> AsyncIterator[Any]:
         else:
             await config.load_kube_config(config_file=kubeconfig or None, client_configuration=settings)
     except Exception as error:  # A file that is no kubeconfig makes the loader fail in many ways.
-        raise LostError(f"no way to the API server is configured: {error!r}") from None
+        raise SourceError(f"no way to the API server is configured: {error!r}") from None
     async with client.ApiClient(settings) as connection:
         try:
             yield client.CoreV1Api(connection)
         except errors.ApiException as error:
-            raise LostError(f"the API server refuses: {error.status} {error.reason}") from None
+            raise SourceError(f"the API server refuses: {error.status} {error.reason}") from None
 
 
 async def _list_and_watch(api: Any, namespace: str, selector: str) -> AsyncGenerator[Objects, None]:
@@ -142,7 +142,7 @@ async def _get(api: Any, namespace: str, selector: str, timeouts: tuple[float, f
 def _refusal(status: int | None, reason: object) -> Exception:
     if status == GONE:
         return _GoneError()
-    return LostError(f"the API server refuses: {status} {' '.join(str(reason).split())}")
+    return SourceError(f"the API server refuses: {status} {' '.join(str(reason).split())}")
 
 
 def _changes(known: Objects, event: Any) -> bool:

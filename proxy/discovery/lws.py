@@ -15,7 +15,7 @@ from typing import Any
 
 from cellgate.proxy.config.sources import LwsSource
 from cellgate.proxy.discovery.base import Found
-from cellgate.proxy.discovery.groups import Group, Member, Ports, together
+from cellgate.proxy.discovery.groups import Group, Member, NodePorts, together
 
 PREFIX = "leaderworkerset.sigs.k8s.io/"
 _MAIN = "kubectl.kubernetes.io/default-container"
@@ -28,7 +28,7 @@ async def follow(source: LwsSource) -> AsyncGenerator[Found, None]:
     from cellgate.proxy.discovery.kubernetes import own_namespace, pods
 
     namespace, selector = source.namespace or own_namespace(), f"{PREFIX}name={source.name}"
-    ports = Ports(source.port, source.agent_port, source.scheme)
+    ports = NodePorts(source.port, source.agent_port, source.scheme)
     async for known in pods(source.kubeconfig, namespace, selector):
         yield together([group.found(source.like, ports) for group in groups(source.name, known.values())])
 

@@ -9,14 +9,14 @@ from cellgate.proxy.discovery.base import Found
 from cellgate.router.nouns import Cell, Fleet, Unit
 
 
-class Merged(NamedTuple):
+class MergedFleet(NamedTuple):
     """The fleet; and of each found, the names of the units that are not in it because others have them."""
 
     fleet: Fleet
     left_out: tuple[frozenset[str], ...]
 
 
-def merge(fixed: Fleet, found: Sequence[Found]) -> Merged:
+def merge(fixed: Fleet, found: Sequence[Found]) -> MergedFleet:
     """What is fixed, then all that was found, in this order. Who comes first keeps a name."""
     cells: dict[str, Cell] = {cell.name: cell for cell in fixed.cells}
     units: dict[str, Unit] = {unit.name: unit for unit in fixed.units}
@@ -25,4 +25,4 @@ def merge(fixed: Fleet, found: Sequence[Found]) -> Merged:
         for cell in one.cells:
             cells.setdefault(cell.name, cell)
         left_out.append(frozenset(u.name for u in one.units if units.setdefault(u.name, u) is not u))
-    return Merged(Fleet(tuple(cells.values()), tuple(units.values())), tuple(left_out))
+    return MergedFleet(Fleet(tuple(cells.values()), tuple(units.values())), tuple(left_out))

@@ -51,7 +51,7 @@ class DiscoveryMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """The one family."""
         text = "1 while a source of units sees its world; at 0 the units it told last stay."
-        rows = (((title,), up) for title, up in self._discovery.standing().items())
+        rows = (((title,), up) for title, up in self._discovery.connected().items())
         yield gauge("discovery_up", text, ("source",), rows)
 
 

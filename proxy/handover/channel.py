@@ -27,7 +27,7 @@ ANSWER_S = 10.0
 _LENGTH = struct.Struct("!I")
 
 
-def framed(document: Any) -> bytes:
+def frame_document(document: Any) -> bytes:
     """A document as it is sent."""
     body = orjson.dumps(document)
     return _LENGTH.pack(len(body)) + body
@@ -35,7 +35,7 @@ def framed(document: Any) -> bytes:
 
 async def send(sock: socket.socket, document: Any, listeners: Sequence[socket.socket] = ()) -> None:
     """Send a document, and listeners along with it. Raises OSError."""
-    data = framed(document)
+    data = frame_document(document)
     # Descriptors go with the first bytes; these few always find room.
     socket.send_fds(sock, [data[: _LENGTH.size]], [listener.fileno() for listener in listeners])
     await asyncio.get_running_loop().sock_sendall(sock, data[_LENGTH.size :])

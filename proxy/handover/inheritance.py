@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from cellgate.proxy.handover.channel import ANSWER_S, HELLO, READY, VARIABLE, receive
-from cellgate.proxy.handover.view import VERSION, View
+from cellgate.proxy.handover.view import VERSION, InheritedView
 
 
 class NoInheritanceError(Exception):
@@ -28,7 +28,7 @@ class Inheritance:
         for name, count in document["listeners"].items():
             self._listeners[name] = [listeners.pop(0) for _ in range(count)]
         known = document["known"]
-        self.view = View(known["view"])
+        self.view = InheritedView(known["view"])
         self.courses: dict[str, Any] = known["courses"] if known["view"]["version"] == VERSION else {}
 
     def take(self, name: str) -> list[socket.socket]:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from cellgate.proxy.handover.channel import HELLO, READY, VARIABLE, framed, send
+from cellgate.proxy.handover.channel import HELLO, READY, VARIABLE, frame_document, send
 from cellgate.proxy.handover.open_listeners import Listeners
 
 
@@ -49,7 +49,7 @@ async def hand_over(
             raise HandoverError(_why(error, code, limit_s)) from error
         # It accepts clients: from here on there is no way back, and nothing that could be cancelled.
         with suppress(OSError):
-            ours.sendall(framed(tell_last()))
+            ours.sendall(frame_document(tell_last()))
     return process.pid
 
 

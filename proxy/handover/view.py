@@ -12,7 +12,7 @@ from typing import Any
 from cellgate.probes.gate_word import GATE_EPOCHS
 from cellgate.router.board import Board
 from cellgate.router.nouns import Case, Evidence, Sign, Strength, Verdict
-from cellgate.router.unit_state import Desk
+from cellgate.router.unit_state import UnitState
 
 VERSION = 1
 SOURCE = "predecessor"
@@ -20,53 +20,53 @@ SOURCE = "predecessor"
 _COUNTED_HERE = (GATE_EPOCHS,)
 """Who reads epochs as numbers that begin anew with each process of ours."""
 
-Known = dict[str, Any]
+KnownUnit = dict[str, Any]
 
 
-def view_of(board: Board) -> Known:
+def view_of(board: Board) -> KnownUnit:
     """What is known of all units."""
-    return {"version": VERSION, "units": [known_of(desk) for desk in board]}
+    return {"version": VERSION, "units": [known_of(state) for state in board]}
 
 
 def drained(board: Board) -> list[str]:
     """The names of the units that are drained."""
-    return [desk.unit.name for desk in board if desk.drained]
+    return [state.unit.name for state in board if state.drained]
 
 
-def known_of(desk: Desk) -> Known:
+def known_of(state: UnitState) -> KnownUnit:
     """What is known of one unit, as JSON can say it."""
-    case = desk.case
+    case = state.case
     return {
-        "name": desk.unit.name,
-        "url": desk.unit.url,
+        "name": state.unit.name,
+        "url": state.unit.url,
         "verdict": case.verdict.value,
         "since": case.since,
         "epochs": [epoch for epoch in case.epochs if epoch[0] not in _COUNTED_HERE],
         "reborn": case.reborn,
         "passes": case.passes,
         "reason": case.because.reason if case.because is not None else "",
-        "drained": desk.drained,
-        "models": sorted(desk.models),
-        "engine": desk.engine,
-        "life_at": desk.life_at,
-        "risen_at": desk.risen_at,
+        "drained": state.drained,
+        "models": sorted(state.models),
+        "engine": state.engine,
+        "life_at": state.life_at,
+        "risen_at": state.risen_at,
     }
 
 
-class View:
+class InheritedView:
     """What a predecessor knew, given to units as they come on the board."""
 
     def __init__(self, known: Mapping[str, Any]) -> None:
         is_read = known["version"] == VERSION
-        self._left: dict[str, Known] = {unit["name"]: unit for unit in known["units"]} if is_read else {}
+        self._left: dict[str, KnownUnit] = {unit["name"]: unit for unit in known["units"]} if is_read else {}
         self._used = [name for name, unit in self._left.items() if _was_usable(unit)]
 
     def apply(self, board: Board) -> None:
         """Give units that have come on the board since what was known of them."""
-        for name in self._left.keys() & board.desks.keys():
-            unit, desk = self._left.pop(name), board.desks[name]
-            if unit["url"] == desk.unit.url:
-                take_over(desk, unit)
+        for name in self._left.keys() & board.units.keys():
+            unit, state = self._left.pop(name), board.units[name]
+            if unit["url"] == state.unit.url:
+                take_over(state, unit)
 
     def is_warm(self, board: Board, *, may_come: bool) -> bool:
         """Whether the gate may take the place of its predecessor: it uses a unit, if that one did, and has
@@ -74,27 +74,27 @@ class View:
         """
         if not self._used:
             return True
-        desks = [board.desks[name] for name in self._used if name in board.desks]
-        if may_come and len(desks) < len(self._used):
+        states = [board.units[name] for name in self._used if name in board.units]
+        if may_come and len(states) < len(self._used):
             return False
-        heard = all(desk.heard_at > 0.0 for desk in desks if desk.is_usable())
-        return heard and any(desk.is_usable() for desk in board)
+        heard = all(state.heard_at > 0.0 for state in states if state.is_usable())
+        return heard and any(state.is_usable() for state in board)
 
 
-def _was_usable(unit: Known) -> bool:
+def _was_usable(unit: KnownUnit) -> bool:
     return unit["verdict"] in (Verdict.UP.value, Verdict.SUSPECT.value) and not unit["drained"]
 
 
-def take_over(desk: Desk, unit: Known) -> None:
+def take_over(state: UnitState, unit: KnownUnit) -> None:
     """Believe of a unit what `known_of` said of it elsewhere."""
     verdict, since = Verdict(unit["verdict"]), unit["since"]
     sign = Sign.GOOD if verdict is Verdict.UP else Sign.BAD
-    because = Evidence(desk.unit.name, sign, Strength.STRONG, SOURCE, unit["reason"], since)
+    because = Evidence(state.unit.name, sign, Strength.STRONG, SOURCE, unit["reason"], since)
     epochs = tuple((reader, reading) for reader, reading in unit["epochs"])
     reborn = None if unit["reborn"] is None else (unit["reborn"][0], unit["reborn"][1])
-    desk.case = Case(verdict, since, epochs, reborn, passes=unit["passes"], because=because)
-    desk.drained = unit["drained"]
-    desk.life_at, desk.risen_at = unit["life_at"], unit["risen_at"]
+    state.case = Case(verdict, since, epochs, reborn, passes=unit["passes"], because=because)
+    state.drained = unit["drained"]
+    state.life_at, state.risen_at = unit["life_at"], unit["risen_at"]
     # What is configured wins over what was found out.
-    desk.models = desk.models or frozenset(unit["models"])
-    desk.engine = desk.engine or unit["engine"]
+    state.models = state.models or frozenset(unit["models"])
+    state.engine = state.engine or unit["engine"]

@@ -22,29 +22,29 @@ class Balancers:
     """Who asked about what (a unit's name, or `gate`), and when last."""
 
     def __init__(self) -> None:
-        self._told: dict[tuple[str, str], float] = {}
-        self._asked: dict[tuple[str, str], float] = {}
+        self._checks: dict[tuple[str, str], float] = {}
+        self._agent_checks: dict[tuple[str, str], float] = {}
 
-    def told(self, about: str, state: str, now: float) -> None:
+    def on_check(self, about: str, state: str, now: float) -> None:
         """A health check came with this `X-Haproxy-Server-State`. What is no such state is not counted."""
         name, node = _NAME.search(state), _NODE.search(state)
         if name is not None and node is not None:
-            _note(self._told, (about, f"{node[1]} {name[1]}"), now)
+            _record(self._checks, (about, f"{node[1]} {name[1]}"), now)
 
-    def asked(self, about: str, address: str, now: float) -> None:
+    def on_agent_check(self, about: str, address: str, now: float) -> None:
         """A question came to the agent port from this address."""
-        _note(self._asked, (about, address), now)
+        _record(self._agent_checks, (about, address), now)
 
     def count(self, about: str, now: float) -> int:
         """How many look at it now; at least 1."""
         counts = [
             sum(a == about and now - at <= SEEN_S for (a, _), at in seen.items())
-            for seen in (self._told, self._asked)
+            for seen in (self._checks, self._agent_checks)
         ]
         return max(1, *counts)
 
 
-def _note(seen: dict[tuple[str, str], float], key: tuple[str, str], now: float) -> None:
+def _record(seen: dict[tuple[str, str], float], key: tuple[str, str], now: float) -> None:
     # The one that was heard longest ago comes first, and goes first.
     seen.pop(key, None)
     seen[key] = now

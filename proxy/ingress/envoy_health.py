@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from cellgate.router.board import Board
 from cellgate.router.nouns import Verdict
-from cellgate.router.unit_state import Desk
+from cellgate.router.unit_state import UnitState
 
 FAIL_NOW = ("x-envoy-immediate-health-check-fail", "1")
 DEGRADED = ("x-envoy-degraded", "1")
@@ -17,15 +17,15 @@ DEGRADED = ("x-envoy-degraded", "1")
 DEGRADED_SHARE = 0.5
 """A gate with no more than this share of its configured weight in good order is degraded."""
 
-Headers = tuple[tuple[str, str], ...]
+HeaderPairs = tuple[tuple[str, str], ...]
 
 
-def lines(headers: Headers) -> bytes:
+def lines(headers: HeaderPairs) -> bytes:
     """Headers as lines of a head."""
     return b"".join(f"{name}: {value}\r\n".encode() for name, value in headers)
 
 
-def readyz_headers(board: Board, *, stopping: bool) -> Headers:
+def readyz_headers(board: Board, *, stopping: bool) -> HeaderPairs:
     """What a reply to /readyz says beside its status."""
     if stopping:
         return (FAIL_NOW,)
@@ -37,15 +37,17 @@ def response_line(*, stopping: bool) -> bytes:
     return _FAIL_NOW_LINE if stopping else b""
 
 
-def unit_headers(board: Board, name: str) -> Headers:
+def unit_headers(board: Board, name: str) -> HeaderPairs:
     """What a reply to /healthz/unit/NAME says beside its status, which `unit_health` decides."""
-    desk = board.desks.get(name)
-    return (DEGRADED,) if desk is not None and desk.is_usable() and is_degraded(desk) else ()
+    state = board.units.get(name)
+    return (DEGRADED,) if state is not None and state.is_usable() and is_degraded(state) else ()
 
 
-def is_degraded(desk: Desk) -> bool:
+def is_degraded(state: UnitState) -> bool:
     """Whether a usable unit should come after others: it is suspected, in doubt, or slower than the rest."""
-    return desk.case.verdict is Verdict.SUSPECT or desk.is_doubted() or desk.slowness.degraded > 0.0
+    return (
+        state.case.verdict is Verdict.SUSPECT or state.is_restart_suspected() or state.outlier.degraded > 0.0
+    )
 
 
 _FAIL_NOW_LINE = lines((FAIL_NOW,))
@@ -53,6 +55,6 @@ _FAIL_NOW_LINE = lines((FAIL_NOW,))
 
 def gate_is_degraded(board: Board) -> bool:
     """Whether a gate should come after others: half of its units are lost or degraded, or it is cut off."""
-    weight = sum(desk.weight for desk in board)
-    well = sum(desk.weight for desk in board if desk.is_usable() and not is_degraded(desk))
+    weight = sum(state.weight for state in board)
+    well = sum(state.weight for state in board if state.is_usable() and not is_degraded(state))
     return board.panic_at is not None or well <= DEGRADED_SHARE * weight

@@ -14,14 +14,20 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from cellgate.proxy.ingress.balancers import Balancers
-from cellgate.proxy.ingress.haproxy_words import Speaker, Stand, Word, gate_word, unit_word
+from cellgate.proxy.ingress.haproxy_words import (
+    AgentReply,
+    ReplyFormatter,
+    ServerState,
+    gate_reply,
+    unit_reply,
+)
 from cellgate.router.board import Board
 
 GATE = "gate"
 """What `agent-send` has to say to hear of the gate itself. A unit of this name cannot be asked for here."""
 QUESTION_WAIT_S = 1.0
-"""Without `agent-send` HAProxy says nothing and waits: after so long it is told of the gate. It would give up
-after its agent-inter, 2 s by default."""
+"""Without `agent-send` HAProxy says nothing and waits: after so long it gets the reply about the gate. It
+would give up after its agent-inter, 2 s by default."""
 VISITORS_MAX = 512
 
 _LINE_MAX = 256
@@ -45,10 +51,10 @@ class HaproxyAgent:
         self._stopping = stopping
         self._may_ask = may_ask
         self._balancers = balancers
-        self._speaker = Speaker()
+        self._formatter = ReplyFormatter()
         self._servers: list[asyncio.Server] = []
         self._visitors: set[_Visitor] = set()
-        kinds = (*(stand.value for stand in Stand), "unknown", "malformed", "refused", "too_many")
+        kinds = (*(stand.value for stand in ServerState), "unknown", "malformed", "refused", "too_many")
         self.counts = dict.fromkeys(kinds, 0)
 
     async def start(self, listeners: Sequence[socket.socket]) -> None:
@@ -64,7 +70,7 @@ class HaproxyAgent:
             server.close()
 
     def close(self) -> None:
-        """Listen no more. HAProxy keeps what it was told last, which for a gate that stops is `drain`."""
+        """Listen no more. HAProxy keeps the last reply, which for a gate that stops is `drain`."""
         self.retire()
         for visitor in list(self._visitors):
             visitor.leave()
@@ -76,16 +82,16 @@ class HaproxyAgent:
             self.counts["malformed"] += 1
             return b""
         about, now = match[1].decode(), self._now()
-        word = self._word(about, now)
-        if word is None:
+        reply = self._reply(about, now)
+        if reply is None:
             self.counts["unknown"] += 1
-            self._speaker.forget(about)
-            return self._speaker.line(about, Word(Stand.DRAIN), 1)
-        self.counts[word.stand.value] += 1
-        self._balancers.asked(about, peer, now)
-        return self._speaker.line(about, word, self._balancers.count(about, now))
+            self._formatter.forget(about)
+            return self._formatter.line(about, AgentReply(ServerState.DRAIN), 1)
+        self.counts[reply.state.value] += 1
+        self._balancers.on_agent_check(about, peer, now)
+        return self._formatter.line(about, reply, self._balancers.count(about, now))
 
-    def welcome(self, visitor: _Visitor, peer: str) -> bool:
+    def admit(self, visitor: _Visitor, peer: str) -> bool:
         """Whether a visitor may ask."""
         if len(self._visitors) >= VISITORS_MAX:
             self.counts["too_many"] += 1
@@ -96,15 +102,15 @@ class HaproxyAgent:
             return True
         return False
 
-    def gone(self, visitor: _Visitor) -> None:
+    def left(self, visitor: _Visitor) -> None:
         """A visitor has left."""
         self._visitors.discard(visitor)
 
-    def _word(self, about: str, now: float) -> Word | None:
+    def _reply(self, about: str, now: float) -> AgentReply | None:
         if about == GATE:
-            return gate_word(self._board, now, stopping=self._stopping())
-        desk = self._board.desks.get(about)
-        return None if desk is None else unit_word(desk, now, self._board)
+            return gate_reply(self._board, now, stopping=self._stopping())
+        state = self._board.units.get(about)
+        return None if state is None else unit_reply(state, now, self._board)
 
 
 class _Visitor(asyncio.Protocol):
@@ -123,7 +129,7 @@ class _Visitor(asyncio.Protocol):
         # A connection that was reset in the meantime has no peer.
         peer = transport.get_extra_info("peername")
         self._peer = peer[0] if peer else ""
-        if self._agent.welcome(self, self._peer):
+        if self._agent.admit(self, self._peer):
             self._timer = self._loop.call_later(QUESTION_WAIT_S, self._answer)
         else:
             self._transport.abort()
@@ -141,7 +147,7 @@ class _Visitor(asyncio.Protocol):
     def connection_lost(self, _exc: Exception | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._agent.gone(self)
+        self._agent.left(self)
 
     def leave(self) -> None:
         """End without an answer."""

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import orjson
 
 from cellgate.router.board import Board
-from cellgate.router.unit_state import Desk
+from cellgate.router.unit_state import UnitState
 
 FORMAT_FIELD = b"endpoint-load-metrics-format"
 """The request field that asks for another carrier. It is for the gate and never goes on to a unit."""
@@ -44,7 +44,7 @@ _RPS, _EPS, _UTILIZATION = (number << 3 | 1 for number in (6, 7, 9))
 _NAMED_METRICS, _KEY, _VALUE = 8 << 3 | 2, 1 << 3 | 2, 2 << 3 | 1
 
 
-class Report(NamedTuple):
+class OrcaReport(NamedTuple):
     """One load report. Utilization 1 is full and more is overload; rates are per second."""
 
     application_utilization: float
@@ -53,7 +53,7 @@ class Report(NamedTuple):
     named_metrics: Mapping[str, float] = {}
 
 
-def encoded(report: Report) -> bytes:
+def encoded(report: OrcaReport) -> bytes:
     """The report in protobuf's wire format. As there, what is 0 is left out."""
     doubles = (
         (_RPS, report.rps_fractional),
@@ -64,12 +64,12 @@ def encoded(report: Report) -> bytes:
     return b"".join((*(_DOUBLE.pack(tag, value) for tag, value in doubles if value), *named))
 
 
-def bin_line(report: Report) -> bytes:
+def bin_line(report: OrcaReport) -> bytes:
     """The header line of gRFC A51, read by Envoy and gRPC without being asked for."""
     return b"endpoint-load-metrics-bin: %b\r\n" % base64.b64encode(encoded(report))
 
 
-def text_line(report: Report) -> bytes:
+def text_line(report: OrcaReport) -> bytes:
     """The TEXT carrier. Its separator is ":": older Envoys drop a whole report that has "="."""
     named = {f"named_metrics.{name}": value for name, value in report.named_metrics.items()}
     pairs = {**report._asdict(), **named}
@@ -78,7 +78,7 @@ def text_line(report: Report) -> bytes:
     return b"endpoint-load-metrics: TEXT %b\r\n" % text.encode()
 
 
-def json_line(report: Report) -> bytes:
+def json_line(report: OrcaReport) -> bytes:
     """The JSON carrier: protobuf's JSON mapping with the field names of the message."""
     return b"endpoint-load-metrics: JSON %b\r\n" % orjson.dumps(report._asdict())
 
@@ -114,7 +114,7 @@ class Orca:
         self._at = math.inf
         self._ended = self._failed = 0
         self._utilization = self._rps = self._eps = 0.0
-        self.report = Report(LEAST, 0.0)
+        self.report = OrcaReport(LEAST, 0.0)
         self.lines = LoadLines()
         self._render()
 
@@ -129,7 +129,7 @@ class Orca:
             self._rps += part * ((ended - self._ended) / passed_s - self._rps)
             self._eps += part * ((failed - self._failed) / passed_s - self._eps)
         self._at, self._ended, self._failed = now, ended, failed
-        self.report = Report(
+        self.report = OrcaReport(
             max(LEAST, self._utilization), self._rps, self._eps, named_metrics(self._board, waiting)
         )
         self._render()
@@ -155,28 +155,28 @@ def gate_utilization(board: Board, waiting: int) -> float | None:
     A gate is as full as its units: each counts with its max_in_flight, and with the requests there, others'
     as well, or with its KV cache where that is nearer to its end.
     """
-    usable = [desk for desk in board if desk.is_usable()]
-    capacity = sum(desk.unit.max_in_flight for desk in usable)
+    usable = [state for state in board if state.is_usable()]
+    capacity = sum(state.unit.max_in_flight for state in usable)
     return (sum(map(_taken, usable)) + waiting) / capacity if capacity else None
 
 
 def named_metrics(board: Board, waiting: int) -> dict[str, float]:
     """What else a balancer or a person may want to know. `kv_cache_usage` is the mean of the usable units."""
-    usable = [desk for desk in board if desk.is_usable()]
-    kv_uses = [desk.load.kv_use for desk in usable if desk.load is not None]
+    usable = [state for state in board if state.is_usable()]
+    kv_uses = [state.load.kv_use for state in usable if state.load is not None]
     return {
         "in_flight": float(board.in_flight),
         "queued": float(waiting),
         "kv_cache_usage": sum(kv_uses) / len(kv_uses) if kv_uses else 0.0,
         "units_ready": float(len(usable)),
-        "units_total": float(len(board.desks)),
+        "units_total": float(len(board.units)),
     }
 
 
-def _taken(desk: Desk) -> float:
+def _taken(state: UnitState) -> float:
     """How many of a unit's places are taken."""
-    kv_use = desk.load.kv_use if desk.load is not None else 0.0
-    return max(float(desk.in_flight + desk.foreign), desk.unit.max_in_flight * kv_use / KV_FULL)
+    kv_use = state.load.kv_use if state.load is not None else 0.0
+    return max(float(state.in_flight + state.foreign), state.unit.max_in_flight * kv_use / KV_FULL)
 
 
 def _entry(name: bytes, value: float) -> bytes:

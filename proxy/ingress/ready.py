@@ -8,18 +8,22 @@ from typing import Any
 import orjson
 
 from cellgate.router.board import Board
-from cellgate.router.unit_state import Desk
+from cellgate.router.unit_state import UnitState
 
 
 def readiness(board: Board, stopping: bool, *, full: bool = False) -> tuple[bool, dict[str, Any]]:
     """Whether to send the gate requests (one unit is usable, it is not stopping, nor `full`: out of
     descriptors), and why.
     """
-    usable = sum(desk.is_usable() for desk in board)
+    usable = sum(state.is_usable() for state in board)
     ready = usable > 0 and not stopping and not full
     units = {
-        desk.unit.name: {"usable": desk.is_usable(), "verdict": desk.case.verdict.value, "reason": why(desk)}
-        for desk in board
+        state.unit.name: {
+            "usable": state.is_usable(),
+            "verdict": state.case.verdict.value,
+            "reason": why(state),
+        }
+        for state in board
     }
     return ready, {
         "ready": ready,
@@ -42,21 +46,21 @@ def unit_health(board: Board, name: str) -> tuple[HTTPStatus, str]:
     200: send it requests; 503: do not; 404: drained or unknown, which HAProxy (`http-check disable-on-404`)
     reads as: no new requests, but let the running ones end.
     """
-    desk = board.desks.get(name)
-    if desk is None:
+    state = board.units.get(name)
+    if state is None:
         return HTTPStatus.NOT_FOUND, f"no unit is named {name!r}"
-    if desk.drained:
-        return HTTPStatus.NOT_FOUND, why(desk)
-    return (HTTPStatus.OK if desk.is_usable() else HTTPStatus.SERVICE_UNAVAILABLE), why(desk)
+    if state.drained:
+        return HTTPStatus.NOT_FOUND, why(state)
+    return (HTTPStatus.OK if state.is_usable() else HTTPStatus.SERVICE_UNAVAILABLE), why(state)
 
 
-def why(desk: Desk) -> str:
+def why(state: UnitState) -> str:
     """The reason behind what is believed of a unit, in one line."""
-    if desk.drained:
+    if state.drained:
         return "drained by an operator"
-    if desk.is_usable() and desk.is_doubted():
+    if state.is_usable() and state.is_restart_suspected():
         return "it ended a connection out of turn and may have started anew; a canary asks"
-    because = desk.case.because
+    because = state.case.because
     return (
         f"{because.reason} (source {because.source})" if because is not None else "no probe has answered yet"
     )

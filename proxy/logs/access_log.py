@@ -18,7 +18,7 @@ import orjson
 
 from cellgate.proxy.config.settings import LogFormat
 from cellgate.proxy.logs.log import Level, log_line
-from cellgate.proxy.logs.log_writer import Sink, write_all
+from cellgate.proxy.logs.log_writer import LogSink, write_all
 from cellgate.proxy.logs.record import Finished
 from cellgate.proxy.logs.text import one_line, utc
 
@@ -30,7 +30,7 @@ CLOSE_TIMEOUT_S = 2.0
 COMPLAIN_EVERY_S = 10.0
 
 
-def stdout_sink() -> Sink:
+def stdout_sink() -> LogSink:
     """Standard output, unbuffered: a thread that is stuck in a buffered one would hold up the exit."""
     return open(sys.stdout.fileno(), "wb", buffering=0, closefd=False)
 
@@ -41,7 +41,7 @@ class AccessLog:
     def __init__(
         self,
         form: LogFormat,
-        sink: Sink,
+        sink: LogSink,
         wall: Callable[[], float],
         log: Callable[[Level, str], None] = log_line,
     ) -> None:

@@ -17,7 +17,7 @@ from cellgate.proxy.logs.log import log_line
 
 Args = TypeVarTuple("Args")
 
-TOLD_S = 10.0
+REPORT_EVERY_S = 10.0
 """A defect is told of at most once in so long, by its place in the code."""
 PLACES_KEPT = 64
 _FRAMES = 3
@@ -52,7 +52,7 @@ class Defects:
         self.count = 0
         self._log = log
         self._now = now
-        self._told: dict[str, tuple[float, int]] = {}
+        self._reported_at: dict[str, tuple[float, int]] = {}
 
     def handle(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """The loop's exception handler."""
@@ -61,18 +61,18 @@ class Defects:
             what = f"{what} ({getattr(task, 'get_name', lambda: task)()})"
         if isinstance(error, Exception) and not isinstance(error, OSError):
             self.count += 1
-        self._tell(what, error)
+        self._report(what, error)
 
-    def _tell(self, what: str, error: BaseException | None) -> None:
+    def _report(self, what: str, error: BaseException | None) -> None:
         place, now = what if error is None else f"{type(error).__name__} {where(error)}", self._now()
-        told_at, silent = self._told.get(place, (-TOLD_S, 0))
-        if now - told_at < TOLD_S:
-            self._told[place] = told_at, silent + 1
+        told_at, silent = self._reported_at.get(place, (-REPORT_EVERY_S, 0))
+        if now - told_at < REPORT_EVERY_S:
+            self._reported_at[place] = told_at, silent + 1
             return
-        if len(self._told) >= PLACES_KEPT:
-            del self._told[next(iter(self._told))]
-        self._told[place] = now, 0
-        more = f"; {silent} more of these since it was told of last" if silent else ""
+        if len(self._reported_at) >= PLACES_KEPT:
+            del self._reported_at[next(iter(self._reported_at))]
+        self._reported_at[place] = now, 0
+        more = f"; {silent} more of these since the last report" if silent else ""
         self._log("error", f"{what}: {error!r} at {place}{more}" if error is not None else f"{what}{more}")
 
 

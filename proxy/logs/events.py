@@ -16,7 +16,7 @@ from cellgate.proxy.logs.text import one_line, utc
 from cellgate.router.nouns import Flip, Strength, Verdict
 from cellgate.router.unit_state import Lease
 
-Event = dict[str, Any]
+EventRecord = dict[str, Any]
 """One event, ready for JSON: `id`, `time`, `kind`, `line` (for people), and what its kind adds."""
 
 KEPT = 256
@@ -31,7 +31,7 @@ ActionKind = Literal[
     "degraded",
     "recovered",
     "lag",
-    "own_trouble",
+    "gate_fault",
     "broken_streams",
     "discovered",
     "source_lost",
@@ -54,7 +54,7 @@ _LEVELS: dict[Verdict | ActionKind, Level] = {
     "panic": "warning",
     "degraded": "warning",
     "lag": "warning",
-    "own_trouble": "warning",
+    "gate_fault": "warning",
     "broken_streams": "warning",
     "source_lost": "warning",
     "clash": "warning",
@@ -89,10 +89,10 @@ class Follower:
     """
 
     def __init__(self) -> None:
-        self._queue: asyncio.Queue[Event | None] = asyncio.Queue()
+        self._queue: asyncio.Queue[EventRecord | None] = asyncio.Queue()
         self.ended = False
 
-    def put(self, event: Event) -> None:
+    def put(self, event: EventRecord) -> None:
         """Queue an event, or end the stream when too many are waiting."""
         if self._queue.qsize() < FOLLOWER_BACKLOG:
             self._queue.put_nowait(event)
@@ -109,7 +109,7 @@ class Follower:
     def __aiter__(self) -> Follower:
         return self
 
-    async def __anext__(self) -> Event:
+    async def __anext__(self) -> EventRecord:
         event = await self._queue.get()
         if event is None:
             raise StopAsyncIteration
@@ -128,14 +128,14 @@ class EventLog:
         self._wall = wall
         self._passes = passes
         self._log = log
-        self._events: deque[Event] = deque(maxlen=KEPT)
+        self._events: deque[EventRecord] = deque(maxlen=KEPT)
         self._followers: set[Follower] = set()
         self._count = 0
 
     def add(self, happened: Flip | Action, evicted: Sequence[Lease] = ()) -> None:
         """Take note of a flip (with the leases it evicted) or of an action."""
         self._count += 1
-        head: Event = {"id": self._count, "time": utc(self._wall())}
+        head: EventRecord = {"id": self._count, "time": utc(self._wall())}
         if isinstance(happened, Flip):
             event = head | _flip_event(happened, evicted, self._passes)
             self._log(_LEVELS.get(happened.after, "info"), event["line"])
@@ -148,7 +148,7 @@ class EventLog:
             if follower.ended:
                 self._followers.discard(follower)
 
-    def last(self) -> list[Event]:
+    def last(self) -> list[EventRecord]:
         """The events remembered, oldest first."""
         return list(self._events)
 
@@ -174,7 +174,7 @@ class EventLog:
         self._followers.clear()
 
 
-def _flip_event(flip: Flip, evicted: Sequence[Lease], passes: int) -> Event:
+def _flip_event(flip: Flip, evicted: Sequence[Lease], passes: int) -> EventRecord:
     cut = sum(lease.committed for lease in evicted)
     moved = len(evicted) - cut
     why = flip.evidence
@@ -222,7 +222,7 @@ def _prospect(after: Verdict, passes: int) -> str:
     }[after]
 
 
-def _action_event(action: Action) -> Event:
+def _action_event(action: Action) -> EventRecord:
     whom = f"cell {action.cell}" if action.cell is not None else f"unit {action.unit}"
     line = {
         "drain": f"{whom} drained by {action.by}: no new requests, running ones finish",
@@ -233,7 +233,7 @@ def _action_event(action: Action) -> Event:
         "degraded": f"unit {action.unit} is degraded",
         "recovered": f"unit {action.unit} is no longer degraded",
         "lag": "the gate itself lags",
-        "own_trouble": "the gate itself is in trouble",
+        "gate_fault": "the gate itself is in trouble",
         "handover": "handed over",
         "handover_failed": "no hand-over",
         "broken_streams": f"streams that unit {action.unit} broke in the middle",

@@ -23,13 +23,13 @@ BUSY_S = 0.05
 """How long to leave a non-blocking output alone that took nothing."""
 
 
-class Sink(Protocol):
+class LogSink(Protocol):
     """Where bytes go: an unbuffered file. `write` may take a part of them, or nothing (None)."""
 
     def write(self, data: memoryview, /) -> int | None: ...
 
 
-def stderr_sink() -> Sink:
+def stderr_sink() -> LogSink:
     """Standard error, unbuffered: a thread that is stuck in a buffered one would hold up the exit."""
     if sys.stderr is None:
         # It was closed before we began, and its number may be a client's by now.
@@ -37,7 +37,7 @@ def stderr_sink() -> Sink:
     return open(sys.stderr.fileno(), "wb", buffering=0, closefd=False)
 
 
-def write_all(sink: Sink, data: bytes) -> None:
+def write_all(sink: LogSink, data: bytes) -> None:
     """Write `data` to the end, however long that takes. Raises OSError."""
     rest = memoryview(data)
     while rest:
@@ -50,7 +50,7 @@ def write_all(sink: Sink, data: bytes) -> None:
 class LogWriter(logging.Handler):
     """Takes what is logged at once, and writes it to `sink` when that takes it."""
 
-    def __init__(self, sink: Sink, form: logging.Formatter) -> None:
+    def __init__(self, sink: LogSink, form: logging.Formatter) -> None:
         super().__init__()
         self.setFormatter(form)
         self._sink = sink

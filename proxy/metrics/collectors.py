@@ -10,7 +10,7 @@ from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from cellgate.probes.agent_link import Standing
+from cellgate.probes.agent_link import AgentState
 from cellgate.proxy.ingress.haproxy_agent import HaproxyAgent
 from cellgate.proxy.metrics.families import counter, gauge
 from cellgate.router.board import Board
@@ -32,7 +32,7 @@ class AgentCheckMetrics(Collector):
 class NodeAgentMetrics(Collector):
     """The connections to the agents of nodes, by unit and node."""
 
-    def __init__(self, agents: Callable[[], Mapping[tuple[str, str], Standing]]) -> None:
+    def __init__(self, agents: Callable[[], Mapping[tuple[str, str], AgentState]]) -> None:
         self._agents = agents
 
     def collect(self) -> Iterator[Metric]:
@@ -71,14 +71,14 @@ class PoolMetrics(Collector):
 
     def __init__(self, board: Board, waiting: Callable[[], int]) -> None:
         self._board = board
-        self._waiting = waiting
+        self._queue_size = waiting
 
     def collect(self) -> Iterator[Metric]:
         """All families; without a usable unit the pool is full."""
-        usable = [desk for desk in self._board if desk.is_usable()]
-        loads = [desk.load for desk in usable if desk.load is not None]
-        running = sum(desk.load.running if desk.load is not None else desk.in_flight for desk in usable)
-        waiting = self._waiting() + sum(load.waiting for load in loads)
+        usable = [state for state in self._board if state.is_usable()]
+        loads = [state.load for state in usable if state.load is not None]
+        running = sum(state.load.running if state.load is not None else state.in_flight for state in usable)
+        waiting = self._queue_size() + sum(load.waiting for load in loads)
         kv_use = sum(load.kv_use for load in loads) / len(loads) if loads else float(not usable)
         for name, text, value in (
             ("num_requests_running", "Requests that usable units compute.", float(running)),

@@ -8,11 +8,11 @@ from enum import Enum
 
 from cellgate.proxy.logs.events import Action, EventLog
 
-TOLD_S = 1.0
+REPORT_AFTER_S = 1.0
 """A unit breaks its streams together: what became of them is told so long after the first."""
 
 
-class Result(Enum):
+class ContinuationResult(Enum):
     """What became of a stream that was broken in the middle."""
 
     CONTINUED = "continued"
@@ -30,24 +30,24 @@ class Result(Enum):
 class Continuations:
     """Takes note of them all. `count` is told of each."""
 
-    def __init__(self, count: Callable[[str, Result], None], events: EventLog) -> None:
+    def __init__(self, count: Callable[[str, ContinuationResult], None], events: EventLog) -> None:
         self._count = count
         self._events = events
-        self._untold: dict[str, Counter[str]] = {}
+        self._unreported: dict[str, Counter[str]] = {}
         self._due: dict[str, float] = {}
 
-    def note(self, unit: str, result: Result, reason: str = "") -> None:
+    def record(self, unit: str, result: ContinuationResult, reason: str = "") -> None:
         """What became of a stream that `unit` broke, and why no more than that."""
         self._count(unit, result)
         what = result.value.replace("_", " ")
-        self._untold.setdefault(unit, Counter())[f"{what} ({reason})" if reason else what] += 1
+        self._unreported.setdefault(unit, Counter())[f"{what} ({reason})" if reason else what] += 1
 
     def tick(self, now: float) -> None:
         """Tell what is due; called a few times a second."""
-        for unit in list(self._untold):
-            if now < self._due.setdefault(unit, now + TOLD_S):
+        for unit in list(self._unreported):
+            if now < self._due.setdefault(unit, now + REPORT_AFTER_S):
                 continue
-            counts = self._untold.pop(unit)
+            counts = self._unreported.pop(unit)
             del self._due[unit]
             detail = ", ".join(f"{count} {what}" for what, count in counts.most_common(5))
             self._events.add(Action("broken_streams", "gate", unit, detail))

@@ -18,11 +18,11 @@ from prometheus_client.registry import Collector
 from cellgate import VERSION
 from cellgate.proxy.config.limits import REACHED
 from cellgate.proxy.logs.defects import DEFECTS
-from cellgate.proxy.metrics.families import Row, counter, gauge, histogram
+from cellgate.proxy.metrics.families import MetricRow, counter, gauge, histogram, renamed
 from cellgate.proxy.metrics.histogram import Buckets, Histogram, buckets, gap_buckets
 from cellgate.proxy.metrics.metrics import Metrics
 from cellgate.router.nouns import Load, Sign, Verdict
-from cellgate.router.unit_state import Desk
+from cellgate.router.unit_state import UnitState
 
 _FLIPS = tuple(permutations(Verdict, 2))
 
@@ -31,7 +31,7 @@ class Exposition(Collector):
     """Renders everything anew at each scrape; holds nothing of its own.
 
     `waiting` tells how many requests wait for a unit, `connections` how many connections are open by side
-    (`client`, `unit`), `suspended` how much evidence was not counted, `own_troubles` how many connections
+    (`client`, `unit`), `suspended` how much evidence was not counted, `gate_faults` how many connections
     the gate could not open through no fault of a unit; all are called at scrape only.
     """
 
@@ -43,15 +43,15 @@ class Exposition(Collector):
         waiting: Callable[[], int],
         connections: Callable[[], Mapping[str, int]],
         suspended: Callable[[], int] = int,
-        own_troubles: Callable[[], int] = int,
+        gate_faults: Callable[[], int] = int,
     ) -> None:
         self._metrics = metrics
         self._board = metrics.board
         self._now = now
-        self._waiting = waiting
+        self._queue_size = waiting
         self._connections = connections
         self._suspended = suspended
-        self._own_troubles = own_troubles
+        self._gate_faults = gate_faults
 
     def collect(self) -> Iterator[Metric]:
         """All families of the gate."""
@@ -127,7 +127,7 @@ class Exposition(Collector):
             "inter_token_latency_seconds",
             "Between two pieces of a stream as the unit sent them, by unit.",
             ("unit",),
-            (((desk.unit.name,), *gap_buckets(desk.gaps_ms)) for desk in self._board),
+            (((state.unit.name,), *gap_buckets(state.gaps_ms)) for state in self._board),
         )
         yield histogram(
             "request_duration_seconds",
@@ -159,7 +159,7 @@ class Exposition(Collector):
             (),
             [((), len(asyncio.all_tasks()))],
         )
-        yield gauge("waiting", "Requests waiting for a unit with room.", (), [((), self._waiting())])
+        yield gauge("waiting", "Requests waiting for a unit with room.", (), [((), self._queue_size())])
         yield gauge(
             "connections",
             "Open connections, by who is at the other end.",
@@ -171,8 +171,8 @@ class Exposition(Collector):
         board = self._board
         # A unit that was replaced may be on the Board twice under one name while its last streams end.
         in_flight: Counter[str] = Counter()
-        for desk in (*board, *board.leaving):
-            in_flight[desk.unit.name] += desk.in_flight
+        for state in (*board, *board.leaving):
+            in_flight[state.unit.name] += state.in_flight
         yield gauge(
             "in_flight",
             "Attempts open on a unit now.",
@@ -184,8 +184,8 @@ class Exposition(Collector):
             "What is believed of a unit: 1 at its verdict, 0 at the others.",
             ("unit", "cell", "verdict"),
             (
-                ((desk.unit.name, desk.unit.cell, verdict.value), desk.case.verdict is verdict)
-                for desk in board
+                ((state.unit.name, state.unit.cell, verdict.value), state.case.verdict is verdict)
+                for state in board
                 for verdict in Verdict
             ),
         )
@@ -193,7 +193,7 @@ class Exposition(Collector):
             "unit_drained",
             "1 when an operator took the unit out of rotation.",
             ("unit", "cell"),
-            (((desk.unit.name, desk.unit.cell), desk.drained) for desk in board),
+            (((state.unit.name, state.unit.cell), state.drained) for state in board),
         )
 
     def _judgement(self) -> Iterator[Metric]:
@@ -202,22 +202,25 @@ class Exposition(Collector):
             "unit_degraded",
             "How much slower than the others of its cell a unit is: 0 not at all, 0.5 half as fast.",
             ("unit", "cell"),
-            (((desk.unit.name, desk.unit.cell), desk.slowness.degraded) for desk in board),
+            (((state.unit.name, state.unit.cell), state.outlier.degraded) for state in board),
         )
-        yield gauge(
+        yield from renamed(
             "unit_doubted",
-            "1 while a unit gets nothing because it may have started anew.",
-            ("unit", "cell"),
-            (((desk.unit.name, desk.unit.cell), desk.is_doubted()) for desk in board),
+            gauge(
+                "unit_restart_suspected",
+                "1 while a unit gets nothing because it may have started anew.",
+                ("unit", "cell"),
+                (((state.unit.name, state.unit.cell), state.is_restart_suspected()) for state in board),
+            ),
         )
         yield gauge(
             "node_up",
             "1 when the last word of this source about the node was good.",
             ("unit", "node", "source"),
             (
-                ((desk.unit.name, node, source), word.sign is Sign.GOOD)
-                for desk in board
-                for (node, source), word in desk.news.items()
+                ((state.unit.name, node, source), word.sign is Sign.GOOD)
+                for state in board
+                for (node, source), word in state.last_evidence.items()
                 if node is not None
             ),
         )
@@ -241,11 +244,14 @@ class Exposition(Collector):
             (),
             [((), self._suspended())],
         )
-        yield counter(
+        yield from renamed(
             "own_troubles",
-            "Connections not opened through no fault of a unit, and times that accepting had to stop.",
-            (),
-            [((), self._own_troubles())],
+            counter(
+                "gate_faults",
+                "Connections not opened through no fault of a unit, and times that accepting had to stop.",
+                (),
+                [((), self._gate_faults())],
+            ),
         )
         yield counter(
             "defects",
@@ -261,11 +267,11 @@ class Exposition(Collector):
         )
 
     def _loads(self) -> Iterator[Metric]:
-        known = [(desk, desk.load) for desk in self._board if desk.load is not None]
+        known = [(state, state.load) for state in self._board if state.load is not None]
         now = self._now()
 
         def per_unit(name: str, text: str, value: Callable[[Load], float]) -> Metric:
-            return gauge(name, text, ("unit",), ((_unit(desk), value(load)) for desk, load in known))
+            return gauge(name, text, ("unit",), ((_unit(state), value(load)) for state, load in known))
 
         yield per_unit(
             "unit_load_running", "Requests the engine says it is computing.", lambda load: load.running
@@ -279,12 +285,12 @@ class Exposition(Collector):
         yield per_unit("unit_load_age_seconds", "How old the engine's report is.", lambda load: now - load.at)
 
 
-def _build() -> Row:
+def _build() -> MetricRow:
     return (VERSION, platform.python_version()), 1
 
 
-def _unit(desk: Desk) -> Sequence[str]:
-    return (desk.unit.name,)
+def _unit(state: UnitState) -> Sequence[str]:
+    return (state.unit.name,)
 
 
 def _rendered(histogram: Histogram) -> tuple[Buckets, float]:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
 from cellgate.proxy.metrics.histogram import Buckets
 
-Row = tuple[Sequence[str], float]
+MetricRow = tuple[Sequence[str], float]
 """Label values, and the number they have."""
 
 
-def counter(name: str, text: str, labels: Sequence[str], rows: Iterable[Row]) -> Metric:
+def counter(name: str, text: str, labels: Sequence[str], rows: Iterable[MetricRow]) -> Metric:
     """What only grows; `_total` is added to its name."""
     family = CounterMetricFamily(f"cellgate_{name}", text, labels=labels)
     for row, value in rows:
@@ -21,7 +21,7 @@ def counter(name: str, text: str, labels: Sequence[str], rows: Iterable[Row]) ->
     return family
 
 
-def gauge(name: str, text: str, labels: Sequence[str], rows: Iterable[Row]) -> Metric:
+def gauge(name: str, text: str, labels: Sequence[str], rows: Iterable[MetricRow]) -> Metric:
     """What is so now."""
     family = GaugeMetricFamily(f"cellgate_{name}", text, labels=labels)
     for row, value in rows:
@@ -37,3 +37,12 @@ def histogram(
     for row, bounds, total in rows:
         family.add_metric(row, bounds, total)
     return family
+
+
+def renamed(old: str, family: Metric) -> Iterator[Metric]:
+    """A family, and a copy under the name `old` that it had in the last release."""
+    copy = Metric(f"cellgate_{old}", f"Deprecated, now {family.name}.", family.type)
+    for sample in family.samples:
+        copy.add_sample(copy.name + sample.name.removeprefix(family.name), sample.labels, sample.value)
+    yield family
+    yield copy

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, Metric, ProcessCollector, gener
 from prometheus_client.registry import Collector
 
 from cellgate.proxy.logs.record import Finished
-from cellgate.proxy.metrics.continuations import Result
+from cellgate.proxy.metrics.continuations import ContinuationResult
 from cellgate.proxy.metrics.histogram import DURATION_BOUNDS_S, LOOP_LAG_BOUNDS_S, TTFT_BOUNDS_S, Histogram
 from cellgate.router.board import Board
 from cellgate.router.nouns import Flip, Outcome, Refusal, Verdict
@@ -36,7 +36,7 @@ class Tally:
         self.outcomes = dict.fromkeys(Outcome, 0)
         self.flips: defaultdict[tuple[Verdict, Verdict], int] = defaultdict(int)
         self.retries = 0
-        self.continuations = dict.fromkeys(Result, 0)
+        self.continuations = dict.fromkeys(ContinuationResult, 0)
         self.ttft = Histogram(TTFT_BOUNDS_S)
         self.recent_ttft_s: float | None = None
         self.duration = Histogram(DURATION_BOUNDS_S)
@@ -103,7 +103,7 @@ class Metrics:
         """A request goes on to another unit because this one failed it."""
         self.tally(unit).retries += 1
 
-    def continuation(self, unit: str, result: Result) -> None:
+    def continuation(self, unit: str, result: ContinuationResult) -> None:
         """What became of a stream that this unit broke in the middle."""
         self.tally(unit).continuations[result] += 1
 
@@ -140,8 +140,8 @@ class Metrics:
 
     def _forget_departed(self) -> None:
         """Units come and go under a gate that stays: the counts must not grow with every unit ever seen."""
-        known = {"", *self.board.desks, *(desk.unit.name for desk in self.board.leaving)}
+        known = {"", *self.board.units, *(state.unit.name for state in self.board.leaving)}
         for name in self.tallies.keys() - known:
             del self.tallies[name]
-        for name in self.board.desks:
+        for name in self.board.units:
             self.tally(name)

@@ -12,7 +12,7 @@ from cellgate.proxy.metrics.families import counter, gauge, histogram
 from cellgate.proxy.metrics.histogram import TTFT_BOUNDS_S, Buckets, Histogram, buckets
 from cellgate.router.board import Board
 from cellgate.router.cost_model import Usage
-from cellgate.router.queue import Waiting
+from cellgate.router.queue import Queue
 from cellgate.router.unit_state import Lease
 
 
@@ -27,13 +27,13 @@ class _Tally:
         self.prompt = self.expected = self.found = 0
 
 
-class Routing(Collector):
+class RoutingMetrics(Collector):
     """Counts in plain numbers while requests come and go. `ignored`: header lines that made no sense."""
 
-    def __init__(self, board: Board, waiting: Waiting) -> None:
+    def __init__(self, board: Board, queue: Queue) -> None:
         self._board = board
         self.ignored = 0
-        self._waiting = waiting
+        self._queue = queue
         self._tallies: defaultdict[str, _Tally] = defaultdict(_Tally)
         self._waits = Histogram(TTFT_BOUNDS_S)
 
@@ -43,23 +43,23 @@ class Routing(Collector):
 
     def shown(self, lease: Lease) -> None:
         """A unit has shown the first token of a stream."""
-        tally, due_s = self._tallies[lease.unit], lease.bet.ttft_s
+        tally, due_s = self._tallies[lease.unit], lease.prediction.ttft_s
         tally.predicted.observe(due_s)
         tally.missed.observe(abs(lease.first_at - lease.opened_at - due_s))
 
-    def worked(self, lease: Lease, usage: Usage | None) -> None:
+    def completed(self, lease: Lease, usage: Usage | None) -> None:
         """A generation has ended well."""
-        tally, bet = self._tallies[lease.unit], lease.bet
-        tally.prompt += bet.prompt_tokens
-        tally.expected += bet.cached_tokens
+        tally, prediction = self._tallies[lease.unit], lease.prediction
+        tally.prompt += prediction.prompt_tokens
+        tally.expected += prediction.cached_tokens
         if usage is not None and usage.cached_tokens is not None:
             tally.found += usage.cached_tokens
 
     def collect(self) -> Iterator[Metric]:
         """All families."""
-        for name in self._tallies.keys() - self._board.desks.keys():
+        for name in self._tallies.keys() - self._board.units.keys():
             del self._tallies[name]
-        tallies = [(name, self._tallies[name]) for name in self._board.desks]
+        tallies = [(name, self._tallies[name]) for name in self._board.units]
         yield histogram(
             "ttft_predicted_seconds",
             "From an attempt's begin to its first token, as was foreseen when its unit was picked.",
@@ -83,7 +83,7 @@ class Routing(Collector):
             "queue_tokens",
             "Uncached tokens of the prompts that wait for a unit.",
             (),
-            [((), self._waiting.tokens)],
+            [((), self._queue.tokens)],
         )
         yield counter(
             "ignored_headers",
@@ -94,30 +94,30 @@ class Routing(Collector):
         yield from self._rates()
 
     def _rates(self) -> Iterator[Metric]:
-        books = [((desk.unit.name,), desk.books) for desk in self._board]
+        costs = [((state.unit.name,), state.costs) for state in self._board]
         yield gauge(
             "unit_prefill_tokens_per_second",
             "Uncached tokens a unit computes in a second, as learnt.",
             ("unit",),
-            ((unit, book.rates.prefill_tokens_s.value) for unit, book in books),
+            ((unit, book.rates.prefill_tokens_s.value) for unit, book in costs),
         )
         yield gauge(
             "unit_step_seconds",
             "A decoding step of a unit with the sequences it has, as learnt.",
             ("unit",),
-            ((unit, book.rates.steps.at(book.work.batch)) for unit, book in books),
+            ((unit, book.rates.steps.at(book.backlog.batch)) for unit, book in costs),
         )
         yield gauge(
             "unit_queued_tokens",
             "Uncached tokens of this gate's prompts that a unit has yet to compute.",
             ("unit",),
-            ((unit, book.work.queued_tokens) for unit, book in books),
+            ((unit, book.backlog.queued_tokens) for unit, book in costs),
         )
         yield gauge(
             "prefix_blocks",
             "Blocks of prompts that a unit's prefix cache is believed to hold.",
             ("unit",),
-            ((unit, len(book.prefixes)) for unit, book in books),
+            ((unit, len(book.prefixes)) for unit, book in costs),
         )
 
 

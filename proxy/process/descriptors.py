@@ -18,7 +18,8 @@ from cellgate.proxy.config.settings import Settings
 OWN = 64
 """Of a process without any client: listeners, probes of a few units, the admin port."""
 FOR_A_WORKER = 2
-"""A worker's socket to the one that starts it, or to the brain; and another while it is replaced."""
+"""A worker's socket to the one that starts it, or to the control process; and another while it is
+replaced."""
 FOR_A_REQUEST = 2
 """A connection to the client, and one to the unit."""
 KEPT_PART = 16

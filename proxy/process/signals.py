@@ -37,7 +37,7 @@ class Stoppable(Protocol):
 OnSignal = Callable[[int, Callable[[], None]], object]
 
 
-class Life:
+class Signals:
     """Waits for signals and acts on them. `hand_over` says whether there is a successor now.
 
     `on_signal` is how signals come here, if not to this process; `pid` is the process that they come to;

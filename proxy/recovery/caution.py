@@ -8,17 +8,17 @@ from __future__ import annotations
 from cellgate.router.board import Board
 
 
-def reason_to_wait(board: Board, now: float, *, stopping: bool, own_trouble: bool) -> str:
+def reason_to_wait(board: Board, now: float, *, stopping: bool, gate_fault: bool) -> str:
     """Why nothing may be done now, in words; empty: nothing speaks against it."""
     if stopping:
         return "the gate is stopping"
     if board.panic_at is not None:
         return "the gate is in panic"
-    if own_trouble:
+    if gate_fault:
         return "the gate cannot open connections of its own"
-    mute = sum(desk.is_mute(now) for desk in board)
+    mute = sum(state.is_unreachable(now) for state in board)
     # Panic ends after a while, and lets units go DOWN, which proves no more then than it did before.
-    units, rules = len(board.desks), board.rules
+    units, rules = len(board.units), board.rules
     if (mute >= rules.panic_min_units and mute > rules.panic_share * units) or mute == units > 1:
         return f"nothing of {mute} of {units} units answers; the gate itself may be cut off"
     return ""

@@ -14,7 +14,7 @@ import orjson
 
 from cellgate.proxy.config.remedy import Remedy
 from cellgate.proxy.recovery.incident import environment
-from cellgate.proxy.recovery.nouns import Dossier, Report, Result
+from cellgate.proxy.recovery.nouns import Incident, RecoveryReport, RecoveryResult
 
 OUTPUT_KEPT = 4096
 FLOOD_BYTES = 1024 * 1024
@@ -57,7 +57,7 @@ class _Output:
                 self.flooded.set()
 
 
-async def run(remedy: Remedy, about: Dossier) -> Report:
+async def run(remedy: Remedy, about: Incident) -> RecoveryReport:
     """Run the command of `remedy` to its end, or to its timeout. Cancelled, it is killed as well."""
     loop = asyncio.get_running_loop()
     output = _Output(loop)
@@ -66,7 +66,7 @@ async def run(remedy: Remedy, about: Dossier) -> Report:
     except (OSError, ValueError) as error:
         os.close(output.writing)
         output.close()
-        return Report(Result.FAILED, f"{remedy.command[0]} could not be started: {error}")
+        return RecoveryReport(RecoveryResult.FAILED, f"{remedy.command[0]} could not be started: {error}")
     os.close(output.writing)
     ending = [loop.create_task(process.wait()), loop.create_task(output.flooded.wait())]
     try:
@@ -83,21 +83,25 @@ async def run(remedy: Remedy, about: Dossier) -> Report:
     return _report(remedy, process.returncode, output, killed=killed)
 
 
-def _report(remedy: Remedy, code: int | None, output: _Output, *, killed: bool) -> Report:
+def _report(remedy: Remedy, code: int | None, output: _Output, *, killed: bool) -> RecoveryReport:
     text = output.text()
     if output.flooded.is_set():
-        return Report(Result.FLOODED, f"killed: it printed more than {FLOOD_BYTES} bytes", text)
+        return RecoveryReport(
+            RecoveryResult.FLOODED, f"killed: it printed more than {FLOOD_BYTES} bytes", text
+        )
     if killed:
-        return Report(Result.TIMEOUT, f"killed: it did not end within {remedy.timeout_s:g} s", text)
+        return RecoveryReport(
+            RecoveryResult.TIMEOUT, f"killed: it did not end within {remedy.timeout_s:g} s", text
+        )
     if code == 0:
-        return Report(Result.OK, "it ended with 0", text)
+        return RecoveryReport(RecoveryResult.OK, "it ended with 0", text)
     how = f"it ended with {code}" if code is None or code > 0 else f"it was killed by signal {-code}"
-    return Report(Result.FAILED, how, text)
+    return RecoveryReport(RecoveryResult.FAILED, how, text)
 
 
-async def _start(remedy: Remedy, about: Dossier, output: int) -> asyncio.subprocess.Process:
+async def _start(remedy: Remedy, about: Incident, output: int) -> asyncio.subprocess.Process:
     # Memory and no pipe: a command that reads nothing of it must not make us wait.
-    told = os.memfd_create("dossier")
+    told = os.memfd_create("incident")
     try:
         with os.fdopen(os.dup(told), "wb") as file:
             file.write(orjson.dumps(about))

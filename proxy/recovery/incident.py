@@ -7,20 +7,20 @@ from typing import Any
 
 from cellgate.proxy.config.remedy import Remedy
 from cellgate.proxy.logs.text import one_line, utc
-from cellgate.proxy.recovery.nouns import Dossier
+from cellgate.proxy.recovery.nouns import Incident
 from cellgate.router.nouns import Evidence
-from cellgate.router.unit_state import Desk
+from cellgate.router.unit_state import UnitState
 
 EVIDENCE_KEPT = 16
 _REASON_MAX = 1024
 
 
-def dossier(
-    desk: Desk, *, action_id: str, attempt: int, down_at: float, remedy: Remedy, now: float, wall: float
-) -> Dossier:
+def incident(
+    state: UnitState, *, action_id: str, attempt: int, down_at: float, remedy: Remedy, now: float, wall: float
+) -> Incident:
     """The case of a unit that is to be recovered, all its nodes as one. Times are ISO 8601 in UTC."""
-    unit, because = desk.unit, desk.case.because
-    words = sorted({*desk.news.values(), *desk.case.window}, key=lambda word: word.at)
+    unit, because = state.unit, state.case.because
+    words = sorted({*state.last_evidence.values(), *state.case.window}, key=lambda word: word.at)
 
     def at(moment: float) -> str:
         return utc(wall - (now - moment))
@@ -44,7 +44,7 @@ def dossier(
         "reason": because.reason if because is not None else "",
         "node": because.node if because is not None else None,
         "source": because.source if because is not None else "",
-        "epoch": dict(sorted(desk.case.epochs)),
+        "epoch": dict(sorted(state.case.epochs)),
         "since": at(down_at),
         "down_s": round(now - down_at, 3),
         "attempt": attempt,
@@ -54,7 +54,7 @@ def dossier(
     }
 
 
-def environment(about: Dossier, base: Mapping[str, str]) -> dict[str, str]:
+def environment(about: Incident, base: Mapping[str, str]) -> dict[str, str]:
     """The environment of a command: the gate's own without its secrets, and what it needs of the unit."""
     epoch = ",".join(f"{reader}={reading}" for reader, reading in about["epoch"].items())
     told = {

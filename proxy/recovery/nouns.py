@@ -9,11 +9,11 @@ from typing import Any
 
 from cellgate.proxy.config.remedy import Remedy
 
-Dossier = Mapping[str, Any]
+Incident = Mapping[str, Any]
 """All that is known of a unit that is to be recovered, ready for JSON: see incident.py."""
 
 
-class Result(Enum):
+class RecoveryResult(Enum):
     """How an attempt ended; label of `cellgate_recoveries_total`."""
 
     OK = "ok"
@@ -31,15 +31,15 @@ class Result(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class RecoveryReport:
     """What became of one attempt. `detail` is for a person; `output` is the end of what was printed."""
 
-    result: Result
+    result: RecoveryResult
     detail: str
     output: str = ""
 
 
-Act = Callable[[Remedy, Dossier], Awaitable[Report]]
+Act = Callable[[Remedy, Incident], Awaitable[RecoveryReport]]
 """Does what a remedy says. Bounded in time by `timeout_s`; raises nothing but CancelledError."""
-Record = Callable[[str, Mapping[str, Any]], Awaitable[None]]
+AuditRecord = Callable[[str, Mapping[str, Any]], Awaitable[None]]
 """Appends a line to the audit log at a path. Raises OSError when it is not on the disk."""

@@ -17,7 +17,7 @@ from cellgate.proxy.config.remedy import Remedy
 from cellgate.router.nouns import Verdict
 
 
-class Row(NamedTuple):
+class UnitRow(NamedTuple):
     """What is seen of one unit. `since`: when it came to its verdict; `risen_at`, `born_at`: when it last
     came up, and when its processes last started anew, as far as was seen; `in_hand`: its orchestrator says
     that it goes, or does not run yet.
@@ -39,7 +39,7 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class RecoveryState:
     """What is remembered of one unit.
 
     `down_at`: since when it has been DOWN without having been UP or started anew; `up_at`: since when UP;
@@ -62,104 +62,109 @@ class Course:
         return self.is_running or self.is_awaited
 
 
-Courses = Mapping[str, Course]
+RecoveryStates = Mapping[str, RecoveryState]
 
 
-class Plan(NamedTuple):
+class RecoveryPlan(NamedTuple):
     """What is remembered from now on; units to begin with, to give up, and those held meanwhile."""
 
-    courses: dict[str, Course]
+    states: dict[str, RecoveryState]
     begin: tuple[str, ...] = ()
     give_up: tuple[str, ...] = ()
     held: tuple[str, ...] = ()
 
 
-def plan(
-    courses: Courses, rows: Iterable[Row], remedies: Mapping[str, Remedy], now: float, *, may_act: bool
-) -> Plan:
+def plan_recovery(
+    states: RecoveryStates,
+    rows: Iterable[UnitRow],
+    remedies: Mapping[str, Remedy],
+    now: float,
+    *,
+    may_act: bool,
+) -> RecoveryPlan:
     """What to do now for all units of the cells that have a remedy."""
     wards = [row for row in rows if row.cell in remedies]
-    after = {row.unit: _seen(courses.get(row.unit), row, remedies[row.cell], now) for row in wards}
+    after = {row.unit: _seen(states.get(row.unit), row, remedies[row.cell], now) for row in wards}
     sick = [row for row in wards if _is_sick(after[row.unit], row)]
-    gone = {unit: course for unit, course in courses.items() if unit not in after}
-    after |= {unit: course for unit, course in gone.items() if _may_return(course, remedies, now)}
+    gone = {unit: state for unit, state in states.items() if unit not in after}
+    after |= {unit: state for unit, state in gone.items() if _may_return(state, remedies, now)}
     if not may_act:
         held = tuple(row.unit for row in sick)
-        return Plan({unit: _held(course, now) for unit, course in after.items()}, held=held)
+        return RecoveryPlan({unit: _held(state, now) for unit, state in after.items()}, held=held)
     begin, give_up = [], []
     due = [row.unit for row in sick if _is_due(after[row.unit], row, remedies[row.cell], now)]
     for unit in sorted(due, key=lambda unit: (after[unit].down_at or 0.0, unit)):
-        course, remedy = after[unit], remedies[after[unit].cell]
-        if course.tries >= remedy.attempts:
+        state, remedy = after[unit], remedies[after[unit].cell]
+        if state.tries >= remedy.attempts:
             give_up.append(unit)
-            after[unit] = replace(course, gave_up=True, is_awaited=False)
-        elif remedy.has_room(_busy_beside(unit, after), sum(row.cell == course.cell for row in wards)):
+            after[unit] = replace(state, gave_up=True, is_awaited=False)
+        elif remedy.has_room(_busy_beside(unit, after), sum(row.cell == state.cell for row in wards)):
             begin.append(unit)
-            after[unit] = replace(course, is_running=True, is_awaited=True, tries=course.tries + 1)
-    return Plan(after, tuple(begin), tuple(give_up))
+            after[unit] = replace(state, is_running=True, is_awaited=True, tries=state.tries + 1)
+    return RecoveryPlan(after, tuple(begin), tuple(give_up))
 
 
-def ended(course: Course, remedy: Remedy, now: float, *, cancelled: bool) -> Course:
+def ended(state: RecoveryState, remedy: Remedy, now: float, *, cancelled: bool) -> RecoveryState:
     """An attempt is over. One that was cancelled before anything was done counts for nothing."""
     if cancelled:
-        return replace(course, is_running=False, is_awaited=False, tries=max(0, course.tries - 1))
-    return replace(course, is_running=False, rest_until=now + remedy.patience_s(course.tries))
+        return replace(state, is_running=False, is_awaited=False, tries=max(0, state.tries - 1))
+    return replace(state, is_running=False, rest_until=now + remedy.patience_s(state.tries))
 
 
-def _seen(course: Course | None, row: Row, remedy: Remedy, now: float) -> Course:
+def _seen(state: RecoveryState | None, row: UnitRow, remedy: Remedy, now: float) -> RecoveryState:
     """The course after a look at its unit."""
-    course = course or Course(row.cell)
+    state = state or RecoveryState(row.cell)
     if row.drained:
         # The operator has taken over; what was tried before does not count afterwards.
-        return Course(row.cell, down_at=now, is_running=course.is_running)
+        return RecoveryState(row.cell, down_at=now, is_running=state.is_running)
     if row.in_hand:
-        return replace(course, down_at=now, up_at=None)
+        return replace(state, down_at=now, up_at=None)
     match row.verdict:
         case Verdict.UP:
-            return _up(course, row, remedy, now)
+            return _up(state, row, remedy, now)
         case Verdict.STARTING:
-            return replace(course, down_at=None, up_at=None)
-        case Verdict.DOWN if course.down_at is None or course.down_at < max(row.risen_at, row.born_at):
-            return replace(course, down_at=row.since, up_at=None)
+            return replace(state, down_at=None, up_at=None)
+        case Verdict.DOWN if state.down_at is None or state.down_at < max(row.risen_at, row.born_at):
+            return replace(state, down_at=row.since, up_at=None)
         case _:
-            return course
+            return state
 
 
-def _up(course: Course, row: Row, remedy: Remedy, now: float) -> Course:
+def _up(state: RecoveryState, row: UnitRow, remedy: Remedy, now: float) -> RecoveryState:
     """It came back. What was tried is forgotten once it has stayed for as long as it is given to come back,
     so that one that falls again and again is not restarted for ever.
     """
-    up_at = row.since if course.up_at is None else course.up_at
-    if now - up_at >= remedy.patience_s(course.tries):
-        return Course(row.cell, up_at=up_at, is_running=course.is_running)
-    return replace(course, down_at=None, up_at=up_at, is_awaited=False)
+    up_at = row.since if state.up_at is None else state.up_at
+    if now - up_at >= remedy.patience_s(state.tries):
+        return RecoveryState(row.cell, up_at=up_at, is_running=state.is_running)
+    return replace(state, down_at=None, up_at=up_at, is_awaited=False)
 
 
-def _may_return(course: Course, remedies: Mapping[str, Remedy], now: float) -> bool:
+def _may_return(state: RecoveryState, remedies: Mapping[str, Remedy], now: float) -> bool:
     """Whether a unit that is not there (any more) is remembered: one that is discovered goes while it is made
     anew, and comes back under its name.
     """
-    remedy = remedies.get(course.cell)
-    is_awaited = remedy is not None and course.tries and now < course.rest_until + remedy.backoff_s
-    return course.is_running or bool(is_awaited)
+    remedy = remedies.get(state.cell)
+    is_awaited = remedy is not None and state.tries and now < state.rest_until + remedy.backoff_s
+    return state.is_running or bool(is_awaited)
 
 
-def _is_sick(course: Course, row: Row) -> bool:
+def _is_sick(state: RecoveryState, row: UnitRow) -> bool:
     """Whether something is to be done about a unit sooner or later."""
-    left_alone = row.drained or row.in_hand or course.is_running or course.gave_up
+    left_alone = row.drained or row.in_hand or state.is_running or state.gave_up
     return row.verdict is Verdict.DOWN and not left_alone
 
 
-def _is_due(course: Course, row: Row, remedy: Remedy, now: float) -> bool:
+def _is_due(state: RecoveryState, row: UnitRow, remedy: Remedy, now: float) -> bool:
     patience_s = remedy.patience_s(0) if row.is_new else remedy.after_s
-    return course.down_at is not None and now - course.down_at >= patience_s and now >= course.rest_until
+    return state.down_at is not None and now - state.down_at >= patience_s and now >= state.rest_until
 
 
-def _busy_beside(unit: str, courses: Courses) -> int:
+def _busy_beside(unit: str, states: RecoveryStates) -> int:
     """How many other units of its cell are being recovered."""
-    cell = courses[unit].cell
-    return sum(course.is_busy and course.cell == cell for name, course in courses.items() if name != unit)
+    cell = states[unit].cell
+    return sum(state.is_busy and state.cell == cell for name, state in states.items() if name != unit)
 
 
-def _held(course: Course, now: float) -> Course:
-    return course if course.down_at is None else replace(course, down_at=now)
+def _held(state: RecoveryState, now: float) -> RecoveryState:
+    return state if state.down_at is None else replace(state, down_at=now)

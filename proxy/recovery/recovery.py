@@ -17,12 +17,12 @@ from cellgate.proxy.config.remedy import Remedy
 from cellgate.proxy.config.sources import SOURCES
 from cellgate.proxy.logs.events import Action, ActionKind
 from cellgate.proxy.logs.text import utc
-from cellgate.proxy.recovery.incident import dossier
-from cellgate.proxy.recovery.nouns import Act, Dossier, Record, Report, Result
-from cellgate.proxy.recovery.planner import Course, Row, ended, plan
+from cellgate.proxy.recovery.incident import incident
+from cellgate.proxy.recovery.nouns import Act, AuditRecord, Incident, RecoveryReport, RecoveryResult
+from cellgate.proxy.recovery.planner import RecoveryState, UnitRow, ended, plan_recovery
 from cellgate.router.board import Board
 from cellgate.router.nouns import Verdict
-from cellgate.router.unit_state import Desk
+from cellgate.router.unit_state import UnitState
 
 PERIOD_S = 1.0
 
@@ -31,14 +31,14 @@ Counts = MutableMapping[tuple[str, str], int]
 
 
 @dataclass(frozen=True, slots=True)
-class Ports:
+class RecoveryPorts:
     """How recovery reaches the world. `waits` says why nothing may be done now (empty: it may be)."""
 
     now: Callable[[], float]
     wall: Callable[[], float]
     waits: Callable[[float], str]
     act: Act
-    record: Record
+    record: AuditRecord
     tell: Callable[[Action], None]
 
 
@@ -46,15 +46,20 @@ class Recovery:
     """Recovers the units of a board, by the remedies of their cells. To be ticked."""
 
     def __init__(
-        self, board: Board, remedies: Mapping[str, Remedy], ports: Ports, rng: random.Random, counts: Counts
+        self,
+        board: Board,
+        remedies: Mapping[str, Remedy],
+        ports: RecoveryPorts,
+        rng: random.Random,
+        counts: Counts,
     ) -> None:
-        self.courses: dict[str, Course] = {}
+        self.states: dict[str, RecoveryState] = {}
         self._board = board
         self._ports = ports
         self._rng = rng
         self._counts = counts
         self._due = 0.0
-        self._told_of_waiting = False
+        self._reported_waiting = False
         self._tasks: set[asyncio.Task[None]] = set()
         self.is_over = False
         """Nothing is begun any more."""
@@ -64,7 +69,7 @@ class Recovery:
         """Go by other remedies from now on; what is under way ends by the old ones."""
         self._remedies = dict(remedies)
         for cell in remedies:
-            for result in Result:
+            for result in RecoveryResult:
                 self._counts.setdefault((cell, result.value), 0)
 
     def tick(self, now: float) -> None:
@@ -73,21 +78,21 @@ class Recovery:
             return
         self._due = now + PERIOD_S
         waits = self._waits(now)
-        decided = plan(self.courses, self._rows(), self._remedies, now, may_act=not waits)
-        self.courses = decided.courses
-        self._tell_of_waiting(waits, decided.held)
+        decided = plan_recovery(self.states, self._rows(), self._remedies, now, may_act=not waits)
+        self.states = decided.states
+        self._report_waiting(waits, decided.held)
         for units, deed in ((decided.give_up, self._give_up), (decided.begin, self._recover)):
             for unit in units:
-                course = self.courses[unit]
-                remedy = self._remedies[course.cell]
-                task = asyncio.create_task(deed(course, remedy, self._dossier(unit, course, remedy)))
+                state = self.states[unit]
+                remedy = self._remedies[state.cell]
+                task = asyncio.create_task(deed(state, remedy, self._incident(unit, state, remedy)))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
 
     def hand_over(self) -> dict[str, Any]:
         """Begin nothing more, and say what is remembered of each unit, ready for JSON."""
         self.is_over = True
-        return {unit: asdict(course) for unit, course in self.courses.items()}
+        return {unit: asdict(state) for unit, state in self.states.items()}
 
     def go_on(self) -> None:
         """There is no successor after all."""
@@ -97,10 +102,10 @@ class Recovery:
         """Remember what another gate did, which ends by itself what it has begun."""
         now = self._ports.now()
         for unit, fields in known.items():
-            course = Course(**fields)
-            if (remedy := self._remedies.get(course.cell)) is not None:
-                is_over = not course.is_running
-                self.courses[unit] = course if is_over else ended(course, remedy, now, cancelled=False)
+            state = RecoveryState(**fields)
+            if (remedy := self._remedies.get(state.cell)) is not None:
+                is_over = not state.is_running
+                self.states[unit] = state if is_over else ended(state, remedy, now, cancelled=False)
 
     async def close(self) -> None:
         """Begin nothing more; what is running is ended, and recorded as that."""
@@ -111,63 +116,65 @@ class Recovery:
 
     # -- one attempt ---------------------------------------------------------------------------------------
 
-    async def _recover(self, course: Course, remedy: Remedy, about: Dossier) -> None:
+    async def _recover(self, state: RecoveryState, remedy: Remedy, about: Incident) -> None:
         unit, begun_at = about["unit"], self._ports.now()
         try:
             report = await self._attempt(unit, remedy, about)
         except asyncio.CancelledError:
-            report = Report(Result.CUT_OFF, "the gate ended while it was running")
+            report = RecoveryReport(RecoveryResult.CUT_OFF, "the gate ended while it was running")
         except Exception as error:
-            report = Report(Result.FAILED, f"the gate's own fault: {error!r}")
+            report = RecoveryReport(RecoveryResult.FAILED, f"the gate's own fault: {error!r}")
         took_s = round(self._ports.now() - begun_at, 3)
-        cancelled = report.result is Result.CANCELLED
-        self.courses[unit] = ended(self.courses[unit], remedy, self._ports.now(), cancelled=cancelled)
-        self._count(course.cell, report.result)
-        self._tell_of_end(unit, course, remedy, report)
+        cancelled = report.result is RecoveryResult.CANCELLED
+        self.states[unit] = ended(self.states[unit], remedy, self._ports.now(), cancelled=cancelled)
+        self._count(state.cell, report.result)
+        self._report_end(unit, state, remedy, report)
         outcome = {"result": report.result.value, "detail": report.detail, "took_s": took_s}
         await self._record_end(remedy, self._entry("end", about) | outcome | {"output": report.output})
 
-    async def _attempt(self, unit: str, remedy: Remedy, about: Dossier) -> Report:
+    async def _attempt(self, unit: str, remedy: Remedy, about: Incident) -> RecoveryReport:
         deed = {"command": list(remedy.command)} if remedy.command else {"webhook": remedy.webhook}
         try:
             await self._ports.record(remedy.audit, self._entry("begin", about) | deed | {"case": about})
         except OSError as error:
-            return Report(Result.UNRECORDED, f"{remedy.audit}: {error.strerror or error}; nothing was done")
-        if why := self._second_thoughts(unit):
-            return Report(Result.CANCELLED, f"{why}; nothing was done")
+            return RecoveryReport(
+                RecoveryResult.UNRECORDED, f"{remedy.audit}: {error.strerror or error}; nothing was done"
+            )
+        if why := self._why_not(unit):
+            return RecoveryReport(RecoveryResult.CANCELLED, f"{why}; nothing was done")
         what = " ".join(remedy.command) or remedy.webhook
         nodes = ", ".join(node["name"] for node in about["nodes"])
         what += f" for nodes {nodes}; attempt {about['attempt']} of {about['attempts']}, DOWN for "
-        self._tell("recovery", unit, f"{what}{about['down_s']:.0f} s: {about['reason']}")
+        self._report("recovery", unit, f"{what}{about['down_s']:.0f} s: {about['reason']}")
         if remedy.dry_run:
-            return Report(Result.DRY_RUN, "dry_run: nothing was done")
+            return RecoveryReport(RecoveryResult.DRY_RUN, "dry_run: nothing was done")
         return await self._ports.act(remedy, about)
 
-    async def _give_up(self, course: Course, remedy: Remedy, about: Dossier) -> None:
-        self._count(course.cell, Result.GAVE_UP)
-        detail = f"still DOWN after {course.tries} attempts; nothing more is done until it has been UP for a "
+    async def _give_up(self, state: RecoveryState, remedy: Remedy, about: Incident) -> None:
+        self._count(state.cell, RecoveryResult.GAVE_UP)
+        detail = f"still DOWN after {state.tries} attempts; nothing more is done until it has been UP for a "
         detail += "while, or was drained and undrained: look at it yourself"
-        self._tell("recovery_gave_up", about["unit"], detail)
-        outcome = {"result": Result.GAVE_UP.value, "detail": detail, "case": about}
+        self._report("recovery_gave_up", about["unit"], detail)
+        outcome = {"result": RecoveryResult.GAVE_UP.value, "detail": detail, "case": about}
         await self._record_end(remedy, self._entry("end", about) | outcome)
 
     async def _record_end(self, remedy: Remedy, entry: dict[str, Any]) -> None:
         try:
             await self._ports.record(remedy.audit, entry)
         except OSError as error:
-            self._tell("recovery_unrecorded", entry["unit"], f"{remedy.audit}: {error.strerror or error}")
+            self._report("recovery_unrecorded", entry["unit"], f"{remedy.audit}: {error.strerror or error}")
 
-    def _second_thoughts(self, unit: str) -> str:
+    def _why_not(self, unit: str) -> str:
         """Why an attempt that was decided is not to be made after all."""
-        desk = self._board.desks.get(unit)
-        if desk is None:
+        state = self._board.units.get(unit)
+        if state is None:
             return "the unit left the configuration"
-        if desk.drained:
+        if state.drained:
             return "the unit was drained"
-        if _is_in_hand(desk):
+        if _is_in_hand(state):
             return "the unit is in the hands of its orchestrator"
-        if desk.case.verdict is not Verdict.DOWN:
-            return f"the unit is {desk.case.verdict.value}"
+        if state.case.verdict is not Verdict.DOWN:
+            return f"the unit is {state.case.verdict.value}"
         return self._waits(self._ports.now())
 
     # -- what is seen --------------------------------------------------------------------------------------
@@ -175,61 +182,61 @@ class Recovery:
     def _waits(self, now: float) -> str:
         return "the gate hands over" if self.is_over else self._ports.waits(now)
 
-    def _rows(self) -> list[Row]:
-        return [_row(desk) for desk in self._board]
+    def _rows(self) -> list[UnitRow]:
+        return [_row(state) for state in self._board]
 
-    def _dossier(self, unit: str, course: Course, remedy: Remedy) -> Dossier:
+    def _incident(self, unit: str, state: RecoveryState, remedy: Remedy) -> Incident:
         now = self._ports.now()
-        return dossier(
-            self._board.desks[unit],
+        return incident(
+            self._board.units[unit],
             action_id=f"{unit}-{self._rng.getrandbits(48):012x}",
-            attempt=course.tries,
-            down_at=course.down_at if course.down_at is not None else now,
+            attempt=state.tries,
+            down_at=state.down_at if state.down_at is not None else now,
             remedy=remedy,
             now=now,
             wall=self._ports.wall(),
         )
 
-    def _entry(self, step: str, about: Dossier) -> dict[str, Any]:
+    def _entry(self, step: str, about: Incident) -> dict[str, Any]:
         same = {key: about[key] for key in ("id", "unit", "cell", "attempt")}
         return {"time": utc(self._ports.wall()), "step": step} | same
 
     # -- what is told --------------------------------------------------------------------------------------
 
-    def _tell_of_end(self, unit: str, course: Course, remedy: Remedy, report: Report) -> None:
-        went_well = report.result in (Result.OK, Result.DRY_RUN, Result.CANCELLED)
+    def _report_end(self, unit: str, state: RecoveryState, remedy: Remedy, report: RecoveryReport) -> None:
+        went_well = report.result in (RecoveryResult.OK, RecoveryResult.DRY_RUN, RecoveryResult.CANCELLED)
         kind: ActionKind = "recovery_done" if went_well else "recovery_failed"
-        is_awaited = report.result is not Result.CANCELLED
-        wait = f"; it is given {remedy.patience_s(course.tries):g} s to come back" if is_awaited else ""
-        self._tell(kind, unit, report.detail + wait)
+        is_awaited = report.result is not RecoveryResult.CANCELLED
+        wait = f"; it is given {remedy.patience_s(state.tries):g} s to come back" if is_awaited else ""
+        self._report(kind, unit, report.detail + wait)
 
-    def _tell_of_waiting(self, waits: str, held: tuple[str, ...]) -> None:
-        if held and waits and not self._told_of_waiting and not self.is_over:
-            self._tell("recovery_held", None, f"{waits}; nothing is done about {', '.join(held)}")
-        self._told_of_waiting = bool(waits) and (self._told_of_waiting or bool(held))
+    def _report_waiting(self, waits: str, held: tuple[str, ...]) -> None:
+        if held and waits and not self._reported_waiting and not self.is_over:
+            self._report("recovery_held", None, f"{waits}; nothing is done about {', '.join(held)}")
+        self._reported_waiting = bool(waits) and (self._reported_waiting or bool(held))
 
-    def _tell(self, kind: ActionKind, unit: str | None, detail: str) -> None:
+    def _report(self, kind: ActionKind, unit: str | None, detail: str) -> None:
         self._ports.tell(Action(kind, "gate", unit, detail))
 
-    def _count(self, cell: str, result: Result) -> None:
+    def _count(self, cell: str, result: RecoveryResult) -> None:
         key = (cell, result.value)
         self._counts[key] = self._counts.get(key, 0) + 1
 
 
-def _row(desk: Desk) -> Row:
-    case = desk.case
-    return Row(
-        desk.unit.name,
-        desk.unit.cell,
+def _row(state: UnitState) -> UnitRow:
+    case = state.case
+    return UnitRow(
+        state.unit.name,
+        state.unit.cell,
         case.verdict,
         case.since,
-        desk.risen_at,
+        state.risen_at,
         born_at=case.reborn[1] if case.reborn is not None else 0.0,
-        drained=desk.drained,
-        in_hand=_is_in_hand(desk),
+        drained=state.drained,
+        in_hand=_is_in_hand(state),
     )
 
 
-def _is_in_hand(desk: Desk) -> bool:
+def _is_in_hand(state: UnitState) -> bool:
     """Whether a source of units says that it goes, or that a node of it does not run."""
-    return any(source in SOURCES for _, source in desk.case.faults)
+    return any(source in SOURCES for _, source in state.case.faults)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from cellgate.proxy.config.remedy import Remedy
 from cellgate.proxy.recovery import audit, command
 from cellgate.proxy.recovery.caution import reason_to_wait
-from cellgate.proxy.recovery.nouns import Dossier, Report
-from cellgate.proxy.recovery.recovery import Ports, Recovery
+from cellgate.proxy.recovery.nouns import Incident, RecoveryReport
+from cellgate.proxy.recovery.recovery import Recovery, RecoveryPorts
 
 if TYPE_CHECKING:
     import ssl
@@ -26,24 +26,24 @@ TROUBLE_S = 10.0
 
 def attend(plane: Plane, tls: Callable[[], ssl.SSLContext]) -> Recovery:
     """Begin to recover the units of `plane`; `tls` makes what verifies webhooks."""
-    own_troubles, trouble_at = 0, -TROUBLE_S
+    gate_faults, trouble_at = 0, -TROUBLE_S
 
-    async def act(remedy: Remedy, about: Dossier) -> Report:
+    async def act(remedy: Remedy, about: Incident) -> RecoveryReport:
         if remedy.command:
             return await command.run(remedy, about)
         # Not at the start: its HTTP client takes 10 MB, which most gates have no use for.
         webhook = await asyncio.to_thread(import_module, "cellgate.proxy.recovery.webhook")
-        report: Report = await webhook.caller(tls())(remedy, about)
+        report: RecoveryReport = await webhook.caller(tls())(remedy, about)
         return report
 
     def waits(now: float) -> str:
-        nonlocal own_troubles, trouble_at
-        if (seen := plane.stall_watch.own_troubles) != own_troubles:
-            own_troubles, trouble_at = seen, now
-        own_trouble = now - trouble_at < TROUBLE_S
-        return reason_to_wait(plane.board, now, stopping=plane.is_stopping(), own_trouble=own_trouble)
+        nonlocal gate_faults, trouble_at
+        if (seen := plane.stall_watch.gate_faults) != gate_faults:
+            gate_faults, trouble_at = seen, now
+        gate_fault = now - trouble_at < TROUBLE_S
+        return reason_to_wait(plane.board, now, stopping=plane.is_stopping(), gate_fault=gate_fault)
 
-    ports = Ports(plane.now, time.time, waits, act, audit.record, plane.events.add)
+    ports = RecoveryPorts(plane.now, time.time, waits, act, audit.record, plane.events.add)
     recovery = Recovery(
         plane.board, plane.settings.remedies, ports, random.Random(), plane.metrics.recoveries
     )

@@ -16,7 +16,7 @@ import aiohttp
 import orjson
 
 from cellgate.proxy.config.remedy import Remedy
-from cellgate.proxy.recovery.nouns import Act, Dossier, Report, Result
+from cellgate.proxy.recovery.nouns import Act, Incident, RecoveryReport, RecoveryResult
 
 ANSWER_KEPT = 4096
 TIMESTAMP, SIGNATURE = "X-Cellgate-Timestamp", "X-Cellgate-Signature"
@@ -30,7 +30,7 @@ def sign(secret: str, timestamp: str, body: bytes) -> str:
 def caller(tls: ssl.SSLContext, wall: Callable[[], float] = time.time) -> Act:
     """What calls webhooks, and verifies them by `tls`."""
 
-    async def call(remedy: Remedy, about: Dossier) -> Report:
+    async def call(remedy: Remedy, about: Incident) -> RecoveryReport:
         body, timestamp = orjson.dumps(about), str(int(wall()))
         headers = {
             "Content-Type": "application/json",
@@ -46,11 +46,13 @@ def caller(tls: ssl.SSLContext, wall: Callable[[], float] = time.time) -> Act:
                 ) as reply,
             ):
                 text = (await reply.content.read(ANSWER_KEPT)).decode("utf-8", "replace")
-                result = Result.OK if 200 <= reply.status < 300 else Result.FAILED
-                return Report(result, f"it answered {reply.status}", text)
+                result = RecoveryResult.OK if 200 <= reply.status < 300 else RecoveryResult.FAILED
+                return RecoveryReport(result, f"it answered {reply.status}", text)
         except TimeoutError:
-            return Report(Result.TIMEOUT, f"no answer within {remedy.timeout_s:g} s")
+            return RecoveryReport(RecoveryResult.TIMEOUT, f"no answer within {remedy.timeout_s:g} s")
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            return Report(Result.FAILED, f"it could not be called: {error or type(error).__name__}")
+            return RecoveryReport(
+                RecoveryResult.FAILED, f"it could not be called: {error or type(error).__name__}"
+            )
 
     return call

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cellgate.proxy.metrics.continuations import Result
+from cellgate.proxy.metrics.continuations import ContinuationResult
 from cellgate.proxy.request.breaking import give_up
 from cellgate.proxy.request.continuation import is_kept, why_not
 from cellgate.proxy.request.opening import find_unit, refuse
 from cellgate.proxy.request.reply_status import failure_of, lacks_path, outcome_of, response_id
 from cellgate.proxy.request.routes import GENERATE, UNLISTED
-from cellgate.proxy.request.states import State
+from cellgate.proxy.request.states import ExchangeState
 from cellgate.proxy.request.usage import read_usage
-from cellgate.proxy.wire.failure import Failure, Kind
+from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.router.nouns import Outcome, Refusal
 from cellgate.router.unit_state import Lease
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from cellgate.proxy.wire.reply_reader import ReplyHead
 
 # A member of an enum is a slow attribute on CPython 3.11.
-WAITING, RELAYING, OVER = State.WAITING, State.RELAYING, State.OVER
+WAITING, RELAYING, OVER = ExchangeState.WAITING, ExchangeState.RELAYING, ExchangeState.OVER
 _OK = Outcome.OK
 
 
@@ -38,7 +38,7 @@ def judge_head(exchange: Exchange, head: ReplyHead) -> bool:
     if lacks_path(head) and exchange.route.kind is GENERATE:
         exchange.let_go(Outcome.CLIENT_ERROR)
         path = exchange.request.path.decode("latin-1")
-        refuse(exchange, Failure(Kind.NOT_SERVED, f"the engine of unit {unit} does not serve {path}"))
+        refuse(exchange, Failure(FailureKind.NOT_SERVED, f"the engine of unit {unit} does not serve {path}"))
         return False
     failure = failure_of(head, unit, gate.board, gate.now())
     if failure is not None:
@@ -59,7 +59,7 @@ def _goes_elsewhere(exchange: Exchange, lease: Lease, failure: Failure) -> bool:
         return False
     other = selection.acquire_other(exchange, lease.unit, step)
     if isinstance(other, Refusal):
-        if failure.kind is Kind.BUSY and other is not Refusal.UNSURE:
+        if failure.kind is FailureKind.BUSY and other is not Refusal.UNSURE:
             # Nobody else has room: the unit's own words are the best answer there is, after some more tries.
             if not selection.waits_again(exchange):
                 return False
@@ -75,7 +75,7 @@ def _goes_elsewhere(exchange: Exchange, lease: Lease, failure: Failure) -> bool:
     if isinstance(other, Refusal):
         find_unit(exchange, draws=step.draws)
     elif other is not None:
-        exchange.settle(other)
+        exchange.resolve(other)
     return True
 
 
@@ -94,7 +94,7 @@ def commit(exchange: Exchange, first: bytes, at: float) -> None:
     made = response_id(first) if exchange.route.name == "responses" else ""
     gate.dispatcher.committed(lease, response_id=made)
     if is_kept(exchange.route.name, ask):
-        response.begin_keeping(whole=ask.continuable and not why_not(gate, request, ask))
+        response.record_replay(whole=ask.continuable and not why_not(gate, request, ask))
 
 
 def finish(exchange: Exchange) -> None:
@@ -106,7 +106,7 @@ def finish(exchange: Exchange) -> None:
     attempt.release(outcome)
     exchange.attempt = None
     if exchange.continuation is not None:
-        exchange.continuation.settle(Result.CONTINUED)
+        exchange.continuation.record_result(ContinuationResult.CONTINUED)
     if outcome is _OK and exchange.route.kind is GENERATE:
         usage = read_usage(response.end_of_body())
         exchange.gate.dispatcher.completed(attempt.lease, attempt.events, usage)

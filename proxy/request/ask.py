@@ -10,8 +10,8 @@ from xxhash import xxh3_64_intdigest
 
 from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.request.prompt import read_prompt
-from cellgate.proxy.resume.eligible import why_not
-from cellgate.proxy.wire.failure import Failure, Kind
+from cellgate.proxy.resume.eligible import why_ineligible
+from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.router.nouns import Ask
 
 LARGE_BYTES = 1 << 20
@@ -49,7 +49,7 @@ def read_large_ask(body: bytes) -> Ask | Failure:
     """`read_ask` for a body of any size, off the loop: one with too many values is not even parsed."""
     if has_more_nodes(body, LIMITS.json_nodes):
         reached("json_nodes")
-        return Failure(Kind.BAD_JSON, f"the body has more than {LIMITS.json_nodes} values")
+        return Failure(FailureKind.BAD_JSON, f"the body has more than {LIMITS.json_nodes} values")
     return read_ask(body)
 
 
@@ -60,14 +60,16 @@ def read_ask(body: bytes) -> Ask | Failure:
     except orjson.JSONDecodeError as error:
         return _unreadable(error)
     if not isinstance(data, dict):
-        return Failure(Kind.BAD_JSON, f"the body must be a JSON object, not {_kind_of(data)}")
+        return Failure(FailureKind.BAD_JSON, f"the body must be a JSON object, not {_kind_of(data)}")
     model = data.get("model")
     if model is not None and not isinstance(model, str):
-        return Failure(Kind.BAD_JSON, f"`model` must be a string, not {_kind_of(model)}", param="model")
+        return Failure(
+            FailureKind.BAD_JSON, f"`model` must be a string, not {_kind_of(model)}", param="model"
+        )
     if model is not None and len(model) > LIMITS.name_chars:
         reached("name_chars")
         reason = f"`model` is longer than {LIMITS.name_chars} characters"
-        return Failure(Kind.BAD_JSON, reason, param="model")
+        return Failure(FailureKind.BAD_JSON, reason, param="model")
     follows, user, priority = data.get("previous_response_id"), data.get("user"), data.get("priority")
     blocks, size, fingerprint = read_prompt(data, body)
     stream = data.get("stream") is True
@@ -85,7 +87,7 @@ def read_ask(body: bytes) -> Ask | Failure:
         # Whether it is one that the engine understands is for the engine to say.
         priority if isinstance(priority, int) else 0,
         inf,
-        stream and not why_not(data, chat="messages" in data),
+        stream and not why_ineligible(data, chat="messages" in data),
         fingerprint,
         limit if type(limit) is int and limit > 0 else 0,
     )
@@ -101,7 +103,7 @@ def _unreadable(error: orjson.JSONDecodeError) -> Failure:
     if what.startswith("depth limit"):
         reached("json_depth")
         what = f"more than {LIMITS.json_depth} objects and arrays within each other"
-    return Failure(Kind.BAD_JSON, f"the body is not valid JSON: {what} at {where}")
+    return Failure(FailureKind.BAD_JSON, f"the body is not valid JSON: {what} at {where}")
 
 
 def plain_ask(target: bytes, body: bytes) -> Ask:

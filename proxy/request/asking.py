@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 from cellgate.proxy.request.attempt import Attempt
 from cellgate.proxy.request.forwarding import head_for_unit
 from cellgate.proxy.request.routes import UNLISTED
-from cellgate.proxy.request.states import State
+from cellgate.proxy.request.states import ExchangeState
 from cellgate.router.unit_state import Lease
 
 if TYPE_CHECKING:
     from cellgate.proxy.request.exchange import Exchange
-    from cellgate.proxy.resume.replay_buffer import Keep
+    from cellgate.proxy.resume.replay_buffer import ReplayBuffer
     from cellgate.proxy.resume.stitch import Stitch
 
 # A member of an enum is a slow attribute on CPython 3.11.
-HOLDING, PROVING = State.HOLDING, State.PROVING
+HOLDING, PROVING = ExchangeState.HOLDING, ExchangeState.PROVING
 
 
 def grant(exchange: Exchange, lease: Lease) -> None:
@@ -41,20 +41,20 @@ def begin(exchange: Exchange, lease: Lease, *, fresh: bool) -> None:
         _send(exchange, attempt, exchange.request.body, fresh=fresh)
         return
     exchange.state = PROVING
-    lines = exchange.gate.pool(lease.desk).lines
+    lines = exchange.gate.pool(lease.unit_state).lines
     head = partial(head_for_unit, exchange.request, exchange.client, exchange.response, lines)
-    exchange.continuation.begin(exchange, lease.desk, head, fresh=fresh)
+    exchange.continuation.begin(exchange, lease.unit_state, head, fresh=fresh)
 
 
-def resume(exchange: Exchange, body: bytes, replay: Keep, stitch: Stitch) -> None:
+def resume(exchange: Exchange, body: bytes, replay: ReplayBuffer, stitch: Stitch) -> None:
     """The unit has proven that it can go on: it is sent `body`."""
     attempt = exchange.in_flight()
-    exchange.state = State.RESUMED
+    exchange.state = ExchangeState.RESUMED
     attempt.go_on(replay, stitch)
     _send(exchange, attempt, body, fresh=False)
 
 
 def _send(exchange: Exchange, attempt: Attempt, body: bytes, *, fresh: bool) -> None:
-    pool, request = exchange.gate.pool(attempt.lease.desk), exchange.request
+    pool, request = exchange.gate.pool(attempt.lease.unit_state), exchange.request
     head = head_for_unit(request, exchange.client, exchange.response, pool.lines, request.target, len(body))
     attempt.send(head, body, pool, to_head=request.method == b"HEAD", fresh=fresh)

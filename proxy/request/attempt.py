@@ -18,9 +18,9 @@ from cellgate.proxy.logs.defects import guarded
 from cellgate.proxy.request.dispatcher import Dispatcher
 from cellgate.proxy.request.response import Response
 from cellgate.proxy.resume.passage import Passage
-from cellgate.proxy.resume.replay_buffer import Keep
+from cellgate.proxy.resume.replay_buffer import ReplayBuffer
 from cellgate.proxy.resume.stitch import Stitch
-from cellgate.proxy.wire.failure import Failure, Kind
+from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.proxy.wire.pool import Pool
 from cellgate.proxy.wire.reply_reader import ReplyHead
 from cellgate.proxy.wire.sse import before_error, carries_data
@@ -96,7 +96,7 @@ class Attempt:
 
     def on_failed(self, failure: Failure) -> None:
         """The connection did not come about, or is gone; or the gate itself failed, at whatever point."""
-        is_ours = failure.kind is Kind.INTERNAL
+        is_ours = failure.kind is FailureKind.INTERNAL
         if not is_ours:
             self._conn = None
         if is_ours or not self.over:
@@ -116,7 +116,7 @@ class Attempt:
         lease = self.lease
         lease.paused, lease.was_paused = paused, True
         if not paused:
-            lease.desk.work_at = self._response.last_at
+            lease.unit_state.work_at = self._response.last_at
         if self._conn is None:
             return
         if paused:
@@ -124,7 +124,7 @@ class Attempt:
         else:
             self._conn.resume()
 
-    def go_on(self, replay: Keep, stitch: Stitch) -> None:
+    def go_on(self, replay: ReplayBuffer, stitch: Stitch) -> None:
         """The unit goes on for another, of which `replay` was shown; `stitch` makes one stream of both."""
         self._response.replay = replay
         self._passage.stitch = stitch
@@ -146,16 +146,16 @@ class Attempt:
 
     def lose(self, failure: Failure, *, judged: bool) -> None:
         """It has failed: end it, and hold it against the unit, if that can be `judged` by such requests."""
-        self._note(failure)
+        self._record(failure)
         self.let_go(failure.kind.row.outcome)
         self._answer_for(failure, judged=judged)
 
     def blame(self, failure: Failure, *, judged: bool) -> None:
         """Hold against the unit what it has answered."""
-        self._note(failure)
+        self._record(failure)
         self._answer_for(failure, judged=judged)
 
-    def _note(self, failure: Failure) -> None:
+    def _record(self, failure: Failure) -> None:
         for observer in self._response.observers:
             observer.failing(failure.kind.value)
 
@@ -212,14 +212,14 @@ class Attempt:
         if not self._response.promise(head, own_lines):
             assert conn is not None
             reason = f"a second unit answered {head.status} to a begun stream"
-            self._give_up(conn, Failure(Kind.EVICTED, reason))
+            self._give_up(conn, Failure(FailureKind.EVICTED, reason))
             return False
         return True
 
     def _commit(self, data: bytes, body: bytes, conn: UnitConnection) -> None:
         response, lease = self._response, self.lease
         lease.commit(response.now())
-        response.commit(lease.desk, lease.first_at, body)
+        response.commit(lease.unit_state, lease.first_at, body)
         self._owner.committed(body, lease.first_at)
         if body.endswith(b"\n\n") and self._passage.stitch is None and not conn.reply.ended:
             # All of it was looked at already, or it is plain.
@@ -244,7 +244,7 @@ class Attempt:
         # Behind a chunk there may be a part of the next one's size: then a read does not end whole.
         conn.raw = response if may_pass_raw and conn.reply.clean and data.endswith(EVENT_ENDS) else None
         if not response.show(body, ended=ended and failure is None):
-            failure = Failure(Kind.TRUNCATED, "it ended its stream in the middle of an answer")
+            failure = Failure(FailureKind.TRUNCATED, "it ended its stream in the middle of an answer")
         if failure is not None:
             self._give_up(conn, failure)
         elif ended:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING
 
-from cellgate.proxy.metrics.continuations import Result
+from cellgate.proxy.metrics.continuations import ContinuationResult
 from cellgate.proxy.request.asking import begin
 from cellgate.proxy.request.continuation import Continuation
 from cellgate.proxy.request.opening import find_unit, refuse
 from cellgate.proxy.request.routes import UNLISTED
-from cellgate.proxy.request.states import State
-from cellgate.proxy.wire.failure import Failure, Kind, as_told
+from cellgate.proxy.request.states import ExchangeState
+from cellgate.proxy.wire.failure import Failure, FailureKind, as_told
 from cellgate.router.nouns import Outcome
 from cellgate.router.retry import Step
 from cellgate.router.unit_state import Lease
@@ -19,18 +19,18 @@ from cellgate.router.unit_state import Lease
 if TYPE_CHECKING:
     from cellgate.proxy.request.exchange import Exchange
 
-_IN_THE_MIDDLE = (Kind.CUT, Kind.STREAM_ERROR, Kind.NOT_CONTINUED)
+_IN_THE_MIDDLE = (FailureKind.CUT, FailureKind.STREAM_ERROR, FailureKind.NOT_CONTINUED)
 
 
 def try_again(exchange: Exchange, failure: Failure) -> None:
     """The unit has failed and shown nothing: another one is asked, if the rules allow it."""
     lease = exchange.in_flight().lease
-    if failure.kind is Kind.STALE_CONNECTION:
+    if failure.kind is FailureKind.STALE_CONNECTION:
         if not exchange.was_stale:
             exchange.was_stale = True
             _connect_anew(exchange, lease)
             return
-        failure = Failure(Kind.CLOSED_EARLY, failure.message)
+        failure = Failure(FailureKind.CLOSED_EARLY, failure.message)
     exchange.lose(failure)
     selection, told = exchange.selection, as_told(failure, lease.unit, committed=False)
     step = selection.next_step(lease, failure)
@@ -43,7 +43,7 @@ def try_again(exchange: Exchange, failure: Failure) -> None:
 
 def _connect_anew(exchange: Exchange, lease: Lease) -> None:
     """The unit had closed the connection before it saw the request: once more, on a fresh one."""
-    if not lease.desk.is_doubted() or exchange.route.kind is UNLISTED:
+    if not lease.unit_state.is_restart_suspected() or exchange.route.kind is UNLISTED:
         begin(exchange, lease, fresh=True)
         return
     # It may have started anew: until it has shown life, nothing goes there.
@@ -54,7 +54,7 @@ def _connect_anew(exchange: Exchange, lease: Lease) -> None:
 def move(exchange: Exchange) -> None:
     """The unit went DOWN before it showed anything: the request moves."""
     unit = exchange.in_flight().lease.unit
-    failure = Failure(Kind.EVICTED, f"unit {unit} went down before it answered, and no other could")
+    failure = Failure(FailureKind.EVICTED, f"unit {unit} went down before it answered, and no other could")
     exchange.lose(failure)
     if exchange.route.kind is UNLISTED:
         refuse(exchange, failure)
@@ -67,11 +67,11 @@ def break_stream(exchange: Exchange, failure: Failure) -> None:
     """The unit has broken what it had begun: another one goes on with it, or this is the end."""
     lease, selection = exchange.in_flight().lease, exchange.selection
     if failure.kind not in _IN_THE_MIDDLE:
-        failure = Failure(Kind.TRUNCATED, failure.message)
+        failure = Failure(FailureKind.TRUNCATED, failure.message)
     exchange.lose(failure)
     told = as_told(failure, lease.unit, committed=True)
     # If it does not go on, this ends it.
-    exchange.state = State.OVER
+    exchange.state = ExchangeState.OVER
     if _continuation(exchange).broke(lease.unit, selection.ask, told):
         selection.ask = selection.ask._replace(deadline_at=inf)
         selection.failed(lease.unit, Step(True), told)
@@ -81,7 +81,7 @@ def break_stream(exchange: Exchange, failure: Failure) -> None:
 def conclude(exchange: Exchange, events: bytes) -> None:
     """The unit has helped to tell how the stream ends."""
     exchange.let_go(Outcome.OK)
-    exchange.state = State.OVER
+    exchange.state = ExchangeState.OVER
     _continuation(exchange).conclude(events)
 
 
@@ -90,8 +90,8 @@ def give_up(exchange: Exchange, reason: str) -> None:
     failure = exchange.selection.failure
     assert failure is not None
     exchange.let_go(Outcome.GATE_ERROR)
-    exchange.state = State.OVER
-    _continuation(exchange).give_up(failure, Result.REFUSED, reason)
+    exchange.state = ExchangeState.OVER
+    _continuation(exchange).give_up(failure, ContinuationResult.REFUSED, reason)
 
 
 def _continuation(exchange: Exchange) -> Continuation:

@@ -5,24 +5,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cellgate.proxy.request.continuation import find_way
-from cellgate.proxy.request.states import State
-from cellgate.proxy.wire.failure import Failure, Kind
-from cellgate.router.stall import silent_limit_s
+from cellgate.proxy.request.states import ExchangeState
+from cellgate.proxy.wire.failure import Failure, FailureKind
+from cellgate.router.stall import stall_limit_s
 from cellgate.router.unit_state import Lease
 
 if TYPE_CHECKING:
     from cellgate.proxy.request.exchange import Exchange
 
 # A member of an enum is a slow attribute on CPython 3.11.
-RELAYING, PROVING = State.RELAYING, State.PROVING
+RELAYING, PROVING = ExchangeState.RELAYING, ExchangeState.PROVING
 
 _PROOF_S = 30.0
 """A unit may take so long to say whether it can go on with a stream."""
 _SILENT_S = 1.0
-"""A stream on a unit that went DOWN is given up once it has been silent for so long: a unit that closes its
+"""A stream on a unit that went DOWN is given up once it has been stalled for so long: a unit that closes its
 listener to shut down in good order goes on with the streams it has."""
 _LOST_S = 30.0
-"""A stream that has been silent for so long while its unit worked on others has most likely been forgotten.
+"""A stream that has been stalled for so long while its unit worked on others has most likely been forgotten.
 A unit that had only set it aside loses some work, and the client nothing."""
 _LIVELY_S = 1.0
 
@@ -44,46 +44,46 @@ def tick(exchange: Exchange, now: float) -> None:
     if failure is None:
         if exchange.state is not RELAYING and not response.paused:
             response.keep_warm(now, timeouts.head_hold_s)
-    elif exchange.state is PROVING and failure.kind is Kind.NOT_CONTINUED:
+    elif exchange.state is PROVING and failure.kind is FailureKind.NOT_CONTINUED:
         exchange.refused(failure.message)
     else:
         exchange.failed(failure)
 
 
-def _overdue(state: State, lease: Lease, now: float, answer_s: float) -> Failure | None:
+def _overdue(state: ExchangeState, lease: Lease, now: float, answer_s: float) -> Failure | None:
     """The failure of an attempt that has shown nothing for too long; None while it has time."""
     open_s = now - lease.opened_at
     if open_s > answer_s:
-        return Failure(Kind.ANSWER_TIMEOUT, f"unit {lease.unit} showed nothing for {answer_s:.0f} s")
+        return Failure(FailureKind.ANSWER_TIMEOUT, f"unit {lease.unit} showed nothing for {answer_s:.0f} s")
     if state is PROVING and open_s > _PROOF_S:
         reason = f"unit {lease.unit} did not say in {_PROOF_S:.0f} s whether it can go on"
-        return Failure(Kind.NOT_CONTINUED, reason)
+        return Failure(FailureKind.NOT_CONTINUED, reason)
     return None
 
 
 def _silence(exchange: Exchange, lease: Lease, now: float) -> Failure | None:
-    """The failure that the silence of a stream has come to be, if it has."""
+    """The failure that the stall of a stream amounts to, if it does."""
     unit, silent_s = lease.unit, now - exchange.response.last_at
     if lease.evicted and silent_s > _SILENT_S:
-        return Failure(Kind.CUT, f"unit {unit} went down in the middle of its answer")
+        return Failure(FailureKind.CUT, f"unit {unit} went down in the middle of its answer")
     if silent_s > _LOST_S and _is_lost(exchange, lease, silent_s, now):
         reason = f"unit {unit} sent nothing of it for {silent_s:.0f} s while others went on"
-        return Failure(Kind.CUT, reason)
+        return Failure(FailureKind.CUT, reason)
     if silent_s > exchange.gate.settings.timeouts.answer_s:
         reason = f"unit {unit} sent nothing for {silent_s:.0f} s in the middle of its answer"
-        return Failure(Kind.TRUNCATED, reason)
+        return Failure(FailureKind.TRUNCATED, reason)
     return None
 
 
 def _is_lost(exchange: Exchange, lease: Lease, silent_s: float, now: float) -> bool:
     """Whether the unit has forgotten this stream, and another one can go on with it."""
     gate, response, selection = exchange.gate, exchange.response, exchange.selection
-    limit_s = max(_LOST_S, 4.0 * silent_limit_s(lease.desk, gate.board.rules))
-    if silent_s < limit_s or now - lease.desk.life_at > _LIVELY_S:
+    limit_s = max(_LOST_S, 4.0 * stall_limit_s(lease.unit_state, gate.board.rules))
+    if silent_s < limit_s or now - lease.unit_state.life_at > _LIVELY_S:
         return False
     if response.replay is None or not response.replay.whole:
         return False
     if isinstance(find_way(gate, exchange.request, selection.ask, response), str):
-        response.keep_end()
+        response.keep_tail()
         return False
     return gate.board.could_serve(selection.ask, (*selection.history.tried, lease.unit))

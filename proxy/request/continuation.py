@@ -9,17 +9,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cellgate.proxy.config.limits import LIMITS
-from cellgate.proxy.metrics.continuations import Result
+from cellgate.proxy.metrics.continuations import ContinuationResult
 from cellgate.proxy.request.ask import has_more_nodes
 from cellgate.proxy.resume.resumption import MakeHead, Resuming, Resumption
-from cellgate.proxy.wire.failure import Failure, Kind
+from cellgate.proxy.wire.failure import Failure, FailureKind
 
 if TYPE_CHECKING:
     from cellgate.proxy.request.response import Response
     from cellgate.proxy.request.services import Services
     from cellgate.proxy.wire.request import Request
     from cellgate.router.nouns import Ask
-    from cellgate.router.unit_state import Desk
+    from cellgate.router.unit_state import UnitState
 
 _ROUTES = ("chat", "completions")
 
@@ -75,10 +75,10 @@ class Continuation:
     def broke(self, unit: str, ask: Ask, failure: Failure) -> bool:
         """Whether another unit is to go on where `unit` failed. If not, the response has ended here."""
         response = self._response
-        if failure.kind is not Kind.NOT_CONTINUED:
+        if failure.kind is not FailureKind.NOT_CONTINUED:
             # What an earlier one had broken did go on, until now.
-            self.settle(Result.CONTINUED)
-            response.note_break(unit)
+            self.record_result(ContinuationResult.CONTINUED)
+            response.record_break(unit)
         if not ask.stream:
             response.break_off(failure)
             return False
@@ -90,7 +90,7 @@ class Continuation:
         way = self._resumption or find_way(self._gate, self._request, ask, response)
         reason = way if isinstance(way, str) else way.why_not()
         if isinstance(way, str) or reason:
-            self.give_up(failure, Result.NOT_CONTINUABLE, reason)
+            self.give_up(failure, ContinuationResult.NOT_CONTINUABLE, reason)
         elif (events := way.last_events()) is not None:
             self.conclude(events)
         else:
@@ -98,10 +98,10 @@ class Continuation:
             return True
         return False
 
-    def begin(self, owner: Resuming, desk: Desk, head: MakeHead, *, fresh: bool) -> None:
+    def begin(self, owner: Resuming, state: UnitState, head: MakeHead, *, fresh: bool) -> None:
         """Ask a unit to go on; `owner` is told what came of it."""
         assert self._resumption is not None
-        self._resumption.begin(owner, self._gate.pool(desk), desk.engine, head, fresh=fresh)
+        self._resumption.begin(owner, self._gate.pool(state), state.engine, head, fresh=fresh)
 
     def abandon(self) -> None:
         """Stop asking."""
@@ -110,26 +110,26 @@ class Continuation:
 
     # -- how it ends ---------------------------------------------------------------------------------------
 
-    def settle(self, result: Result, reason: str = "") -> None:
+    def record_result(self, result: ContinuationResult, reason: str = "") -> None:
         """What came of the last break, if there is one of which that is open."""
         if self._broken:
             self._gate.reports.resumed(self._broken, result, reason)
-            self._response.note_result(result)
+            self._response.record_result(result)
             self._broken = ""
 
     def conclude(self, events: bytes) -> None:
         """The end: all had been said but these last events."""
-        self.settle(Result.COMPLETED)
+        self.record_result(ContinuationResult.COMPLETED)
         self._response.conclude(events)
 
-    def give_up(self, failure: Failure, result: Result, reason: str = "") -> None:
+    def give_up(self, failure: Failure, result: ContinuationResult, reason: str = "") -> None:
         """The end: nobody goes on with it."""
-        self.settle(result, reason)
+        self.record_result(result, reason)
         message = failure.message + (f"; it could not be continued: {reason}" if reason else "")
         self._response.break_off(Failure(failure.kind, message))
 
     def no_unit(self, failure: Failure) -> None:
         """The end: no other unit could take it."""
-        self.settle(Result.NO_UNIT)
+        self.record_result(ContinuationResult.NO_UNIT)
         is_final = failure.kind.row.is_final
-        self.give_up(failure, Result.NO_UNIT, "" if is_final else "no other unit could take it")
+        self.give_up(failure, ContinuationResult.NO_UNIT, "" if is_final else "no other unit could take it")

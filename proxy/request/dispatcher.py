@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from cellgate.proxy.wire.failure import Failure, Kind
+from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.router.cost_model import Usage
 from cellgate.router.nouns import Ask, Outcome, Refusal
 from cellgate.router.unit_state import Lease
@@ -40,11 +40,11 @@ class PickRequest(NamedTuple):
     """When a request was received that asks why it goes where it goes; 0: it does not ask."""
 
 
-NOT_QUEUED = Failure(Kind.FULL, "the queue takes no request back")
+NOT_QUEUED = Failure(FailureKind.FULL, "the queue takes no request back")
 """The result of `acquire` for a request that must wait and may not. It is not counted: whoever asked has the
 unit's own words.
 """
-FAILED_ALREADY = Failure(Kind.NO_UNIT, "it has a failure to show, and that is shown")
+FAILED_ALREADY = Failure(FailureKind.NO_UNIT, "it has a failure to show, and that is shown")
 """The result for a request that has a failure, when there is no unit for it."""
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from cellgate.proxy.metrics.continuations import Result
-from cellgate.proxy.request.states import State
+from cellgate.proxy.metrics.continuations import ContinuationResult
+from cellgate.proxy.request.states import ExchangeState
 from cellgate.router.nouns import Outcome
 
 if TYPE_CHECKING:
@@ -19,20 +19,20 @@ def leave(exchange: Exchange) -> None:
     exchange.selection.cancel()
     if exchange.stop_reading is not None:
         exchange.stop_reading()
-    result = Result.CLIENT_LEFT
+    result = ContinuationResult.CLIENT_LEFT
     if exchange.attempt is not None:
         if exchange.attempt.lease.committed:
-            result = Result.CONTINUED
+            result = ContinuationResult.CONTINUED
         exchange.let_go(Outcome.CLIENT_LEFT)
     if exchange.continuation is not None:
-        exchange.continuation.settle(result)
-    exchange.state = State.OVER
+        exchange.continuation.record_result(result)
+    exchange.state = ExchangeState.OVER
     exchange.response.left()
 
 
 def collapse(exchange: Exchange, _failure: object = None) -> None:
     """A callback has failed: the end, in whatever state that left the exchange."""
-    exchange.state = State.OVER
+    exchange.state = ExchangeState.OVER
     for step in _endings(exchange):
         try:
             step()
@@ -50,7 +50,7 @@ def _endings(exchange: Exchange) -> Iterator[Callable[[], object]]:
         yield attempt.abandon
     if continuation is not None:
         yield continuation.abandon
-        yield partial(continuation.settle, Result.NOT_CONTINUABLE, "the gate failed")
+        yield partial(continuation.record_result, ContinuationResult.NOT_CONTINUABLE, "the gate failed")
     if attempt is not None and not attempt.lease.closed:
         yield partial(exchange.release, Outcome.GATE_ERROR)
     if not exchange.response.over:

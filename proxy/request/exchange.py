@@ -22,22 +22,22 @@ from cellgate.proxy.request.reading import Stop
 from cellgate.proxy.request.response import Response
 from cellgate.proxy.request.routes import UNLISTED, find_route
 from cellgate.proxy.request.selection import Selection
-from cellgate.proxy.request.states import Event, State, Table
-from cellgate.proxy.wire.failure import Failure, Kind
+from cellgate.proxy.request.states import ExchangeEvent, ExchangeState, Table
+from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.router.nouns import Ask, Outcome
 from cellgate.router.unit_state import Lease
 
 if TYPE_CHECKING:
     from cellgate.proxy.request.services import Services
-    from cellgate.proxy.resume.replay_buffer import Keep
+    from cellgate.proxy.resume.replay_buffer import ReplayBuffer
     from cellgate.proxy.resume.stitch import Stitch
     from cellgate.proxy.wire.downstream import ClientConnection
     from cellgate.proxy.wire.reply_reader import ReplyHead
     from cellgate.proxy.wire.request import Request
 
 # A member of an enum is a slow attribute on CPython 3.11.
-STARTED, ASKED, GRANTED, REFUSED, REPLIED, COMMITTED, DONE = tuple(Event)[:7]
-FAILED, EVICTED, PROVEN, CONCLUDED, UNPROVEN, LEFT, CRASHED, TICKED = tuple(Event)[7:]
+STARTED, ASKED, GRANTED, REFUSED, REPLIED, COMMITTED, DONE = tuple(ExchangeEvent)[:7]
+FAILED, EVICTED, PROVEN, CONCLUDED, UNPROVEN, LEFT, CRASHED, TICKED = tuple(ExchangeEvent)[7:]
 
 
 class Exchange:
@@ -71,7 +71,7 @@ class Exchange:
         observers: tuple[Observer, ...] = (),
     ) -> None:
         self.table = table
-        self.state = State.PARSING
+        self.state = ExchangeState.PARSING
         self.gate = gate
         self.client = client
         self.request = request
@@ -93,9 +93,9 @@ class Exchange:
 
     def on_result(self, found: Lease | Failure) -> None:
         """What came of waiting for a unit."""
-        self.settle(self.selection.take(found))
+        self.resolve(self.selection.take(found))
 
-    def settle(self, found: Lease | Failure) -> None:
+    def resolve(self, found: Lease | Failure) -> None:
         """There is a unit, or none."""
         self.table[self.state, GRANTED if isinstance(found, Lease) else REFUSED].action(self, found)
 
@@ -113,13 +113,13 @@ class Exchange:
 
     def failed(self, failure: Failure) -> None:
         """The attempt is over without a whole reply; or the gate itself has failed, and has said so."""
-        event = CRASHED if failure.kind is Kind.INTERNAL else FAILED
+        event = CRASHED if failure.kind is FailureKind.INTERNAL else FAILED
         self.table[self.state, event].action(self, failure)
 
     def evicted(self) -> None:
         guarded(self, self.table[self.state, EVICTED].action, self)
 
-    def go_on(self, body: bytes, replay: Keep, stitch: Stitch) -> None:
+    def go_on(self, body: bytes, replay: ReplayBuffer, stitch: Stitch) -> None:
         self.table[self.state, PROVEN].action(self, body, replay, stitch)
 
     def conclude(self, events: bytes) -> None:

@@ -18,8 +18,8 @@ from itertools import count
 
 from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.logs.log import log_line
-from cellgate.proxy.request.large_body_reader import LENGTH_BYTES, Told
-from cellgate.proxy.wire.failure import Failure, Kind
+from cellgate.proxy.request.large_body_reader import LENGTH_BYTES, ReadResult
+from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.router.nouns import Ask
 
 STUCK_S = 30.0
@@ -45,7 +45,7 @@ class LargeBodies:
         if len(self._waiting) >= LIMITS.large_bodies_waiting:
             reached("large_bodies_waiting")
             reason = "too many large request bodies wait to be read; retry later"
-            return Failure(Kind.NO_RESOURCES, reason)
+            return Failure(FailureKind.NO_RESOURCES, reason)
         await self._turn(len(body))
         reading = asyncio.ensure_future(self._read(body))
         reading.add_done_callback(self._next)
@@ -107,7 +107,9 @@ class LargeBodies:
             await self.close()
             if process.returncode == -signal.SIGPROF:
                 reached("large_body_cpu_s")
-                return Failure(Kind.BODY_TOO_LARGE, "the request's body takes longer to read than one may")
+                return Failure(
+                    FailureKind.BODY_TOO_LARGE, "the request's body takes longer to read than one may"
+                )
             is_stuck = isinstance(error, TimeoutError)
             return _without_process(
                 f"did not answer in {STUCK_S:.0f} s" if is_stuck else f"ended with {process.returncode}"
@@ -121,7 +123,7 @@ class LargeBodies:
         return told.ask
 
 
-async def _ask(process: Process, body: bytes) -> Told:
+async def _ask(process: Process, body: bytes) -> ReadResult:
     """Raises OSError and EOFError (of asyncio) when the process has ended."""
     assert process.stdin is not None
     assert process.stdout is not None
@@ -129,7 +131,7 @@ async def _ask(process: Process, body: bytes) -> Told:
     process.stdin.write(body)
     await process.stdin.drain()
     length = int.from_bytes(await process.stdout.readexactly(LENGTH_BYTES), "big")
-    told: Told = pickle.loads(await process.stdout.readexactly(length))
+    told: ReadResult = pickle.loads(await process.stdout.readexactly(length))
     return told
 
 
@@ -137,4 +139,4 @@ def _without_process(how: str) -> Failure:
     log_line(
         "warning", f"the process that reads large bodies {how}; the body is refused, the next gets a new one"
     )
-    return Failure(Kind.NO_RESOURCES, "the gate could not read the request's body; retry later")
+    return Failure(FailureKind.NO_RESOURCES, "the gate could not read the request's body; retry later")

@@ -18,7 +18,7 @@ from typing import BinaryIO, NamedTuple
 from cellgate.proxy.config.limits import LIMITS, REACHED, reached
 from cellgate.proxy.process.malloc import return_large_blocks
 from cellgate.proxy.request.ask import read_large_ask
-from cellgate.proxy.wire.failure import Failure, Kind
+from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.router.nouns import Ask
 
 LENGTH_BYTES = 8
@@ -29,7 +29,7 @@ _KEPT_BYTES = 128 << 20
 _NICE = 5
 
 
-class Told(NamedTuple):
+class ReadResult(NamedTuple):
     """What is answered: what the body asks for, or is refused for; or `trouble`, an exception of our own.
 
     `reached` are the limits that took effect, `ends` says that the process has now ended.
@@ -60,7 +60,7 @@ def main() -> None:
             return
 
 
-def read(bodies: BinaryIO, length: int) -> Told:
+def read(bodies: BinaryIO, length: int) -> ReadResult:
     """Read the next body, of so many bytes."""
     before, trouble, ends = dict(REACHED), "", False
     ask: Ask | Failure | None = None
@@ -68,12 +68,12 @@ def read(bodies: BinaryIO, length: int) -> Told:
         ask = read_large_ask(bodies.read(length))
     except MemoryError:
         reached("large_body_memory")
-        ask = Failure(Kind.BODY_TOO_LARGE, "the request's body takes more memory to read than one may")
+        ask = Failure(FailureKind.BODY_TOO_LARGE, "the request's body takes more memory to read than one may")
         ends = True
     except Exception as error:
         trouble = repr(error)
     counted = tuple(name for name, count in REACHED.items() for _ in range(count - before[name]))
-    return Told(ask, trouble, counted, ends or _resident_bytes() > _KEPT_BYTES)
+    return ReadResult(ask, trouble, counted, ends or _resident_bytes() > _KEPT_BYTES)
 
 
 def _bound(length: int) -> None:

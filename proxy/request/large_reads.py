@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from cellgate.proxy.logs.defects import report_defect
 from cellgate.proxy.wire.body_memory import BodyMemory
-from cellgate.proxy.wire.failure import Failure, Kind
+from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.proxy.wire.request import Request
 from cellgate.router.nouns import Ask
 
@@ -43,7 +43,7 @@ class LargeReads:
             except Exception as error:
                 what = f"a body of {len(request.body)} bytes could not be read"
                 report_defect(self._loop, what, error)
-                found = Failure(Kind.INTERNAL, "the gate failed on the request's body")
+                found = Failure(FailureKind.INTERNAL, "the gate failed on the request's body")
             tell(found)
 
         def over(task: asyncio.Task[None]) -> None:

@@ -15,7 +15,7 @@ class ModelNames:
 
     def names(self) -> list[str]:
         """All of them. The same list as before, when nothing has changed."""
-        told = [desk.models for desk in self._board]
+        told = [state.models for state in self._board]
         if told != self._told:
             self._told, self._names = told, sorted(frozenset[str]().union(*told))
         return self._names

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from cellgate.proxy.logs.record import Finished
-from cellgate.proxy.metrics.continuations import Result
+from cellgate.proxy.metrics.continuations import ContinuationResult
 from cellgate.router.nouns import Outcome
 from cellgate.router.unit_state import Lease
 
@@ -36,7 +36,7 @@ class Observer(Protocol):
     def broke(self, unit: str, at: float) -> None:
         """A unit broke what it had begun to answer."""
 
-    def settled(self, result: Result) -> None:
+    def settled(self, result: ContinuationResult) -> None:
         """It is known what came of the first break of which it was not."""
 
     def over(self, record: Finished, at: float) -> None:

@@ -7,28 +7,28 @@ from typing import TYPE_CHECKING
 from cellgate.proxy.request.placement import not_here
 from cellgate.proxy.request.reading import begin_reading
 from cellgate.proxy.request.routes import OWN, why_refused
-from cellgate.proxy.request.states import State
-from cellgate.proxy.wire.failure import Failure, Kind
+from cellgate.proxy.request.states import ExchangeState
+from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.router.nouns import Ask
 
 if TYPE_CHECKING:
     from cellgate.proxy.request.exchange import Exchange
 
 # A member of an enum is a slow attribute on CPython 3.11.
-WAITING, OVER = State.WAITING, State.OVER
+WAITING, OVER = ExchangeState.WAITING, ExchangeState.OVER
 
 
 def start(exchange: Exchange) -> None:
     """Decide what the request is, and begin."""
     route, request, gate = exchange.route, exchange.request, exchange.gate
     if (request.is_placed or request.is_explained) and route.kind is not OWN:
-        refusal = exchange.selection.choose(request, exchange.client.peer)
+        refusal = exchange.selection.apply_placement(request, exchange.client.peer)
         if refusal is not None:
             refuse(exchange, refusal)
             return
     why = why_refused(route, request.method, pass_unlisted=gate.settings.pass_unlisted)
     if why is not None:
-        allows = why.kind is Kind.METHOD_NOT_ALLOWED
+        allows = why.kind is FailureKind.METHOD_NOT_ALLOWED
         exchange.state = OVER
         exchange.response.refuse(why, b"allow: %b\r\n" % b", ".join(route.methods) if allows else b"")
     elif route.kind is OWN:
@@ -43,7 +43,7 @@ def ask(exchange: Exchange, asked: Ask | Failure) -> None:
     """It is known what is asked for."""
     if isinstance(asked, Ask):
         request = exchange.request
-        asked = exchange.gate.wishes.heed(asked, request.fields, request.received_at)
+        asked = exchange.gate.routing_headers.apply(asked, request.fields, request.received_at)
     if isinstance(asked, Failure):
         exchange.state = OVER
         exchange.response.refuse(asked)
@@ -58,7 +58,7 @@ def find_unit(exchange: Exchange, *, draws: bool = False, moved: bool = False) -
     exchange.state = WAITING
     found = exchange.selection.acquire(exchange, draws, moved)
     if found is not None:
-        exchange.settle(found)
+        exchange.resolve(found)
 
 
 def refuse(exchange: Exchange, failure: Failure) -> None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from cellgate.proxy.config.trusted_peers import Peers, is_token
-from cellgate.proxy.wire.failure import Failure, Fault, Kind
+from cellgate.proxy.wire.failure import Failure, FailureKind, Fault
 from cellgate.proxy.wire.heads import UNIT_FIELD, Fields
 from cellgate.router.board import Board
 
@@ -25,12 +25,12 @@ TOKEN_FIELD = b"x-cellgate-token"
 REASON_FIELD = b"x-cellgate-reason"
 """In a 503 of a gate: why the unit is not to be had there, in a word."""
 
-_ELSEWHERE = frozenset({Kind.NO_UNIT, Kind.FULL, Kind.LATE, Kind.EVICTED})
-_FINAL = Kind.POISON_SUSPECTED
-_BUSY = frozenset(kind.value.encode() for kind in (Kind.BUSY, Kind.FULL, Kind.LATE))
+_ELSEWHERE = frozenset({FailureKind.NO_UNIT, FailureKind.FULL, FailureKind.LATE, FailureKind.EVICTED})
+_FINAL = FailureKind.POISON_SUSPECTED
+_BUSY = frozenset(kind.value.encode() for kind in (FailureKind.BUSY, FailureKind.FULL, FailureKind.LATE))
 
 
-class Place(NamedTuple):
+class Placement(NamedTuple):
     """The units a request may go to; `ordered`: they are to be tried in this order."""
 
     units: tuple[str, ...]
@@ -45,23 +45,23 @@ def may_place(peer: str, fields: Fields, peers: Peers, token: str | None) -> boo
     return given is not None and token is not None and is_token(given, token)
 
 
-def place(fields: Fields, board: Board) -> Place:
+def read_placement(fields: Fields, board: Board) -> Placement:
     """Where the fields of a request want it, as far as there are such units."""
     given = dict(fields)
     if (name := given.get(UNIT_FIELD)) is not None:
         unit = name.decode("utf-8", "replace")
-        return Place((unit,) if unit in board.desks else (), ordered=True)
-    at = {_authority(desk.unit.url): desk.unit.name for desk in board}
+        return Placement((unit,) if unit in board.units else (), ordered=True)
+    at = {_authority(state.unit.url): state.unit.name for state in board}
     inside, wanted = (_named(given.get(field), at) for field in (SUBSET_FIELD, ENDPOINT_FIELD))
     if wanted is None:
-        return Place(inside or (), ordered=False)
-    return Place(tuple(unit for unit in wanted if inside is None or unit in inside), ordered=True)
+        return Placement(inside or (), ordered=False)
+    return Placement(tuple(unit for unit in wanted if inside is None or unit in inside), ordered=True)
 
 
 def not_trusted(*, is_placed: bool) -> Failure:
     """What a stranger is told that may not say, or ask, where its request goes."""
     what = "say which unit a request goes to" if is_placed else "ask why a request goes to a unit"
-    return Failure(Kind.NOT_TRUSTED, f"only trusted peers may {what}; see `trusted`")
+    return Failure(FailureKind.NOT_TRUSTED, f"only trusted peers may {what}; see `trusted`")
 
 
 def not_here(failure: Failure, board: Board, unit: str | None) -> tuple[Failure, str]:
@@ -69,17 +69,17 @@ def not_here(failure: Failure, board: Board, unit: str | None) -> tuple[Failure,
     kind = failure.kind
     if kind not in _ELSEWHERE and kind.row.fault is not Fault.UNIT:
         return failure, ""
-    reason = why_not(board, unit) if kind is Kind.NO_UNIT else kind.value
-    return Failure(Kind.NOT_HERE, f"{reason}: {failure.message}"), reason
+    reason = why_not(board, unit) if kind is FailureKind.NO_UNIT else kind.value
+    return Failure(FailureKind.NOT_HERE, f"{reason}: {failure.message}"), reason
 
 
 def why_not(board: Board, unit: str | None) -> str:
     """What the unit is that a request cannot be given to, in a word; None: no particular one."""
     if unit is None:
-        return Kind.NO_UNIT.value
-    if (desk := board.desks.get(unit)) is None:
+        return FailureKind.NO_UNIT.value
+    if (state := board.units.get(unit)) is None:
         return "unknown"
-    return "drained" if desk.drained else desk.case.verdict.value
+    return "drained" if state.drained else state.case.verdict.value
 
 
 def is_final(status: int, fields: Fields) -> bool:
@@ -87,13 +87,13 @@ def is_final(status: int, fields: Fields) -> bool:
     return status == _FINAL.row.status and (REASON_FIELD, _FINAL.value.encode()) in fields
 
 
-def told(status: int, fields: Fields) -> Kind | None:
+def gate_refusal(status: int, fields: Fields) -> FailureKind | None:
     """What the gate before a unit means by a refusal of its own; None when the answer is the unit's."""
     reason = next((value for name, value in fields if name == REASON_FIELD), None) if status == 503 else None
     if reason is None:
         return None
     # A unit without room is well: it is no evidence, and to ask the next one costs of the retry budget.
-    return Kind.BUSY if reason in _BUSY else Kind.NOT_HERE
+    return FailureKind.BUSY if reason in _BUSY else FailureKind.NOT_HERE
 
 
 def _named(value: bytes | None, at: Mapping[str, str]) -> tuple[str, ...] | None:

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from cellgate.proxy.wire.request import Request
     from cellgate.router.nouns import Ask
 
-Tell = Callable[["Ask | Failure"], None]
+OnRead = Callable[["Ask | Failure"], None]
 Stop = Callable[[], None]
 """What ends the reading of a body; its memory is then given back."""
 
 
-def begin_reading(gate: Services, request: Request, route: Route, tell: Tell) -> Stop | None:
+def begin_reading(gate: Services, request: Request, route: Route, tell: OnRead) -> Stop | None:
     """Have `tell` told what is asked for: at once, or later, which what is returned stops."""
     if route.kind is STICKY:
         tell(stored_ask(request.path))

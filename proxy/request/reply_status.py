@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from re import compile as pattern
 
-from cellgate.proxy.request.placement import is_final, told
-from cellgate.proxy.wire.failure import Failure, Kind
+from cellgate.proxy.request.placement import gate_refusal, is_final
+from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.proxy.wire.reply_reader import ReplyHead
 from cellgate.router.board import Board
 from cellgate.router.nouns import Outcome
@@ -27,11 +27,11 @@ def failure_of(head: ReplyHead, unit: str, board: Board, now: float) -> Failure 
     status = head.status
     if (status < 500 and status != 429) or is_final(status, head.fields):
         return None
-    kind = told(status, head.fields)
+    kind = gate_refusal(status, head.fields)
     if kind is None:
-        kind = Kind.BUSY if status in _BUSY else Kind.UNIT_ERROR
+        kind = FailureKind.BUSY if status in _BUSY else FailureKind.UNIT_ERROR
         if status == 503 and board.is_falsely_busy(unit, now):
-            kind = Kind.FALSE_BUSY
+            kind = FailureKind.FALSE_BUSY
     return Failure(kind, f"unit {unit} answered {status}")
 
 

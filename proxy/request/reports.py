@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from cellgate.proxy.logs.record import Finished
-from cellgate.proxy.metrics.continuations import Result
-from cellgate.router.unit_state import Desk
+from cellgate.proxy.metrics.continuations import ContinuationResult
+from cellgate.router.unit_state import UnitState
 
 
 class Reports(Protocol):
@@ -22,7 +22,7 @@ class Reports(Protocol):
     def retried(self, unit: str) -> None:
         """A request goes on to another unit because this one failed it."""
 
-    def resumed(self, unit: str, result: Result, reason: str = "") -> None:
+    def resumed(self, unit: str, result: ContinuationResult, reason: str = "") -> None:
         """What became of a stream that `unit` broke, and why no more than that."""
 
     def forged(self) -> None:
@@ -34,8 +34,8 @@ class Reports(Protocol):
     def health_checked(self, about: str, state: str) -> None:
         """A load balancer that says who it is has asked about a unit, or about the gate."""
 
-    def doubted(self, desk: Desk) -> None:
+    def restart_suspected(self, state: UnitState) -> None:
         """A unit has ended a connection out of turn: it may have started anew."""
 
-    def own_trouble(self, reason: str) -> None:
+    def gate_fault(self, reason: str) -> None:
         """A connection could not be opened, or accepted, through no fault of a unit."""

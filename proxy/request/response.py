@@ -15,10 +15,10 @@ from math import inf
 from typing import TYPE_CHECKING, Protocol
 
 from cellgate.proxy.logs.record import Finished
-from cellgate.proxy.metrics.continuations import Result
+from cellgate.proxy.metrics.continuations import ContinuationResult
 from cellgate.proxy.request.observer import Observer
-from cellgate.proxy.resume.replay_buffer import FOLD_BYTES, Keep
-from cellgate.proxy.wire.failure import Failure, Kind, error_body, error_event
+from cellgate.proxy.resume.replay_buffer import FOLD_BYTES, ReplayBuffer
+from cellgate.proxy.wire.failure import Failure, FailureKind, error_body, error_event
 from cellgate.proxy.wire.framing import CHUNKED, Framing, framing_of, head_of, is_event_stream
 from cellgate.proxy.wire.heads import Fields, is_request_id, own_response
 from cellgate.proxy.wire.reply_reader import ReplyHead
@@ -28,7 +28,7 @@ from cellgate.router.step_times import GAPS_MS
 if TYPE_CHECKING:
     from cellgate.proxy.wire.downstream import ClientConnection
     from cellgate.proxy.wire.request import Request
-    from cellgate.router.unit_state import Desk
+    from cellgate.router.unit_state import UnitState
 
 _COMMENT = b": the unit is still working\n\n"
 _CLIENT_LEFT = 499
@@ -36,7 +36,7 @@ _new = tuple.__new__
 """What a named tuple's own constructor calls, in a third of the time; the fields stand in their order."""
 
 
-class Host(Protocol):
+class ResponseHost(Protocol):
     """What all responses of a gate share."""
 
     def now(self) -> float: ...
@@ -58,17 +58,17 @@ class Response:
     """
 
     __slots__ = (
+        "_chunks",
         "_client",
-        "_desk",
         "_ends_by_close",
         "_first",
         "_fold_at",
         "_framing",
         "_gaps",
         "_host",
-        "_kept",
         "_own_lines",
         "_request",
+        "_unit_state",
         "_write",
         "attempts",
         "begun",
@@ -101,16 +101,16 @@ class Response:
     _ends_by_close: bool
     passes_raw: bool
     # From the first commit on.
-    _desk: Desk
+    _unit_state: UnitState
     _gaps: list[int]
     _write: Callable[[bytes], None]
     _first: bytes
-    _kept: list[bytes] | deque[bytes] | None
+    _chunks: list[bytes] | deque[bytes] | None
     _fold_at: float
 
     def __init__(
         self,
-        host: Host,
+        host: ResponseHost,
         client: ClientConnection,
         request: Request,
         route: str,
@@ -131,7 +131,7 @@ class Response:
         self.closes = not request.keep_alive or request.http10
         self.begun = self.whole = self.over = False
         self.paused = self.is_events = self.in_event = False
-        self.replay: Keep | None = None
+        self.replay: ReplayBuffer | None = None
         self.promised: ReplyHead | None = None
 
     # -- fed by an attempt ---------------------------------------------------------------------------------
@@ -150,17 +150,17 @@ class Response:
         self.passes_raw = is_events and self._framing is CHUNKED
         return True
 
-    def commit(self, desk: Desk, at: float, first: bytes) -> None:
+    def commit(self, state: UnitState, at: float, first: bytes) -> None:
         """A unit shows its `first` bytes, at `at`; they are fed next."""
         self.last_at = at
-        self._desk, self._gaps = desk, desk.gaps_ms
+        self._unit_state, self._gaps = state, state.gaps_ms
         self._write = self._client.writer()
         self.in_event = False
         # What a unit says that goes on for another is taken note of where it is stitched to the rest.
-        self._kept, self._fold_at = None, inf
+        self._chunks, self._fold_at = None, inf
         if self.is_events:
             self.events += 1
-            desk.life_at = at
+            state.life_at = at
             first = b""
         self._first = first
 
@@ -172,10 +172,10 @@ class Response:
         now = self.now()
         gap_ms = int((now - self.last_at) * 1000)
         self._gaps[gap_ms if gap_ms < GAPS_MS else -1] += 1
-        self.last_at = self._desk.life_at = now
+        self.last_at = self._unit_state.life_at = now
         self.events += 1
         self.sent += len(chunk)
-        kept = self._kept
+        kept = self._chunks
         if kept is not None:
             kept.append(chunk)
             if self.sent > self._fold_at:
@@ -187,12 +187,12 @@ class Response:
         now = self.now()
         gap_ms = int((now - self.last_at) * 1000)
         self._gaps[gap_ms if gap_ms < GAPS_MS else -1] += 1
-        self.last_at = self._desk.life_at = now
+        self.last_at = self._unit_state.life_at = now
         self.events += events
 
     def pass_on(self, data: bytes, body: bytes) -> None:
         """Show a read of the unit as it came; `body` is what is in it."""
-        self._keep(self._framing.frame(body))
+        self._keep_chunk(self._framing.frame(body))
         self._send(data)
 
     def show(self, body: bytes, *, ended: bool) -> bool:
@@ -203,9 +203,9 @@ class Response:
         out = b"" if self.begun else self._head_bytes()
         if body:
             framed = self._framing.frame(body)
-            self._keep(framed)
+            self._keep_chunk(framed)
             out += framed
-        lacks_end = ended and self.replay is not None and self.replay.lacks_end()
+        lacks_end = ended and self.replay is not None and self.replay.is_incomplete()
         if ended and not lacks_end:
             out += self._framing.end
         if out:
@@ -213,33 +213,33 @@ class Response:
         return not lacks_end
 
     def pause(self, *, paused: bool) -> None:
-        """The client reads slower than its unit writes, or reads again: silence and gaps count from now."""
+        """The client reads slower than its unit writes, or reads again: stalls and gaps count from now."""
         self.paused = paused
         self.last_at = self.now()
 
     # -- what is kept of it --------------------------------------------------------------------------------
 
-    def begin_keeping(self, *, whole: bool) -> None:
+    def record_replay(self, *, whole: bool) -> None:
         """Keep what is shown from now on, or the end of it. To be called before anything of a stream is."""
         if self.is_events:
-            self.replay = Keep(framed=self._framing is CHUNKED, whole=whole)
-            self._kept = self.replay.chunks
+            self.replay = ReplayBuffer(framed=self._framing is CHUNKED, whole=whole)
+            self._chunks = self.replay.chunks
             self._fold_at = self.sent + FOLD_BYTES if whole else inf
 
-    def keep_end(self) -> None:
+    def keep_tail(self) -> None:
         """What was kept turned out to be of no use: from now on keep the end alone."""
         assert self.replay is not None
-        self.replay.keep_end()
-        if self._kept is not None:
-            self._kept, self._fold_at = self.replay.chunks, inf
+        self.replay.keep_tail()
+        if self._chunks is not None:
+            self._chunks, self._fold_at = self.replay.chunks, inf
 
     def end_of_body(self) -> bytes:
         """What was shown last, as far as it is kept; of a plain body what came with its head."""
         return self.replay.end() if self.replay is not None else self._first
 
-    def _keep(self, framed: bytes) -> None:
-        if self._kept is not None:
-            self._kept.append(framed)
+    def _keep_chunk(self, framed: bytes) -> None:
+        if self._chunks is not None:
+            self._chunks.append(framed)
             if self.sent > self._fold_at:
                 self._fold()
 
@@ -248,16 +248,16 @@ class Response:
         assert self.replay is not None
         self._fold_at = self.sent + FOLD_BYTES
         if self.replay.read().why_not:
-            self.keep_end()
+            self.keep_tail()
 
-    def note_break(self, unit: str) -> None:
+    def record_break(self, unit: str) -> None:
         """A unit has broken it in the middle."""
         for observer in self.observers:
             observer.broke(unit, self.now())
 
-    def note_result(self, result: Result) -> None:
+    def record_result(self, result: ContinuationResult) -> None:
         """It is known what came of that."""
-        self.continued += result is Result.CONTINUED
+        self.continued += result is ContinuationResult.CONTINUED
         for observer in self.observers:
             observer.settled(result)
 
@@ -316,7 +316,7 @@ class Response:
         """The end after a defect of the gate's own: 500, unless something was shown."""
         known_as = self.request_id.decode("latin-1")
         failure = Failure(
-            Kind.INTERNAL, f"the gate failed on this request; its log says more, under {known_as}"
+            FailureKind.INTERNAL, f"the gate failed on this request; its log says more, under {known_as}"
         )
         if self.whole:
             self.closes = True

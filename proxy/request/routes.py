@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from urllib.parse import unquote_to_bytes
 
-from cellgate.proxy.wire.failure import Failure, Kind
+from cellgate.proxy.wire.failure import Failure, FailureKind
 
 
 class RouteKind(Enum):
@@ -22,14 +22,14 @@ class RouteKind(Enum):
     GENERATE = auto()
     READ = auto()
     STICKY = auto()
-    OWN = auto()
+    LOCAL = auto()
     DENIED = auto()
     DEVIOUS = auto()
     UNLISTED = auto()
 
 
 # A member of an enum is a slow attribute on CPython 3.11, so those of the hot path are looked up once.
-GENERATE, STICKY, OWN = RouteKind.GENERATE, RouteKind.STICKY, RouteKind.OWN
+GENERATE, STICKY, OWN = RouteKind.GENERATE, RouteKind.STICKY, RouteKind.LOCAL
 DENIED, DEVIOUS, UNLISTED = RouteKind.DENIED, RouteKind.DEVIOUS, RouteKind.UNLISTED
 
 
@@ -130,16 +130,20 @@ def template(path: bytes) -> str:
 def why_refused(route: Route, method: bytes, *, pass_unlisted: bool) -> Failure | None:
     """Why the gate does not even look at a request; None when it does."""
     if route.methods and method not in route.methods:
-        return Failure(Kind.METHOD_NOT_ALLOWED, f"this path takes {b', '.join(route.methods).decode()}")
+        return Failure(
+            FailureKind.METHOD_NOT_ALLOWED, f"this path takes {b', '.join(route.methods).decode()}"
+        )
     if route.kind is GENERATE:
         # Nearly all are.
         return None
     if route.kind is DENIED:
-        return Failure(Kind.DENIED, "engine administration does not pass the gate; ask the engine itself")
+        return Failure(
+            FailureKind.DENIED, "engine administration does not pass the gate; ask the engine itself"
+        )
     if route.kind is DEVIOUS:
         reason = "the path has an empty segment, one of dots, or a backslash; send the path that is meant"
-        return Failure(Kind.BAD_REQUEST, reason)
+        return Failure(FailureKind.BAD_REQUEST, reason)
     if route.kind is UNLISTED and not pass_unlisted:
         reason = "the gate does not pass this path on; see pass_unlisted in its configuration"
-        return Failure(Kind.UNKNOWN_PATH, reason)
+        return Failure(FailureKind.UNKNOWN_PATH, reason)
     return None

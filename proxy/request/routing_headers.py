@@ -7,8 +7,8 @@ from math import inf
 
 from xxhash import xxh3_64_hexdigest
 
-from cellgate.proxy.config.settings import Headers
-from cellgate.proxy.wire.failure import Failure, Kind
+from cellgate.proxy.config.settings import HeaderNames
+from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.proxy.wire.heads import Fields
 from cellgate.router.nouns import Ask
 
@@ -24,14 +24,14 @@ Read = Callable[[Ask, str, float], Ask]
 """The ask with what one line says, at a time. Raises ValueError, in words, when the line makes no sense."""
 
 
-class Wishes:
-    """Reads the lines that are heeded: those of `names`.
+class RoutingHeaders:
+    """Reads the routing header lines: those of `names`.
 
     `on_ignored` is told of each line that made no sense, of systems that are not the client: it changes
     nothing.
     """
 
-    def __init__(self, headers: Headers, on_ignored: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, headers: HeaderNames, on_ignored: Callable[[], None] = lambda: None) -> None:
         self._on_ignored = on_ignored
         self._reads: dict[bytes, Read] = {
             headers.session.encode(): _session,
@@ -42,7 +42,7 @@ class Wishes:
         }
         self.names = frozenset((*self._reads, _ENVOY))
 
-    def heed(self, ask: Ask, fields: Fields, now: float) -> Ask | Failure:
+    def apply(self, ask: Ask, fields: Fields, now: float) -> Ask | Failure:
         """`ask` with what the lines say, received at `now`."""
         reads = self._reads
         for name, value in fields:
@@ -53,7 +53,7 @@ class Wishes:
                 except ValueError as error:
                     line = name.decode("latin-1")
                     message = f"{line}: expected {error}, found {text[:64]!r}"
-                    return Failure(Kind.BAD_HEADER, message, param=line)
+                    return Failure(FailureKind.BAD_HEADER, message, param=line)
             elif name == _ENVOY:
                 ask = self._envoys(ask, value.decode("latin-1"), now)
         return ask

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cellgate.proxy.request.dispatcher import PickRequest, Waiter
-from cellgate.proxy.request.placement import may_place, not_trusted, place
-from cellgate.proxy.wire.failure import Failure, Kind
+from cellgate.proxy.request.placement import may_place, not_trusted, read_placement
+from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.router.nouns import Ask, Outcome, Refusal, Verdict
 from cellgate.router.retry import Attempts, Step, next_step
 from cellgate.router.unit_state import Lease
@@ -69,8 +69,8 @@ class Selection:
         self.history = _NO_ATTEMPTS
         self.units: tuple[str | None, ...] | None = None
 
-    def choose(self, request: Request, peer: str) -> Failure | None:
-        """Heed a request that says which units it goes to, or asks why; why it is refused, if it is."""
+    def apply_placement(self, request: Request, peer: str) -> Failure | None:
+        """Apply the headers by which a request names its units, or asks why; the failure if it may not."""
         gate = self._gate
         if not may_place(peer, request.fields, gate.peers, gate.settings.admin_token):
             gate.reports.forged()
@@ -79,16 +79,16 @@ class Selection:
             self.explain_since = request.received_at
         if not request.is_placed:
             return None
-        wanted = place(request.fields, gate.board)
+        wanted = read_placement(request.fields, gate.board)
         if wanted.ordered:
             self.units = wanted.units or (None,)
         else:
             # As if it had tried all others: whatever is decided later, it does not go there.
-            others = gate.board.desks.keys() - set(wanted.units)
+            others = gate.board.units.keys() - set(wanted.units)
             self.units, self.history = (None,), Attempts(tried=tuple(others))
         if wanted.units:
             return None
-        return Failure(Kind.NO_UNIT, "this gate has no unit that the request is addressed to")
+        return Failure(FailureKind.NO_UNIT, "this gate has no unit that the request is addressed to")
 
     # -- which unit ----------------------------------------------------------------------------------------
 
@@ -103,9 +103,9 @@ class Selection:
         found = self._dispatcher.acquire(self._request(self.history.tried, self._moved), waiter)
         if isinstance(found, Lease):
             self.given = found
-            return found if self.units is None else self.settle(found)
+            return found if self.units is None else self.resolve(found)
         if isinstance(found, Failure):
-            return self.settle(found)
+            return self.resolve(found)
         self._pending = found
         return None
 
@@ -118,7 +118,7 @@ class Selection:
             return found
         if isinstance(found, Lease):
             self.given = found
-            self.settle(found)
+            self.resolve(found)
             return found
         self._pending = found
         return None
@@ -139,9 +139,9 @@ class Selection:
         """Take what came of waiting."""
         self._end_wait(found.opened_at if isinstance(found, Lease) else None)
         self.given = found
-        return self.settle(found)
+        return self.resolve(found)
 
-    def settle(self, found: Lease | Failure) -> Lease | Failure:
+    def resolve(self, found: Lease | Failure) -> Lease | Failure:
         """A unit, or what the client is to be told."""
         if isinstance(found, Lease):
             unit: str | None = found.unit
@@ -194,7 +194,7 @@ class Selection:
         return next_step(
             self.history,
             retryable=row.retryable and not self._once,
-            by_response=row.by_response and lease.desk.case.verdict is Verdict.UP,
+            by_response=row.by_response and lease.unit_state.case.verdict is Verdict.UP,
             live=board.in_flight,
             paid_live=self._dispatcher.paid_retries(),
             rules=board.rules,

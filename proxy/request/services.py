@@ -11,14 +11,14 @@ from cellgate.proxy.logs.record import Finished
 from cellgate.proxy.request.dispatcher import Dispatcher
 from cellgate.proxy.request.local_endpoints import LocalEndpoints
 from cellgate.proxy.request.reports import Reports
-from cellgate.proxy.request.routing_headers import Wishes
+from cellgate.proxy.request.routing_headers import RoutingHeaders
 from cellgate.proxy.wire.failure import Failure
 from cellgate.proxy.wire.heads import Fields
 from cellgate.proxy.wire.pool import Pool
 from cellgate.proxy.wire.request import Request
 from cellgate.router.board import Board
 from cellgate.router.nouns import Ask
-from cellgate.router.unit_state import Desk
+from cellgate.router.unit_state import UnitState
 
 
 class Services(Protocol):
@@ -29,7 +29,7 @@ class Services(Protocol):
     dispatcher: Dispatcher
     reports: Reports
     peers: Peers
-    wishes: Wishes
+    routing_headers: RoutingHeaders
     local_endpoints: LocalEndpoints
 
     def now(self) -> float: ...
@@ -37,7 +37,7 @@ class Services(Protocol):
     def new_id(self) -> bytes:
         """An id for a request that came without one."""
 
-    def pool(self, desk: Desk) -> Pool:
+    def pool(self, state: UnitState) -> Pool:
         """The connections to a unit."""
 
     def read_large(self, request: Request, tell: Callable[[Ask | Failure], None]) -> Callable[[], None]:

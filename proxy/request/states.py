@@ -7,7 +7,7 @@ from enum import IntEnum, auto
 from typing import Any, NamedTuple
 
 
-class State(IntEnum):
+class ExchangeState(IntEnum):
     """Where a request is."""
 
     PARSING = 0
@@ -26,7 +26,7 @@ class State(IntEnum):
     """Its client has been told all that it will be told."""
 
 
-class Event(IntEnum):
+class ExchangeEvent(IntEnum):
     """What happens to it."""
 
     STARTED = 0
@@ -61,12 +61,12 @@ class Event(IntEnum):
     """Time has passed."""
 
 
-class Row(NamedTuple):
+class Transition(NamedTuple):
     """What is done, and which states may follow."""
 
     action: Callable[..., Any]
     """Called with the exchange, and with what the event is about."""
-    follows: tuple[State, ...]
+    follows: tuple[ExchangeState, ...]
 
 
-Table = dict[tuple[State, Event], Row]
+Table = dict[tuple[ExchangeState, ExchangeEvent], Transition]

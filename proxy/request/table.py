@@ -6,12 +6,12 @@ tests/laws holds that each pair of a state and an event has a row, or a reason w
 from __future__ import annotations
 
 from cellgate.proxy.request import answering, asking, breaking, clocks, ending, opening
-from cellgate.proxy.request.states import Event, Row, State, Table
+from cellgate.proxy.request.states import ExchangeEvent, ExchangeState, Table, Transition
 
-_S, _E = State, Event
+_S, _E = ExchangeState, ExchangeEvent
 _SENT = (_S.HOLDING, _S.PROVING, _S.RESUMED)
 # What begins an attempt may fail before it returns, and then all that follows from that has happened.
-_ANY = tuple(State)[1:]
+_ANY = tuple(ExchangeState)[1:]
 _ENDS = (_S.OVER,)
 
 
@@ -20,45 +20,45 @@ def _ignore(*_: object) -> None:
 
 
 TABLE: Table = {
-    (_S.PARSING, _E.STARTED): Row(opening.start, tuple(State)),
-    (_S.PARSING, _E.ASKED): Row(opening.ask, _ANY),
-    (_S.PARSING, _E.LEFT): Row(ending.leave, _ENDS),
-    (_S.PARSING, _E.TICKED): Row(clocks.tick, (_S.PARSING,)),
-    (_S.WAITING, _E.GRANTED): Row(asking.grant, _ANY),
-    (_S.WAITING, _E.REFUSED): Row(opening.refuse, _ENDS),
-    (_S.WAITING, _E.LEFT): Row(ending.leave, _ENDS),
-    (_S.WAITING, _E.TICKED): Row(clocks.tick, (_S.WAITING,)),
-    (_S.HOLDING, _E.REPLIED): Row(answering.judge_head, _ANY),
-    (_S.HOLDING, _E.COMMITTED): Row(answering.commit, (_S.RELAYING,)),
-    (_S.HOLDING, _E.FAILED): Row(breaking.try_again, _ANY),
-    (_S.HOLDING, _E.EVICTED): Row(breaking.move, _ANY),
-    (_S.HOLDING, _E.LEFT): Row(ending.leave, _ENDS),
-    (_S.HOLDING, _E.TICKED): Row(clocks.tick, _ANY),
-    (_S.RELAYING, _E.DONE): Row(answering.finish, _ENDS),
-    (_S.RELAYING, _E.FAILED): Row(breaking.break_stream, _ANY),
-    # A unit that shuts down in good order goes on with its streams: silence will tell.
-    (_S.RELAYING, _E.EVICTED): Row(_ignore, (_S.RELAYING,)),
-    (_S.RELAYING, _E.LEFT): Row(ending.leave, _ENDS),
-    (_S.RELAYING, _E.TICKED): Row(clocks.tick, _ANY),
-    (_S.PROVING, _E.PROVEN): Row(asking.resume, _ANY),
-    (_S.PROVING, _E.CONCLUDED): Row(breaking.conclude, _ENDS),
-    (_S.PROVING, _E.UNPROVEN): Row(breaking.give_up, _ENDS),
-    (_S.PROVING, _E.FAILED): Row(breaking.try_again, _ANY),
-    (_S.PROVING, _E.EVICTED): Row(breaking.move, _ANY),
-    (_S.PROVING, _E.LEFT): Row(ending.leave, _ENDS),
-    (_S.PROVING, _E.TICKED): Row(clocks.tick, _ANY),
-    (_S.RESUMED, _E.REPLIED): Row(answering.judge_head, _ANY),
-    (_S.RESUMED, _E.COMMITTED): Row(answering.commit, (_S.RELAYING,)),
-    (_S.RESUMED, _E.FAILED): Row(breaking.try_again, _ANY),
-    (_S.RESUMED, _E.EVICTED): Row(breaking.move, _ANY),
-    (_S.RESUMED, _E.LEFT): Row(ending.leave, _ENDS),
-    (_S.RESUMED, _E.TICKED): Row(clocks.tick, _ANY),
+    (_S.PARSING, _E.STARTED): Transition(opening.start, tuple(ExchangeState)),
+    (_S.PARSING, _E.ASKED): Transition(opening.ask, _ANY),
+    (_S.PARSING, _E.LEFT): Transition(ending.leave, _ENDS),
+    (_S.PARSING, _E.TICKED): Transition(clocks.tick, (_S.PARSING,)),
+    (_S.WAITING, _E.GRANTED): Transition(asking.grant, _ANY),
+    (_S.WAITING, _E.REFUSED): Transition(opening.refuse, _ENDS),
+    (_S.WAITING, _E.LEFT): Transition(ending.leave, _ENDS),
+    (_S.WAITING, _E.TICKED): Transition(clocks.tick, (_S.WAITING,)),
+    (_S.HOLDING, _E.REPLIED): Transition(answering.judge_head, _ANY),
+    (_S.HOLDING, _E.COMMITTED): Transition(answering.commit, (_S.RELAYING,)),
+    (_S.HOLDING, _E.FAILED): Transition(breaking.try_again, _ANY),
+    (_S.HOLDING, _E.EVICTED): Transition(breaking.move, _ANY),
+    (_S.HOLDING, _E.LEFT): Transition(ending.leave, _ENDS),
+    (_S.HOLDING, _E.TICKED): Transition(clocks.tick, _ANY),
+    (_S.RELAYING, _E.DONE): Transition(answering.finish, _ENDS),
+    (_S.RELAYING, _E.FAILED): Transition(breaking.break_stream, _ANY),
+    # A unit that shuts down in good order goes on with its streams: a stall will show it otherwise.
+    (_S.RELAYING, _E.EVICTED): Transition(_ignore, (_S.RELAYING,)),
+    (_S.RELAYING, _E.LEFT): Transition(ending.leave, _ENDS),
+    (_S.RELAYING, _E.TICKED): Transition(clocks.tick, _ANY),
+    (_S.PROVING, _E.PROVEN): Transition(asking.resume, _ANY),
+    (_S.PROVING, _E.CONCLUDED): Transition(breaking.conclude, _ENDS),
+    (_S.PROVING, _E.UNPROVEN): Transition(breaking.give_up, _ENDS),
+    (_S.PROVING, _E.FAILED): Transition(breaking.try_again, _ANY),
+    (_S.PROVING, _E.EVICTED): Transition(breaking.move, _ANY),
+    (_S.PROVING, _E.LEFT): Transition(ending.leave, _ENDS),
+    (_S.PROVING, _E.TICKED): Transition(clocks.tick, _ANY),
+    (_S.RESUMED, _E.REPLIED): Transition(answering.judge_head, _ANY),
+    (_S.RESUMED, _E.COMMITTED): Transition(answering.commit, (_S.RELAYING,)),
+    (_S.RESUMED, _E.FAILED): Transition(breaking.try_again, _ANY),
+    (_S.RESUMED, _E.EVICTED): Transition(breaking.move, _ANY),
+    (_S.RESUMED, _E.LEFT): Transition(ending.leave, _ENDS),
+    (_S.RESUMED, _E.TICKED): Transition(clocks.tick, _ANY),
     # A body that is read off the loop may be read when nobody waits for it any more.
-    (_S.OVER, _E.ASKED): Row(_ignore, _ENDS),
+    (_S.OVER, _E.ASKED): Transition(_ignore, _ENDS),
     # A connection that closes tells of that, whatever it has been told.
-    (_S.OVER, _E.LEFT): Row(_ignore, _ENDS),
-    (_S.OVER, _E.TICKED): Row(_ignore, _ENDS),
-    **{(state, _E.CRASHED): Row(ending.collapse, _ENDS) for state in State},
+    (_S.OVER, _E.LEFT): Transition(_ignore, _ENDS),
+    (_S.OVER, _E.TICKED): Transition(_ignore, _ENDS),
+    **{(state, _E.CRASHED): Transition(ending.collapse, _ENDS) for state in ExchangeState},
 }
 
 _STARTED_ONCE = "it starts once"
@@ -76,8 +76,8 @@ _OF_PROOFS = (_E.PROVEN, _E.CONCLUDED, _E.UNPROVEN)
 _OF_UNITS = (_E.REPLIED, _E.COMMITTED, _E.DONE, _E.FAILED, _E.EVICTED, *_OF_PROOFS)
 _OF_PICKS = (_E.GRANTED, _E.REFUSED)
 
-IMPOSSIBLE: dict[tuple[State, Event], str] = {
-    **{(state, _E.STARTED): _STARTED_ONCE for state in tuple(State)[1:]},
+IMPOSSIBLE: dict[tuple[ExchangeState, ExchangeEvent], str] = {
+    **{(state, _E.STARTED): _STARTED_ONCE for state in tuple(ExchangeState)[1:]},
     **{(_S.PARSING, event): _NOT_ASKED for event in (*_OF_PICKS, *_OF_UNITS)},
     **{(_S.WAITING, event): _NO_LEASE for event in _OF_UNITS},
     **{(state, event): _HAS_LEASE for state in (*_SENT, _S.RELAYING) for event in _OF_PICKS},

@@ -48,7 +48,7 @@ _ONLY_AS: dict[str, tuple[object, ...]] = {
 LONG_STOPS = f"its stop strings are longer than {LIMITS.stop_bytes} bytes together"
 
 
-def why_not(body: dict[str, Any], *, chat: bool) -> str:
+def why_ineligible(body: dict[str, Any], *, chat: bool) -> str:
     """Why the stream that `body` asks for cannot be continued; empty when it can."""
     if len(body) > LIMITS.fields:
         return f"the request has more than {LIMITS.fields} fields"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from cellgate.proxy.config.limits import LIMITS, reached
-from cellgate.proxy.resume.stitch import Stitch, UnlikeError
-from cellgate.proxy.wire.failure import Failure, Kind
+from cellgate.proxy.resume.stitch import MismatchError, Stitch
+from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.proxy.wire.sse import (
     BOM,
     before_error,
@@ -60,15 +60,15 @@ class Passage:
         if is_data or carries_data(events):
             if b"error" in events and is_error(events):
                 return Failure(
-                    Kind.FIRST_EVENT_ERROR, f"its stream began with an error: {message_of(events)}"
+                    FailureKind.FIRST_EVENT_ERROR, f"its stream began with an error: {message_of(events)}"
                 )
             shown = events if is_data else without_comments(events)
             return shown + self._flush() if self._tail else shown
         if ended:
-            return Failure(Kind.CLOSED_EARLY, "its stream ended without an event")
+            return Failure(FailureKind.CLOSED_EARLY, "its stream ended without an event")
         if self._size > LIMITS.event_bytes:
             reached("event_bytes")
-            return Failure(Kind.GARBAGE, f"its stream began with {_TOO_LARGE}")
+            return Failure(FailureKind.GARBAGE, f"its stream began with {_TOO_LARGE}")
         return None
 
     def feed(self, body: bytes, *, ended: bool) -> tuple[bytes, Failure | None]:
@@ -84,15 +84,15 @@ class Passage:
             self._before, self.in_event = before, True
         good, failure = before_error(events), None
         if len(good) < len(events):
-            failure = Failure(Kind.STREAM_ERROR, f"it failed in its stream: {message_of(events)}")
+            failure = Failure(FailureKind.STREAM_ERROR, f"it failed in its stream: {message_of(events)}")
         elif self._size > LIMITS.event_bytes:
             reached("event_bytes")
-            failure = Failure(Kind.NOT_CONTINUED, f"it went on with {_TOO_LARGE}")
+            failure = Failure(FailureKind.NOT_CONTINUED, f"it went on with {_TOO_LARGE}")
         if good and self.stitch is not None:
             try:
                 good = self.stitch.feed(good)
-            except UnlikeError as error:
-                return error.shown, Failure(Kind.NOT_CONTINUED, f"it went on with {error}")
+            except MismatchError as error:
+                return error.shown, Failure(FailureKind.NOT_CONTINUED, f"it went on with {error}")
         return good, failure
 
     def _feed_rest(self, body: bytes, *, ended: bool) -> tuple[bytes, Failure | None]:

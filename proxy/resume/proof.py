@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 COMPLETION_TOKENS = 16
 """What /v1/completions generates when no limit is given."""
 CONTEXT_TOKENS = 8
-"""Tokens before the seam that are turned back into text with it: some tokenizers drop a leading space."""
+"""Tokens before the boundary that are turned back into text with it: some tokenizers drop a leading space."""
 
 _RENDERED = ("model", "messages", "chat_template", "chat_template_kwargs", "mm_processor_kwargs")
 _LIMITS = ("max_tokens", "max_completion_tokens")
@@ -24,7 +24,7 @@ class UnprovenError(Exception):
     """It cannot be shown that the unit would go on exactly where the text ends."""
 
 
-class Question(NamedTuple):
+class ProofRequest(NamedTuple):
     """A request to the unit: its path and body; the answer is a JSON object."""
 
     path: str
@@ -38,7 +38,7 @@ class Tokens(NamedTuple):
     shown: int
 
 
-Proof = Generator[Question, dict[str, Any], Tokens]
+Proof = Generator[ProofRequest, dict[str, Any], Tokens]
 """Asks its questions one by one, is sent the answers, and returns the counts. Raises UnprovenError."""
 
 
@@ -97,8 +97,8 @@ def _rendering(body: dict[str, Any], *, chat: bool) -> dict[str, Any]:
     return rendered | {"continue_final_message": continues, "add_generation_prompt": not continues}
 
 
-def _tokens(body: dict[str, Any]) -> Generator[Question, dict[str, Any], list[int]]:
-    answer = yield Question("/tokenize", body)
+def _tokens(body: dict[str, Any]) -> Generator[ProofRequest, dict[str, Any], list[int]]:
+    answer = yield ProofRequest("/tokenize", body)
     tokens = answer.get("tokens")
     if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
         raise UnprovenError("the answer of /tokenize has no tokens")
@@ -107,7 +107,7 @@ def _tokens(body: dict[str, Any]) -> Generator[Question, dict[str, Any], list[in
 
 def _same(
     model: dict[str, Any], before: list[int], after: list[int], start: int, text: str
-) -> Generator[Question, dict[str, Any], None]:
+) -> Generator[ProofRequest, dict[str, Any], None]:
     """What `after` holds from `start` on must read as what `before` holds from there, and then `text`."""
     old = yield from _text(model, before[start:])
     new = yield from _text(model, after[start:])
@@ -115,10 +115,10 @@ def _same(
         raise UnprovenError("the model's template or tokenizer does not give back the text shown")
 
 
-def _text(model: dict[str, Any], tokens: list[int]) -> Generator[Question, dict[str, Any], str]:
+def _text(model: dict[str, Any], tokens: list[int]) -> Generator[ProofRequest, dict[str, Any], str]:
     if not tokens:
         return ""
-    answer = yield Question("/detokenize", model | {"tokens": tokens, "skip_special_tokens": False})
+    answer = yield ProofRequest("/detokenize", model | {"tokens": tokens, "skip_special_tokens": False})
     # vLLM calls it `prompt`, SGLang `text`.
     text = answer.get("prompt", answer.get("text"))
     if not isinstance(text, str):

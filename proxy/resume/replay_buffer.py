@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from cellgate.proxy.resume.transcript import DONE, Said
+from cellgate.proxy.resume.transcript import DONE, Transcript
 from cellgate.proxy.wire.sse import is_end
 
 FOLD_BYTES = 12 * 1024
@@ -19,46 +19,46 @@ END_CHUNKS = 3
 """The last token, what was used, and the end."""
 
 
-class Keep:
+class ReplayBuffer:
     """One stream's. `chunks` are whole HTTP chunks if `framed`, else bytes of the body, in order.
 
     `whole`: all of it is kept, not its end alone.
     """
 
-    __slots__ = ("_framed", "_said", "chunks", "whole")
+    __slots__ = ("_folded", "_framed", "chunks", "whole")
 
     def __init__(self, *, framed: bool, whole: bool = True) -> None:
         self._framed = framed
-        self._said: Said | None = None
+        self._folded: Transcript | None = None
         self.whole = whole
         self.chunks: list[bytes] | deque[bytes] = [] if whole else deque(maxlen=END_CHUNKS)
 
-    def read(self) -> Said:
+    def read(self) -> Transcript:
         """Fold all that was kept, and say what it amounts to."""
-        said = self._transcript()
-        said.read(self.chunks)
+        transcript = self._transcript()
+        transcript.read(self.chunks)
         self.chunks.clear()
-        return said
+        return transcript
 
     def end(self) -> bytes:
         """What was shown last, as far as it has not been folded."""
         return b"".join(list(self.chunks)[-END_CHUNKS:])
 
-    def keep_end(self) -> None:
+    def keep_tail(self) -> None:
         """Nobody could go on with it: from now on keep its end alone."""
         self.whole = False
         self._transcript().skip()
         self.chunks = deque(self.chunks, maxlen=END_CHUNKS)
 
-    def lacks_end(self) -> bool:
+    def is_incomplete(self) -> bool:
         """Whether it breaks off in the middle of an answer."""
         if self.chunks and ((last := self.chunks[-1]) in _USUAL_ENDS or is_end(last, DONE)):
             return False
-        said = self.read()
-        return said.has_choice and not said.is_done and not said.finish
+        transcript = self.read()
+        return transcript.has_choice and not transcript.is_done and not transcript.finish
 
-    def _transcript(self) -> Said:
+    def _transcript(self) -> Transcript:
         """What was folded so far. Most answers end before any of them is."""
-        if self._said is None:
-            self._said = Said(framed=self._framed)
-        return self._said
+        if self._folded is None:
+            self._folded = Transcript(framed=self._framed)
+        return self._folded

@@ -12,13 +12,13 @@ from typing import Any, Protocol
 import orjson
 
 from cellgate.proxy.config.limits import reached
-from cellgate.proxy.resume.eligible import LONG_STOPS, why_not
+from cellgate.proxy.resume.eligible import LONG_STOPS, why_ineligible
 from cellgate.proxy.resume.proof import Proof, Tokens, UnprovenError, extended, prove, remaining
-from cellgate.proxy.resume.replay_buffer import Keep
+from cellgate.proxy.resume.replay_buffer import ReplayBuffer
 from cellgate.proxy.resume.stitch import Stitch, ending, wants_usage
 from cellgate.proxy.resume.stop_strings import stops_of, token_start
 from cellgate.proxy.wire.call import Call
-from cellgate.proxy.wire.failure import Failure, Kind
+from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.proxy.wire.pool import Pool
 from cellgate.proxy.wire.request import Request
 
@@ -29,7 +29,7 @@ MakeHead = Callable[[bytes, int], bytes]
 class Resuming(Protocol):
     """The exchange. One of these is called once after `Resumption.begin`, unless that is abandoned."""
 
-    def go_on(self, body: bytes, keep: Keep, stitch: Stitch) -> None:
+    def go_on(self, body: bytes, replay: ReplayBuffer, stitch: Stitch) -> None:
         """It is proven: send the unit this, and stitch what it answers to what is kept."""
 
     def conclude(self, events: bytes) -> None:
@@ -50,18 +50,18 @@ class Resumption:
         "_call",
         "_chat",
         "_head",
-        "_keep",
         "_owner",
         "_pool",
         "_proof",
+        "_replay",
         "_request",
         "_start",
     )
 
-    def __init__(self, request: Request, keep: Keep, *, chat: bool) -> None:
+    def __init__(self, request: Request, replay: ReplayBuffer, *, chat: bool) -> None:
         self._owner: Resuming
         self._request = request
-        self._keep = keep
+        self._replay = replay
         self._chat = chat
         self._body: dict[str, Any] = orjson.loads(request.body)
         self._proof: Proof | None = None
@@ -77,36 +77,40 @@ class Resumption:
 
     def why_not(self) -> str:
         """Why it cannot be continued as it stands; empty when it can, or is complete."""
-        if reason := why_not(self._body, chat=self._chat):
+        if reason := why_ineligible(self._body, chat=self._chat):
             if reason is LONG_STOPS:
                 reached("stop_bytes")
             return reason
-        said = self._keep.read()
-        if not said.closed:
+        transcript = self._replay.read()
+        if not transcript.closed:
             return "it broke in the middle of an event"
-        return said.why_not or ("" if self._keep.whole else "only its end was kept")
+        return transcript.why_not or ("" if self._replay.whole else "only its end was kept")
 
     def last_events(self) -> bytes | None:
         """What a complete text still lacks, if no unit need be asked for it."""
-        said = self._keep.read()
-        if said.is_done:
+        transcript = self._replay.read()
+        if transcript.is_done:
             return b""
-        return ending(self._body, said, None, chat=self._chat) if said.finish else None
+        return ending(self._body, transcript, None, chat=self._chat) if transcript.finish else None
 
     def begin(self, owner: Resuming, pool: Pool, engine: str, head: MakeHead, *, fresh: bool = False) -> None:
         """Ask a unit that runs `engine` to go on; `owner` is told what came of it."""
         self._owner = owner
-        said = self._keep.read()
-        self._start = len(said.text) if said.finish else token_start(said.text, stops_of(self._body))
-        if not self._start and not said.finish:
+        transcript = self._replay.read()
+        self._start = (
+            len(transcript.text) if transcript.finish else token_start(transcript.text, stops_of(self._body))
+        )
+        if not self._start and not transcript.finish:
             # It begins anew: it is the same request, and only the frame is stitched.
-            self._owner.go_on(self._request.body, self._keep, Stitch(self._body, said, Tokens(None, 0), 0))
+            self._owner.go_on(
+                self._request.body, self._replay, Stitch(self._body, transcript, Tokens(None, 0), 0)
+            )
             return
         self._pool, self._head = pool, head
-        text = said.text[: self._start]
-        if said.finish and not self._body.get("include_stop_str_in_output"):
+        text = transcript.text[: self._start]
+        if transcript.finish and not self._body.get("include_stop_str_in_output"):
             # It was generated as well, and only its tokens are asked for here.
-            text += said.stop
+            text += transcript.stop
         self._proof = prove(self._body, text, chat=self._chat, engine=engine)
         self._ask(None, fresh=fresh)
 
@@ -120,7 +124,7 @@ class Resumption:
     def answered(self, status: int, body: bytes) -> None:
         """What it answered to a question."""
         if status >= 500 or status == 429:
-            kind = Kind.BUSY if status in (429, 503) else Kind.UNIT_ERROR
+            kind = FailureKind.BUSY if status in (429, 503) else FailureKind.UNIT_ERROR
             self._owner.failed(Failure(kind, f"it answered {status} when asked whether it can go on"))
             return
         answer = _object(body) if status == 200 else None
@@ -149,14 +153,14 @@ class Resumption:
             self._call.begin(fresh=fresh)
 
     def _proven(self, tokens: Tokens) -> None:
-        said, body = self._keep.read(), self._body
-        left = None if said.finish else remaining(body, tokens.shown, chat=self._chat)
+        transcript, body = self._replay.read(), self._body
+        left = None if transcript.finish else remaining(body, tokens.shown, chat=self._chat)
         if left is not None:
-            stitch = Stitch(body, said, tokens, self._start)
-            longer = extended(body, said.text[: self._start], chat=self._chat) | left | stitch.options
-            self._owner.go_on(orjson.dumps(longer), self._keep, stitch)
+            stitch = Stitch(body, transcript, tokens, self._start)
+            longer = extended(body, transcript.text[: self._start], chat=self._chat) | left | stitch.options
+            self._owner.go_on(orjson.dumps(longer), self._replay, stitch)
             return
-        events = ending(body, said, tokens, chat=self._chat)
+        events = ending(body, transcript, tokens, chat=self._chat)
         if events is None:
             assert wants_usage(body)
             self._owner.refused("all was said but the count of its tokens, which only its own unit knew")

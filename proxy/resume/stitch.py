@@ -11,14 +11,14 @@ from typing import Any
 import orjson
 
 from cellgate.proxy.resume.proof import Tokens
-from cellgate.proxy.resume.stop_strings import SeamStops, stops_of
-from cellgate.proxy.resume.transcript import DONE, STOPPED_BY, Said, strange_in
-from cellgate.proxy.wire.sse import name_of, payload, split
+from cellgate.proxy.resume.stop_strings import BoundaryStops, stops_of
+from cellgate.proxy.resume.transcript import DONE, STOPPED_BY, Transcript, unsupported_in
+from cellgate.proxy.wire.sse import extra_field, payload, split
 
 _COUNTS = ("prompt_tokens", "completion_tokens")
 
 
-class UnlikeError(Exception):
+class MismatchError(Exception):
     """The unit that goes on says what cannot follow: something else than was shown, or no text at all.
 
     `shown` is what the client gets of what came before.
@@ -28,7 +28,7 @@ class UnlikeError(Exception):
 
 
 class Stitch:
-    """Rewrites what one unit sends. `said` is what the client has been shown, and grows with it.
+    """Rewrites what one unit sends. `transcript` is what the client has been shown, and grows with it.
 
     It goes on from the first `start` characters of the text, which are `tokens` by its count. `is_over`: all
     was said, the unit is not to be heard any more.
@@ -38,22 +38,24 @@ class Stitch:
         "_again",
         "_events",
         "_options",
-        "_seam",
         "_spells_stops",
+        "_stop_strings",
         "_tokens",
         "_usage_so_far",
         "_used",
         "_wants_usage",
         "is_over",
-        "said",
+        "transcript",
     )
 
-    def __init__(self, body: dict[str, Any], said: Said, tokens: Tokens, start: int | None = None) -> None:
-        self.said = said
+    def __init__(
+        self, body: dict[str, Any], transcript: Transcript, tokens: Tokens, start: int | None = None
+    ) -> None:
+        self.transcript = transcript
         self._tokens = tokens
-        text = said.text
+        text = transcript.text
         start = len(text) if start is None else start
-        self._seam = SeamStops(text[:start], _stops(body, tokens.shown))
+        self._stop_strings = BoundaryStops(text[:start], _stops(body, tokens.shown))
         # What it has to say once more, because it was shown behind the place where it goes on.
         self._again = text[start:]
         self._spells_stops = bool(body.get("include_stop_str_in_output"))
@@ -69,7 +71,7 @@ class Stitch:
     @property
     def options(self) -> dict[str, Any]:
         """Fields its request needs besides: if the text may end here, its tokens must be counted here."""
-        if self._seam.is_over or not self._wants_usage or not isinstance(self._options, dict):
+        if self._stop_strings.is_over or not self._wants_usage or not isinstance(self._options, dict):
             return {}
         return {"stream_options": {**self._options, "continuous_usage_stats": True}}
 
@@ -81,7 +83,7 @@ class Stitch:
         for event in [*whole, tail] if tail else whole:
             try:
                 out.append(self._stitched(event))
-            except UnlikeError as error:
+            except MismatchError as error:
                 error.shown = b"".join(out)
                 raise
             if self.is_over:
@@ -89,26 +91,26 @@ class Stitch:
         return b"".join(out)
 
     def _stitched(self, event: bytes) -> bytes:
-        if name := name_of(event):
-            raise UnlikeError(f"events with {name}")
+        if name := extra_field(event):
+            raise MismatchError(f"events with {name}")
         data = payload(event)
         if not data:
             return event
         if data == DONE:
-            self.said.is_done = True
+            self.transcript.is_done = True
             return _event(DONE)
         return self._rewritten(data)
 
     def _rewritten(self, data: bytes) -> bytes:
         document = _object(data)
-        if strange := strange_in(document):
-            raise UnlikeError(strange)
-        document.update((key, value) for key, value in self.said.frame.items() if key in document)
+        if strange := unsupported_in(document):
+            raise MismatchError(strange)
+        document.update((key, value) for key, value in self.transcript.frame.items() if key in document)
         choices = document.get("choices")
         usage = self._take_usage(document)
         if choices and not self._stitch_choice(choices[0]) and not usage:
             return b""
-        self.said.take(document)
+        self.transcript.take(document)
         event = _event(document)
         if self.is_over:
             event += self._ended(document)
@@ -121,7 +123,7 @@ class Stitch:
         if not usage:
             return None
         if not isinstance(usage, dict) or not all(isinstance(usage.get(key) or 0, int) for key in _COUNTS):
-            raise UnlikeError("a usage of another form")
+            raise MismatchError("a usage of another form")
         self._used = _summed(usage, self._tokens)
         if choices and not self._usage_so_far:
             # It was asked for on our own account.
@@ -132,41 +134,41 @@ class Stitch:
     def _stitch_choice(self, choice: dict[str, Any]) -> bool:
         """Whether it has anything for the client."""
         part, key = (choice["delta"], "content") if choice.get("delta") is not None else (choice, "text")
-        if part is not choice and self.said.has_role:
+        if part is not choice and self.transcript.has_role:
             part.pop("role", None)
         text = part.get(key) or ""
-        if self._again or not self._seam.is_over:
-            text = self._behind_seam(choice, text)
+        if self._again or not self._stop_strings.is_over:
+            text = self._past_boundary(choice, text)
             if text or key in part:
                 part[key] = text
         return bool(text or choice.get("finish_reason") or (part is not choice and any(part.values())))
 
-    def _behind_seam(self, choice: dict[str, Any], text: str) -> str:
-        """What is new of `text`; it ends where a stop string does that began before the seam."""
-        text, stop = self._seam.feed(text)
+    def _past_boundary(self, choice: dict[str, Any], text: str) -> str:
+        """What is new of `text`; it ends where a stop string does that began before the boundary."""
+        text, stop = self._stop_strings.feed(text)
         if stop is not None:
             if self._wants_usage and self._tokens.prompt is None and self._used is None:
-                raise UnlikeError("no word of how many tokens it used, where its text has to end")
+                raise MismatchError("no word of how many tokens it used, where its text has to end")
             choice["finish_reason"] = "stop"
-            choice |= {name: self._seam.stop for name in STOPPED_BY if name in choice}
+            choice |= {name: self._stop_strings.stop for name in STOPPED_BY if name in choice}
             self.is_over = True
             news = self._news(stop, ended=True)
             return news if self._spells_stops else ""
         if choice.get("finish_reason"):
-            text += self._seam.flush()
+            text += self._stop_strings.flush()
         return self._news(text, ended=bool(choice.get("finish_reason")))
 
     def _news(self, text: str, *, ended: bool) -> str:
         """`text` without what was shown already."""
         again = self._again
         if not again.startswith(text[: len(again)]) or (ended and len(text) < len(again)):
-            raise UnlikeError("another text than had been shown")
+            raise MismatchError("another text than had been shown")
         self._again = again[len(text) :]
         return text[len(again) :]
 
     def _ended(self, document: dict[str, Any]) -> bytes:
         """What follows the event that ends the text, when it is us who end it."""
-        self.said.is_done = True
+        self.transcript.is_done = True
         usage, prompt = self._used, self._tokens.prompt
         if usage is None and prompt is not None:
             usage = _usage(prompt, self._tokens.shown + self._events)
@@ -175,24 +177,26 @@ class Stitch:
         return _event({**document, "choices": [], "usage": usage}) + _event(DONE)
 
 
-def ending(body: dict[str, Any], said: Said, tokens: Tokens | None, *, chat: bool) -> bytes | None:
+def ending(
+    body: dict[str, Any], transcript: Transcript, tokens: Tokens | None, *, chat: bool
+) -> bytes | None:
     """The last events of a stream whose text is complete; None when they cannot be known.
 
     `tokens`, of the text and the stop string that ended it, are needed when the client wants its usage and
     has not been told.
     """
     kind = "chat.completion.chunk" if chat else "text_completion"
-    document = {"object": kind, **said.frame}
+    document = {"object": kind, **transcript.frame}
     out = b""
-    if not said.finish:
+    if not transcript.finish:
         part: dict[str, Any] = {"delta": {}} if chat else {"text": ""}
         out += _event({**document, "choices": [{"index": 0, **part, "finish_reason": "length"}]})
-    if wants_usage(body) and not said.has_usage:
+    if wants_usage(body) and not transcript.has_usage:
         if tokens is None or tokens.prompt is None:
             return None
         # The token that ended the text has none, unless the text was cut there.
-        said_tokens = tokens.shown + (said.finish == "stop" and not said.stop)
-        out += _event({**document, "choices": [], "usage": _usage(tokens.prompt, said_tokens)})
+        shown_tokens = tokens.shown + (transcript.finish == "stop" and not transcript.stop)
+        out += _event({**document, "choices": [], "usage": _usage(tokens.prompt, shown_tokens)})
     return out + _event(DONE)
 
 
@@ -218,7 +222,7 @@ def _object(data: bytes) -> dict[str, Any]:
     except orjson.JSONDecodeError:
         document = None
     if not isinstance(document, dict):
-        raise UnlikeError("an event that is no JSON object")
+        raise MismatchError("an event that is no JSON object")
     return document
 
 

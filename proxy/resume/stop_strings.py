@@ -1,4 +1,4 @@
-"""Stop strings and the seam between two units. Pure.
+"""Stop strings across the boundary between two units. Pure.
 
 1. An engine looks for stop strings in its own output only. One may have begun in what was shown (SGLang shows
    such text), and only whoever knows both sides can see it end.
@@ -60,8 +60,10 @@ class StopMatch:
         return size == len(stop)
 
 
-class SeamStops:
-    """Watches the beginning of the second unit's text. `is_over`: no stop string across the seam can come."""
+class BoundaryStops:
+    """Watches the beginning of the second unit's text. `is_over`: no stop string across the boundary can
+    come.
+    """
 
     __slots__ = ("_begun", "_held", "stop")
 
@@ -85,7 +87,9 @@ class SeamStops:
         return not self._begun
 
     def feed(self, text: str) -> tuple[str, str | None]:
-        """The text that may be shown now, and, when a stop string is complete, its part behind the seam."""
+        """The text that may be shown now, and, when a stop string is complete, its part behind the
+        boundary.
+        """
         if not self._begun:
             return text, None
         begun, before = self._begun, len(self._held)
@@ -94,7 +98,7 @@ class SeamStops:
             if complete := next((match for match in begun if match.take(char)), None):
                 self.stop = complete.stop
                 return "", self._held[:behind]
-            # What has matched more than is behind the seam has begun before it.
+            # What has matched more than is behind the boundary has begun before it.
             begun = [match for match in begun if match.size > behind]
             if not begun:
                 break

@@ -1,4 +1,4 @@
-"""What a stream of chat or completions has said so far, read from its events. Pure.
+"""The transcript of a stream of chat or completions: its text so far, read from its events. Pure.
 
 Only what is known to be plain text of one choice is taken for it. Whatever else an event carries (reasoning,
 tool calls, log probabilities, a second choice) makes the stream one that no other unit can go on with.
@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from cellgate.proxy.config.limits import LIMITS, reached
-from cellgate.proxy.wire.sse import name_of, payload, split
+from cellgate.proxy.wire.sse import extra_field, payload, split
 
 TEXT_CHARS = 1 << 20
 """Longer texts are not continued: they would have to be sent as a prompt, and kept until then."""
@@ -25,14 +25,14 @@ _FRAME = ("id", "created", "model", "system_fingerprint")
 _OF_A_CHOICE = frozenset({"index", "delta", "text", "finish_reason", "stop_reason", "matched_stop"})
 _OF_A_DELTA = frozenset({"role", "content"})
 _EMPTY: tuple[object, ...] = (None, "", [], {}, False)
-_NO_MOULD = (b"", b"")
+_NO_TEMPLATE = (b"", b"")
 _PART_CHARS = 1 << 16
 """Texts are joined up to this length."""
 _FEW = 4
 """So few pieces are not worth a look at all of them at once."""
 
 
-class Said:
+class Transcript:
     """What one client has been shown of one answer; `framed`, when that is read in whole HTTP chunks.
 
     `frame` is what all its events have in common, `finish` its finish reason, `stop` the stop string behind
@@ -42,10 +42,10 @@ class Said:
 
     __slots__ = (
         "_is_framed",
-        "_mould",
         "_parts",
         "_size",
         "_tail",
+        "_template",
         "closed",
         "events",
         "finish",
@@ -55,18 +55,18 @@ class Said:
         "has_usage",
         "is_done",
         "stop",
-        "strange",
+        "unsupported",
     )
 
     def __init__(self, *, framed: bool = False) -> None:
         self._parts: list[str] = []
         self._size = 0
         self._tail = b""
-        self._mould = _NO_MOULD
+        self._template = _NO_TEMPLATE
         self._is_framed = framed
         self.frame: dict[str, Any] = {}
         self.events = 0
-        self.finish = self.strange = self.stop = ""
+        self.finish = self.unsupported = self.stop = ""
         self.has_choice = self.has_role = self.has_usage = self.is_done = False
         self.closed = True
 
@@ -80,8 +80,8 @@ class Said:
     @property
     def why_not(self) -> str:
         """Why it cannot be continued, as far as the stream tells; empty when it can."""
-        if self.strange:
-            return f"its stream has carried {self.strange}"
+        if self.unsupported:
+            return f"its stream has carried {self.unsupported}"
         if self._size > TEXT_CHARS:
             return f"it is longer than {TEXT_CHARS} characters"
         return ""
@@ -89,7 +89,7 @@ class Said:
     def read(self, pieces: Iterable[bytes]) -> None:
         """Take in what was shown; what follows the last complete event waits for the next piece."""
         left, known = iter(pieces), len(self._parts)
-        while self._mould is _NO_MOULD and (piece := next(left, None)) is not None:
+        while self._template is _NO_TEMPLATE and (piece := next(left, None)) is not None:
             self._read_piece(piece)
         self._read_alike(list(left))
         # Very many small strings would take more memory, and leave holes in it when they go.
@@ -100,7 +100,7 @@ class Said:
     def _read_alike(self, pieces: list[bytes]) -> None:
         """Read what is for the most part alike: all at once if it all is, else the more so in halves."""
         if len(pieces) > _FEW:
-            if not self._cast_all(pieces):
+            if not self._match_all(pieces):
                 middle = len(pieces) // 2
                 self._read_alike(pieces[:middle])
                 self._read_alike(pieces[middle:])
@@ -126,13 +126,13 @@ class Said:
         self.closed = not self._tail
         if len(self._tail) > LIMITS.event_bytes:
             reached("event_bytes")
-            self.strange = self.strange or f"an event larger than {LIMITS.event_bytes} bytes"
+            self.unsupported = self.unsupported or f"an event larger than {LIMITS.event_bytes} bytes"
             self._tail = b""
         return events
 
     def _read_event(self, event: bytes) -> None:
-        if name := name_of(event):
-            self.strange = self.strange or f"events with {name}"
+        if name := extra_field(event):
+            self.unsupported = self.unsupported or f"events with {name}"
         if (data := payload(event) or b"") == DONE:
             self.is_done = True
         elif data:
@@ -143,7 +143,7 @@ class Said:
         self.events += 1
         if not self.frame:
             self.frame = {key: document[key] for key in _FRAME if key in document}
-        self.strange = self.strange or strange_in(document)
+        self.unsupported = self.unsupported or unsupported_in(document)
         choices = document.get("choices") or []
         for choice in choices if isinstance(choices, list) else [choices]:
             self.has_choice = True
@@ -158,31 +158,31 @@ class Said:
         except orjson.JSONDecodeError:
             document = None
         if not isinstance(document, dict):
-            self.strange = "an event that is no JSON object"
+            self.unsupported = "an event that is no JSON object"
             return
         known = len(self._parts)
         self.take(document)
         is_plain = len(self._parts) == known + 1 and not self.finish and not document.get("usage")
         if is_plain and self._is_framed:
-            self._make_mould(event, self._parts[-1])
+            self._learn_template(event, self._parts[-1])
 
-    def _make_mould(self, event: bytes, text: str) -> None:
+    def _learn_template(self, event: bytes, text: str) -> None:
         """Nearly all events of a stream differ in their text alone: what stands around it is remembered."""
         key = b'"content":' if b'"content":' in event else b'"text":'
         for space in (b"", b" "):
             before, found, behind = event.partition(key + space + orjson.dumps(text))
             if found and key not in behind:
-                self._mould = (before + key, behind + b"\r\n")
+                self._template = (before + key, behind + b"\r\n")
 
-    def _cast_all(self, pieces: list[bytes]) -> bool:
-        """Take in chunks that were all cast in the mould, each with one event; False, and none is, if not.
+    def _match_all(self, pieces: list[bytes]) -> bool:
+        """Take in chunks that all match the template, each with one event; False, and none is taken, if not.
 
-        This is for each token of long streams: what stands between the halves of the mould is the JSON of a
-        text, and many of them are parsed at once. An event more in a chunk would be no JSON there.
+        This is for each token of long streams: what stands between the halves of the template is the JSON of
+        a text, and many of them are parsed at once. An event more in a chunk would be no JSON there.
         """
         if not self.closed:
             return False
-        before, behind = self._mould
+        before, behind = self._template
         skipped, cut = len(before), -len(behind)
         casts = [
             piece[start + skipped : cut]
@@ -193,10 +193,10 @@ class Said:
 
     def _cast_events(self, events: list[bytes]) -> bool:
         """The same for the events of one chunk: a unit, or its network, may send many tokens at once."""
-        before, behind = self._mould[0], self._mould[1].removesuffix(b"\r\n")
+        before, behind = self._template[0], self._template[1].removesuffix(b"\r\n")
         skipped, cut = len(before), -len(behind)
         casts = [each[skipped:cut] for each in events if each.startswith(before) and each.endswith(behind)]
-        return len(casts) == len(events) and self._mould is not _NO_MOULD and self._take_texts(casts)
+        return len(casts) == len(events) and self._template is not _NO_TEMPLATE and self._take_texts(casts)
 
     def _take_texts(self, casts: list[bytes]) -> bool:
         """Take in texts that are the JSON of one each; False, and none is, if they are not."""
@@ -228,7 +228,7 @@ class Said:
             self._parts.append(text)
 
 
-def strange_in(document: dict[str, Any]) -> str:
+def unsupported_in(document: dict[str, Any]) -> str:
     """What the object of an event carries besides the plain text of one choice; empty: nothing."""
     choices = document.get("choices") or []
     if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from cellgate.proxy.control.containment import Containment, name_of
+from cellgate.proxy.control.containment import Containment, fingerprint_name
 from cellgate.router.bans import Ban
 
 VERSION = 1
@@ -28,7 +28,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _MODEL_MAX, _UNITS_MAX = 128, 8
 
 
-class Told(NamedTuple):
+class BanDocument(NamedTuple):
     """One document. `left_ms`: how long it holds; 0: it is lifted."""
 
     mark: str
@@ -38,7 +38,7 @@ class Told(NamedTuple):
     left_ms: int
 
 
-class Row(NamedTuple):
+class BanWrite(NamedTuple):
     """What is to be written: the document of a prompt, and for how long."""
 
     mark: str
@@ -52,7 +52,7 @@ def is_ban(document: bytes) -> bool:
     return document.startswith(_BEGIN)
 
 
-def read(document: bytes) -> Told | None:
+def read_ban(document: bytes) -> BanDocument | None:
     """What a document says; None when that is nothing that can be used."""
     try:
         found = orjson.loads(document) if len(document) <= DOCUMENT_MAX else None
@@ -66,7 +66,7 @@ def read(document: bytes) -> Told | None:
         return None
     named = [str(unit) for unit in units if _fit(unit, _NAME)] if isinstance(units, list) else []
     model = model[:_MODEL_MAX] if isinstance(model, str) else ""
-    return Told(mark, gate, model, tuple(named[:_UNITS_MAX]), left_ms)
+    return BanDocument(mark, gate, model, tuple(named[:_UNITS_MAX]), left_ms)
 
 
 class SharedBans:
@@ -77,22 +77,22 @@ class SharedBans:
         self._gate = gate
         self._now = now
 
-    def own(self) -> list[Row]:
+    def own(self) -> list[BanWrite]:
         """The bans of this gate."""
         return [self.row(ban, lifted=False) for ban in self._containment.bans.all() if not ban.gate]
 
-    def row(self, ban: Ban, *, lifted: bool) -> Row:
+    def row(self, ban: Ban, *, lifted: bool) -> BanWrite:
         """What to write of a ban that begins, or has been lifted."""
         left_ms = 0 if lifted else max(1, round(1000 * (ban.until - self._now())))
         told = {
-            "poison": name_of(ban.fingerprint),
+            "poison": fingerprint_name(ban.fingerprint),
             "v": VERSION,
             "gate": self._gate,
             "model": ban.model[:_MODEL_MAX],
             "units": ban.units[:_UNITS_MAX],
             "left_ms": left_ms,
         }
-        return Row(name_of(ban.fingerprint), orjson.dumps(told), left_ms or LIFTED_MS, lifted)
+        return BanWrite(fingerprint_name(ban.fingerprint), orjson.dumps(told), left_ms or LIFTED_MS, lifted)
 
     def knows(self, mark: str) -> bool:
         """Whether that prompt is refused here."""
@@ -103,7 +103,7 @@ class SharedBans:
 
     def heard(self, document: Any, gates: Collection[str], left_ms: int | None = None) -> bool:
         """Take over what one of `gates` tells; False when it does not count. `left_ms`: as the key has it."""
-        told = read(document) if isinstance(document, bytes) else None
+        told = read_ban(document) if isinstance(document, bytes) else None
         if told is None or told.gate not in gates or told.gate == self._gate:
             return False
         mark, contained = int(told.mark, 16), self._containment

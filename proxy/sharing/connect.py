@@ -70,7 +70,7 @@ def is_refusal(error: Exception) -> bool:
     return isinstance(error, (AuthenticationError, NoPermissionError)) or _REFUSED in str(error)
 
 
-def why_refused(error: ResponseError) -> str:
+def refusal_reason(error: ResponseError) -> str:
     """Why it does not take what it is told, in words."""
     if isinstance(error, NoPermissionError):
         return "its access control list does not let this user write there: docs/redis.md has the rights"

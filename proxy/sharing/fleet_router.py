@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from cellgate.probes.base import FetchError
 from cellgate.proxy.discovery.redis import Feed
-from cellgate.proxy.sharing.fleet_evidence import Fold, is_own_finding
-from cellgate.proxy.sharing.fleet_units import Sight, Ways, found
+from cellgate.proxy.sharing.fleet_evidence import FleetEvidence, is_own_finding
+from cellgate.proxy.sharing.fleet_units import FleetUnit, FleetUnits, found
 from cellgate.proxy.sharing.roster import Roster
-from cellgate.proxy.sharing.schema import Seen
+from cellgate.proxy.sharing.unit_report import Seen
 from cellgate.router.nouns import Strength, Verdict
 
 if TYPE_CHECKING:
@@ -33,13 +33,13 @@ class FleetRouter:
         self._plane = plane
         self._roster = roster
         self._feed = feed
-        self._ways = Ways(roster)
-        self._fold = Fold(plane.board, plane.prober.observe, plane.set_drain, plane.events.add)
-        self._sights: dict[str, Sight] = {}
+        self._units = FleetUnits(roster)
+        self._evidence = FleetEvidence(plane.board, plane.prober.observe, plane.set_drain, plane.events.add)
+        self._sights: dict[str, FleetUnit] = {}
         self._is_due = False
         self._check_at = 0.0
         self._checking: asyncio.Task[None] | None = None
-        feed.on_taken = self._fold_all
+        feed.on_taken = self._apply_all
 
     def heard(self, _: Seen) -> None:
         """A verdict has changed: what follows does at once, for all that were heard of in this turn."""
@@ -51,39 +51,39 @@ class FleetRouter:
         """Take over what is known now."""
         self._is_due = False
         self._note_refusals()
-        self._sights = self._ways.refresh(now)
+        self._sights = self._units.refresh(now)
         self._feed.put(found(self._sights.values()))
-        self._fold.keep(set(self._sights))
-        self._fold_all()
+        self._evidence.keep(set(self._sights))
+        self._apply_all()
         if now >= self._check_at and (self._checking is None or self._checking.done()):
             self._check_at = now + CHECK_S
             self._checking = asyncio.get_running_loop().create_task(self._check(), name="gates of the fleet")
 
-    def _fold_all(self) -> None:
+    def _apply_all(self) -> None:
         now = self._plane.now()
-        for sight in self._sights.values():
-            self._fold.take(sight, now)
+        for fleet_unit in self._sights.values():
+            self._evidence.take(fleet_unit, now)
 
     def _note_refusals(self) -> None:
         """A gate that refuses connections is gone; its units may have another one."""
-        for desk in self._plane.board:
-            if desk.case.verdict is Verdict.DOWN and is_own_finding(desk.case, Strength.FATAL):
-                self._ways.lost.add(desk.unit.url)
+        for state in self._plane.board:
+            if state.case.verdict is Verdict.DOWN and is_own_finding(state.case, Strength.FATAL):
+                self._units.lost.add(state.unit.url)
 
     # -- asking gates --------------------------------------------------------------------------------------
 
     async def _check(self) -> None:
         """Ask those gates that are missed or did not let a request in whether they are ready."""
         now, missed = self._plane.now(), self._roster.missed(self._plane.now())
-        for name in [name for name in missed if self._ways.successor(name)]:
+        for name in [name for name in missed if self._units.successor(name)]:
             missed.discard(name)
             self._roster.not_ready(name, now)
-        urls = {view.gate_url for (_, name), view, _ in self._roster.everything() if name in missed}
-        asked = sorted(urls | self._ways.lost)
+        urls = {report.gate_url for (_, name), report, _ in self._roster.everything() if name in missed}
+        asked = sorted(urls | self._units.lost)
         answers = dict(zip(asked, await asyncio.gather(*map(self._is_ready, asked)), strict=True))
-        self._ways.lost -= {url for url, is_ready in answers.items() if is_ready}
-        for (_, name), view, _ in list(self._roster.everything()):
-            if name in missed and not answers.get(view.gate_url, True):
+        self._units.lost -= {url for url, is_ready in answers.items() if is_ready}
+        for (_, name), report, _ in list(self._roster.everything()):
+            if name in missed and not answers.get(report.gate_url, True):
                 self._roster.not_ready(name, self._plane.now())
 
     async def _is_ready(self, url: str) -> bool:

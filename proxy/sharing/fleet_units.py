@@ -17,7 +17,7 @@ from zlib import crc32
 from cellgate.probes.gate_word import VIA_GATE, via_gate
 from cellgate.proxy.discovery.base import Found
 from cellgate.proxy.sharing.roster import Roster
-from cellgate.proxy.sharing.schema import View
+from cellgate.proxy.sharing.unit_report import UnitReport
 from cellgate.router.nouns import Cell, Unit, Verdict
 
 FORGET_S = 60.0
@@ -27,14 +27,14 @@ _DEFAULT = Unit("", "", "")
 USABLE = (Verdict.UP, Verdict.SUSPECT)
 
 
-class Told(NamedTuple):
+class TimedView(NamedTuple):
     """What one gate says, and when it did."""
 
-    view: View
+    report: UnitReport
     at: float
 
 
-class Sight(NamedTuple):
+class FleetUnit(NamedTuple):
     """One unit of the fleet. `name` is its own on the Board; `said` is the word of the gate that is its way,
     `in_flight` how many requests all gates have there, `drained_by` names a gate that wants none there.
 
@@ -42,30 +42,30 @@ class Sight(NamedTuple):
     """
 
     name: str
-    said: Told
+    latest: TimedView
     in_flight: int
     drained_by: str = ""
     gone_since: float | None = None
 
 
-class Ways:
+class FleetUnits:
     """The fleet as it is known. `lost` are URLs of gates that do not answer, as was found out elsewhere."""
 
     def __init__(self, roster: Roster) -> None:
         self._roster = roster
-        self._sights: dict[tuple[str, str], Sight] = {}
+        self._sights: dict[tuple[str, str], FleetUnit] = {}
         self._since: dict[str, float] = {}
         """Since when each gate, by its URL, is heard of."""
         self.lost: set[str] = set()
 
-    def refresh(self, now: float) -> dict[str, Sight]:
+    def refresh(self, now: float) -> dict[str, FleetUnit]:
         """All units now, by their name on the Board."""
-        told: defaultdict[tuple[str, str], dict[str, Told]] = defaultdict(dict)
-        for (unit, _), view, at in self._roster.everything():
-            if view.gate_url:
-                by_url, one = told[view.cell, unit], Told(view, at)
+        told: defaultdict[tuple[str, str], dict[str, TimedView]] = defaultdict(dict)
+        for (unit, _), report, at in self._roster.everything():
+            if report.gate_url:
+                by_url, one = told[report.cell, unit], TimedView(report, at)
                 # At one place there may be a gate that stops and its successor.
-                by_url[view.gate_url] = max(by_url.get(view.gate_url, one), one, key=_standing)
+                by_url[report.gate_url] = max(by_url.get(report.gate_url, one), one, key=_standing)
         self._note_gates((url for by_url in told.values() for url in by_url), now)
         shared = _shared(unit for _, unit in told.keys() | self._sights.keys())
         self._sights = {
@@ -73,22 +73,22 @@ class Ways:
             for key in sorted(told.keys() | self._sights.keys())
             if key in told or not self._is_forgotten(key, now)
         }
-        return {sight.name: sight for sight in self._sights.values()}
+        return {fleet_unit.name: fleet_unit for fleet_unit in self._sights.values()}
 
     def successor(self, gate: str) -> bool:
         """Whether another gate is heard of since, at the very place of this one: it has been started anew."""
-        views = [(view, at) for (_, name), view, at in self._roster.everything() if name == gate]
-        if not views:
+        reports = [(report, at) for (_, name), report, at in self._roster.everything() if name == gate]
+        if not reports:
             return False
-        url, at = views[0][0].gate_url, max(at for _, at in views)
+        url, at = reports[0][0].gate_url, max(at for _, at in reports)
         return any(
-            view.gate_url == url and view.gate != gate and later > at
-            for _, view, later in self._roster.everything()
+            report.gate_url == url and report.gate != gate and later > at
+            for _, report, later in self._roster.everything()
         )
 
     def _sight(
-        self, key: tuple[str, str], told: Mapping[str, Told] | None, now: float, shared: frozenset[str]
-    ) -> Sight:
+        self, key: tuple[str, str], told: Mapping[str, TimedView] | None, now: float, shared: frozenset[str]
+    ) -> FleetUnit:
         cell, unit = key
         name = f"{cell}.{unit}" if unit in shared else unit
         before = self._sights.get(key)
@@ -96,19 +96,19 @@ class Ways:
             assert before is not None
             since = before.gone_since if before.gone_since is not None else now
             return before._replace(name=name, in_flight=0, gone_since=since)
-        url = self._choose(unit, told, before.said.view.gate_url if before is not None else "", now)
-        drained_by = next((one.view.gate for one in told.values() if one.view.drained), "")
-        return Sight(name, told[url], sum(one.view.in_flight for one in told.values()), drained_by)
+        url = self._choose(unit, told, before.latest.report.gate_url if before is not None else "", now)
+        drained_by = next((one.report.gate for one in told.values() if one.report.drained), "")
+        return FleetUnit(name, told[url], sum(one.report.in_flight for one in told.values()), drained_by)
 
-    def _choose(self, unit: str, told: Mapping[str, Told], known: str, now: float) -> str:
+    def _choose(self, unit: str, told: Mapping[str, TimedView], known: str, now: float) -> str:
         if len(told) == 1:
             return next(iter(told))
 
         def rank(url: str) -> tuple[bool, bool, bool, bool, int]:
             is_new = url != known and now - self._since[url] < SETTLE_S
-            is_usable = url == known or told[url].view.verdict in USABLE
+            is_usable = url == known or told[url].report.verdict in USABLE
             tie = crc32(f"{unit} {url}".encode())
-            return url in self.lost, told[url].view.stopping, not is_usable, is_new, tie
+            return url in self.lost, told[url].report.stopping, not is_usable, is_new, tie
 
         return min(told, key=rank)
 
@@ -121,29 +121,29 @@ class Ways:
         self.lost &= self._since.keys()
 
 
-def found(sights: Iterable[Sight]) -> Found:
+def found(fleet_units: Iterable[FleetUnit]) -> Found:
     """The fleet, as discovery has it."""
-    units = tuple(_unit(sight) for sight in sights)
+    units = tuple(_unit(fleet_unit) for fleet_unit in fleet_units)
     cells = tuple(Cell(name) for name in sorted({unit.cell for unit in units}))
     return Found(units, cells)
 
 
-def _unit(sight: Sight) -> Unit:
-    view = sight.said.view
+def _unit(fleet_unit: FleetUnit) -> Unit:
+    report = fleet_unit.latest.report
     return Unit(
-        sight.name,
-        view.cell,
-        view.gate_url,
-        view.models,
-        max(view.weight, _LEAST_WEIGHT),
-        view.max_in_flight or _DEFAULT.max_in_flight,
-        nodes=via_gate(view.unit),
+        fleet_unit.name,
+        report.cell,
+        report.gate_url,
+        report.models,
+        max(report.weight, _LEAST_WEIGHT),
+        report.max_in_flight or _DEFAULT.max_in_flight,
+        nodes=via_gate(report.unit),
         engine=VIA_GATE,
     )
 
 
-def _standing(told: Told) -> tuple[bool, float]:
-    return not told.view.stopping, told.at
+def _standing(told: TimedView) -> tuple[bool, float]:
+    return not told.report.stopping, told.at
 
 
 def _shared(names: Iterable[str]) -> frozenset[str]:

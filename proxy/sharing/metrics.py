@@ -8,7 +8,7 @@ from prometheus_client import Metric
 from prometheus_client.registry import Collector
 
 from cellgate.proxy.metrics.families import counter, gauge
-from cellgate.proxy.sharing.link import RedisLink, State
+from cellgate.proxy.sharing.redis_link import LinkState, RedisLink
 from cellgate.router.board import Board
 from cellgate.router.cost_model import NOTHING_ELSEWHERE
 
@@ -40,7 +40,7 @@ class RedisMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """All families."""
         link = self._link
-        is_well = link.state is State.WELL
+        is_well = link.state is LinkState.WELL
         yield gauge("redis_up", "1: Redis answers, and takes what it is told.", (), [((), is_well)])
         yield gauge("redis_peers", "Other gates that were heard of just now.", (), [((), link.peers())])
         known = len(self._board.remote) if self._board.remote is not None else 0
@@ -50,8 +50,8 @@ class RedisMetrics(Collector):
             "Attempts that other gates have open on a unit.",
             ("unit",),
             (
-                ((name,), self._board.others.get(name, NOTHING_ELSEWHERE).in_flight)
-                for name in self._board.desks
+                ((name,), self._board.elsewhere.get(name, NOTHING_ELSEWHERE).in_flight)
+                for name in self._board.units
             ),
         )
         for name, text in _COUNTS.items():

@@ -20,7 +20,7 @@ import orjson
 from cellgate.proxy.sharing.roster import Roster
 from cellgate.router.board import Board
 from cellgate.router.remote_prefixes import ProvenPrefixes, RemotePrefixes
-from cellgate.router.unit_state import Desk
+from cellgate.router.unit_state import UnitState
 
 VERSION = 1
 HASHES_A_BEAT = 256
@@ -34,7 +34,7 @@ GATES_MAX = 64
 """The documents of so many other gates are read."""
 _BLOCK_BITS = 60
 
-Told = dict[str, list[int]]
+PrefixDocument = dict[str, list[int]]
 
 
 def written(gate: str, told: Mapping[str, list[int]]) -> bytes:
@@ -45,7 +45,7 @@ def written(gate: str, told: Mapping[str, list[int]]) -> bytes:
     return orjson.dumps({"v": VERSION, "gate": gate, "units": units})
 
 
-def read(document: Any) -> tuple[str, Told] | None:
+def read(document: Any) -> tuple[str, PrefixDocument] | None:
     """Who tells, and what; None when that is nothing that can be used."""
     try:
         found = (
@@ -58,7 +58,7 @@ def read(document: Any) -> tuple[str, Told] | None:
     gate, units = found.get("gate"), found.get("units")
     if not isinstance(gate, str) or not isinstance(units, dict):
         return None
-    told, left = Told(), HASHES_MAX
+    told, left = PrefixDocument(), HASHES_MAX
     for unit, text in units.items():
         if (blocks := _blocks(text)) is None:
             return None
@@ -70,7 +70,7 @@ def read(document: Any) -> tuple[str, Told] | None:
 class _Part(NamedTuple):
     """What was told of one unit in one beat. `reborn`: as its case had it then."""
 
-    desk: Desk
+    unit_state: UnitState
     reborn: tuple[str, float] | None
     hashes: list[int]
 
@@ -92,14 +92,14 @@ class PrefixSharing:
 
     def document(self) -> tuple[bytes | None, int]:
         """What there is to tell in this beat (None: nothing), and how many hashes are told the first time."""
-        news, desks = self._proven.take(HASHES_A_BEAT, self._now()), self._board.desks
-        beat = [_Part(desks[u], desks[u].case.reborn, hashes) for u, hashes in news.items() if u in desks]
+        news, states = self._proven.take(HASHES_A_BEAT, self._now()), self._board.units
+        beat = [_Part(states[u], states[u].case.reborn, hashes) for u, hashes in news.items() if u in states]
         self._beats = [*self._beats[1 - BEATS :], beat]
-        told = Told()
+        told = PrefixDocument()
         for part in (part for beat in self._beats for part in beat):
             # What was proven of another incarnation is gone.
-            if part.desk.case.reborn == part.reborn and not part.desk.retired:
-                told.setdefault(part.desk.unit.name, []).extend(part.hashes)
+            if part.unit_state.case.reborn == part.reborn and not part.unit_state.retired:
+                told.setdefault(part.unit_state.unit.name, []).extend(part.hashes)
         return (written(self._gate, told) if told else None), sum(len(part.hashes) for part in beat)
 
     def heard(self, gate: str, document: Any) -> int | None:
@@ -115,18 +115,18 @@ class PrefixSharing:
         self._heard[gate] = mark
         taken = 0
         for unit, blocks in found[1].items():
-            desk = self._board.desks.get(unit)
-            if desk is not None and self._is_of_now(desk, gate):
+            state = self._board.units.get(unit)
+            if state is not None and self._is_of_now(state, gate):
                 self.remote.take(unit, blocks, self._now())
                 taken += len(blocks)
         return taken
 
-    def _is_of_now(self, desk: Desk, gate: str) -> bool:
+    def _is_of_now(self, state: UnitState, gate: str) -> bool:
         """Whether that gate tells of the unit, and means the incarnation that this one knows."""
-        view = self._roster.said(desk.unit.name, gate)
-        if view is None:
+        report = self._roster.said(state.unit.name, gate)
+        if report is None:
             return False
-        own, theirs = {epoch for _, epoch in desk.case.epochs}, set(filter(None, view.epoch.split(",")))
+        own, theirs = {epoch for _, epoch in state.case.epochs}, set(filter(None, report.epoch.split(",")))
         return not own or not theirs or not own.isdisjoint(theirs)
 
 

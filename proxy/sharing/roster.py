@@ -1,4 +1,4 @@
-"""Which views of other gates still hold: what Redis says, and what its silence does not say. Pure.
+"""Which reports of other gates still hold: by what Redis answers, and while it does not answer. Pure.
 
 1. While Redis does not answer, the last view holds, however old.
 2. A document may be missing because Redis has just come back empty: it counts as missed only after Redis has
@@ -11,10 +11,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
-from cellgate.proxy.sharing.schema import EXPIRY_HEARTBEATS, HEARTBEAT_S, Merged, Seen, View, merge
+from cellgate.proxy.sharing.unit_report import (
+    EXPIRY_HEARTBEATS,
+    HEARTBEAT_S,
+    MergedReport,
+    Seen,
+    UnitReport,
+    merge_reports,
+)
 from cellgate.router.cost_model import Elsewhere
 
-Key = tuple[str, str]
+RosterKey = tuple[str, str]
 """(unit, gate)"""
 
 
@@ -24,17 +31,17 @@ class Roster:
     def __init__(self, own: str, heartbeat_s: float = HEARTBEAT_S) -> None:
         self.own = own
         self._patience_s = EXPIRY_HEARTBEATS * heartbeat_s
-        self._units: dict[str, dict[str, tuple[View, float]]] = {}
+        self._units: dict[str, dict[str, tuple[UnitReport, float]]] = {}
         """By unit and gate: what was said, and when."""
         self._answering_since: float | None = None
 
-    def answered(self, seen: Mapping[Key, Seen], now: float) -> list[Key]:
+    def answered(self, seen: Mapping[RosterKey, Seen], now: float) -> list[RosterKey]:
         """Redis has answered, and this is all that there is. What of it was news is returned."""
         if self._answering_since is None:
             self._answering_since = now
-        return [key for key, one in seen.items() if self.told(key, one, now)]
+        return [key for key, one in seen.items() if self.update(key, one, now)]
 
-    def told(self, key: Key, one: Seen, now: float) -> bool:
+    def update(self, key: RosterKey, one: Seen, now: float) -> bool:
         """One view has come, by an answer or by itself. False: it is older than what is known."""
         unit, gate = key
         if gate == self.own:
@@ -42,7 +49,7 @@ class Roster:
         gates, at = self._units.setdefault(unit, {}), now - one.age_s
         if gate in gates and at < gates[gate][1]:
             return False
-        gates[gate] = one.view, at
+        gates[gate] = one.report, at
         return True
 
     def silent(self) -> None:
@@ -68,11 +75,11 @@ class Roster:
             if not self._units[unit]:
                 del self._units[unit]
 
-    def of(self, unit: str, now: float) -> Merged | None:
+    def of(self, unit: str, now: float) -> MergedReport | None:
         """What the other gates together say of a unit."""
-        return merge([Seen(view, now - at) for view, at in self._units.get(unit, {}).values()])
+        return merge_reports([Seen(report, now - at) for report, at in self._units.get(unit, {}).values()])
 
-    def said(self, unit: str, gate: str) -> View | None:
+    def said(self, unit: str, gate: str) -> UnitReport | None:
         """What one other gate says of a unit."""
         found = self._units.get(unit, {}).get(gate)
         return found[0] if found is not None else None
@@ -80,8 +87,10 @@ class Roster:
     def elsewhere(self, unit: str, now: float) -> Elsewhere:
         """What the other gates have there. What is too old to be so any more does not count."""
         said = self._units.get(unit, {}).values()
-        views = [view for view, at in said if now - at <= self._patience_s]
-        return Elsewhere(sum(view.in_flight for view in views), sum(view.uncached_tokens for view in views))
+        reports = [report for report, at in said if now - at <= self._patience_s]
+        return Elsewhere(
+            sum(report.in_flight for report in reports), sum(report.uncached_tokens for report in reports)
+        )
 
     def expires_at(self, now: float) -> float:
         """When the next view is too old for its requests to count; inf: none will be."""
@@ -94,11 +103,11 @@ class Roster:
         lives = ((at - v.life_age_s, gate) for gate, (v, at) in said if v.life_age_s is not None)
         return max(lives, default=None)
 
-    def everything(self) -> Iterator[tuple[Key, View, float]]:
+    def everything(self) -> Iterator[tuple[RosterKey, UnitReport, float]]:
         """Each view that holds, and when it was written."""
         for unit, gates in self._units.items():
-            for gate, (view, at) in gates.items():
-                yield (unit, gate), view, at
+            for gate, (report, at) in gates.items():
+                yield (unit, gate), report, at
 
     def units(self) -> set[str]:
         """All units that another gate has told of."""
@@ -109,7 +118,7 @@ class Roster:
         said = [(gate, at) for gates in self._units.values() for gate, (_, at) in gates.items()]
         return {gate for gate, at in said if now - at <= self._patience_s}
 
-    def _missed_keys(self, now: float) -> Iterator[Key]:
+    def _missed_keys(self, now: float) -> Iterator[RosterKey]:
         if self._answering_since is None or now - self._answering_since < self._patience_s:
             return
         for unit, gates in self._units.items():

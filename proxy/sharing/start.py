@@ -19,12 +19,12 @@ from cellgate.proxy.sharing.address import own_url
 from cellgate.proxy.sharing.bans import SharedBans
 from cellgate.proxy.sharing.connect import Connect, connector
 from cellgate.proxy.sharing.fleet_router import FleetRouter
-from cellgate.proxy.sharing.link import RedisLink
 from cellgate.proxy.sharing.metrics import RedisMetrics
 from cellgate.proxy.sharing.prefixes import PrefixSharing
+from cellgate.proxy.sharing.redis_link import RedisLink
 from cellgate.proxy.sharing.roster import Roster
-from cellgate.proxy.sharing.schema import Names, Seen, View
 from cellgate.proxy.sharing.sync import Sharing
+from cellgate.proxy.sharing.unit_report import Names, Seen, UnitReport
 from cellgate.router.nouns import Flip
 
 _GRAIN_S = 0.001
@@ -54,7 +54,7 @@ def _link(
     connect: Connect,
     names: Names,
     roster: Roster,
-    views: Callable[[], Iterable[View]],
+    reports: Callable[[], Iterable[UnitReport]],
     on_flip: Callable[[Seen], None],
     *,
     all_cells: bool = False,
@@ -64,7 +64,7 @@ def _link(
     link = RedisLink(
         connect,
         roster.own,
-        views,
+        reports,
         roster,
         now=plane.now,
         rng=random.Random(),
@@ -101,21 +101,21 @@ def _share(plane: Plane, port: Callable[[], int], link_by: Callable[..., RedisLi
         is_stopping=plane.is_stopping,
     )
     prefixes = PrefixSharing(plane.board, roster.own, roster, plane.now)
-    link = link_by(roster, sharing.views, sharing.heard, prefixes=prefixes)
+    link = link_by(roster, sharing.reports, sharing.heard, prefixes=prefixes)
 
     def flipped(flip: Flip) -> None:
-        view = sharing.view(flip)
-        if view is not None:
-            link.flipped(view)
+        report = sharing.report(flip)
+        if report is not None:
+            link.flipped(report)
 
     def tick(now: float) -> None:
-        plane.board.others = sharing.tick(now)
+        plane.board.elsewhere = sharing.tick(now)
         # What a gate that is gone had open counts until it expires, and not until the tick after.
         if (expiry_s := roster.expires_at(now) - now) < TICK_S:
             loop.call_later(expiry_s + _GRAIN_S, forget)
 
     def forget() -> None:
-        plane.board.others = sharing.tick(plane.now())
+        plane.board.elsewhere = sharing.tick(plane.now())
 
     plane.on_flip = flipped
     plane.ticker.looks.append(tick)

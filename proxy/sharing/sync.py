@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from cellgate.proxy.sharing.roster import Roster
-from cellgate.proxy.sharing.schema import HEARTBEAT_S, Seen, View, view_of
+from cellgate.proxy.sharing.unit_report import HEARTBEAT_S, Seen, UnitReport, report_of
 from cellgate.router.board import Board
 from cellgate.router.cost_model import Elsewhere
 from cellgate.router.nouns import Evidence, Flip, Sign, Strength, Verdict
-from cellgate.router.unit_state import Desk
+from cellgate.router.unit_state import UnitState
 
 PACE_BEATS = 20
 """A unit's usual pace is found out anew every so many beats: 5 s. It takes 0.1 ms, so they take turns."""
@@ -29,8 +29,8 @@ AT_ONCE_S = 1.0
 
 
 class Sharing:
-    """One gate's part in what gates share. `observe` takes evidence (`Watch.observe`), `ttft_s` tells what is
-    usual of late at a unit (`Metrics.recent_ttft_s`).
+    """One gate's part in what gates share. `observe` takes evidence (`Prober.observe`), `ttft_s` tells what
+    is usual of late at a unit (`Metrics.recent_ttft_s`).
     """
 
     def __init__(
@@ -55,66 +55,66 @@ class Sharing:
         self._is_stopping = is_stopping
         self._beats = 0
         self._itl_s: dict[str, float | None] = {}
-        self._lives: dict[Desk, tuple[float, float]] = {}
+        self._lives: dict[UnitState, tuple[float, float]] = {}
         """Of units whose last sign of life others have seen: when we saw one ourselves, and when they did."""
 
-    def views(self) -> Iterator[View]:
+    def reports(self) -> Iterator[UnitReport]:
         """What there is to tell now, one unit after the other."""
         self._beats += 1
-        desks = list(self._board)
-        for number, desk in enumerate(desks):
-            if (self._beats + number) % PACE_BEATS == 0 and desk.batch > IDLE_BATCH:
-                self._itl_s[desk.unit.name] = desk.pace.gap_s(0.5)
-            yield self._view(desk)
-        self._itl_s = {desk.unit.name: self._itl_s.get(desk.unit.name) for desk in desks}
-        self._lives = {desk: lives for desk, lives in self._lives.items() if not desk.retired}
+        states = list(self._board)
+        for number, state in enumerate(states):
+            if (self._beats + number) % PACE_BEATS == 0 and state.batch > IDLE_BATCH:
+                self._itl_s[state.unit.name] = state.step_times.gap_s(0.5)
+            yield self._report(state)
+        self._itl_s = {state.unit.name: self._itl_s.get(state.unit.name) for state in states}
+        self._lives = {state: lives for state, lives in self._lives.items() if not state.retired}
 
-    def view(self, flip: Flip) -> View | None:
+    def report(self, flip: Flip) -> UnitReport | None:
         """What to tell at once of a verdict that has changed."""
-        desk = self._board.desks.get(flip.unit)
-        return self._view(desk) if desk is not None else None
+        state = self._board.units.get(flip.unit)
+        return self._report(state) if state is not None else None
 
     def heard(self, seen: Seen) -> None:
         """Another gate's verdict has changed."""
-        view = seen.view
-        if view.unit in self._board.desks and view.verdict is Verdict.DOWN:
-            reason = f"gate {view.gate} holds it to be down: {view.reason}"
-            source = f"gate {view.gate}"
-            self._observe(Evidence(view.unit, Sign.BAD, Strength.STRONG, source, reason, self._now()))
+        report = seen.report
+        if report.unit in self._board.units and report.verdict is Verdict.DOWN:
+            reason = f"gate {report.gate} holds it to be down: {report.reason}"
+            source = f"gate {report.gate}"
+            self._observe(Evidence(report.unit, Sign.BAD, Strength.STRONG, source, reason, self._now()))
 
     def tick(self, now: float) -> dict[str, Elsewhere]:
         """Take over others' proofs of life. What they have on each unit that they use."""
         others = {}
-        for name in self._roster.units() & self._board.desks.keys():
+        for name in self._roster.units() & self._board.units.keys():
             if (lived := self._roster.lived_at(name)) is not None:
-                self._take_life(self._board.desks[name], *lived)
+                self._take_life(self._board.units[name], *lived)
             elsewhere = self._roster.elsewhere(name, now)
             if elsewhere.in_flight:
                 others[name] = elsewhere
         return others
 
-    def _take_life(self, desk: Desk, lived_at: float, gate: str) -> None:
+    def _take_life(self, state: UnitState, lived_at: float, gate: str) -> None:
         """Another gate has seen the unit live. The one that saw it last sends the next canary, too; of those
         that saw it at once, the one whose name comes first.
         """
-        if lived_at > desk.life_at + NEWS_S:
-            self._lives[desk] = self._own_life_at(desk), lived_at
-            desk.life_at = desk.turn_at = lived_at
-        elif gate < self._gate and lived_at > desk.life_at - AT_ONCE_S:
-            desk.turn_at = desk.life_at
+        if lived_at > state.life_at + NEWS_S:
+            self._lives[state] = self._own_life_at(state), lived_at
+            state.life_at = state.peer_canary_at = lived_at
+        elif gate < self._gate and lived_at > state.life_at - AT_ONCE_S:
+            state.peer_canary_at = state.life_at
 
-    def _own_life_at(self, desk: Desk) -> float:
+    def _own_life_at(self, state: UnitState) -> float:
         """When this gate itself last saw the unit live; 0: never."""
-        own_at, others_at = self._lives.get(desk, (0.0, 0.0))
-        return own_at if desk.life_at == others_at else desk.life_at
+        own_at, others_at = self._lives.get(state, (0.0, 0.0))
+        return own_at if state.life_at == others_at else state.life_at
 
-    def _view(self, desk: Desk) -> View:
-        name = desk.unit.name
-        return view_of(
-            desk,
+    def _report(self, state: UnitState) -> UnitReport:
+        name = state.unit.name
+        return report_of(
+            state,
             self._gate,
             self._now(),
-            life_at=self._own_life_at(desk),
+            life_at=self._own_life_at(state),
             ttft_s=self._ttft_s(name),
             itl_s=self._itl_s.get(name),
             gate_url=self._gate_url(),

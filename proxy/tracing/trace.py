@@ -17,7 +17,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.types import AttributeValue
 
 from cellgate.proxy.logs.record import Finished
-from cellgate.proxy.metrics.continuations import Result
+from cellgate.proxy.metrics.continuations import ContinuationResult
 from cellgate.router.nouns import Outcome
 from cellgate.router.unit_state import Lease
 
@@ -42,7 +42,7 @@ class Break:
     unit: str
     at: float
     resumed_at: float | None = None
-    result: Result | None = None
+    result: ContinuationResult | None = None
 
 
 def header_lines(context: Context) -> bytes:
@@ -88,12 +88,12 @@ class Trace:
 
     def attempted(self, lease: Lease, before: int) -> None:
         """A unit is asked, after `before` others were."""
-        unit = lease.desk.unit
+        unit = lease.unit_state.unit
         attributes = {**_server(unit.url), "cellgate.unit": unit.name, "cellgate.cell": unit.cell}
         if before:
             attributes["http.request.resend_count"] = before
-        if lease.desk.engine:
-            attributes["gen_ai.provider.name"] = lease.desk.engine
+        if lease.unit_state.engine:
+            attributes["gen_ai.provider.name"] = lease.unit_state.engine
         start = self._ns(lease.opened_at)
         self._attempt = self._tracer.start_span(
             "attempt", self._context, SpanKind.CLIENT, attributes, None, start
@@ -131,7 +131,7 @@ class Trace:
         """A unit broke what it had begun to answer."""
         self._breaks.append(Break(unit, at))
 
-    def settled(self, result: Result) -> None:
+    def settled(self, result: ContinuationResult) -> None:
         """It is known what came of the first break of which it was not."""
         for broken in self._breaks:
             if broken.result is None:

@@ -64,7 +64,7 @@ class Tracing:
     def observers(self, client: ClientConnection, request: Request, now: float) -> tuple[Observer, ...]:
         """Who is told of the steps of `request`: its trace, if it has one."""
         # Health checks would be most of what there is to see.
-        if find_route(request.path).kind is RouteKind.OWN or not self._is_sampled(request):
+        if find_route(request.path).kind is RouteKind.LOCAL or not self._is_sampled(request):
             return ()
         ahead_s = time.time() - now
         span = self._tracer.start_span(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from cellgate.proxy.wire.failure import Failure, Kind
+from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.proxy.wire.pool import Pool
 from cellgate.proxy.wire.reply_reader import ReplyHead
 from cellgate.proxy.wire.upstream import UnitConnection
@@ -75,7 +75,7 @@ class Call:
         self.reply_head = head = conn.reply.head
         if len(self._reply) > self._max_bytes:
             conn.drop()
-            self.on_failed(Failure(Kind.GARBAGE, f"its reply is larger than {self._max_bytes} bytes"))
+            self.on_failed(Failure(FailureKind.GARBAGE, f"its reply is larger than {self._max_bytes} bytes"))
         elif conn.reply.ended and head is not None:
             self.over = True
             self._caller.answered(head.status, bytes(self._reply))

@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.logs.defects import guarded
-from cellgate.proxy.wire.failure import Failure, Kind, error_body
+from cellgate.proxy.wire.failure import Failure, FailureKind, error_body
 from cellgate.proxy.wire.heads import own_response
-from cellgate.proxy.wire.intake import Bounds, Intake
+from cellgate.proxy.wire.intake import Intake, IntakeBounds
 from cellgate.proxy.wire.tcp import bound_held, bound_unsent, has_left, reset
 
 if TYPE_CHECKING:
     from cellgate.proxy.wire.request import Request
-    from cellgate.proxy.wire.rota import Rota
+    from cellgate.proxy.wire.rota import ReadScheduler
 
 PIPELINED_BYTES = 64 * 1024
 CLOSE_S = 5.0
@@ -35,7 +35,7 @@ _REQUEST_BYTES = LIMITS.request_bytes_per_turn // LIMITS.pipelined_requests_per_
 """What a pipelined request costs, in bytes of bodies."""
 
 
-class Exchanging(Protocol):
+class ClientExchange(Protocol):
     """What a connection knows of the exchange that answers its request."""
 
     def start(self) -> None: ...
@@ -45,13 +45,13 @@ class Exchanging(Protocol):
     def tick(self, now: float) -> None: ...
 
 
-class Host(Bounds, Protocol):
+class ConnectionHost(IntakeBounds, Protocol):
     """What the connections of one listener share, and who answers their requests."""
 
     clients: dict[ClientConnection, None]
-    rota: Rota
+    read_scheduler: ReadScheduler
 
-    def exchange(self, client: ClientConnection, request: Request) -> Exchanging: ...
+    def exchange(self, client: ClientConnection, request: Request) -> ClientExchange: ...
     def refused(self, client: ClientConnection, failure: Failure) -> None: ...
     def defect(self, what: str, error: Exception) -> None: ...
 
@@ -77,7 +77,7 @@ class ClientConnection(asyncio.Protocol):
         "secure",
     )
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: ConnectionHost) -> None:
         self._host = host
         self._intake = Intake(self, host)
         self._transport: asyncio.Transport | None = None
@@ -89,7 +89,7 @@ class ClientConnection(asyncio.Protocol):
         self._turn_due = False
         self._reading = True
         self._write_paused = False
-        self.exchange: Exchanging | None = None
+        self.exchange: ClientExchange | None = None
         self.peer = ""
         self.secure = False
         self.deadline = inf
@@ -131,7 +131,7 @@ class ClientConnection(asyncio.Protocol):
                 self.serve()
             elif intake.reader.unread and not self._turn_due:
                 self._turn_due = True
-                self._host.rota.join(self)
+                self._host.read_scheduler.join(self)
                 self.update_reading()
         except Exception as error:
             self.crashed("a client's bytes could not be read", error)
@@ -208,7 +208,7 @@ class ClientConnection(asyncio.Protocol):
             # It has to do with the next request, and not with this one.
             self.crashed("the next request could not be begun", error)
 
-    def give_up(self, exchange: Exchanging, request: Request) -> None:
+    def give_up(self, exchange: ClientExchange, request: Request) -> None:
         """The exchange has failed: if it is still in flight, the connection ends with it."""
         if self.exchange is exchange:
             self.finish(request, keep_alive=False)
@@ -217,7 +217,7 @@ class ClientConnection(asyncio.Protocol):
         """A defect of the gate's own, in no exchange: what was being read is answered 500, in its turn."""
         self._host.defect(what, error)
         try:
-            self._reject(Failure(Kind.INTERNAL, "the gate failed on this request; its log says more"))
+            self._reject(Failure(FailureKind.INTERNAL, "the gate failed on this request; its log says more"))
         except Exception as another:
             self._host.defect(what, another)
             self.cut()
@@ -268,10 +268,12 @@ class ClientConnection(asyncio.Protocol):
         is_reading = self.exchange is None and self._intake.in_head
         return is_reading and now - self._intake.begun_at > after_s
 
-    def make_way(self) -> None:
+    def close_idle(self) -> None:
         """End a connection on which nothing is under way: others need its place."""
         if self._intake.reader.in_head:
-            self._reject(Failure(Kind.HEAD_TIMEOUT, "the request's head did not arrive while others waited"))
+            self._reject(
+                Failure(FailureKind.HEAD_TIMEOUT, "the request's head did not arrive while others waited")
+            )
         else:
             self.close()
 
@@ -286,7 +288,7 @@ class ClientConnection(asyncio.Protocol):
         elif self._host.memory.is_short and self._intake.is_stalled(now):
             reason = "the request's body did not go on while others waited for memory"
             reached("body_stall_s")
-            self._reject(Failure(Kind.BODY_TIMEOUT, reason))
+            self._reject(Failure(FailureKind.BODY_TIMEOUT, reason))
 
     def _expire(self) -> None:
         """The deadline has passed: for a connection without a request that is the end, else a 408."""
@@ -324,7 +326,7 @@ class ClientConnection(asyncio.Protocol):
             self._pumping = False
         if (intake.queue or intake.reader.unread) and self._may_begin() and not intake.awaiting_memory:
             self._turn_due = True
-            self._host.rota.join_next(self)
+            self._host.read_scheduler.join_next(self)
             if not left:
                 reached("pipelined_requests_per_turn")
         self.update_reading()

@@ -25,7 +25,7 @@ class Fault(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class FailureRow:
     """One row. `strength` None means neutral; `retryable` means before anything was shown to the client.
 
     `is_final`: whoever asks again gets the same, and is told not to.
@@ -47,20 +47,24 @@ _BAD = "invalid_request_error"
 _DOWN = "service_unavailable_error"
 
 
-def _client(status: int, *, closes: bool = False, kind: str = _BAD) -> Row:
-    return Row(Fault.CLIENT, status, kind, Outcome.CLIENT_ERROR, closes=closes)
+def _client(status: int, *, closes: bool = False, kind: str = _BAD) -> FailureRow:
+    return FailureRow(Fault.CLIENT, status, kind, Outcome.CLIENT_ERROR, closes=closes)
 
 
-def _gate(status: int, *, retry_after_s: int | None = 1, retryable: bool = False) -> Row:
+def _gate(status: int, *, retry_after_s: int | None = 1, retryable: bool = False) -> FailureRow:
     kind = "rate_limit_error" if status == 429 else _DOWN
-    return Row(Fault.GATE, status, kind, Outcome.GATE_ERROR, retryable=retryable, retry_after_s=retry_after_s)
+    return FailureRow(
+        Fault.GATE, status, kind, Outcome.GATE_ERROR, retryable=retryable, retry_after_s=retry_after_s
+    )
 
 
-def _unit(status: int, outcome: Outcome, strength: Strength | None, *, by_response: bool = False) -> Row:
-    return Row(Fault.UNIT, status, _DOWN, outcome, strength, True, by_response, retry_after_s=1)
+def _unit(
+    status: int, outcome: Outcome, strength: Strength | None, *, by_response: bool = False
+) -> FailureRow:
+    return FailureRow(Fault.UNIT, status, _DOWN, outcome, strength, True, by_response, retry_after_s=1)
 
 
-class Kind(Enum):
+class FailureKind(Enum):
     """Every way in which a request can fail. The value is the error code clients and metrics see."""
 
     # The client's.
@@ -85,7 +89,7 @@ class Kind(Enum):
     NO_UNIT = "no_unit"
     NO_MEMORY = "no_memory"
     NO_RESOURCES = "no_resources"
-    NO_BRAIN = "no_brain"
+    NO_CONTROL_PROCESS = "no_control_process"
     EVICTED = "evicted"
     INTERNAL = "internal"
     POISON_SUSPECTED = "poison_suspected"
@@ -109,57 +113,61 @@ class Kind(Enum):
     NOT_CONTINUED = "not_continued"
 
     @property
-    def row(self) -> Row:
+    def row(self) -> FailureRow:
         """The row of this kind."""
         return TABLE[self]
 
 
-TABLE: dict[Kind, Row] = {
+TABLE: dict[FailureKind, FailureRow] = {
     # The client's.
-    Kind.BAD_REQUEST: _client(400, closes=True),
-    Kind.BAD_JSON: _client(400),
-    Kind.BAD_HEADER: _client(400),
-    Kind.DENIED: _client(403, kind="permission_error"),
-    Kind.UNKNOWN_PATH: _client(404, kind="not_found_error"),
-    Kind.UNKNOWN_MODEL: _client(404, kind="not_found_error"),
-    Kind.NOT_SERVED: _client(404, kind="not_found_error"),
-    Kind.NOT_TRUSTED: _client(403, kind="permission_error"),
-    Kind.METHOD_NOT_ALLOWED: _client(405),
-    Kind.METHOD_NOT_SUPPORTED: _client(501, closes=True),
-    Kind.HEAD_TIMEOUT: _client(408, closes=True),
-    Kind.BODY_TIMEOUT: _client(408, closes=True),
-    Kind.BODY_TOO_LARGE: _client(413, closes=True),
-    Kind.BAD_EXPECTATION: _client(417, closes=True),
-    Kind.HEAD_TOO_LARGE: _client(431, closes=True),
+    FailureKind.BAD_REQUEST: _client(400, closes=True),
+    FailureKind.BAD_JSON: _client(400),
+    FailureKind.BAD_HEADER: _client(400),
+    FailureKind.DENIED: _client(403, kind="permission_error"),
+    FailureKind.UNKNOWN_PATH: _client(404, kind="not_found_error"),
+    FailureKind.UNKNOWN_MODEL: _client(404, kind="not_found_error"),
+    FailureKind.NOT_SERVED: _client(404, kind="not_found_error"),
+    FailureKind.NOT_TRUSTED: _client(403, kind="permission_error"),
+    FailureKind.METHOD_NOT_ALLOWED: _client(405),
+    FailureKind.METHOD_NOT_SUPPORTED: _client(501, closes=True),
+    FailureKind.HEAD_TIMEOUT: _client(408, closes=True),
+    FailureKind.BODY_TIMEOUT: _client(408, closes=True),
+    FailureKind.BODY_TOO_LARGE: _client(413, closes=True),
+    FailureKind.BAD_EXPECTATION: _client(417, closes=True),
+    FailureKind.HEAD_TOO_LARGE: _client(431, closes=True),
     # The gate's.
-    Kind.FULL: _gate(429),
-    Kind.LATE: _gate(429),
-    Kind.NO_UNIT: _gate(503),
-    Kind.NO_MEMORY: Row(Fault.GATE, 503, _DOWN, Outcome.GATE_ERROR, closes=True, retry_after_s=1),
-    Kind.NO_RESOURCES: _gate(503, retryable=True),
-    Kind.NO_BRAIN: _gate(503),
-    Kind.EVICTED: Row(Fault.GATE, 503, _DOWN, Outcome.EVICTED, retryable=True, retry_after_s=1),
-    Kind.INTERNAL: Row(Fault.GATE, 500, "internal_server_error", Outcome.GATE_ERROR, closes=True),
-    Kind.POISON_SUSPECTED: Row(Fault.GATE, 502, _DOWN, Outcome.GATE_ERROR, is_final=True),
+    FailureKind.FULL: _gate(429),
+    FailureKind.LATE: _gate(429),
+    FailureKind.NO_UNIT: _gate(503),
+    FailureKind.NO_MEMORY: FailureRow(
+        Fault.GATE, 503, _DOWN, Outcome.GATE_ERROR, closes=True, retry_after_s=1
+    ),
+    FailureKind.NO_RESOURCES: _gate(503, retryable=True),
+    FailureKind.NO_CONTROL_PROCESS: _gate(503),
+    FailureKind.EVICTED: FailureRow(Fault.GATE, 503, _DOWN, Outcome.EVICTED, retryable=True, retry_after_s=1),
+    FailureKind.INTERNAL: FailureRow(
+        Fault.GATE, 500, "internal_server_error", Outcome.GATE_ERROR, closes=True
+    ),
+    FailureKind.POISON_SUSPECTED: FailureRow(Fault.GATE, 502, _DOWN, Outcome.GATE_ERROR, is_final=True),
     # The unit's, before anything was shown.
-    Kind.REFUSED: _unit(503, Outcome.UNIT_ERROR, Strength.FATAL),
-    Kind.UNREACHABLE: _unit(503, Outcome.UNIT_ERROR, Strength.STRONG),
-    Kind.CONNECT_TIMEOUT: _unit(504, Outcome.UNIT_ERROR, Strength.STRONG),
-    Kind.STALE_CONNECTION: _unit(502, Outcome.UNIT_ERROR, None),
-    Kind.CLOSED_EARLY: _unit(502, Outcome.UNIT_ERROR, Strength.STRONG),
-    Kind.GARBAGE: _unit(502, Outcome.UNIT_ERROR, Strength.WEAK, by_response=True),
-    Kind.ANSWER_TIMEOUT: _unit(504, Outcome.UNIT_ERROR, Strength.STRONG),
-    Kind.BUSY: _unit(503, Outcome.BUSY, None, by_response=True),
+    FailureKind.REFUSED: _unit(503, Outcome.UNIT_ERROR, Strength.FATAL),
+    FailureKind.UNREACHABLE: _unit(503, Outcome.UNIT_ERROR, Strength.STRONG),
+    FailureKind.CONNECT_TIMEOUT: _unit(504, Outcome.UNIT_ERROR, Strength.STRONG),
+    FailureKind.STALE_CONNECTION: _unit(502, Outcome.UNIT_ERROR, None),
+    FailureKind.CLOSED_EARLY: _unit(502, Outcome.UNIT_ERROR, Strength.STRONG),
+    FailureKind.GARBAGE: _unit(502, Outcome.UNIT_ERROR, Strength.WEAK, by_response=True),
+    FailureKind.ANSWER_TIMEOUT: _unit(504, Outcome.UNIT_ERROR, Strength.STRONG),
+    FailureKind.BUSY: _unit(503, Outcome.BUSY, None, by_response=True),
     # The word of the gate before the unit (see placement.py).
-    Kind.NOT_HERE: _unit(503, Outcome.BUSY, Strength.STRONG),
-    Kind.FALSE_BUSY: _unit(503, Outcome.UNIT_ERROR, Strength.STRONG, by_response=True),
-    Kind.UNIT_ERROR: _unit(502, Outcome.UNIT_ERROR, Strength.WEAK, by_response=True),
-    Kind.FIRST_EVENT_ERROR: _unit(502, Outcome.STREAM_ERROR, Strength.STRONG, by_response=True),
+    FailureKind.NOT_HERE: _unit(503, Outcome.BUSY, Strength.STRONG),
+    FailureKind.FALSE_BUSY: _unit(503, Outcome.UNIT_ERROR, Strength.STRONG, by_response=True),
+    FailureKind.UNIT_ERROR: _unit(502, Outcome.UNIT_ERROR, Strength.WEAK, by_response=True),
+    FailureKind.FIRST_EVENT_ERROR: _unit(502, Outcome.STREAM_ERROR, Strength.STRONG, by_response=True),
     # The unit's, in the middle of an answer.
-    Kind.TRUNCATED: Row(Fault.UNIT, 502, _DOWN, Outcome.TRUNCATED, Strength.STRONG),
-    Kind.STREAM_ERROR: Row(Fault.UNIT, 502, _DOWN, Outcome.STREAM_ERROR, Strength.STRONG),
-    Kind.CUT: Row(Fault.UNIT, 503, _DOWN, Outcome.EVICTED),
-    Kind.NOT_CONTINUED: Row(Fault.UNIT, 502, _DOWN, Outcome.EVICTED),
+    FailureKind.TRUNCATED: FailureRow(Fault.UNIT, 502, _DOWN, Outcome.TRUNCATED, Strength.STRONG),
+    FailureKind.STREAM_ERROR: FailureRow(Fault.UNIT, 502, _DOWN, Outcome.STREAM_ERROR, Strength.STRONG),
+    FailureKind.CUT: FailureRow(Fault.UNIT, 503, _DOWN, Outcome.EVICTED),
+    FailureKind.NOT_CONTINUED: FailureRow(Fault.UNIT, 502, _DOWN, Outcome.EVICTED),
 }
 
 
@@ -170,7 +178,7 @@ class Failure:
     `retry_after_s` is told where more is known than the row of its kind says.
     """
 
-    kind: Kind
+    kind: FailureKind
     message: str
     param: str | None = None
     retry_after_s: int | None = None

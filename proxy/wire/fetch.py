@@ -13,19 +13,19 @@ from collections.abc import Callable, Iterator, Mapping
 
 from cellgate.probes.base import FetchError, Reply, Trouble
 from cellgate.proxy.wire.call import Call
-from cellgate.proxy.wire.failure import Failure, Kind
+from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.proxy.wire.pool import LATE_S, Pool
 from cellgate.proxy.wire.reply_reader import ReplyHead
 
 FRESH_S = 30.0
 
 _TROUBLES = {
-    Kind.REFUSED: Trouble.REFUSED,
-    Kind.UNREACHABLE: Trouble.UNREACHABLE,
-    Kind.CONNECT_TIMEOUT: Trouble.TIMEOUT,
-    Kind.NO_RESOURCES: Trouble.OWN,
-    Kind.EVICTED: Trouble.OWN,
-    Kind.INTERNAL: Trouble.OWN,
+    FailureKind.REFUSED: Trouble.REFUSED,
+    FailureKind.UNREACHABLE: Trouble.UNREACHABLE,
+    FailureKind.CONNECT_TIMEOUT: Trouble.TIMEOUT,
+    FailureKind.NO_RESOURCES: Trouble.OWN,
+    FailureKind.EVICTED: Trouble.OWN,
+    FailureKind.INTERNAL: Trouble.OWN,
 }
 
 
@@ -125,7 +125,7 @@ class _Waiting:
         self._settle(Reply(status, _Headers(head), body))
 
     def failed(self, failure: Failure) -> None:
-        if failure.kind is Kind.STALE_CONNECTION:
+        if failure.kind is FailureKind.STALE_CONNECTION:
             # It was closed while nobody used it, which says nothing about the server.
             self.call.begin(fresh=True)
         else:

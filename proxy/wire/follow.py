@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from cellgate.probes.base import Listener
-from cellgate.proxy.wire.failure import Failure, Kind
+from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.proxy.wire.fetch import fetch_error
 from cellgate.proxy.wire.pool import Pool
 from cellgate.proxy.wire.upstream import UnitConnection
@@ -58,4 +58,4 @@ class Following:
         if not self.asked.done():
             self.asked.set_exception(fetch_error(failure))
         else:
-            self._listener.on_over(failure.message, is_garbled=failure.kind is Kind.GARBAGE)
+            self._listener.on_over(failure.message, is_garbled=failure.kind is FailureKind.GARBAGE)

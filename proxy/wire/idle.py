@@ -18,7 +18,7 @@ SLOW_HEAD_S = 2.0
 """And so may a head that has been coming for so long."""
 
 
-def least_missed(clients: Iterable[ClientConnection], most: int, now: float) -> list[ClientConnection]:
+def first_to_close(clients: Iterable[ClientConnection], most: int, now: float) -> list[ClientConnection]:
     """At most so many connections that may be closed, the first to go first."""
     ranked: list[tuple[int, float, int, ClientConnection]] = []
     for order, client in enumerate(clients):

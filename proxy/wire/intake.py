@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.wire.body_memory import wanted
-from cellgate.proxy.wire.failure import Failure, Kind
+from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.proxy.wire.reader import RequestReader
 from cellgate.proxy.wire.request import Request
 
@@ -29,7 +29,7 @@ _BODY_RATE = 64 * 1024
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-class Bounds(Protocol):
+class IntakeBounds(Protocol):
     """What the clients of one listener share."""
 
     limits: Limits
@@ -70,7 +70,7 @@ class Intake:
         "reader",
     )
 
-    def __init__(self, sender: Sender, host: Bounds) -> None:
+    def __init__(self, sender: Sender, host: IntakeBounds) -> None:
         self._sender = sender
         self._host = host
         self._owes_continue = False
@@ -182,18 +182,20 @@ class Intake:
         has no more time.
         """
         if self.awaiting_memory:
-            return Failure(Kind.NO_MEMORY, "the gate has no memory left for request bodies; retry later")
+            return Failure(
+                FailureKind.NO_MEMORY, "the gate has no memory left for request bodies; retry later"
+            )
         request = self.reader.request
         if request is None:
             return None
         if self.reader.in_head:
-            return Failure(Kind.HEAD_TIMEOUT, "the request's head did not arrive in time")
+            return Failure(FailureKind.HEAD_TIMEOUT, "the request's head did not arrive in time")
         if (allowed := self._whole_by(request)) > now:
             self._sender.deadline = allowed
             return None
         if now - self._grown_at > LIMITS.body_idle_s:
             reached("body_idle_s")
-        return Failure(Kind.BODY_TIMEOUT, "the request's body did not arrive in time")
+        return Failure(FailureKind.BODY_TIMEOUT, "the request's body did not arrive in time")
 
     # -- inside --------------------------------------------------------------------------------------------
 

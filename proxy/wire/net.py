@@ -7,17 +7,17 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from cellgate.probes.base import FetchError, Listener, P, Trouble
-from cellgate.proxy.wire.failure import Kind
+from cellgate.proxy.wire.failure import FailureKind
 from cellgate.proxy.wire.fetch import UnitFetch, fetch_error, request_head
 from cellgate.proxy.wire.follow import Following
-from cellgate.proxy.wire.pool import LATE_S, MakeTls, Pool, StoodStillError, explain
-from cellgate.proxy.wire.rota import Rota
+from cellgate.proxy.wire.pool import LATE_S, GateStalledError, MakeTls, Pool, connect_failure
+from cellgate.proxy.wire.rota import ReadScheduler
 
 
 class UnitNet:
     """The `Net` of one unit (see probes/base.py).
 
-    `heard` is called when anything answers, `on_own_trouble` with a reason when the gate could not connect.
+    `heard` is called when anything answers, `on_gate_fault` with a reason when the gate could not connect.
     """
 
     def __init__(
@@ -27,15 +27,15 @@ class UnitNet:
         *,
         connect_timeout_s: float,
         tls: MakeTls | None,
-        rota: Rota | None = None,
-        on_own_trouble: Callable[[str], None] = lambda _: None,
+        read_scheduler: ReadScheduler | None = None,
+        on_gate_fault: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._loop = loop
         self._heard = heard
         self._connect_timeout_s = connect_timeout_s
         self._tls = tls
-        self._rota = rota
-        self._on_own_trouble = on_own_trouble
+        self._read_scheduler = read_scheduler
+        self._on_gate_fault = on_gate_fault
         self._pools: dict[str, Pool] = {}
         self._fetches: dict[str, UnitFetch] = {}
 
@@ -58,12 +58,12 @@ class UnitNet:
                 transport, protocol = await self._loop.create_connection(factory, host.strip("[]"), int(port))
         except Exception as error:
             late = isinstance(error, TimeoutError) and self._loop.time() > deadline + LATE_S
-            failure = explain(StoodStillError() if late else error, address)
+            failure = connect_failure(GateStalledError() if late else error, address)
             assert failure is not None
-            if failure.kind is Kind.REFUSED:
+            if failure.kind is FailureKind.REFUSED:
                 self._heard()
-            elif failure.kind is Kind.NO_RESOURCES:
-                self._on_own_trouble(failure.message)
+            elif failure.kind is FailureKind.NO_RESOURCES:
+                self._on_gate_fault(failure.message)
             raise fetch_error(failure) from None
         self._heard()
         return transport, protocol
@@ -102,6 +102,6 @@ class UnitNet:
             self._loop,
             connect_timeout_s=connect_timeout_s,
             tls=self._tls,
-            rota=self._rota,
-            on_own_trouble=self._on_own_trouble,
+            read_scheduler=self._read_scheduler,
+            on_gate_fault=self._on_gate_fault,
         )

@@ -16,8 +16,8 @@ from typing import Protocol
 from urllib.parse import urlsplit
 
 from cellgate.proxy.config.limits import LIMITS
-from cellgate.proxy.wire.failure import Failure, Kind
-from cellgate.proxy.wire.rota import Rota
+from cellgate.proxy.wire.failure import Failure, FailureKind
+from cellgate.proxy.wire.rota import ReadScheduler
 from cellgate.proxy.wire.upstream import UnitConnection
 
 IDLE_S = 4.0
@@ -39,14 +39,15 @@ class Taker(Protocol):
     def on_failed(self, failure: Failure) -> None: ...
 
 
-class StoodStillError(Exception):
+class GateStalledError(Exception):
     """The gate did not run while it should have connected."""
 
 
 class Pool:
-    """The connections of the gate to one unit. Pools of several share a `rota`, or each has its own.
+    """The connections of the gate to one unit. Pools of several share a `read_scheduler`, or each has its
+    own.
 
-    `on_broken` is called when the unit ends a connection out of turn, `on_own_trouble` with a reason when the
+    `on_broken` is called when the unit ends a connection out of turn, `on_gate_fault` with a reason when the
     gate itself could not open one.
     """
 
@@ -57,9 +58,9 @@ class Pool:
         *,
         connect_timeout_s: float,
         tls: MakeTls | None,
-        rota: Rota | None = None,
+        read_scheduler: ReadScheduler | None = None,
         on_broken: Callable[[], None] = lambda: None,
-        on_own_trouble: Callable[[str], None] = lambda _: None,
+        on_gate_fault: Callable[[str], None] = lambda _: None,
     ) -> None:
         parts = urlsplit(url)
         self.host = parts.hostname or ""
@@ -68,10 +69,10 @@ class Pool:
         self.lines = b"host: %b\r\n" % self.authority
         """What the head of each request to the unit begins with."""
         self._on_broken = on_broken
-        self._on_own_trouble = on_own_trouble
+        self._on_gate_fault = on_gate_fault
         self._tls = tls() if tls is not None and parts.scheme == "https" else None
         self._loop = loop
-        self.rota = rota or Rota(loop.call_soon, LIMITS.reply_bytes_per_turn)
+        self.read_scheduler = read_scheduler or ReadScheduler(loop.call_soon, LIMITS.reply_bytes_per_turn)
         self._connect_timeout_s = connect_timeout_s
         self._idle: deque[UnitConnection] = deque()
         self._connecting: dict[asyncio.Task[UnitConnection], Taker | None] = {}
@@ -150,7 +151,7 @@ class Pool:
                 )
         except TimeoutError:
             if self._loop.time() > deadline + LATE_S:
-                raise StoodStillError from None
+                raise GateStalledError from None
             raise
         # Counted only now: a connection whose making is cancelled never says that it was lost.
         if conn.usable:
@@ -164,19 +165,21 @@ class Pool:
         except Exception as error:
             self.report(error)
             if taker is not None:
-                taker.on_failed(Failure(Kind.INTERNAL, f"the gate failed on a connection: {error!r}"))
+                taker.on_failed(Failure(FailureKind.INTERNAL, f"the gate failed on a connection: {error!r}"))
 
     def _tell(self, task: asyncio.Task[UnitConnection], taker: Taker | None) -> None:
         if task.cancelled():
-            failure: Failure | None = Failure(Kind.EVICTED, "the unit was taken out of the configuration")
+            failure: Failure | None = Failure(
+                FailureKind.EVICTED, "the unit was taken out of the configuration"
+            )
         else:
             error = task.exception()
-            failure = explain(error, f"{self.host}:{self.port}")
-            if failure is not None and failure.kind is Kind.INTERNAL and isinstance(error, Exception):
+            failure = connect_failure(error, f"{self.host}:{self.port}")
+            if failure is not None and failure.kind is FailureKind.INTERNAL and isinstance(error, Exception):
                 self.report(error)
         if failure is not None:
-            if failure.kind is Kind.NO_RESOURCES:
-                self._on_own_trouble(failure.message)
+            if failure.kind is FailureKind.NO_RESOURCES:
+                self._on_gate_fault(failure.message)
             if taker is not None:
                 taker.on_failed(failure)
         elif taker is None:
@@ -186,24 +189,28 @@ class Pool:
             taker.on_connected(task.result())
 
 
-def explain(error: BaseException | None, where: str) -> Failure | None:
+def connect_failure(error: BaseException | None, where: str) -> Failure | None:
     """Whose fault it is that no connection to `where` (HOST:PORT) was made."""
     match error:
         case None:
             return None
         case ConnectionRefusedError():
-            return Failure(Kind.REFUSED, f"connection refused by {where}")
+            return Failure(FailureKind.REFUSED, f"connection refused by {where}")
         case TimeoutError():
-            return Failure(Kind.CONNECT_TIMEOUT, f"no connection to {where} in time")
-        case StoodStillError():
-            return Failure(Kind.NO_RESOURCES, f"the gate itself stood still while it connected to {where}")
+            return Failure(FailureKind.CONNECT_TIMEOUT, f"no connection to {where} in time")
+        case GateStalledError():
+            return Failure(
+                FailureKind.NO_RESOURCES, f"the gate itself stood still while it connected to {where}"
+            )
         case socket.gaierror():
-            return Failure(Kind.NO_RESOURCES, f"the name in {where} cannot be resolved: {error.strerror}")
+            return Failure(
+                FailureKind.NO_RESOURCES, f"the name in {where} cannot be resolved: {error.strerror}"
+            )
         case ssl.SSLError():
-            return Failure(Kind.UNREACHABLE, f"TLS with {where} failed: {error}")
+            return Failure(FailureKind.UNREACHABLE, f"TLS with {where} failed: {error}")
         case OSError() if error.errno in _OWN_ERRNOS:
-            return Failure(Kind.NO_RESOURCES, f"the gate cannot open a connection: {error.strerror}")
+            return Failure(FailureKind.NO_RESOURCES, f"the gate cannot open a connection: {error.strerror}")
         case OSError():
-            return Failure(Kind.UNREACHABLE, f"{where} cannot be reached: {error.strerror or error}")
+            return Failure(FailureKind.UNREACHABLE, f"{where} cannot be reached: {error.strerror or error}")
         case _:
-            return Failure(Kind.INTERNAL, f"connecting to {where} failed: {error!r}")
+            return Failure(FailureKind.INTERNAL, f"connecting to {where} failed: {error!r}")

@@ -13,21 +13,21 @@ from cellgate.proxy.wire.fetch import UnitFetch
 from cellgate.proxy.wire.heads import UNIT_FIELD
 from cellgate.proxy.wire.net import UnitNet
 from cellgate.proxy.wire.pool import MakeTls, Pool
-from cellgate.proxy.wire.rota import Rota
-from cellgate.router.unit_state import Desk
+from cellgate.proxy.wire.rota import ReadScheduler
+from cellgate.router.unit_state import UnitState
 
 
-class Ways(NamedTuple):
+class ProbeTransport(NamedTuple):
     """How the probes of a unit reach it: its own address, and any other."""
 
     fetch: Fetch
     net: Net
 
 
-class Reach:
-    """Pools by desk.
+class UnitPools:
+    """Pools by unit.
 
-    `on_broken` is told of a unit that ended a connection out of turn, `on_own_trouble` why the gate itself
+    `on_broken` is told of a unit that ended a connection out of turn, `on_gate_fault` why the gate itself
     could not open one.
     """
 
@@ -37,82 +37,82 @@ class Reach:
         *,
         connect_timeout_s: float,
         tls: MakeTls | None,
-        on_broken: Callable[[Desk], None],
-        on_own_trouble: Callable[[str], None],
+        on_broken: Callable[[UnitState], None],
+        on_gate_fault: Callable[[str], None],
     ) -> None:
         self._loop = loop
         self._connect_timeout_s = connect_timeout_s
         self._tls = tls
         self._on_broken = on_broken
-        self._on_own_trouble = on_own_trouble
-        self._rota = Rota(loop.call_soon, LIMITS.reply_bytes_per_turn)
-        self._pools: dict[Desk, Pool] = {}
-        self._nets: dict[Desk | None, UnitNet] = {}
-        """By desk; that of None is for servers of no unit."""
+        self._on_gate_fault = on_gate_fault
+        self._read_scheduler = ReadScheduler(loop.call_soon, LIMITS.reply_bytes_per_turn)
+        self._pools: dict[UnitState, Pool] = {}
+        self._nets: dict[UnitState | None, UnitNet] = {}
+        """By unit; that of None is for servers of no unit."""
 
-    def pool(self, desk: Desk) -> Pool:
+    def pool(self, state: UnitState) -> Pool:
         """The connections to a unit's own address."""
-        pool = self._pools.get(desk)
+        pool = self._pools.get(state)
         if pool is None:
             pool = Pool(
-                desk.unit.url,
+                state.unit.url,
                 self._loop,
                 connect_timeout_s=self._connect_timeout_s,
                 tls=self._tls,
-                rota=self._rota,
-                on_broken=lambda: self._on_broken(desk),
-                on_own_trouble=self._on_own_trouble,
+                read_scheduler=self._read_scheduler,
+                on_broken=lambda: self._on_broken(state),
+                on_gate_fault=self._on_gate_fault,
             )
-            if desk.unit.engine == VIA_GATE:
-                pool.lines += b"%b: %b\r\n" % (UNIT_FIELD, name_there(desk.unit).encode())
-            self._pools[desk] = pool
+            if state.unit.engine == VIA_GATE:
+                pool.lines += b"%b: %b\r\n" % (UNIT_FIELD, name_there(state.unit).encode())
+            self._pools[state] = pool
         return pool
 
-    def ways(self, desk: Desk) -> Ways:
+    def probe_transport(self, state: UnitState) -> ProbeTransport:
         """The ways of a unit's probes."""
 
         def heard() -> None:
-            desk.heard_at = self._loop.time()
+            state.heard_at = self._loop.time()
 
-        net = self._net(desk, heard)
-        return Ways(UnitFetch(self.pool(desk), self._loop, heard, desk.unit.api_key), net)
+        net = self._net(state, heard)
+        return ProbeTransport(UnitFetch(self.pool(state), self._loop, heard, state.unit.api_key), net)
 
     def net(self) -> Net:
         """The way to servers that are no unit's."""
         return self._net(None, lambda: None)
 
-    def _net(self, desk: Desk | None, heard: Callable[[], None]) -> UnitNet:
-        net = self._nets.get(desk)
+    def _net(self, state: UnitState | None, heard: Callable[[], None]) -> UnitNet:
+        net = self._nets.get(state)
         if net is None:
             net = UnitNet(
                 self._loop,
                 heard,
                 connect_timeout_s=self._connect_timeout_s,
                 tls=self._tls,
-                rota=self._rota,
-                on_own_trouble=self._on_own_trouble,
+                read_scheduler=self._read_scheduler,
+                on_gate_fault=self._on_gate_fault,
             )
-            self._nets[desk] = net
+            self._nets[state] = net
         return net
 
-    def distrust(self, desk: Desk) -> None:
+    def distrust(self, state: UnitState) -> None:
         """Close what is idle: it leads to a process that is gone or cannot be trusted."""
-        if desk in self._pools:
-            self._pools[desk].purge()
+        if state in self._pools:
+            self._pools[state].purge()
 
-    def leave(self, desk: Desk) -> None:
+    def leave(self, state: UnitState) -> None:
         """The unit is no longer configured: keep no connection, but let replies in flight finish."""
-        if (net := self._nets.pop(desk, None)) is not None:
+        if (net := self._nets.pop(state, None)) is not None:
             net.close()
-        if desk in self._pools:
-            self._pools[desk].close()
+        if state in self._pools:
+            self._pools[state].close()
 
     def tick(self, now: float) -> None:
         """Close what has been idle for too long, forget what nobody needs."""
-        for desk, pool in list(self._pools.items()):
+        for state, pool in list(self._pools.items()):
             pool.purge(now)
-            if desk.retired and not desk.leases:
-                del self._pools[desk]
+            if state.retired and not state.leases:
+                del self._pools[state]
         for net in self._nets.values():
             net.purge(now)
 

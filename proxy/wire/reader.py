@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 import httptools
 
 from cellgate.proxy.config.limits import LIMITS, reached
-from cellgate.proxy.wire.failure import Failure, Kind
+from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.proxy.wire.heads import REQUEST_FIELDS
 from cellgate.proxy.wire.request import Request, check_head
 
@@ -31,7 +31,7 @@ _BODY_BYTES_EACH = LIMITS.request_bytes_per_turn // LIMITS.parsed_bytes
 """What a byte costs that is no body's: so many of these are the work of a whole turn."""
 
 
-class Reading(Protocol):
+class RequestSink(Protocol):
     """Whom a reader tells what it reads, from within `feed`."""
 
     def begun(self, request: Request) -> None:
@@ -74,7 +74,7 @@ class RequestReader:
 
     def __init__(
         self,
-        tell: Reading,
+        tell: RequestSink,
         limits: Limits,
         now: Callable[[], float],
         fields_read: Container[bytes] = REQUEST_FIELDS,
@@ -158,7 +158,7 @@ class RequestReader:
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            self._fail(Failure(Kind.METHOD_NOT_SUPPORTED, "CONNECT and upgrades are not supported"))
+            self._fail(Failure(FailureKind.METHOD_NOT_SUPPORTED, "CONNECT and upgrades are not supported"))
         except httptools.HttpParserCallbackError as error:
             # A defect of our own, not of the request.
             raise error.__context__ or error from None
@@ -198,7 +198,7 @@ class RequestReader:
         elif request.pieces > LIMITS.body_chunks:
             reached("body_chunks")
             reason = f"the request's body comes in more than {LIMITS.body_chunks} chunks; send larger ones"
-            self._fail(Failure(Kind.BAD_REQUEST, reason))
+            self._fail(Failure(FailureKind.BAD_REQUEST, reason))
         else:
             return True
         return False
@@ -286,23 +286,25 @@ class RequestReader:
 
     def _head_too_large(self) -> Failure:
         limit = self._limits.head_bytes
-        return Failure(Kind.HEAD_TOO_LARGE, f"the request's head is larger than {limit} bytes")
+        return Failure(FailureKind.HEAD_TOO_LARGE, f"the request's head is larger than {limit} bytes")
 
     def _body_too_large(self) -> Failure:
         limit = self._limits.body_bytes
-        return Failure(Kind.BODY_TOO_LARGE, f"the request's body is larger than {limit} bytes")
+        return Failure(FailureKind.BODY_TOO_LARGE, f"the request's body is larger than {limit} bytes")
 
 
 def _too_many_lines() -> Failure:
     reached("header_lines")
-    return Failure(Kind.HEAD_TOO_LARGE, f"the request's head has more than {LIMITS.header_lines} lines")
+    return Failure(
+        FailureKind.HEAD_TOO_LARGE, f"the request's head has more than {LIMITS.header_lines} lines"
+    )
 
 
 def _malformed(error: httptools.HttpParserError, data: bytes | memoryview) -> Failure:
     match error:
         case httptools.HttpParserInvalidMethodError() if _METHOD.match(data):
-            return Failure(Kind.METHOD_NOT_SUPPORTED, "the method is not known")
+            return Failure(FailureKind.METHOD_NOT_SUPPORTED, "the method is not known")
         case httptools.HttpParserInvalidURLError():
-            return Failure(Kind.BAD_REQUEST, "the request target is malformed")
+            return Failure(FailureKind.BAD_REQUEST, "the request target is malformed")
         case _:
-            return Failure(Kind.BAD_REQUEST, f"malformed request: {error}")
+            return Failure(FailureKind.BAD_REQUEST, f"malformed request: {error}")

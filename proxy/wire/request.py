@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cellgate.proxy.config.limits import LIMITS, reached
-from cellgate.proxy.wire.failure import Failure, Kind
+from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.proxy.wire.heads import PLACING_FIELDS, REQUEST_FIELDS, Fields, connection_tokens
 
 
@@ -73,9 +73,11 @@ def check_head(request: Request, version: str) -> Failure | None:
     """What is wrong with a head that parsed, if anything; fills in what is read from it."""
     request.http10 = version == "1.0"
     if not request.http10 and version != "1.1":
-        return Failure(Kind.BAD_REQUEST, f"HTTP/{version} is not spoken here; use HTTP/1.1")
+        return Failure(FailureKind.BAD_REQUEST, f"HTTP/{version} is not spoken here; use HTTP/1.1")
     if request.method == b"CONNECT":
-        return Failure(Kind.METHOD_NOT_SUPPORTED, "CONNECT is not supported; send plain requests to the API")
+        return Failure(
+            FailureKind.METHOD_NOT_SUPPORTED, "CONNECT is not supported; send plain requests to the API"
+        )
     hosts = 0
     has_tokens = False
     for name, value in request.fields:
@@ -90,12 +92,12 @@ def check_head(request: Request, version: str) -> Failure | None:
             request.given_id = value.strip()
         elif name == b"expect":
             if value.strip().lower() != b"100-continue":
-                return Failure(Kind.BAD_EXPECTATION, "the only expectation understood is 100-continue")
+                return Failure(FailureKind.BAD_EXPECTATION, "the only expectation understood is 100-continue")
             request.expects_continue = not request.http10
         elif name == b"transfer-encoding" and request.http10:
-            return Failure(Kind.BAD_REQUEST, "an HTTP/1.0 request cannot carry Transfer-Encoding")
+            return Failure(FailureKind.BAD_REQUEST, "an HTTP/1.0 request cannot carry Transfer-Encoding")
         elif name == b"transfer-encoding" and value.strip().lower() != b"chunked":
-            return Failure(Kind.BAD_REQUEST, "the only transfer coding understood is chunked")
+            return Failure(FailureKind.BAD_REQUEST, "the only transfer coding understood is chunked")
         elif name in PLACING_FIELDS:
             request.is_placed = True
         elif name == b"x-cellgate-explain":
@@ -107,7 +109,7 @@ def check_head(request: Request, version: str) -> Failure | None:
     if has_tokens and (failure := _check_connection(request.fields)) is not None:
         return failure
     if hosts != 1 and (hosts or not request.http10):
-        return Failure(Kind.BAD_REQUEST, f"exactly one Host header is required, {hosts} were sent")
+        return Failure(FailureKind.BAD_REQUEST, f"exactly one Host header is required, {hosts} were sent")
     return _check_target(request)
 
 
@@ -116,9 +118,9 @@ def _check_connection(fields: Fields) -> Failure | None:
     if tokens > LIMITS.connection_tokens:
         reached("connection_tokens")
         reason = f"its Connection header names {tokens} headers, more than {LIMITS.connection_tokens}"
-        return Failure(Kind.BAD_REQUEST, reason)
+        return Failure(FailureKind.BAD_REQUEST, reason)
     if any(name == b"upgrade" for name, _ in fields) and b"upgrade" in connection_tokens(fields):
-        return Failure(Kind.METHOD_NOT_SUPPORTED, "protocol upgrades are not supported; use HTTP/1.1")
+        return Failure(FailureKind.METHOD_NOT_SUPPORTED, "protocol upgrades are not supported; use HTTP/1.1")
     return None
 
 
@@ -127,10 +129,12 @@ def _check_target(request: Request) -> Failure | None:
     if not target.startswith(b"/"):
         scheme, found, rest = target.partition(b"://")
         if not found or scheme.lower() not in (b"http", b"https"):
-            return Failure(Kind.BAD_REQUEST, "the request target must be a path such as /v1/chat/completions")
+            return Failure(
+                FailureKind.BAD_REQUEST, "the request target must be a path such as /v1/chat/completions"
+            )
         request.target = target = b"/" + rest.partition(b"/")[2]
     # A fragment is the client's business and never travels (RFC 9112, 3.2).
     if b"#" in target:
-        return Failure(Kind.BAD_REQUEST, "the request target must not carry a fragment")
+        return Failure(FailureKind.BAD_REQUEST, "the request target must not carry a fragment")
     request.path = target.partition(b"?")[0] if b"?" in target else target
     return None

@@ -18,7 +18,7 @@ PIECE_BYTES = 1024
 """What each piece of a body counts as, beside its bytes: many small ones are what takes time."""
 
 
-class Late(Protocol):
+class PendingRead(Protocol):
     """A connection of which a read has yet to be parsed."""
 
     def go_on(self, size: int, /) -> tuple[int, bool]:
@@ -27,7 +27,7 @@ class Late(Protocol):
         """
 
 
-class Rota:
+class ReadScheduler:
     """Whose read is parsed next. `soon` has something done in the next turn of the loop, which may cost
     `bytes_per_turn`.
     """
@@ -37,19 +37,19 @@ class Rota:
     def __init__(self, soon: Callable[[Callable[[], None]], object], bytes_per_turn: int) -> None:
         self._soon = soon
         self._bytes_per_turn = bytes_per_turn
-        self._waiting: OrderedDict[Late, None] = OrderedDict()
-        self._next: dict[Late, None] = {}
+        self._waiting: OrderedDict[PendingRead, None] = OrderedDict()
+        self._next: dict[PendingRead, None] = {}
         # Of this turn, and of those before it that have left something: a turn is not worth a callback.
         self._left = bytes_per_turn
         self._is_due = False
 
-    def join(self, late: Late) -> None:
+    def join(self, late: PendingRead) -> None:
         """Have the read of a connection parsed: now, as far as this turn allows, and in turns to come."""
         self._waiting[late] = None
         if not self._is_due:
             self._go_on()
 
-    def join_next(self, late: Late) -> None:
+    def join_next(self, late: PendingRead) -> None:
         """The same, but not in this turn."""
         self._next[late] = None
         if not self._is_due:

@@ -68,7 +68,7 @@ def payload(event: bytes) -> bytes | None:
     return b"\n".join(lines) if lines else None
 
 
-def name_of(event: bytes) -> str:
+def extra_field(event: bytes) -> str:
     """The name of a field that makes an event another than its data says; empty when there is none."""
     for line in event.splitlines():
         name, _, value = line.partition(b":")

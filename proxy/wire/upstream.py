@@ -15,9 +15,9 @@ import asyncio
 from typing import Protocol, cast
 
 from cellgate.proxy.config.limits import LIMITS
-from cellgate.proxy.wire.failure import Failure, Kind
+from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.proxy.wire.reply_reader import ReplyReader
-from cellgate.proxy.wire.rota import PIECE_BYTES, Rota
+from cellgate.proxy.wire.rota import PIECE_BYTES, ReadScheduler
 from cellgate.proxy.wire.tcp import took_all
 
 EVENT_ENDS = (b"\n\n\r\n", b"\r\n\r\n\r\n")
@@ -31,7 +31,7 @@ _SIZE_LINE = len(b"1fff\r\n")
 """The longest size line of those."""
 
 
-class Sink(Protocol):
+class ReplySink(Protocol):
     """Who receives a reply. Every method is called synchronously from the transport's callbacks."""
 
     def on_read(self, data: bytes, pieces: list[bytes], conn: UnitConnection) -> None:
@@ -51,7 +51,7 @@ class TokenSink(Protocol):
 class Home(Protocol):
     """Where connections come from and go back to: the pool."""
 
-    rota: Rota
+    read_scheduler: ReadScheduler
 
     def give_back(self, conn: UnitConnection) -> None: ...
     def forget(self, conn: UnitConnection) -> None: ...
@@ -85,7 +85,7 @@ class UnitConnection(asyncio.Protocol):
         self._late = b""
         self._late_at = 0
         self.transport: asyncio.Transport | None = None
-        self.sink: Sink | None = None
+        self.sink: ReplySink | None = None
         self.reply = ReplyReader()
         self.raw: TokenSink | None = None
         self.reused = False
@@ -93,14 +93,15 @@ class UnitConnection(asyncio.Protocol):
 
     # -- use -----------------------------------------------------------------------------------------------
 
-    def send(self, head: bytes, body: bytes, sink: Sink, *, to_head: bool) -> None:
+    def send(self, head: bytes, body: bytes, sink: ReplySink, *, to_head: bool) -> None:
         """Send one request; its reply goes to `sink`. `to_head` says that the method is HEAD."""
         self.sink = sink
         self.reply.expect(to_head=to_head)
         transport = self.transport
         if transport is None or transport.is_closing():
             self._fail(
-                Kind.STALE_CONNECTION if self.reused else Kind.CLOSED_EARLY, "it closed before the request"
+                FailureKind.STALE_CONNECTION if self.reused else FailureKind.CLOSED_EARLY,
+                "it closed before the request",
             )
         elif len(body) < 16384:
             transport.write(head + body)
@@ -129,7 +130,7 @@ class UnitConnection(asyncio.Protocol):
         """Read on, once all that was read before is parsed."""
         self._held = False
         if self._late:
-            self._pool.rota.join(self)
+            self._pool.read_scheduler.join(self)
         self._update_reading()
 
     @property
@@ -192,7 +193,7 @@ class UnitConnection(asyncio.Protocol):
         reply = self.reply
         pieces = reply.feed(data)
         if reply.misbehaved:
-            self._fail(Kind.GARBAGE, reply.misbehaved)
+            self._fail(FailureKind.GARBAGE, reply.misbehaved)
             return
         sink.on_read(data, pieces, self)
         if reply.ended:
@@ -232,10 +233,10 @@ class UnitConnection(asyncio.Protocol):
                 self._crash(error)
             return
         if unused:
-            self._fail(Kind.STALE_CONNECTION, "it had closed the kept-alive connection")
+            self._fail(FailureKind.STALE_CONNECTION, "it had closed the kept-alive connection")
         else:
             where = "before" if reply.head is None else "in the middle of"
-            self._fail(Kind.CLOSED_EARLY, f"it closed the connection {where} its reply")
+            self._fail(FailureKind.CLOSED_EARLY, f"it closed the connection {where} its reply")
 
     def pause_writing(self) -> None:
         """Requests are held whole in memory either way: nothing to pause."""
@@ -249,7 +250,7 @@ class UnitConnection(asyncio.Protocol):
         if not self._late:
             self._late_at = 0
         self._late += data
-        self._pool.rota.join(self)
+        self._pool.read_scheduler.join(self)
         if self._late:
             self._update_reading()
 
@@ -273,7 +274,7 @@ class UnitConnection(asyncio.Protocol):
     def _crash(self, error: Exception) -> None:
         # An exception that left the callback would close the transport without a word to the client.
         self._pool.report(error)
-        self._fail(Kind.INTERNAL, f"the gate failed on its reply: {error!r}")
+        self._fail(FailureKind.INTERNAL, f"the gate failed on its reply: {error!r}")
 
     def _release(self) -> None:
         if self._late:
@@ -289,7 +290,7 @@ class UnitConnection(asyncio.Protocol):
         elif self.transport is not None:
             self.transport.close()
 
-    def _fail(self, kind: Kind, reason: str) -> None:
+    def _fail(self, kind: FailureKind, reason: str) -> None:
         sink, self.sink, self.raw = self.sink, None, None
         self._late = b""
         if self.transport is not None:

@@ -15,10 +15,10 @@ from cellgate.proxy.handover.view import known_of, take_over, view_of
 from cellgate.proxy.workers.protocol import Message
 from cellgate.router.board import Board
 from cellgate.router.nouns import Case, Cell, Fleet, Load, Rules, Unit, Verdict
-from cellgate.router.outliers import Slowness
-from cellgate.router.unit_state import Desk
+from cellgate.router.outliers import Outlier
+from cellgate.router.unit_state import UnitState
 
-Known = dict[str, Any]
+ReplicaUnit = dict[str, Any]
 """What is told of one unit."""
 
 _FIELDS = tuple(field.name for field in fields(Unit) if field.name != "nodes")
@@ -43,27 +43,27 @@ class BoardUpdates:
 
     def __init__(self, board: Board) -> None:
         self._board = board
-        self._told: dict[str, tuple[Desk, Known]] = {}
+        self._told: dict[str, tuple[UnitState, ReplicaUnit]] = {}
         self._lives: dict[str, float] = {}
 
-    def units(self, now: float) -> list[Known]:
+    def units(self, now: float) -> list[ReplicaUnit]:
         """What has changed of units, but for when they last showed life."""
         told, self._told, changed = self._told, {}, []
-        for name, desk in self._board.desks.items():
-            known = _known(desk, now)
-            self._told[name] = desk, known
-            if told.get(name) != (desk, known):
+        for name, state in self._board.units.items():
+            known = _known(state, now)
+            self._told[name] = state, known
+            if told.get(name) != (state, known):
                 changed.append(known)
         return changed
 
     def lives(self) -> list[tuple[str, float]]:
         """Which units have shown life, and when."""
-        before, self._lives = self._lives, {name: desk.life_at for name, desk in self._board.desks.items()}
+        before, self._lives = self._lives, {name: state.life_at for name, state in self._board.units.items()}
         return [(name, at) for name, at in self._lives.items() if before.get(name) != at]
 
-    def all(self, now: float) -> list[Known]:
+    def all(self, now: float) -> list[ReplicaUnit]:
         """All of all units."""
-        return [_known(desk, now) | {"life_at": desk.life_at} for desk in self._board]
+        return [_known(state, now) | {"life_at": state.life_at} for state in self._board]
 
 
 class BoardReplica:
@@ -75,58 +75,58 @@ class BoardReplica:
         """Of the fleet, as the control process counts."""
         self._fleet: Message = ()
 
-    def take_fleet(self, version: int, fleet: Message, now: float) -> list[Desk]:
+    def take_fleet(self, version: int, fleet: Message, now: float) -> list[UnitState]:
         """Take over a fleet; the units that are gone by it."""
         self.version, self._fleet = version, fleet
-        old = dict(self.board.desks)
+        old = dict(self.board.units)
         return [old[unit.name] for unit in self.board.configure(fleet_in(fleet), now).removed]
 
-    def take_units(self, units: list[Known]) -> list[Desk]:
+    def take_units(self, units: list[ReplicaUnit]) -> list[UnitState]:
         """Take over what has changed of units; those that have gone down by it, or started anew."""
         fallen = []
         for known in units:
-            desk = self.board.desks.get(known["name"])
-            if desk is not None:
-                before = desk.case
-                take(desk, known)
-                if desk.case.verdict in _FALLEN and _is_other(before, desk.case):
-                    fallen.append(desk)
+            state = self.board.units.get(known["name"])
+            if state is not None:
+                before = state.case
+                take(state, known)
+                if state.case.verdict in _FALLEN and _is_other(before, state.case):
+                    fallen.append(state)
         return fallen
 
     def take_lives(self, lives: list[tuple[str, float]]) -> None:
         """Units have shown life."""
         for name, at in lives:
-            if (desk := self.board.desks.get(name)) is not None:
-                desk.life_at = max(desk.life_at, at)
+            if (state := self.board.units.get(name)) is not None:
+                state.life_at = max(state.life_at, at)
 
     def known(self) -> tuple[Message, dict[str, Any]] | None:
         """Fleet and view for a new control process; None: nothing was told yet."""
         return (self._fleet, view_of(self.board)) if self.version else None
 
 
-def take(desk: Desk, known: Known) -> None:
+def take(state: UnitState, known: ReplicaUnit) -> None:
     """Take over what was told of a unit."""
-    life_at = desk.life_at
-    take_over(desk, {"life_at": life_at, **known})
-    desk.life_at = max(life_at, desk.life_at)
-    desk.models, desk.engine = frozenset(known["models"]), known["engine"]
-    desk.doubted_at = known["doubted_at"]
-    desk.slowness = Slowness(known["degraded"])
+    life_at = state.life_at
+    take_over(state, {"life_at": life_at, **known})
+    state.life_at = max(life_at, state.life_at)
+    state.models, state.engine = frozenset(known["models"]), known["engine"]
+    state.restart_suspected_at = known["restart_suspected_at"]
+    state.outlier = Outlier(known["degraded"])
     # What it has at all workers is not counted here: it has a place or none.
-    desk.limit = inf if known["has_place"] else 0.0
+    state.limit = inf if known["has_place"] else 0.0
     load = known["load"]
-    desk.load = None if load is None else Load(desk.unit.name, *load)
+    state.load = None if load is None else Load(state.unit.name, *load)
 
 
 def _is_other(before: Case, after: Case) -> bool:
     return (before.verdict, before.since) != (after.verdict, after.since)
 
 
-def _known(desk: Desk, now: float) -> Known:
-    known, load = known_of(desk), desk.load
+def _known(state: UnitState, now: float) -> ReplicaUnit:
+    known, load = known_of(state), state.load
     del known["life_at"]
-    known["doubted_at"] = desk.doubted_at
-    known["degraded"] = desk.slowness.degraded
-    known["has_place"] = desk.has_place(now, 0.0)
+    known["restart_suspected_at"] = state.restart_suspected_at
+    known["degraded"] = state.outlier.degraded
+    known["has_place"] = state.has_room(now, 0.0)
     known["load"] = None if load is None else (load.at, load.running, load.waiting, load.kv_use)
     return known

@@ -13,9 +13,9 @@ from collections.abc import Callable
 
 from cellgate.proxy.logs.defects import guarded
 from cellgate.proxy.request.dispatcher import PickRequest, Waiter
-from cellgate.proxy.wire.failure import Failure, Kind
-from cellgate.proxy.workers.link import Link
+from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.proxy.workers.protocol import Message, ToControl, request_out
+from cellgate.proxy.workers.socket_link import Link
 from cellgate.router.unit_state import Lease
 
 QUEUED_S = 0.01
@@ -27,7 +27,7 @@ SILENT_S = 1.0
 UNSAID_MAX = 65_536
 
 
-class Question:
+class RemoteRequest:
     """A request for a unit that has not been answered yet."""
 
     __slots__ = ("_client", "_waiter", "asked_at", "number", "request")
@@ -46,7 +46,7 @@ class Question:
         """Since when it has a place in the queue, as far as can be seen from here; None: it has none."""
         return self.asked_at if self._client.now() - self.asked_at > QUEUED_S else None
 
-    def settle(self, found: Lease | Failure) -> None:
+    def resolve(self, found: Lease | Failure) -> None:
         """What the control process answers, or that there will be no answer."""
         guarded(self._waiter, self._waiter.on_result, found)
 
@@ -72,7 +72,7 @@ class ControlClient:
         self._unsaid: deque[Message] = deque(maxlen=UNSAID_MAX)
         self._heard_at = loop.time()
         self._number = 0
-        self._asks: dict[int, Question] = {}
+        self._asks: dict[int, RemoteRequest] = {}
 
     def __len__(self) -> int:
         """Questions that are open."""
@@ -120,10 +120,10 @@ class ControlClient:
 
     # -- asking --------------------------------------------------------------------------------------------
 
-    def ask(self, request: PickRequest, waiter: Waiter) -> Question:
+    def ask(self, request: PickRequest, waiter: Waiter) -> RemoteRequest:
         """Have a unit found, and tell `waiter`. The lease will have the number of the question."""
         self._number = number = self._number + 1
-        self._asks[number] = question = Question(self, number, request, waiter, self.now())
+        self._asks[number] = question = RemoteRequest(self, number, request, waiter, self.now())
         if self._link is not None:
             self._link.send((ToControl.ACQUIRE, number, request_out(request)))
         if not self.has_control():
@@ -135,7 +135,7 @@ class ControlClient:
         if self.answered(number) is not None:
             self.mention((ToControl.CANCEL, number))
 
-    def answered(self, number: int) -> Question | None:
+    def answered(self, number: int) -> RemoteRequest | None:
         """The question of that number, which is closed; None: nobody waits for it any more."""
         return self._asks.pop(number, None)
 
@@ -162,4 +162,4 @@ class ControlClient:
             return
         self.mention((ToControl.CANCEL, number))
         reason = "the process that knows the units has ended, or stands still; another is on its way; retry"
-        question.settle(Failure(Kind.NO_BRAIN, reason))
+        question.resolve(Failure(FailureKind.NO_CONTROL_PROCESS, reason))

@@ -12,12 +12,12 @@ from cellgate.proxy.control.local_dispatcher import LocalDispatcher
 from cellgate.proxy.control.local_reports import LocalReports
 from cellgate.proxy.control.plane import Plane
 from cellgate.proxy.control.stall_watch import DISTRUST_S, LAG_S
-from cellgate.proxy.handover.view import View
+from cellgate.proxy.handover.view import InheritedView
 from cellgate.proxy.metrics.collectors import AccessLogMetrics
 from cellgate.proxy.workers.board_replica import BoardUpdates, fleet_in, fleet_out
-from cellgate.proxy.workers.link import Link
 from cellgate.proxy.workers.protocol import Message, Pulse, ToWorker, WorkerStatus, framed
 from cellgate.proxy.workers.session import WorkerSession
+from cellgate.proxy.workers.socket_link import Link
 from cellgate.proxy.workers.worker_metrics import WorkerTotals
 from cellgate.router.nouns import Fleet
 
@@ -163,7 +163,7 @@ class ControlProcess:
         if not self._has_learnt:
             self._has_learnt = True
             self.plane.remember(fleet_in(fleet))
-            View(view).apply(self.plane.board)
+            InheritedView(view).apply(self.plane.board)
             self._units_changed(False)
             for session in self.sessions.values():
                 self._inform(session)
@@ -196,11 +196,11 @@ class ControlProcess:
         if status.version != self.version:
             # Names may mean other units by now; what there is comes again.
             return
-        desks = plane.board.desks
+        states = plane.board.units
         for name, at in status.lives:
-            desks[name].life_at = max(desks[name].life_at, at)
+            states[name].life_at = max(states[name].life_at, at)
         for name, gaps in status.gaps:
-            counts = desks[name].gaps_ms
+            counts = states[name].gaps_ms
             for ms, count in gaps:
                 counts[ms] += count
 

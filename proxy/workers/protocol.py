@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from cellgate.proxy.request.dispatcher import PickRequest
-from cellgate.proxy.wire.failure import Failure, Kind
+from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.router.nouns import Ask
 
 Message = tuple[Any, ...]
@@ -54,7 +54,7 @@ class ToControl:
     """Unit, result, reason."""
     HEALTH_CHECKED = 12
     """About, state."""
-    DOUBTED = 13
+    RESTART_SUSPECTED = 13
     """Unit, version of the fleet."""
     OWN_TROUBLE = 14
     """Reason."""
@@ -193,4 +193,4 @@ def failure_out(failure: Failure) -> Message:
 def failure_in(plain: Message) -> Failure:
     """A failure that was sent."""
     kind, message, param, retry_after_s = plain
-    return Failure(Kind(kind), message, param, retry_after_s)
+    return Failure(FailureKind(kind), message, param, retry_after_s)

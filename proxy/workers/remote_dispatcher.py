@@ -12,17 +12,17 @@ from cellgate.proxy.request.dispatcher import Pending, PickRequest, Waiter
 from cellgate.proxy.wire.failure import Failure
 from cellgate.proxy.workers.protocol import Message, ToControl, ask_out, failure_in, failure_out
 from cellgate.router.board import Board
-from cellgate.router.cost_model import Bet, Usage
+from cellgate.router.cost_model import Prediction, Usage
 from cellgate.router.nouns import Outcome, Refusal
 from cellgate.router.unit_state import Lease
 
 if TYPE_CHECKING:
     from cellgate.proxy.workers.control_client import ControlClient
-    from cellgate.router.unit_state import Desk
+    from cellgate.router.unit_state import UnitState
 
 OUTCOMES = tuple(Outcome)
 OUTCOME_INDEX = {outcome: index for index, outcome in enumerate(OUTCOMES)}
-_NO_BET = Bet(0, 0, 0, 0, 0.0)
+_NO_PREDICTION = Prediction(0, 0, 0, 0, 0.0)
 """What was expected of an attempt, the control process knows."""
 
 
@@ -31,13 +31,15 @@ class RemoteLease(Lease):
 
     __slots__ = ("id", "told_paused")
 
-    def __init__(self, number: int, desk: Desk, request: PickRequest, at: float, explanation: bytes) -> None:
-        # Not the base's: what it enters into the books stands in those of the control process.
+    def __init__(
+        self, number: int, state: UnitState, request: PickRequest, at: float, explanation: bytes
+    ) -> None:
+        # Not the base's: the cost model is kept in the control process.
         self.id = number
-        self.desk = desk
-        self.unit = desk.unit.name
+        self.unit_state = state
+        self.unit = state.unit.name
         self.ask = request.ask
-        self.bet = _NO_BET
+        self.prediction = _NO_PREDICTION
         self.opened_at = at
         self.retry = request.draws
         self.committed = self.evicted = self.closed = self.paused = self.was_paused = False
@@ -74,9 +76,9 @@ class RemoteDispatcher:
     def acquire_other(self, request: PickRequest, waiter: Waiter) -> Refusal | Pending:
         """Ask for another unit, if there seems to be one with room."""
         now, refusal = self._now(), Refusal.NO_UNIT
-        for name, desk in self._board.desks.items():
-            if name not in request.tried and desk.is_usable() and desk.serves(request.ask):
-                if desk.has_place(now, 0.0):
+        for name, state in self._board.units.items():
+            if name not in request.tried and state.is_usable() and state.serves(request.ask):
+                if state.has_room(now, 0.0):
                     return self._control.ask(request, waiter)
                 refusal = Refusal.FULL
         return refusal
@@ -134,18 +136,18 @@ class RemoteDispatcher:
         if question is None:
             # It was told that nobody waits.
             return
-        desk = self._board.desks[unit]
-        lease = RemoteLease(number, desk, question.request, at, explanation)
+        state = self._board.units[unit]
+        lease = RemoteLease(number, state, question.request, at, explanation)
         self._leases[number] = lease
-        desk.leases[lease] = None
+        state.leases[lease] = None
         self._board.in_flight += 1
         self._board.retries_in_flight += lease.retry
-        question.settle(lease)
+        question.resolve(lease)
 
     def refused(self, number: int, why: Message) -> None:
         """There is no unit."""
         if (question := self._control.answered(number)) is not None:
-            question.settle(failure_in(why))
+            question.resolve(failure_in(why))
 
     def evict(self, numbers: list[int]) -> None:
         """Units went down."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from cellgate.proxy.logs.record import Finished
-from cellgate.proxy.metrics.continuations import Result
+from cellgate.proxy.metrics.continuations import ContinuationResult
 from cellgate.proxy.workers.board_replica import BoardReplica
 from cellgate.proxy.workers.control_client import ControlClient
 from cellgate.proxy.workers.protocol import Message, ToControl
-from cellgate.router.unit_state import Desk
+from cellgate.router.unit_state import UnitState
 
 
 class RemoteReports:
@@ -32,7 +32,7 @@ class RemoteReports:
         """A request goes on to another unit because this one failed it."""
         self._control.mention((ToControl.RETRIED, unit))
 
-    def resumed(self, unit: str, result: Result, reason: str = "") -> None:
+    def resumed(self, unit: str, result: ContinuationResult, reason: str = "") -> None:
         """What became of a stream that `unit` broke."""
         self._control.mention((ToControl.RESUMED, unit, result.value, reason))
 
@@ -48,12 +48,12 @@ class RemoteReports:
         """A load balancer that says who it is has asked."""
         self._control.mention((ToControl.HEALTH_CHECKED, about, state))
 
-    def doubted(self, desk: Desk) -> None:
+    def restart_suspected(self, state: UnitState) -> None:
         """A unit has ended a connection out of turn."""
-        if not desk.retired:
-            desk.doubted_at = self._now()
-            self._control.say((ToControl.DOUBTED, desk.unit.name, self._replica.version))
+        if not state.retired:
+            state.restart_suspected_at = self._now()
+            self._control.say((ToControl.RESTART_SUSPECTED, state.unit.name, self._replica.version))
 
-    def own_trouble(self, reason: str) -> None:
+    def gate_fault(self, reason: str) -> None:
         """A connection could not be opened, or accepted."""
         self._control.mention((ToControl.OWN_TROUBLE, reason))

@@ -17,10 +17,9 @@ from cellgate.proxy.control.local_reports import LocalReports
 from cellgate.proxy.control.plane import Plane
 from cellgate.proxy.logs.defects import report_defect
 from cellgate.proxy.logs.record import Finished
-from cellgate.proxy.metrics.continuations import Result
+from cellgate.proxy.metrics.continuations import ContinuationResult
 from cellgate.proxy.request.dispatcher import NOT_QUEUED, Pending, PickRequest
-from cellgate.proxy.wire.failure import Failure, Kind
-from cellgate.proxy.workers.link import Link
+from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.proxy.workers.protocol import (
     Message,
     ToControl,
@@ -32,13 +31,14 @@ from cellgate.proxy.workers.protocol import (
     request_in,
 )
 from cellgate.proxy.workers.remote_dispatcher import OUTCOMES
+from cellgate.proxy.workers.socket_link import Link
 from cellgate.proxy.workers.worker_metrics import WorkerTotals
 from cellgate.router.cost_model import Usage
 from cellgate.router.nouns import Outcome, Refusal
 from cellgate.router.retry import has_budget
 from cellgate.router.unit_state import Lease
 
-_ENOUGH_RETRIES = Failure(Kind.NO_UNIT, "no unit may be tried again: enough retries are under way")
+_ENOUGH_RETRIES = Failure(FailureKind.NO_UNIT, "no unit may be tried again: enough retries are under way")
 _new = tuple.__new__
 
 
@@ -106,8 +106,8 @@ class WorkerSession:
             ToControl.RETRIED: reports.retried,
             ToControl.RESUMED: self._resumed,
             ToControl.HEALTH_CHECKED: reports.health_checked,
-            ToControl.DOUBTED: self._doubted,
-            ToControl.OWN_TROUBLE: reports.own_trouble,
+            ToControl.RESTART_SUSPECTED: self._restart_suspected,
+            ToControl.OWN_TROUBLE: reports.gate_fault,
             ToControl.STATUS: self._take_status,
         }
 
@@ -152,7 +152,7 @@ class WorkerSession:
         asker = Asker(self, number, request)
         found = self._dispatcher.acquire(request, asker)
         if isinstance(found, Lease | Failure):
-            self.settle(asker, found)
+            self.resolve(asker, found)
         else:
             asker.pending = self._pending[number] = found
 
@@ -161,7 +161,7 @@ class WorkerSession:
         board = self._plane.board
         return has_budget(board.in_flight, self._dispatcher.paid_retries(), board.rules)
 
-    def settle(self, asker: Asker, found: Lease | Failure) -> None:
+    def resolve(self, asker: Asker, found: Lease | Failure) -> None:
         """What came of a request for a unit, at once or later."""
         number = asker.number
         self._pending.pop(number, None)
@@ -177,7 +177,9 @@ class WorkerSession:
     def crashed(self, number: int, error: Exception) -> None:
         """A request for a unit could not be answered."""
         report_defect(self._loop, "a worker's request for a unit failed", error)
-        self._refuse(number, Failure(Kind.INTERNAL, "the gate failed on this request; its log says more"))
+        self._refuse(
+            number, Failure(FailureKind.INTERNAL, "the gate failed on this request; its log says more")
+        )
 
     def _hold(self, number: int, lease: Lease) -> None:
         lease.on_evict = partial(self._evict, number)
@@ -211,7 +213,7 @@ class WorkerSession:
             return
         lease.commit(at)
         if lease.ask.stream:
-            lease.desk.life_at = max(lease.desk.life_at, at)
+            lease.unit_state.life_at = max(lease.unit_state.life_at, at)
         self._dispatcher.committed(lease, resumed=resumed)
 
     def _release(self, number: int, outcome: int, at: float) -> None:
@@ -250,7 +252,7 @@ class WorkerSession:
             if first_at:
                 lease.committed, lease.first_at = True, first_at
                 # When its prompt was done is not known here, so nothing is learnt of that.
-                lease.desk.books.show(lease, lease.ask, lease.bet, self._plane.now())
+                lease.unit_state.costs.show(lease, lease.ask, lease.prediction, self._plane.now())
             self._hold(number, lease)
         self._control.greeted()
 
@@ -281,12 +283,12 @@ class WorkerSession:
         )
 
     def _resumed(self, unit: str, result: str, reason: str) -> None:
-        self._control.reports.resumed(unit, Result(result), reason)
+        self._control.reports.resumed(unit, ContinuationResult(result), reason)
 
-    def _doubted(self, unit: str, version: int) -> None:
-        desk = self._plane.board.desks.get(unit)
-        if version == self._control.version and desk is not None:
-            self._control.reports.doubted(desk)
+    def _restart_suspected(self, unit: str, version: int) -> None:
+        state = self._plane.board.units.get(unit)
+        if version == self._control.version and state is not None:
+            self._control.reports.restart_suspected(state)
 
     def _take_status(self, *plain: Any) -> None:
         self.status = status = _new(WorkerStatus, plain)
@@ -296,7 +298,7 @@ class WorkerSession:
             if (lease := self._leases.get(number)) is not None:
                 lease.paused = paused
                 if not paused:
-                    lease.desk.work_at = max(lease.desk.work_at, status.at)
+                    lease.unit_state.work_at = max(lease.unit_state.work_at, status.at)
 
 
 class Asker:
@@ -312,7 +314,7 @@ class Asker:
 
     def on_result(self, found: Lease | Failure) -> None:
         """What came of it."""
-        self._session.settle(self, found)
+        self._session.resolve(self, found)
 
     def crashed(self, error: Exception) -> None:
         """To find a unit for it, or to tell so, has failed."""

@@ -23,9 +23,9 @@ from cellgate.proxy.logs.access_log import AccessLog
 from cellgate.proxy.process.ticker import Ticker
 from cellgate.proxy.request.large_reads import ReadBody
 from cellgate.proxy.wire.pool import MakeTls
-from cellgate.proxy.wire.reach import Reach
+from cellgate.proxy.wire.reach import UnitPools
 from cellgate.proxy.workers.accept_balance import Page, SharedEntrance
-from cellgate.proxy.workers.board_replica import BoardReplica, Known
+from cellgate.proxy.workers.board_replica import BoardReplica, ReplicaUnit
 from cellgate.proxy.workers.control_client import ControlClient
 from cellgate.proxy.workers.protocol import Message, Pulse, ToControl, ToWorker
 from cellgate.proxy.workers.remote_dispatcher import RemoteDispatcher
@@ -56,12 +56,12 @@ class Worker:
         self._replica = replica = BoardReplica(settings.rules)
         self._dispatcher = RemoteDispatcher(replica.board, self.control, loop.time)
         self._reports = RemoteReports(self.control, replica, loop.time)
-        self._reach = Reach(
+        self._unit_pools = UnitPools(
             loop,
             connect_timeout_s=settings.timeouts.connect_s,
             tls=unit_tls,
-            on_broken=self._reports.doubted,
-            on_own_trouble=self._reports.own_trouble,
+            on_broken=self._reports.restart_suspected,
+            on_gate_fault=self._reports.gate_fault,
         )
         self._load_lines = LoadLines()
         self.gateway = Gateway(
@@ -72,13 +72,13 @@ class Worker:
             board=replica.board,
             dispatcher=self._dispatcher,
             reports=self._reports,
-            reach=self._reach,
+            unit_pools=self._unit_pools,
             load_lines=self._load_lines,
             access_log=access_log,
             read=read,
         )
         self._entrance = self.gateway.entrance = SharedEntrance(
-            loop, self.gateway.connection, page, number, self._clients, self._reports.own_trouble
+            loop, self.gateway.connection, page, number, self._clients, self._reports.gate_fault
         )
         self._status = StatusReporter(replica, self.gateway, self._dispatcher, self._reports)
         self._accepts = False
@@ -131,7 +131,7 @@ class Worker:
 
     async def _close(self) -> None:
         self._ticker.stop()
-        self._reach.close()
+        self._unit_pools.close()
         await self.gateway.close()
         self.control.mention((ToControl.STATUS, *self._status.take(self._now(), 0.0, is_last=True)))
         self.control.close()
@@ -149,13 +149,13 @@ class Worker:
         self._handlers[message[0]](*message[1:])
 
     def _take_fleet(self, version: int, *fleet: Any) -> None:
-        for desk in self._replica.take_fleet(version, fleet, self._now()):
-            self._reach.leave(desk)
-            self._status.forget(desk)
+        for state in self._replica.take_fleet(version, fleet, self._now()):
+            self._unit_pools.leave(state)
+            self._status.forget(state)
 
-    def _take_units(self, units: list[Known]) -> None:
-        for desk in self._replica.take_units(units):
-            self._reach.distrust(desk)
+    def _take_units(self, units: list[ReplicaUnit]) -> None:
+        for state in self._replica.take_units(units):
+            self._unit_pools.distrust(state)
 
     def _take_pulse(self, *told: Any) -> None:
         pulse = Pulse(*told)
@@ -167,9 +167,9 @@ class Worker:
     # -- with each tick ------------------------------------------------------------------------------------
 
     def _mark_steps(self, now: float) -> None:
-        for desk in self._replica.board:
-            if desk.leases:
-                desk.pace.mark(now)
+        for state in self._replica.board:
+            if state.leases:
+                state.step_times.mark(now)
 
     def _tell_status(self, now: float) -> None:
         lag_s = self._ticker.lag_s

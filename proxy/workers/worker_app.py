@@ -12,9 +12,9 @@ from functools import partial
 from cellgate.proxy.config.settings import Settings
 from cellgate.proxy.logs.access_log import AccessLog, stdout_sink
 from cellgate.proxy.logs.defects import DEFECTS
-from cellgate.proxy.logs.log_writer import Sink
+from cellgate.proxy.logs.log_writer import LogSink
 from cellgate.proxy.process.garbage import calm_the_collector
-from cellgate.proxy.process.signals import Life
+from cellgate.proxy.process.signals import Signals
 from cellgate.proxy.process.tls import client_context, unit_context
 from cellgate.proxy.request.large_bodies import LargeBodies
 from cellgate.proxy.tracing.start import trace
@@ -29,7 +29,7 @@ LINES_BYTES = 4096
 class WholeLines:
     """A sink that many processes write to: it gets whole lines, as many at once as stay in one piece."""
 
-    def __init__(self, sink: Sink) -> None:
+    def __init__(self, sink: LogSink) -> None:
         self._sink = sink
 
     def write(self, data: memoryview, /) -> int | None:
@@ -66,7 +66,7 @@ async def run_worker(
         task.add_done_callback(tasks.discard)
 
     supervisor.on_socket = meet
-    life = Life(
+    life = Signals(
         worker,
         settings.timeouts,
         lambda: None,

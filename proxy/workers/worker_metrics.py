@@ -10,7 +10,7 @@ from typing import Protocol
 from prometheus_client import Metric
 from prometheus_client.registry import Collector
 
-from cellgate.proxy.metrics.families import counter, gauge
+from cellgate.proxy.metrics.families import counter, gauge, renamed
 from cellgate.proxy.workers.protocol import WorkerStatus
 from cellgate.proxy.workers.worker_status import resident_bytes
 
@@ -63,7 +63,12 @@ class WorkerMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """All families."""
-        workers, totals = self._workers, self._workers.totals.items()
+        yield from self._deaths()
+        yield from self._clients()
+        yield from self._resources()
+
+    def _deaths(self) -> Iterator[Metric]:
+        workers = self._workers
         yield gauge("workers", "Workers that accept clients.", (), [((), workers.accepting())])
         yield counter(
             "worker_deaths",
@@ -71,13 +76,24 @@ class WorkerMetrics(Collector):
             (),
             [((), workers.deaths)],
         )
-        yield counter("brain_deaths", "Brains that ended by themselves.", (), [((), self._restarts)])
+        yield from renamed(
+            "brain_deaths",
+            counter(
+                "control_process_deaths",
+                "Control processes that ended by themselves.",
+                (),
+                [((), self._restarts)],
+            ),
+        )
         yield counter(
             "worker_attempts_lost",
             "Attempts on units that were open at workers which ended.",
             (),
             [((), workers.lost_attempts)],
         )
+
+    def _clients(self) -> Iterator[Metric]:
+        totals = self._workers.totals.items()
         yield counter(
             "worker_requests",
             "Requests answered, by worker.",
@@ -90,20 +106,23 @@ class WorkerMetrics(Collector):
             ("worker",),
             (((str(number),), total.clients) for number, total in totals),
         )
+
+    def _resources(self) -> Iterator[Metric]:
+        totals = self._workers.totals.items()
         used = resource.getrusage(resource.RUSAGE_SELF)
         own_s = used.ru_utime + used.ru_stime
         yield counter(
             "process_cpu_seconds",
-            "CPU used by the processes of the gate: the brain, and workers by number.",
+            "CPU used by the processes of the gate: the control process, and workers by number.",
             ("process",),
-            [(("brain",), own_s), *(((str(number),), total.cpu_s) for number, total in totals)],
+            [(("control",), own_s), *(((str(number),), total.cpu_s) for number, total in totals)],
         )
         yield gauge(
             "process_memory_bytes",
             "Resident memory of the processes of the gate, what they share counted in each.",
             ("process",),
             [
-                (("brain",), resident_bytes(os.getpid())),
+                (("control",), resident_bytes(os.getpid())),
                 *(((str(number),), total.resident_bytes) for number, total in totals),
             ],
         )

@@ -13,7 +13,7 @@ from cellgate.proxy.workers.protocol import WorkerStatus
 from cellgate.proxy.workers.remote_dispatcher import RemoteDispatcher
 from cellgate.proxy.workers.remote_reports import RemoteReports
 from cellgate.router.step_times import GAPS_MS
-from cellgate.router.unit_state import Desk
+from cellgate.router.unit_state import UnitState
 
 GAPS_EVERY = 4
 """Gaps between tokens are told with every fourth tick: what goes by them looks at the last ten seconds."""
@@ -33,15 +33,15 @@ class StatusReporter:
         self._dispatcher = dispatcher
         self._reports = reports
         self._lives: dict[str, float] = {}
-        self._gaps: dict[Desk, list[int]] = {}
+        self._gaps: dict[UnitState, list[int]] = {}
         self._ticks = 0
         self._log_dropped = self._ignored = self._forged = 0
         self._limits = dict(REACHED)
         self._defects = 0
 
-    def forget(self, desk: Desk) -> None:
+    def forget(self, state: UnitState) -> None:
         """The unit is gone."""
-        self._gaps.pop(desk, None)
+        self._gaps.pop(state, None)
 
     def heard(self, lives: list[tuple[str, float]]) -> None:
         """The control process knows of these signs of life."""
@@ -86,13 +86,13 @@ class StatusReporter:
 
     def _new_gaps(self) -> list[tuple[str, list[tuple[int, int]]]]:
         found = []
-        for desk in self._board:
-            counts = desk.gaps_ms
-            before = self._gaps.get(desk)
+        for state in self._board:
+            counts = state.gaps_ms
+            before = self._gaps.get(state)
             if before is None:
-                before = self._gaps[desk] = [0] * GAPS_MS
+                before = self._gaps[state] = [0] * GAPS_MS
             if new := _grown(counts, before):
-                found.append((desk.unit.name, new))
+                found.append((state.unit.name, new))
         return found
 
 

@@ -48,7 +48,7 @@ class Stage:
         """Canaries pass, and agents are content."""
         for name in units:
             self.say(name, Sign.GOOD, Strength.STRONG, "canary", "one token in 40 ms")
-            for node in self.board.desks[name].unit.nodes:
+            for node in self.board.units[name].unit.nodes:
                 self.say(name, Sign.GOOD, Strength.WEAK, "agent", "all processes run", node.name)
 
     def kill_node(self, unit: str, node: str) -> None:
@@ -114,7 +114,7 @@ def show(folder: Path, units: Fleet, test: Callable[[Stage], Awaitable[None]]) -
             token=TOKEN,
             peers=Peers(()),
             explain=lambda *_: {},
-            waiting=lambda: 3,
+            queue_size=lambda: 3,
         )
         server = admin_server(view)
         listening = await asyncio.get_running_loop().create_server(server, "127.0.0.1", 0)

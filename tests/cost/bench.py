@@ -78,10 +78,10 @@ class Bench:
         )
         self.gateway, board, now = gate.gateway, gate.plane.board, loop.time()
         board.configure(fleet, now)
-        for desk in board:
-            board.observe(Evidence(desk.unit.name, Sign.GOOD, Strength.STRONG, "canary", "it answered", now))
-            desk.risen_at = now - 1e6
-            self._connect(desk.unit.name)
+        for state in board:
+            board.observe(Evidence(state.unit.name, Sign.GOOD, Strength.STRONG, "canary", "it answered", now))
+            state.risen_at = now - 1e6
+            self._connect(state.unit.name)
         board.tick(now)
         self._asked: list[UnitConnection] = []
         self.client = ClientConnection(self.gateway)
@@ -99,7 +99,7 @@ class Bench:
         self._log.close()
 
     def _connect(self, unit: str) -> None:
-        pool = self.gateway.pool(self.gateway.board.desks[unit])
+        pool = self.gateway.pool(self.gateway.board.units[unit])
         conn = UnitConnection(pool)
         conn.connection_made(Wire(lambda: self._asked.append(conn)))
         pool.connections[conn] = None

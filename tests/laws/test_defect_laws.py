@@ -28,7 +28,7 @@ from cellgate.proxy.request.exchange import Exchange
 from cellgate.proxy.request.large_reads import LargeReads
 from cellgate.proxy.request.response import Response
 from cellgate.proxy.request.selection import Selection
-from cellgate.proxy.request.states import Row
+from cellgate.proxy.request.states import Transition
 from cellgate.proxy.request.table import TABLE
 from cellgate.proxy.wire.downstream import ClientConnection
 from cellgate.proxy.wire.failure import Failure
@@ -61,7 +61,7 @@ CLASSES = (
 ACTIONS = (answering, asking, breaking, clocks, ending, opening)
 ACTION_MODULES = {module.__name__ for module in ACTIONS}
 _CALLED_BY_THE_LOOP = (
-    # By way of the rota.
+    # By way of the read scheduler.
     "go_on",
     "connection_made",
     "connection_lost",
@@ -125,7 +125,7 @@ def watched(call: Callable[[str], None]) -> Iterator[None]:
             for holder, attribute in places:
                 setattr(holder, attribute, wrapped[name])
         for pair, row in rows.items():
-            TABLE[pair] = Row(by_action.get(row.action, row.action), row.follows)
+            TABLE[pair] = Transition(by_action.get(row.action, row.action), row.follows)
         yield
     finally:
         TABLE.update(rows)
@@ -179,7 +179,7 @@ async def is_large(client: Client, here: Stage) -> None:
 async def is_evicted(client: Client, here: Stage) -> None:
     client.send(chat())
     await asyncio.sleep(0.1)
-    unit, now = next(iter(here.plane.board.desks)), here.gateway.now()
+    unit, now = next(iter(here.plane.board.units)), here.gateway.now()
     gone = Evidence(unit, Sign.BAD, Strength.FATAL, "test", "it is gone", now)
     asyncio.get_running_loop().call_soon(here.plane.prober.observe, gone)
     await client.reply()
@@ -224,12 +224,14 @@ def run(scene: str, call: Callable[[str], None]) -> list[str]:
                             await client.reader.read()
                     await asyncio.sleep(END_S)
             await here.until_quiet()
-            for desk in here.plane.board:
+            for state in here.plane.board:
                 now = here.gateway.now()
-                if not desk.is_usable():
+                if not state.is_usable():
                     for _ in range(5):
                         here.plane.board.observe(
-                            Evidence(desk.unit.name, Sign.GOOD, Strength.STRONG, "canary", "it answered", now)
+                            Evidence(
+                                state.unit.name, Sign.GOOD, Strength.STRONG, "canary", "it answered", now
+                            )
                         )
             async with here.client() as other:
                 assert (await other.ask(get("/health"))).status in (200, 503)

@@ -19,11 +19,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cellgate.probes import NODE_PROBES
-from cellgate.probes.base import Fetch, FetchError, Net, P, Patient, Trouble
+from cellgate.probes.base import Fetch, FetchError, Net, P, ProbeContext, Trouble
 from cellgate.probes.exporter import ExporterProbe
 from cellgate.probes.grpc_health import GrpcProbe
 from cellgate.probes.http_status import HttpProbe
-from cellgate.probes.node import NodeProbe, Said, Word
+from cellgate.probes.node import NodeProbe, NodeReport, NodeState
 from cellgate.probes.tcp_accept import TcpProbe
 from cellgate.router.nouns import Evidence, Node, Role, Sign, Strength
 from tests.patient import Answer, FakePatient, reply
@@ -60,8 +60,8 @@ class Wire(asyncio.Transport):
 class Around:
     """Who is fetched from gives the patient's answer; who is connected to sends its body and hangs up."""
 
-    def __init__(self, patient: NodePatient) -> None:
-        self._patient = patient
+    def __init__(self, context: NodePatient) -> None:
+        self._patient = context
 
     def fetch(self, _url: str) -> Fetch:
         return self._patient.fetch
@@ -141,7 +141,7 @@ def test_trouble_is_weak_but_for_a_refusal_and_neutral_when_it_is_our_own(
 ) -> None:
     evidence = examine(probe, patient(trouble))
     assert evidence.sign is (Sign.NEUTRAL if trouble is Trouble.OWN else Sign.BAD)
-    refused = trouble is Trouble.REFUSED and probe.refusal is Word.BAD
+    refused = trouble is Trouble.REFUSED and probe.refusal is NodeState.BAD
     assert evidence.strength is (Strength.STRONG if refused else Strength.WEAK)
 
 
@@ -167,27 +167,29 @@ def test_looks_are_periodical_and_bounded(probe: NodeProbe) -> None:
 class Repeats(NodeProbe):
     """Says what it is told to say."""
 
-    words: list[Word]
+    words: list[NodeState]
 
     @property
     def about(self) -> str:
         return "words"
 
-    async def ask(self, _patient: Patient) -> Said:
-        return Said(self.words.pop(0), "because")
+    async def ask(self, _patient: ProbeContext) -> NodeReport:
+        return NodeReport(self.words.pop(0), "because")
 
 
 Repeats.kind = "repeats"
 
 
 @law
-@given(st.lists(st.sampled_from(Word), max_size=12))
-@example([Word.BAD, Word.DOUBT, Word.BAD, Word.GOOD, Word.BAD])
-def test_the_second_bad_word_since_the_last_good_one_is_fatal(words: list[Word]) -> None:
+@given(st.lists(st.sampled_from(NodeState), max_size=12))
+@example([NodeState.BAD, NodeState.DOUBT, NodeState.BAD, NodeState.GOOD, NodeState.BAD])
+def test_the_second_bad_word_since_the_last_good_one_is_fatal(words: list[NodeState]) -> None:
     probe, looked_at, bad = Repeats(list(words)), patient(Trouble.OWN), 0
     for word in words:
         evidence = examine(probe, looked_at)
-        bad = {Word.BAD: bad + 1, Word.GOOD: 0}.get(word, bad)
-        if word is Word.BAD:
+        bad = {NodeState.BAD: bad + 1, NodeState.GOOD: 0}.get(word, bad)
+        if word is NodeState.BAD:
             assert evidence.strength is (Strength.STRONG if bad == 1 else Strength.FATAL)
-        assert evidence.sign is {Word.GOOD: Sign.GOOD, Word.NOTHING: Sign.NEUTRAL}.get(word, Sign.BAD)
+        assert evidence.sign is {NodeState.GOOD: Sign.GOOD, NodeState.NOTHING: Sign.NEUTRAL}.get(
+            word, Sign.BAD
+        )

@@ -51,11 +51,11 @@ metric_texts = st.lists(metric_lines, max_size=5).map(
 
 def examine(probe: Probe, answer: Answer, **state: Any) -> list[Finding]:
     """One look, held against laws 1 and 4."""
-    patient = FakePatient(lambda _: answer, **state)
-    findings = look(probe, patient)
+    context = FakePatient(lambda _: answer, **state)
+    findings = look(probe, context)
     for finding in findings:
         assert isinstance(finding, Evidence | Load | Models | Served)
-        assert (finding.unit, finding.at) == (patient.unit.name, patient.now_s)
+        assert (finding.unit, finding.at) == (context.unit.name, context.now_s)
         if isinstance(finding, Evidence):
             assert finding.source == probe.name
             assert finding.reason.isprintable()
@@ -123,6 +123,6 @@ def test_an_endless_body_is_cut(probe: Probe, line: bytes) -> None:
 @every_probe
 @pytest.mark.parametrize("verdict", Verdict)
 def test_the_first_look_waits_for_nothing_but_signs_of_life(probe: Probe, verdict: Verdict) -> None:
-    patient = FakePatient(lambda _: reply(200), verdict=verdict, life_at=-math.inf)
-    assert probe.due_at(patient, -math.inf) == -math.inf
-    assert patient.now_s < probe.due_at(patient, patient.now_s) < math.inf
+    context = FakePatient(lambda _: reply(200), verdict=verdict, life_at=-math.inf)
+    assert probe.due_at(context, -math.inf) == -math.inf
+    assert context.now_s < probe.due_at(context, context.now_s) < math.inf

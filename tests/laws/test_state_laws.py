@@ -11,26 +11,28 @@ from typing import Any
 import pytest
 
 from cellgate.proxy.request.exchange import Exchange
-from cellgate.proxy.request.states import Event, Row, State
+from cellgate.proxy.request.states import ExchangeEvent, ExchangeState, Transition
 from cellgate.proxy.request.table import IMPOSSIBLE, TABLE
 from tests.laws.test_defect_laws import SCENES, run
 
-PAIRS = list(product(State, Event))
+PAIRS = list(product(ExchangeState, ExchangeEvent))
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: "-".join(each.name for each in pair))
-def test_each_pair_has_a_row_or_a_reason_why_it_cannot_be(pair: tuple[State, Event]) -> None:
+def test_each_pair_has_a_row_or_a_reason_why_it_cannot_be(pair: tuple[ExchangeState, ExchangeEvent]) -> None:
     assert (pair in TABLE) is not (pair in IMPOSSIBLE)
     assert IMPOSSIBLE.get(pair, "has a row")
 
 
 def test_from_over_nothing_leads_anywhere() -> None:
-    assert {row.follows for (state, _), row in TABLE.items() if state is State.OVER} == {(State.OVER,)}
+    assert {row.follows for (state, _), row in TABLE.items() if state is ExchangeState.OVER} == {
+        (ExchangeState.OVER,)
+    }
 
 
 def test_every_state_is_reached_and_left() -> None:
     reached = {state for (before, _), row in TABLE.items() for state in row.follows if state != before}
-    assert reached == set(State) - {State.PARSING}
+    assert reached == set(ExchangeState) - {ExchangeState.PARSING}
 
 
 @pytest.mark.parametrize("scene", SCENES)
@@ -42,7 +44,7 @@ def test_what_happens_keeps_to_the_table(scene: str, monkeypatch: pytest.MonkeyP
     assert wrong == []
 
 
-def kept(pair: tuple[State, Event], row: Row, wrong: list[str]) -> Row:
+def kept(pair: tuple[ExchangeState, ExchangeEvent], row: Transition, wrong: list[str]) -> Transition:
     """The row, with a word if it leads elsewhere."""
 
     def act(exchange: Exchange, *args: Any) -> Any:
@@ -51,4 +53,4 @@ def kept(pair: tuple[State, Event], row: Row, wrong: list[str]) -> Row:
             wrong.append(f"{pair[0].name} {pair[1].name} leads to {exchange.state.name}")
         return result
 
-    return Row(act, row.follows)
+    return Transition(act, row.follows)

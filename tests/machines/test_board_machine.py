@@ -29,9 +29,9 @@ from cellgate.router.nouns import (
     Unit,
     Verdict,
 )
-from cellgate.router.queue import Waiting
+from cellgate.router.queue import Queue
 from cellgate.router.router import Router
-from cellgate.router.unit_state import Desk, Lease
+from cellgate.router.unit_state import Lease, UnitState
 
 NAMES = ("a", "b", "c", "d")
 MODELS = ("small", "large")
@@ -66,7 +66,7 @@ class BoardMachine(RuleBasedStateMachine):
         super().__init__()
         self.board = Board(RULES)
         self.router = Router(
-            self.board, POLICIES["least_load"](), random.Random(1), Waiting(FairRules(backlog_s=1e9))
+            self.board, POLICIES["least_load"](), random.Random(1), Queue(FairRules(backlog_s=1e9))
         )
         self.now = 100.0
         self.epochs = 0
@@ -74,8 +74,8 @@ class BoardMachine(RuleBasedStateMachine):
         self.leases: list[Lease] = []
         self.evicted: list[Lease] = []
 
-    def desk(self, name: str) -> Desk | None:
-        return self.board.desks.get(name)
+    def unit_state(self, name: str) -> UnitState | None:
+        return self.board.units.get(name)
 
     def never_called(self) -> None:
         """The Board marks leases and hands them out; whoever asked for it calls them."""
@@ -93,26 +93,26 @@ class BoardMachine(RuleBasedStateMachine):
 
     @rule(fleet=fleets)
     def configure(self, fleet: Fleet) -> None:
-        before = dict(self.board.desks)
+        before = dict(self.board.units)
         added, removed, _ = self.board.configure(fleet, self.now)
         wanted = {unit.name: unit for unit in fleet.units}
-        kept = {name for name, desk in before.items() if name in wanted and self.desk(name) is desk}
+        kept = {name for name, state in before.items() if name in wanted and self.unit_state(name) is state}
         assert {unit.name for unit in added} == wanted.keys() - kept
         assert {unit.name for unit in removed} == before.keys() - kept
         for name in kept:
             assert before[name].unit == wanted[name]
         for unit in added:
-            desk = self.board.desks[unit.name]
-            assert (desk.case.verdict, desk.in_flight, desk.drained) == (Verdict.STARTING, 0, False)
+            state = self.board.units[unit.name]
+            assert (state.case.verdict, state.in_flight, state.drained) == (Verdict.STARTING, 0, False)
         assert all(before[unit.name].retired for unit in removed)
         self.fleet = fleet
 
     @rule(name=names, models=st.sets(st.sampled_from(MODELS), min_size=1))
     def serve(self, name: str, models: set[str]) -> None:
-        self.board.serve(Models(name, tuple(models), self.now))
-        desk = self.desk(name)
-        if desk is not None:
-            assert desk.models == (frozenset(desk.unit.models) or models)
+        self.board.set_models(Models(name, tuple(models), self.now))
+        state = self.unit_state(name)
+        if state is not None:
+            assert state.models == (frozenset(state.unit.models) or models)
 
     # -- what is seen of units -----------------------------------------------------------------------------
 
@@ -124,15 +124,15 @@ class BoardMachine(RuleBasedStateMachine):
         epoch=st.sampled_from((None, None, None, "epoch 1")),
     )
     def observe(self, name: str, sign: Sign, strength: Strength, source: str, epoch: str | None) -> None:
-        desk = self.desk(name)
-        before = None if desk is None else desk.case
-        mine = [lease for lease in self.leases if lease.desk is desk and not lease.evicted]
+        state = self.unit_state(name)
+        before = None if state is None else state.case
+        mine = [lease for lease in self.leases if lease.unit_state is state and not lease.evicted]
         evidence = Evidence(name, sign, strength, source, "seen", self.now, epoch=epoch)
         consequence = self.board.observe(evidence)
-        if desk is None or before is None:
+        if state is None or before is None:
             assert consequence == (None, (), False)
             return
-        after = desk.case
+        after = state.case
         reborn = after.reborn != before.reborn
         assert (consequence.flip is not None) == (after.verdict is not before.verdict or reborn)
         if consequence.flip is not None:
@@ -165,29 +165,29 @@ class BoardMachine(RuleBasedStateMachine):
 
     @rule(name=names, running=st.integers(0, 9), own=st.integers(0, 9), progress=st.integers(0, 99))
     def report(self, name: str, running: int, own: int, progress: int) -> None:
-        desk = self.desk(name)
-        life_at = 0.0 if desk is None else desk.life_at
+        state = self.unit_state(name)
+        life_at = 0.0 if state is None else state.life_at
         load = Load(name, self.now, running=running, own_in_flight=own, progress=float(progress))
         self.board.report(load)
-        if desk is not None:
-            assert desk.load == load
-            assert desk.foreign == max(0, running - own)
-            assert desk.life_at in (life_at, self.now)
+        if state is not None:
+            assert state.load == load
+            assert state.foreign == max(0, running - own)
+            assert state.life_at in (life_at, self.now)
 
     @rule(name=names, drained=st.booleans())
     def drain(self, name: str, drained: bool) -> None:
-        desk = self.desk(name)
-        assert self.board.drain(name, drained=drained) == (desk is not None)
-        assert desk is None or desk.drained is drained
+        state = self.unit_state(name)
+        assert self.board.drain(name, drained=drained) == (state is not None)
+        assert state is None or state.drained is drained
         self.pick(Ask(unit=name), set(), False, False)
 
     @rule(name=names)
-    def doubt(self, name: str) -> None:
+    def suspect_restart(self, name: str) -> None:
         """Nothing goes to a unit that may have started anew, until it has shown life."""
-        desk = self.desk(name)
-        was = desk is not None and desk.is_doubted()
-        assert self.board.doubt(name, self.now) == (desk is not None and not was)
-        assert desk is None or desk.is_doubted()
+        state = self.unit_state(name)
+        was = state is not None and state.is_restart_suspected()
+        assert self.board.suspect_restart(name, self.now) == (state is not None and not was)
+        assert state is None or state.is_restart_suspected()
         self.pick(Ask(unit=name), set(), False, False)
 
     @rule()
@@ -196,7 +196,7 @@ class BoardMachine(RuleBasedStateMachine):
 
     @rule(name=names)
     def cool(self, name: str) -> None:
-        self.board.cool(name, self.now + 1.0)
+        self.board.cool_down(name, self.now + 1.0)
         self.pick(Ask(), set(), False, False)
 
     @rule(seconds=st.sampled_from((0.1, 2.0, 20.0)))
@@ -213,9 +213,9 @@ class BoardMachine(RuleBasedStateMachine):
     )
     def pick(self, ask: Ask, tried: set[str], evicted: bool, retry: bool) -> None:
         over = 1.5 if evicted else 1.0
-        fit = [desk for desk in self.board if self._fits(desk, ask, tried)]
-        sure = [desk for desk in fit if not desk.is_doubted()]
-        room = [desk for desk in sure if desk.in_flight < desk.unit.max_in_flight * over]
+        fit = [state for state in self.board if self._fits(state, ask, tried)]
+        sure = [state for state in fit if not state.is_restart_suspected()]
+        room = [state for state in sure if state.in_flight < state.unit.max_in_flight * over]
         answer = self.router.pick(ask, self.now, tuple(tried), evicted=evicted, retry=retry)
         if isinstance(answer, Lease):
             answer.on_evict = self.never_called
@@ -228,8 +228,8 @@ class BoardMachine(RuleBasedStateMachine):
             assert (answer is Refusal.UNSURE) == (not sure)
         else:
             assert not fit
-            unheard = bool(self.board.desks) and all(
-                desk.models and ask.model not in desk.models for desk in self.board
+            unheard = bool(self.board.units) and all(
+                state.models and ask.model not in state.models for state in self.board
             )
             assert (answer is Refusal.UNKNOWN_MODEL) == (ask.model is not None and unheard)
 
@@ -238,26 +238,26 @@ class BoardMachine(RuleBasedStateMachine):
         for _ in range(number):
             self.pick(Ask(unit=name), set(), evicted, False)
 
-    def _fits(self, desk: Desk, ask: Ask, tried: set[str]) -> bool:
+    def _fits(self, state: UnitState, ask: Ask, tried: set[str]) -> bool:
         return (
-            desk.case.verdict in USABLE
-            and not desk.drained
-            and desk.unit.name not in tried
-            and ask.unit in (None, desk.unit.name)
-            and (ask.model is None or not desk.models or ask.model in desk.models)
+            state.case.verdict in USABLE
+            and not state.drained
+            and state.unit.name not in tried
+            and ask.unit in (None, state.unit.name)
+            and (ask.model is None or not state.models or ask.model in state.models)
         )
 
-    def _examine(self, lease: Lease, room: list[Desk]) -> None:
+    def _examine(self, lease: Lease, room: list[UnitState]) -> None:
         """An UP unit before a cooling one before a SUSPECT one, and none that has no room for one more."""
 
-        def rank(desk: Desk) -> tuple[bool, bool]:
-            return desk.case.verdict is Verdict.SUSPECT, desk.cool_until > self.now
+        def rank(state: UnitState) -> tuple[bool, bool]:
+            return state.case.verdict is Verdict.SUSPECT, state.cool_until > self.now
 
-        desk = lease.desk
-        assert any(desk is other for other in room)
-        assert rank(desk)[0] == min(rank(other)[0] for other in room)
-        if not rank(desk)[0]:
-            assert rank(desk) == min(map(rank, room))
+        state = lease.unit_state
+        assert any(state is other for other in room)
+        assert rank(state)[0] == min(rank(other)[0] for other in room)
+        if not rank(state)[0]:
+            assert rank(state) == min(map(rank, room))
 
     @precondition(lambda self: self.leases)
     @rule(data=st.data())
@@ -274,17 +274,17 @@ class BoardMachine(RuleBasedStateMachine):
 
     @invariant()
     def counts_are_exactly_the_open_leases(self) -> None:
-        for desk in (*self.board, *self.board.leaving):
-            assert list(desk.leases) == [lease for lease in self.leases if lease.desk is desk]
+        for state in (*self.board, *self.board.leaving):
+            assert list(state.leases) == [lease for lease in self.leases if lease.unit_state is state]
         assert self.board.in_flight == len(self.leases)
         assert self.board.retries_in_flight == sum(lease.retry for lease in self.leases)
 
     @invariant()
     def a_unit_stays_known_until_its_last_lease_has_closed(self) -> None:
-        assert all(desk.retired and desk.leases for desk in self.board.leaving)
+        assert all(state.retired and state.leases for state in self.board.leaving)
         assert len(set(map(id, self.board.leaving))) == len(self.board.leaving)
         known = [*self.board, *self.board.leaving]
-        assert all(any(lease.desk is desk for desk in known) for lease in self.leases)
+        assert all(any(lease.unit_state is state for state in known) for lease in self.leases)
 
     @invariant()
     def each_lease_is_evicted_once_at_most(self) -> None:
@@ -294,11 +294,11 @@ class BoardMachine(RuleBasedStateMachine):
 
     @invariant()
     def units_stand_in_the_order_of_the_configuration(self) -> None:
-        assert list(self.board.desks) == [unit.name for unit in self.fleet.units]
-        assert [desk.unit for desk in self.board] == list(self.fleet.units)
-        assert not any(desk.retired for desk in self.board)
-        assert all(desk.models == frozenset(desk.unit.models) for desk in self.board if desk.unit.models)
-        assert all(desk.weight == desk.unit.weight * self.fleet.cell("cell").weight for desk in self.board)
+        assert list(self.board.units) == [unit.name for unit in self.fleet.units]
+        assert [state.unit for state in self.board] == list(self.fleet.units)
+        assert not any(state.retired for state in self.board)
+        assert all(state.models == frozenset(state.unit.models) for state in self.board if state.unit.models)
+        assert all(state.weight == state.unit.weight * self.fleet.cell("cell").weight for state in self.board)
 
 
 TestBoard = BoardMachine.TestCase

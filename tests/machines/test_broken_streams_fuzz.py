@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from cellgate.proxy.resume.passage import TAIL_BYTES, Passage
 from cellgate.proxy.resume.proof import Tokens, extended, remaining
-from cellgate.proxy.resume.replay_buffer import Keep
-from cellgate.proxy.resume.stitch import Stitch, UnlikeError, ending
+from cellgate.proxy.resume.replay_buffer import ReplayBuffer
+from cellgate.proxy.resume.stitch import MismatchError, Stitch, ending
 from cellgate.proxy.resume.stop_strings import stops_of, token_start
-from cellgate.proxy.resume.transcript import Said
+from cellgate.proxy.resume.transcript import Transcript
 from cellgate.proxy.wire.sse import BOM
 from tests.machines.test_continuation_fuzz import Form, dumps, event, read, usage, words_in
 from tests.machines.test_wire_fuzz import fuzz
@@ -130,7 +130,7 @@ class Gate:
     def __init__(self, body: dict[str, Any], *, chat: bool, holds: bool) -> None:
         self.body, self.chat, self.holds = body, chat, holds
         self.is_honest_end = False
-        self.keep = Keep(framed=False)
+        self.keep = ReplayBuffer(framed=False)
         self.shown = b""
         self.stitch: Stitch | None = None
         self.said = ""
@@ -165,23 +165,25 @@ class Gate:
 
     def next_request(self, words: list[str]) -> dict[str, Any] | None:
         """What the next unit is asked; None: there is nothing to ask for."""
-        said = self.keep.read()
-        assert (said.closed, said.why_not) == (True, "")
-        if said.is_done:
+        transcript = self.keep.read()
+        assert (transcript.closed, transcript.why_not) == (True, "")
+        if transcript.is_done:
             return None
-        start = len(said.text) if said.finish else token_start(said.text, stops_of(self.body))
-        self.said = said.text[:start]
-        is_cut = said.finish and self.holds and not self.body.get("include_stop_str_in_output")
-        cut_by = said.stop if is_cut else ""
+        start = (
+            len(transcript.text) if transcript.finish else token_start(transcript.text, stops_of(self.body))
+        )
+        self.said = transcript.text[:start]
+        is_cut = transcript.finish and self.holds and not self.body.get("include_stop_str_in_output")
+        cut_by = transcript.stop if is_cut else ""
         # Of SGLang, which holds nothing back, it is not known how many tokens the prompt has.
         tokens = Tokens(PROMPT if self.holds else None, covering(self.said + cut_by, words))
-        left = None if said.finish else remaining(self.body, tokens.shown, chat=self.chat)
+        left = None if transcript.finish else remaining(self.body, tokens.shown, chat=self.chat)
         if left is None:
-            events = ending(self.body, said, tokens, chat=self.chat)
+            events = ending(self.body, transcript, tokens, chat=self.chat)
             self.is_honest_end = events is None
             self.shown += events or b""
             return None
-        self.stitch = Stitch(self.body, said, tokens, start)
+        self.stitch = Stitch(self.body, transcript, tokens, start)
         return extended(self.body, self.said, chat=self.chat) | left | self.stitch.options
 
 
@@ -313,18 +315,18 @@ def test_events_of_any_form_are_read_or_are_a_reason_and_never_a_fault(
     documents: list[dict[str, Any]],
 ) -> None:
     events = b"".join(b"data: %b\n\n" % orjson.dumps(each) for each in documents)
-    keep = Keep(framed=False)
-    keep.chunks.append(events)
-    keep.read()
-    said = Said()
-    said.take({"id": "a", "choices": [{"delta": {"role": "assistant", "content": "b a"}}]})
-    stitch = Stitch({"stop": "ab a", "stream_options": {"include_usage": True}}, said, Tokens(1, 1), 1)
+    replay = ReplayBuffer(framed=False)
+    replay.chunks.append(events)
+    replay.read()
+    transcript = Transcript()
+    transcript.take({"id": "a", "choices": [{"delta": {"role": "assistant", "content": "b a"}}]})
+    stitch = Stitch({"stop": "ab a", "stream_options": {"include_usage": True}}, transcript, Tokens(1, 1), 1)
     try:
         shown = stitch.feed(events)
-    except UnlikeError as error:
+    except MismatchError as error:
         shown = error.shown
     # What it is known to have said is what was shown of it.
-    told = Keep(framed=False)
+    told = ReplayBuffer(framed=False)
     told.chunks.append(shown)
-    assert said.text == "b a" + told.read().text
-    assert said.why_not == ""
+    assert transcript.text == "b a" + told.read().text
+    assert transcript.why_not == ""

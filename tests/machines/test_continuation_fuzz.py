@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cellgate.proxy.resume.proof import Tokens, extended, remaining
-from cellgate.proxy.resume.replay_buffer import Keep
-from cellgate.proxy.resume.stitch import Stitch, UnlikeError, ending
-from cellgate.proxy.resume.stop_strings import SeamStops, token_start
-from cellgate.proxy.resume.transcript import Said
+from cellgate.proxy.resume.replay_buffer import ReplayBuffer
+from cellgate.proxy.resume.stitch import MismatchError, Stitch, ending
+from cellgate.proxy.resume.stop_strings import BoundaryStops, token_start
+from cellgate.proxy.resume.transcript import Transcript
 from cellgate.proxy.wire.sse import payload, split
 
 WORDS = st.lists(
@@ -116,7 +116,7 @@ def test_whatever_breaks_where_the_client_reads_one_answer(
     form: Form, words: list[str], data: st.DataObject
 ) -> None:
     prompt, body = 7, request(form, len(words))
-    shown, keep = b"", Keep(framed=False)
+    shown, replay = b"", ReplayBuffer(framed=False)
     said_before, stitch = 0, None
     for unit in "abcd":
         left = words[said_before:]
@@ -125,23 +125,23 @@ def test_whatever_breaks_where_the_client_reads_one_answer(
         upto = len(events) if is_last else data.draw(st.integers(1, len(events)))
         part = b"".join(events[:upto])
         if stitch is None:
-            keep.chunks.extend(cut(part, data))
+            replay.chunks.extend(cut(part, data))
             shown += part
         else:
             shown += stitch.feed(part)
-        said = keep.read()
-        assert said.closed
-        assert not said.why_not
-        assert said.text == read_text(shown)
-        if said.is_done:
+        transcript = replay.read()
+        assert transcript.closed
+        assert not transcript.why_not
+        assert transcript.text == read_text(shown)
+        if transcript.is_done:
             break
         # As many tokens as events: the words are the tokens here.
-        said_before = words_in(said.text, words)
+        said_before = words_in(transcript.text, words)
         tokens = Tokens(prompt, said_before)
-        if said.finish or remaining(body, said_before, chat=form.chat) is None:
-            shown += ending(body, said, tokens, chat=form.chat) or b""
+        if transcript.finish or remaining(body, said_before, chat=form.chat) is None:
+            shown += ending(body, transcript, tokens, chat=form.chat) or b""
             break
-        stitch = Stitch(body, said, tokens)
+        stitch = Stitch(body, transcript, tokens)
     text, counts, finishes, ids = read(shown)
     assert text == "".join(words)
     assert counts == {
@@ -159,12 +159,12 @@ def cut(body: bytes, data: st.DataObject) -> list[bytes]:
 
 
 def read_text(body: bytes) -> str:
-    said = Said()
+    transcript = Transcript()
     for each in split(body)[0]:
         document = payload(each)
         if document and document != b"[DONE]":
-            said.take(orjson.loads(document))
-    return said.text
+            transcript.take(orjson.loads(document))
+    return transcript.text
 
 
 def words_in(text: str, words: list[str]) -> int:
@@ -178,15 +178,15 @@ def test_what_was_kept_says_the_same_however_it_was_cut_and_folded(
 ) -> None:
     body = b"".join(answer(form, "a", words * 3, 7))
     for framed in (False, True):
-        keep, at = Keep(framed=framed), 0
+        replay, at = ReplayBuffer(framed=framed), 0
         for size in [*sizes, len(body)]:
             piece = body[at : at + size]
             at += size
             if piece:
-                keep.chunks.append(b"%x\r\n%b\r\n" % (len(piece), piece) if framed else piece)
-            keep.read()
-        said = keep.read()
-        assert (said.text, said.finish, said.is_done, said.has_usage) == (
+                replay.chunks.append(b"%x\r\n%b\r\n" % (len(piece), piece) if framed else piece)
+            replay.read()
+        transcript = replay.read()
+        assert (transcript.text, transcript.finish, transcript.is_done, transcript.has_usage) == (
             "".join(words * 3),
             "length",
             True,
@@ -203,7 +203,7 @@ def test_a_stop_string_across_the_seam_ends_the_text_where_it_would_have_ended(
     shown: str, pieces: list[str], stops: list[str]
 ) -> None:
     """Only those that begin before the seam: the unit itself sees the others."""
-    seam, out, ended = SeamStops(shown, stops), "", False
+    seam, out, ended = BoundaryStops(shown, stops), "", False
     for piece in pieces:
         text, stop = seam.feed(piece)
         out += text
@@ -273,28 +273,28 @@ def test_text_held_back_for_stop_strings_is_said_by_the_next_unit(
     form = Form(chat=True, separator=b"\n\n", ascii_only=False, role_apart=False, nulls=False)
     body = request(form, 100) | {"stop": stops}
     unbroken = held_back(words, stops, done=True)
-    keep = Keep(framed=False)
+    replay = ReplayBuffer(framed=False)
     upto = data.draw(st.integers(0, len(unbroken) - 1))
-    keep.chunks.extend(event(form, "a", text) for text in unbroken[:upto])
-    said = keep.read()
-    start = token_start(said.text, stops)
-    before = words_in(said.text[:start], words)
-    stitch = Stitch(body, said, Tokens(7, before), start)
+    replay.chunks.extend(event(form, "a", text) for text in unbroken[:upto])
+    transcript = replay.read()
+    start = token_start(transcript.text, stops)
+    before = words_in(transcript.text[:start], words)
+    stitch = Stitch(body, transcript, Tokens(7, before), start)
     pieces = held_back(words[before:], stops, done=True)
     for at, text in enumerate(pieces):
         stitch.feed(event(form, "b", text, finish="stop" if at == len(pieces) - 1 else None))
         if stitch.is_over:
             break
-    assert said.text == "".join(unbroken)
+    assert transcript.text == "".join(unbroken)
 
 
 @pytest.mark.parametrize("other", [[" bet"], [" be", "t"], [" b"]])
 def test_a_unit_that_says_another_text_than_was_shown_is_found_out(other: list[str]) -> None:
     form = Form(chat=True, separator=b"\n\n", ascii_only=False, role_apart=False, nulls=False)
-    keep = Keep(framed=False)
-    keep.chunks.append(event(form, "a", " one bev"))
-    stitch = Stitch({"stop": "xyz"}, keep.read(), Tokens(7, 1), 4)
+    replay = ReplayBuffer(framed=False)
+    replay.chunks.append(event(form, "a", " one bev"))
+    stitch = Stitch({"stop": "xyz"}, replay.read(), Tokens(7, 1), 4)
     *first, last = other
     stitch.feed(b"".join(event(form, "b", text) for text in first))
-    with pytest.raises(UnlikeError):
+    with pytest.raises(MismatchError):
         stitch.feed(event(form, "b", last, finish="length"))

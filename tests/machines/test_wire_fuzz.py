@@ -346,8 +346,8 @@ async def scenario(visits: list[Visit], manners: list[Manner]) -> None:
             for request in play.seen:
                 judge_request(request, {record.request_id for record in here.records.kept})
         await asyncio.sleep(LONG_S)
-        for desk in here.plane.board:
-            assert not here.gateway.pool(desk).connections
+        for state in here.plane.board:
+            assert not here.gateway.pool(state).connections
 
 
 def judge(got: bytes, records: list[Finished], here: Stage, *, left: bool) -> None:

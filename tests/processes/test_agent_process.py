@@ -173,9 +173,9 @@ def test_a_link_of_the_gate_hears_a_real_agent() -> None:
                 await asyncio.sleep(0.01)
 
     async def main(port: int, process: subprocess.Popen[bytes]) -> None:
-        patient = LoopPatient(lambda _: reply(200))
+        context = LoopPatient(lambda _: reply(200))
         link = AgentLink(f"127.0.0.1:{port}", TOKEN)
-        runner = Runner(link, patient, cast("Any", found.append), random.Random(1))
+        runner = Runner(link, context, cast("Any", found.append), random.Random(1))
         task = asyncio.create_task(runner.run())
         await wait_for(lambda: any(evidence.sign is Sign.GOOD for evidence in found))
         began = asyncio.get_running_loop().time()
@@ -283,7 +283,7 @@ class NotedTransport(asyncio.Transport):
 def watched_by(transport: NotedTransport, *statuses: agent.Status) -> tuple[agent.Agent, agent.Client]:
     """An agent that sees these one after the other, and a client of it."""
     looks = iter(statuses)
-    watched = agent.Agent(cast("agent.Watch", SimpleNamespace(look=lambda: next(looks))))
+    watched = agent.Agent(cast("agent.ProcessWatch", SimpleNamespace(look=lambda: next(looks))))
     client = agent.Client(watched)
     client.connection_made(transport)
     return watched, client

@@ -53,7 +53,7 @@ def test_out_of_descriptors_accepting_pauses_and_everyone_is_answered(
             assert eventually(lambda: "descriptors are in use" in gate.log), gate.log
             assert eventually(lambda: all(answer.done() for answer in answers))
         assert all(answer.result() for answer in answers)
-        assert "cellgate_own_troubles_total 0.0" not in metrics(gate)
+        assert "cellgate_gate_faults_total 0.0" not in metrics(gate)
         # Workers that run short at about the same time are told of once.
         assert gate.log.count("descriptors are in use") == 1
         assert "are enough for about" in gate.log

@@ -134,7 +134,7 @@ def test_without_a_control_process_streams_go_on_and_who_comes_is_served_within_
         assert max(took_s for _, _, took_s in answers) < 2.0
         assert eventually(lambda: gate.pids().get("ctl", control) != control)
         # The new one knows what is open, and what the old one believed.
-        assert eventually(lambda: gate.total("cellgate_brain_deaths_total") == 1)
+        assert eventually(lambda: gate.total("cellgate_control_process_deaths_total") == 1)
         assert eventually(lambda: gate.total("cellgate_in_flight") == 6)
         assert all(stream.is_whole() for stream in streams)
         assert eventually(lambda: gate.total("cellgate_in_flight") == 0)
@@ -153,7 +153,7 @@ def test_a_control_process_that_stands_still_is_an_honest_503(unit: SimUnit, tmp
             status, body, _ = complete(gate)
         finally:
             os.kill(control, signal.SIGCONT)
-        assert (status, body["error"]["code"]) == (503, "no_brain")
+        assert (status, body["error"]["code"]) == (503, "no_control_process")
         assert eventually(lambda: complete(gate)[0] == 200)
         assert gate.units()["a"]["verdict"] == "up"
         assert eventually(lambda: gate.total("cellgate_in_flight") == 0)
@@ -172,7 +172,7 @@ def test_a_control_process_that_stands_still_for_good_is_replaced_and_streams_go
         assert eventually(lambda: gate.total("cellgate_in_flight") == 4)
         assert all(stream.is_whole() for stream in streams)
         assert gate.units()["a"]["verdict"] == "up"
-        assert gate.total("cellgate_brain_deaths_total") == 1
+        assert gate.total("cellgate_control_process_deaths_total") == 1
         assert f"the control process (process {control}) has stood still for" in gate.log
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from cellgate.proxy.config.settings import Address
 from cellgate.proxy.process.listeners import listen
 from cellgate.router.nouns import Sign, Strength
-from cellgate.router.outliers import Slowness
+from cellgate.router.outliers import Outlier
 from tests.real.asking import post, steadily, until
 from tests.real.haproxy import Haproxy, Server, haproxy
 from tests.real.tiny_gate import TinyGate, listening
@@ -40,9 +40,9 @@ async def test_a_gate_says_how_much_it_can_take(tmp_path: Path) -> None:
     async with listening(one, other):
         with haproxy(tmp_path, {FIRST: one, SECOND: other}) as here:
             await until_server(here, "gate1", status="UP", weight=100, places=10)
-            one.board.desks["u"].slowness = Slowness(0.4)
+            one.board.units["u"].outlier = Outlier(0.4)
             await until_server(here, "gate1", status="UP", weight=60)
-            one.board.desks["u"].slowness = Slowness()
+            one.board.units["u"].outlier = Outlier()
             await until_server(here, "gate1", weight=100)
 
 

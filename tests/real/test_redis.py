@@ -16,9 +16,16 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from cellgate.proxy.config.settings import RedisAccess, Tls
 from cellgate.proxy.sharing.connect import connector, in_words
-from cellgate.proxy.sharing.link import RedisLink, State
+from cellgate.proxy.sharing.redis_link import LinkState, RedisLink
 from cellgate.proxy.sharing.roster import Roster
-from cellgate.proxy.sharing.schema import EXPIRY_HEARTBEATS, HEARTBEAT_S, Names, Seen, View, written
+from cellgate.proxy.sharing.unit_report import (
+    EXPIRY_HEARTBEATS,
+    HEARTBEAT_S,
+    Names,
+    Seen,
+    UnitReport,
+    written,
+)
 from cellgate.router.nouns import Verdict
 from tests.real.programs import ROOT
 from tests.real.redis_server import RedisServer
@@ -43,7 +50,8 @@ class Gate:
     ) -> None:
         self.name = name
         self.views = [
-            View(unit, "a", name, Verdict.UP, f"http://{unit}:8000", in_flight=5) for unit in ("u1", "u2")
+            UnitReport(unit, "a", name, Verdict.UP, f"http://{unit}:8000", in_flight=5)
+            for unit in ("u1", "u2")
         ]
         self.now = asyncio.get_running_loop().time
         self.roster = Roster(name, beat_s)
@@ -102,7 +110,7 @@ async def test_gates_hear_of_each_others_units(tmp_path: Path) -> None:
             await until(lambda: one.others() == 5 and other.others() == 5)
             merged = one.roster.of("u1", one.now())
             assert merged is not None
-            assert merged.view == other.views[0]
+            assert merged.report == other.views[0]
             assert one.lines == ["Redis answers: other gates are told of this one's units, and heard"]
             # As docs/redis.md shows it.
             assert server.do("SMEMBERS", "cellgate:cells") == {b"a"}
@@ -128,7 +136,7 @@ async def test_a_flip_is_heard_at_once_and_once(tmp_path: Path) -> None:
                 one.flip(verdict)
                 await until(lambda n=number: len(other.flips) > n)
                 took_s.append(other.flips[-1][0] - at)
-                assert other.flips[-1][1].view.verdict is verdict
+                assert other.flips[-1][1].report.verdict is verdict
                 await asyncio.sleep(0.01)
             await asyncio.sleep(2 * HEARTBEAT_S)
     assert len(other.flips) == 60
@@ -175,7 +183,7 @@ async def test_killed_and_back_empty_it_empties_no_fleet_and_views_heal_in_two_h
         async with linked(one, other):
             await until(lambda: one.others() == 5)
             server.kill()
-            await until(lambda: one.link.state is other.link.state is State.AWAY)
+            await until(lambda: one.link.state is other.link.state is LinkState.AWAY)
             for _ in range(20):
                 await asyncio.sleep(0.02)
                 assert one.roster.units() == {"u1", "u2"}
@@ -198,15 +206,15 @@ async def test_frozen_it_delays_nothing(tmp_path: Path) -> None:
         one, other = Gate("g1", server.url), Gate("g2", server.url)
         async with linked(one, other):
             while not added_s or (min(added_s) > 0.1 and len(added_s) < 3):
-                await until(lambda: one.others() == 5 and one.link.state is State.WELL)
+                await until(lambda: one.others() == 5 and one.link.state is LinkState.WELL)
                 beside_well_s = await lost_s(one)
                 server.freeze()
                 added_s.append(await lost_s(one) - beside_well_s)
-                await until(lambda: one.link.state is State.AWAY)
+                await until(lambda: one.link.state is LinkState.AWAY)
                 assert one.lines[-1].startswith("Redis does not answer (nothing came within 1 s)")
                 assert one.roster.units() == {"u1", "u2"}
                 server.thaw()
-            await until(lambda: one.others() == 5 and one.link.state is State.WELL)
+            await until(lambda: one.others() == 5 and one.link.state is LinkState.WELL)
     print(f"the loop lost {[f'{1000 * lost:.0f} ms' for lost in added_s]} more beside a frozen Redis")
     assert min(added_s) <= 0.1
 
@@ -228,14 +236,14 @@ async def test_full_it_is_still_read(tmp_path: Path) -> None:
         async with linked(one, other):
             await until(lambda: one.others() == 5)
             server.do("CONFIG", "SET", "maxmemory", "1")
-            await until(lambda: one.link.state is State.FULL)
+            await until(lambda: one.link.state is LinkState.FULL)
             assert one.link.counts["writes_refused"]
             assert one.lines[-1].startswith("Redis takes no writes (it is full, or read-only); ")
             lines = len(one.lines)
             await asyncio.sleep(3 * BEAT_S)
             assert len(one.lines) == lines
             server.do("CONFIG", "SET", "maxmemory", "0")
-            await until(lambda: one.link.state is State.WELL and one.others() == 5)
+            await until(lambda: one.link.state is LinkState.WELL and one.others() == 5)
 
 
 @live
@@ -260,7 +268,7 @@ async def test_garbage_is_counted_and_changes_nothing(tmp_path: Path) -> None:
             await until(lambda: one.link.counts["documents_refused"] > refused + 3 * len(garbage))
             assert one.roster.units() == {"u1", "u2"}
             assert one.others() == 5
-            assert {seen.view.gate for _, seen in one.flips} == {"g2"}
+            assert {seen.report.gate for _, seen in one.flips} == {"g2"}
             assert len(one.lines) == 1
             server.do("DEL", names.units_of("a"), names.cells)
             server.do("SET", names.units_of("a"), "a text where the index was")
@@ -275,7 +283,7 @@ async def test_wrong_credentials_are_told_in_one_line_without_them(tmp_path: Pat
     with RedisServer(tmp_path, "--requirepass", "right") as server:
         one, other = Gate("g1", server.url, password="wrong-one"), Gate("g2", server.url, password="right")
         async with linked(one, other):
-            await until(lambda: one.link.state is State.REFUSED and other.link.state is State.WELL)
+            await until(lambda: one.link.state is LinkState.REFUSED and other.link.state is LinkState.WELL)
             await until(lambda: one.link.counts["failures"] >= 1)
             assert one.lines == [
                 "Redis refuses (it does not take these credentials); requests are routed by what this gate "
@@ -293,7 +301,7 @@ async def test_the_rights_that_the_page_names_are_enough(tmp_path: Path) -> None
         async with linked(*gates):
             await until(lambda: all(gate.others() == 5 for gate in gates))
             gates[0].flip(Verdict.DOWN)
-            await until(lambda: gates[1].flips[-1][1].view.verdict is Verdict.DOWN)
+            await until(lambda: gates[1].flips[-1][1].report.verdict is Verdict.DOWN)
             assert [gate.link.counts["failures"] for gate in gates] == [0, 0]
         assert server.do("ACL", "LOG") == []
 
@@ -304,7 +312,7 @@ async def test_a_user_that_may_read_but_not_write_there_is_told_as_such(tmp_path
         server.do("ACL", "SETUSER", "gate", "on", ">right", "+@all", "%R~cellgate:*", "&cellgate:flips")
         one, other = Gate("g1", server.url, username="gate", password="right"), Gate("g2", server.url)
         async with linked(one, other):
-            await until(lambda: one.link.state is State.FULL and one.others() == 5)
+            await until(lambda: one.link.state is LinkState.FULL and one.others() == 5)
             assert one.link.counts["writes_refused"]
             assert one.link.counts["documents_written"] == 0
         (line,) = one.lines

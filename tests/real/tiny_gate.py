@@ -79,7 +79,7 @@ class TinyGate:
             return OK % (self.orca.lines.line(self.fields) + response_line(stopping=self.stopping))
         about = path.removeprefix("/healthz/unit/") if path.startswith("/healthz/unit/") else GATE
         if state := fields.get("x-haproxy-server-state"):
-            self.balancers.told(about, state, self.now())
+            self.balancers.on_check(about, state, self.now())
         if about == GATE:
             ready, _ = readiness(self.board, self.stopping)
             status, headers = 200 if ready else 503, readyz_headers(self.board, stopping=self.stopping)

@@ -19,7 +19,7 @@ from cellgate.proxy.process.listeners import Entrance
 from cellgate.proxy.process.ticker import Ticker
 from cellgate.proxy.workers.accept_balance import Page
 from cellgate.proxy.workers.control_process import ControlProcess
-from cellgate.proxy.workers.link import Link
+from cellgate.proxy.workers.socket_link import Link
 from cellgate.proxy.workers.worker import Worker
 from cellgate.router.nouns import Ask, Outcome
 from cellgate.router.unit_state import Lease
@@ -121,7 +121,7 @@ class ObservedWorker:
             "in flight": board.in_flight,
             "client connections": len(self.clients),
             "bytes of body memory": self.gateway.memory.used,
-        } | {f"in flight at {desk.unit.name}": desk.in_flight for desk in board}
+        } | {f"in flight at {state.unit.name}": state.in_flight for state in board}
         return [f"{count} {what} are left at worker {self.number}" for what, count in counts.items() if count]
 
 

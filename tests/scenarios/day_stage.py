@@ -85,15 +85,15 @@ class DayStage(GatesStage):
 
     def in_flight(self, name: str) -> int:
         """At all gates."""
-        return sum(gate.board.desks[name].in_flight for gate in self.alive.values())
+        return sum(gate.board.units[name].in_flight for gate in self.alive.values())
 
     async def are_up(self) -> None:
         """Wait until all units are in use at all gates."""
         await self.until(self.all_up, BACK_S)
 
     def _is_used(self, name: str) -> bool:
-        leaving = (desk for gate in self.alive.values() for desk in gate.board.leaving)
-        return any(desk.unit.name == name for desk in leaving)
+        leaving = (state for gate in self.alive.values() for state in gate.board.leaving)
+        return any(state.unit.name == name for state in leaving)
 
     # -- gates ---------------------------------------------------------------------------------------------
 
@@ -112,7 +112,7 @@ class DayStage(GatesStage):
         wrong = []
         for host, gate in self.alive.items():
             shown = {name.decode() for name in _SHOWN.findall(await gate.metrics.render())}
-            known = self.units.keys() | {desk.unit.name for desk in gate.board.leaving}
+            known = self.units.keys() | {state.unit.name for state in gate.board.leaving}
             wrong += [f"the metrics of {host} show {name}, which is gone" for name in shown - known]
         return wrong
 

@@ -137,7 +137,7 @@ async def _scenario(stage: Stage, case: Case, streams: int, outcomes: list[Outco
     hurt_at = stage.now
     fault.hurt(stage, hurt)
     await stage.until(lambda: stage.verdict("a") is Verdict.DOWN, GIVE_UP_S)
-    down_at = stage.gate.board.desks["a"].case.since
+    down_at = stage.gate.board.units["a"].case.since
     await asyncio.sleep(WAIT_LIMIT_S)
     await users.leave()
     outcomes.append(_account(stage, case, hurt_at, down_at))

@@ -14,10 +14,10 @@ from typing import Any
 from cellgate.proxy.config.settings import Address
 from cellgate.proxy.ingress.ready import readiness
 from cellgate.proxy.sharing.bans import SharedBans
-from cellgate.proxy.sharing.link import RedisLink
+from cellgate.proxy.sharing.redis_link import RedisLink
 from cellgate.proxy.sharing.roster import Roster
-from cellgate.proxy.sharing.schema import HEARTBEAT_S, Names
 from cellgate.proxy.sharing.sync import Sharing
+from cellgate.proxy.sharing.unit_report import HEARTBEAT_S, Names
 from cellgate.router.nouns import Flip
 from tests.scenarios.harness import BACK_S, GATE_PORT, Stage
 from tests.scenarios.observed import ObservedGate
@@ -68,7 +68,7 @@ class GatesStage(Stage):
         return readiness(gate.board, gate.is_stopping())[0]
 
     def all_up(self) -> bool:
-        return all(desk.case.verdict.value == "up" for gate in self.alive.values() for desk in gate.board)
+        return all(state.case.verdict.value == "up" for gate in self.alive.values() for state in gate.board)
 
     def continuations(self) -> dict[str, int]:
         """What became of the streams that were broken, at all gates there have been."""
@@ -121,7 +121,7 @@ class GatesStage(Stage):
         link = RedisLink(
             self.redis.client,
             name,
-            sharing.views,
+            sharing.reports,
             roster,
             now=gate.now,
             rng=Random(self._seed),
@@ -133,11 +133,11 @@ class GatesStage(Stage):
         )
 
         def flipped(flip: Flip) -> None:
-            if (view := sharing.view(flip)) is not None:
+            if (view := sharing.report(flip)) is not None:
                 link.flipped(view)
 
         def tick(now: float) -> None:
-            gate.board.others = sharing.tick(now)
+            gate.board.elsewhere = sharing.tick(now)
 
         gate.containment.on_ban = lambda ban, lifted: link.banned(bans.row(ban, lifted=lifted))
         gate.plane.on_flip = flipped

@@ -257,13 +257,13 @@ class Stage:
         return engine.is_dead or engine.behaviour.is_stuck or is_cut
 
     def verdict(self, name: str) -> Verdict:
-        return self.gate.board.desks[name].case.verdict
+        return self.gate.board.units[name].case.verdict
 
     def verdicts(self) -> dict[str, str]:
-        return {desk.unit.name: repr(desk.case) for desk in self.gate.board}
+        return {state.unit.name: repr(state.case) for state in self.gate.board}
 
     def all_up(self) -> bool:
-        return all(desk.case.verdict is Verdict.UP for desk in self.gate.board)
+        return all(state.case.verdict is Verdict.UP for state in self.gate.board)
 
     def flips(self, name: str) -> list[str]:
         """The verdicts that a unit has come to, in order."""

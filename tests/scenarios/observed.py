@@ -27,11 +27,11 @@ from cellgate.proxy.request.dispatcher import Pending, PickRequest, Waiter
 from cellgate.proxy.request.exchange import Exchange
 from cellgate.proxy.request.table import TABLE
 from cellgate.proxy.wire.downstream import ClientConnection
-from cellgate.proxy.wire.failure import Failure, Kind
+from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.proxy.wire.request import Request
 from cellgate.router.nouns import Ask, Outcome, Refusal, Verdict
 from cellgate.router.router import Best, Router
-from cellgate.router.unit_state import Desk, Lease
+from cellgate.router.unit_state import Lease, UnitState
 from tests.scenarios.visit import Visit
 
 PARSING_S = 0.05
@@ -52,7 +52,7 @@ class ObservedRouter(Router):
     """A router that notes what it picks."""
 
     def __init__(self, inner: Router, rng: Random, violations: list[str]) -> None:
-        super().__init__(inner.board, inner.policy, rng, inner.waiting)
+        super().__init__(inner.board, inner.policy, rng, inner.queue)
         self.picks: list[Pick] = []
         self.leases: list[Lease] = []
         self._violations = violations
@@ -62,16 +62,16 @@ class ObservedRouter(Router):
         self, ask: Ask, now: float, tried: Iterable[str] = (), *, evicted: bool = False, retry: bool = False
     ) -> Lease | Refusal:
         tried = tuple(tried)
-        room = [desk for desk in self.board if self._could_take(desk, ask, tried, evicted)]
+        room = [state for state in self.board if self._could_take(state, ask, tried, evicted)]
         self._asked = evicted, tried
         answer = super().pick(ask, now, tried, evicted=evicted, retry=retry)
         self._asked = False, ()
         if isinstance(answer, Refusal):
-            idle = [desk for desk in room if not desk.leases and desk.cool_until <= now]
+            idle = [state for state in room if not state.leases and state.cool_until <= now]
             # Behind others, and for a unit that answers sooner, one may wait; but not while a unit is idle.
             if (
                 idle
-                if answer is Refusal.FULL and not len(self.waiting)
+                if answer is Refusal.FULL and not len(self.queue)
                 else room and answer is not Refusal.FULL
             ):
                 self._violations.append(f"{now:.3f}: {answer} while {room} had room for {ask}")
@@ -81,40 +81,40 @@ class ObservedRouter(Router):
 
     def _open(self, best: Best, ask: Ask, now: float, *, retry: bool = False) -> Lease:
         lease = super()._open(best, ask, now, retry=retry)
-        self.picks.append(Pick(now, lease.unit, lease.desk.unit.url, *self._asked))
+        self.picks.append(Pick(now, lease.unit, lease.unit_state.unit.url, *self._asked))
         self.leases.append(lease)
         return lease
 
-    def _could_take(self, desk: Desk, ask: Ask, tried: tuple[str, ...], evicted: bool) -> bool:
+    def _could_take(self, state: UnitState, ask: Ask, tried: tuple[str, ...], evicted: bool) -> bool:
         """Written from the design, not from the Board: usable, not tried, of the model, not full."""
         over = 1.0 + (self.board.rules.evict_overcommit if evicted else 0.0)
         return (
-            desk.case.verdict in (Verdict.UP, Verdict.SUSPECT)
-            and not (desk.drained or desk.retired)
-            and desk.unit.name not in tried
-            and (ask.unit is None or ask.unit == desk.unit.name)
-            and (ask.model is None or not desk.models or ask.model in desk.models)
-            and not desk.is_doubted()
-            and len(desk.leases) < desk.unit.max_in_flight * over
+            state.case.verdict in (Verdict.UP, Verdict.SUSPECT)
+            and not (state.drained or state.retired)
+            and state.unit.name not in tried
+            and (ask.unit is None or ask.unit == state.unit.name)
+            and (ask.model is None or not state.models or ask.model in state.models)
+            and not state.is_restart_suspected()
+            and len(state.leases) < state.unit.max_in_flight * over
         )
 
-    def _examine(self, lease: Lease, room: list[Desk], now: float, tried: tuple[str, ...]) -> None:
-        desk = lease.desk
-        if desk not in room:
-            self._violations.append(f"{now:.3f}: picked {desk} (drained={desk.drained}), tried {tried}")
-        elif desk.case.verdict is Verdict.SUSPECT and any(
+    def _examine(self, lease: Lease, room: list[UnitState], now: float, tried: tuple[str, ...]) -> None:
+        state = lease.unit_state
+        if state not in room:
+            self._violations.append(f"{now:.3f}: picked {state} (drained={state.drained}), tried {tried}")
+        elif state.case.verdict is Verdict.SUSPECT and any(
             # One that has turned others away as busy is full, whatever was configured.
-            other.case.verdict is Verdict.UP and other.has_place(now, 0.0)
+            other.case.verdict is Verdict.UP and other.has_room(now, 0.0)
             for other in room
         ):
-            self._violations.append(f"{now:.3f}: picked the suspect {desk} while one that is up had room")
+            self._violations.append(f"{now:.3f}: picked the suspect {state} while one that is up had room")
 
 
 class ObservedExchange(Exchange):
     """An exchange that notes why its attempts fail."""
 
     def __init__(
-        self, gateway: Gateway, client: ClientConnection, request: Request, failures: Counter[Kind]
+        self, gateway: Gateway, client: ClientConnection, request: Request, failures: Counter[FailureKind]
     ) -> None:
         super().__init__(TABLE, gateway, client, request)
         self._failures = failures
@@ -130,7 +130,7 @@ class Diary:
     def __init__(self) -> None:
         self.records: list[Finished] = []
         self.outcomes: Counter[Outcome] = Counter()
-        self.failures: Counter[Kind] = Counter()
+        self.failures: Counter[FailureKind] = Counter()
         self.violations: list[str] = []
 
     def read(self, gateway: Gateway) -> None:
@@ -208,9 +208,9 @@ class Observed:
             "in flight at the gate": board.in_flight,
             "retries in flight": board.retries_in_flight,
             "desks that wait to leave": len(board.leaving),
-            "requests that wait": len(self.router.waiting),
+            "requests that wait": len(self.router.queue),
         }
-        counts |= {f"in flight at {desk.unit.name}": desk.in_flight for desk in board}
+        counts |= {f"in flight at {state.unit.name}": state.in_flight for state in board}
         closed, given = self.outcomes.total(), len(self.router.leases)
         counts["leases not closed exactly once"] = given - closed
         return [f"{count} {what} are left" for what, count in counts.items() if count]

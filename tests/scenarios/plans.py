@@ -136,7 +136,7 @@ class Plan:
 
     def in_flight(self, unit: str) -> int:
         """At all gates."""
-        return sum(gate.board.desks[unit].in_flight for gate in self.stage.alive.values())
+        return sum(gate.board.units[unit].in_flight for gate in self.stage.alive.values())
 
     # -- what happens --------------------------------------------------------------------------------------
 

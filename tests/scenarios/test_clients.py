@@ -54,9 +54,9 @@ def test_a_client_that_leaves_while_its_request_waits_for_a_unit_is_forgotten() 
         stage.gate.plane.configure(stage.fleet("a", "b"))
         stage.engines["b"].behaviour.wedged = True
         stage.engines["a"].die()
-        await stage.until(lambda: len(stage.gate.router.waiting) == 4, LATENCY_S)
+        await stage.until(lambda: len(stage.gate.router.queue) == 4, LATENCY_S)
         await crowd
-        await stage.until(lambda: len(stage.gate.router.waiting) == 0, LATENCY_S)
+        await stage.until(lambda: len(stage.gate.router.queue) == 0, LATENCY_S)
 
     stage.play(scenario())
 

@@ -9,7 +9,7 @@ from itertools import count
 import pytest
 
 from cellgate.proxy.request.response import Response
-from cellgate.proxy.wire.failure import Kind
+from cellgate.proxy.wire.failure import FailureKind
 from cellgate.proxy.wire.pool import EARLY_S
 from cellgate.router.nouns import Outcome, Verdict
 from tests.scenarios.harness import BACK_S, PROMISE_S, Stage
@@ -32,7 +32,7 @@ def test_a_refused_connection_moves_the_request_and_takes_the_unit_out() -> None
         await stage.until(stage.all_up, BACK_S)
 
     stage.play(scenario())
-    assert stage.gate.failures[Kind.REFUSED] > 0
+    assert stage.gate.failures[FailureKind.REFUSED] > 0
     assert stage.flips("a").count("up") == 2
 
 
@@ -128,7 +128,7 @@ def test_a_kept_connection_that_closes_under_a_request_is_tried_once_more_for_fr
         assert all(visit.is_answered for visit in await stage.crowd(8))
 
     stage.play(scenario())
-    assert stage.gate.failures == {Kind.STALE_CONNECTION: 8}
+    assert stage.gate.failures == {FailureKind.STALE_CONNECTION: 8}
     # Those that met the connection of a probe, which had hardly been idle, had to wait for a canary.
     assert stage.gate.outcomes.keys() <= {Outcome.OK, Outcome.EVICTED}
     assert stage.gate.outcomes[Outcome.OK] == 16 > 2 * stage.gate.outcomes[Outcome.EVICTED]
@@ -147,7 +147,7 @@ def test_connections_that_all_close_out_of_turn_let_nothing_through_until_a_cana
             if transport.sock.local == (engine.host, PORT):
                 transport.close()
         await asyncio.sleep(0.01)
-        assert stage.gate.board.desks["a"].is_doubted()
+        assert stage.gate.board.units["a"].is_restart_suspected()
         assert all(visit.is_answered for visit in await stage.crowd(8))
         assert len(engine.canaries) > before
         assert min(stage.picks("a", closed_at)) > engine.canaries[before].arrived_s

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from cellgate.proxy.config.settings import Timeouts
-from cellgate.proxy.metrics.continuations import Result
-from cellgate.proxy.resume.stitch import Stitch, UnlikeError
+from cellgate.proxy.metrics.continuations import ContinuationResult
+from cellgate.proxy.resume.stitch import MismatchError, Stitch
 from tests.scenarios.harness import BACK_S, COMPLETIONS, RULES, Stage
 from tests.scenarios.seeds import seeds
 from tests.scenarios.users import Users
@@ -194,7 +194,7 @@ def test_a_unit_that_goes_on_with_something_else_has_not_continued_the_stream(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def differs(self: Stitch, events: bytes) -> bytes:
-        raise UnlikeError("another text than had been shown")
+        raise MismatchError("another text than had been shown")
 
     monkeypatch.setattr(Stitch, "feed", differs)
     stage = Stage(units=2)
@@ -207,7 +207,7 @@ def test_a_unit_that_goes_on_with_something_else_has_not_continued_the_stream(
         assert {visit.code for visit in broken} == {"not_continued"}
 
     stage.play(scenario())
-    assert stage.gate.metrics.tallies["a"].continuations[Result.NO_UNIT] == 4
+    assert stage.gate.metrics.tallies["a"].continuations[ContinuationResult.NO_UNIT] == 4
     assert results(stage) == {"no_unit": 4}
     assert not any(record.continued for record in stage.gate.records)
 
@@ -217,7 +217,7 @@ def test_a_stream_waits_for_a_unit_that_comes_up_and_its_client_is_kept_warm() -
 
     async def scenario() -> None:
         stage.engines["b"].die()
-        await stage.until(lambda: not stage.gate.board.desks["b"].is_usable(), BACK_S)
+        await stage.until(lambda: not stage.gate.board.units["b"].is_usable(), BACK_S)
         crowd = stage.crowd(4, max_tokens=200)
         await asyncio.sleep(1.0)
         stage.engines["b"].restart()
@@ -235,7 +235,7 @@ def test_a_client_that_leaves_meanwhile_leaves_nothing_behind() -> None:
 
     async def scenario() -> None:
         stage.engines["b"].die()
-        await stage.until(lambda: not stage.gate.board.desks["b"].is_usable(), BACK_S)
+        await stage.until(lambda: not stage.gate.board.units["b"].is_usable(), BACK_S)
         crowd = stage.crowd(4, max_tokens=200, manner=Manner(leave_after_s=3.0))
         await asyncio.sleep(1.0)
         stage.engines["a"].die()

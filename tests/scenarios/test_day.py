@@ -42,9 +42,11 @@ def test_what_is_kept_is_found_wherever_it_is_but_for_what_is_bounded() -> None:
 
 
 def test_what_there_is_more_of_has_grown_and_chance_is_no_growth() -> None:
-    before = Mark(0.0, Counter({"Desk.news": 20}), 1000, Counter())
-    assert grown(before, Mark(1.0, Counter({"Desk.news": 25}), 1500, Counter())) == []
-    (line,) = grown(before, Mark(1.0, Counter({"Desk.news": 40}), 1500, Counter()))
-    assert line == "Desk.news: 20 have become 40"
-    (line,) = grown(before, Mark(1.0, Counter({"Desk.news": 20}), 9000, Counter({"cellgate.Lost": 8000})))
+    before = Mark(0.0, Counter({"UnitState.news": 20}), 1000, Counter())
+    assert grown(before, Mark(1.0, Counter({"UnitState.news": 25}), 1500, Counter())) == []
+    (line,) = grown(before, Mark(1.0, Counter({"UnitState.news": 40}), 1500, Counter()))
+    assert line == "UnitState.news: 20 have become 40"
+    (line,) = grown(
+        before, Mark(1.0, Counter({"UnitState.news": 20}), 9000, Counter({"cellgate.Lost": 8000}))
+    )
     assert line == "8000 more objects are alive, of these: 8000 cellgate.Lost"

@@ -22,7 +22,7 @@ STOPS = "a process is killed or stopped"
 
 def promised(stage: Stage, fault: str, rules: Rules = RULES) -> tuple[float, float]:
     """The times of a fault, with streams and without, as they would be printed."""
-    (kind,) = kinds([desk.unit for desk in stage.gate.board])
+    (kind,) = kinds([state.unit for state in stage.gate.board])
     row = {row.fault: row for row in rows(kind._replace(counts=not stage.is_blind), rules)}[fault]
     return row.busy_s, row.idle_s
 

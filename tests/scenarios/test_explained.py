@@ -19,9 +19,9 @@ from tests.sim.behaviour import Behaviour
 
 def page(stage: Stage, name: str = "a") -> dict[str, Any]:
     """The page as it goes over the wire."""
-    gate, desk = stage.gate, stage.gate.board.desks[name]
+    gate, state = stage.gate, stage.gate.board.units[name]
     canary_s = gate.prober.due_s(name, Canary.name, stage.now)
-    shown: dict[str, Any] = orjson.loads(orjson.dumps(unit_page(desk, gate.board, stage.now, canary_s)))
+    shown: dict[str, Any] = orjson.loads(orjson.dumps(unit_page(state, gate.board, stage.now, canary_s)))
     for line in shown["why"]:
         assert line.endswith("."), line
         assert "\n" not in line

@@ -32,7 +32,7 @@ def test_a_frozen_unit_is_found_by_two_gates_as_soon_as_by_one(
 
 
 def _uses(stage: GatesStage, unit: str) -> list[bool]:
-    return [gate.board.desks[unit].is_usable() for gate in stage.alive.values()]
+    return [gate.board.units[unit].is_usable() for gate in stage.alive.values()]
 
 
 def test_gates_are_replaced_one_after_the_other_and_no_request_feels_it() -> None:

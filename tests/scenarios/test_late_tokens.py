@@ -64,7 +64,7 @@ def test_what_is_learnt_in_a_crowd_does_not_sink_when_it_is_quiet() -> None:
 
     async def scenario() -> None:
         crowded_s = await burst_s(stage, deadline_s=60.0)
-        rates = stage.gate.board.desks["a"].books.rates
+        rates = stage.gate.board.units["a"].costs.rates
         learnt = rates.prefill_tokens_s.value
         quiet = Users(stage, 1, alike)
         await asyncio.sleep(60.0)

@@ -154,7 +154,7 @@ def test_when_all_units_are_down_the_answer_names_them_and_where_to_read_why() -
     async def scenario() -> None:
         for engine in stage.engines.values():
             engine.die()
-        await stage.until(lambda: not any(desk.is_usable() for desk in stage.gate.board), PROMISE_S)
+        await stage.until(lambda: not any(state.is_usable() for state in stage.gate.board), PROMISE_S)
         visit = await stage.ask()
         assert (visit.reply.status, visit.code) == (503, "no_unit")
         message = visit.reply.json["error"]["message"]

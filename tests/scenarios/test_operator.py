@@ -44,7 +44,7 @@ def test_requests_that_lost_their_unit_may_overfill_the_other_by_a_quarter_and_w
         await asyncio.sleep(0.5)
         stage.engines["a"].die()
         while not crowd.done():
-            most = max(most, stage.gate.board.desks["b"].in_flight)
+            most = max(most, stage.gate.board.units["b"].in_flight)
             await asyncio.sleep(0.01)
         assert all(visit.is_answered for visit in await crowd)
 

@@ -37,9 +37,9 @@ def test_a_gate_cut_off_from_three_units_holds_them_for_half_a_minute_and_says_s
         cut_off(stage, "abc")
         cut_at = stage.now
         await asyncio.sleep(RULES.panic_max_s - 1.0)
-        assert all(desk.is_usable() for desk in stage.gate.board)
+        assert all(state.is_usable() for state in stage.gate.board)
         assert told(stage) == ["panic"]
-        await stage.until(lambda: not any(desk.is_usable() for desk in stage.gate.board), 10.0)
+        await stage.until(lambda: not any(state.is_usable() for state in stage.gate.board), 10.0)
         assert stage.now - cut_at < RULES.panic_max_s + PROMISE_S
         await asyncio.sleep(2 * TICK_S)
         assert told(stage) == ["panic", "panic_over"]
@@ -91,7 +91,7 @@ def test_a_wedged_unit_whose_leader_answers_is_not_held_while_the_others_are() -
         await asyncio.sleep(PROMISE_S)
         stage.engines["d"].behaviour.wedged = True
         await stage.until(lambda: stage.verdict("d") is Verdict.DOWN, PROMISE_S)
-        assert all(stage.gate.board.desks[name].is_usable() for name in "abc")
+        assert all(stage.gate.board.units[name].is_usable() for name in "abc")
 
     stage.play(scenario())
     assert stage.flips("e") == ["up"]

@@ -36,7 +36,7 @@ class Play:
     """Faults that strike at most `at_most` units at a time, and clients of all manners.
 
     `meddling` adds an operator who drains and reloads, and moments in which the gate itself stands still.
-    `patient` are the clients that only wanted an answer, `struck` the units that a fault has struck.
+    `context` are the clients that only wanted an answer, `struck` the units that a fault has struck.
     """
 
     def __init__(self, seed: int, at_most: int, *, meddling: bool = False) -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from cellgate.proxy.config.remedy import Remedy
 from cellgate.proxy.recovery.caution import reason_to_wait
-from cellgate.proxy.recovery.nouns import Dossier, Report, Result
-from cellgate.proxy.recovery.recovery import Ports, Recovery
+from cellgate.proxy.recovery.nouns import Incident, RecoveryReport, RecoveryResult
+from cellgate.proxy.recovery.recovery import Recovery, RecoveryPorts
 from cellgate.router.nouns import Verdict
 from tests.scenarios.harness import BACK_S, PROMISE_S, RULES, Stage
 from tests.sim.engine import Engine
@@ -29,20 +29,20 @@ class Medic:
         self.deeds: list[str] = []
         self.entries: list[Mapping[str, Any]] = []
         gate = stage.gate
-        ports = Ports(gate.now, gate.now, self.waits, self.act, self.record, gate.events.add)
+        ports = RecoveryPorts(gate.now, gate.now, self.waits, self.act, self.record, gate.events.add)
         self.recovery = Recovery(gate.board, {"cell": remedy}, ports, Random(7), gate.metrics.recoveries)
         gate.plane.ticker.looks.append(self.recovery.tick)
 
     def waits(self, now: float) -> str:
         gate = self.stage.gate
-        return reason_to_wait(gate.board, now, stopping=gate.is_stopping(), own_trouble=False)
+        return reason_to_wait(gate.board, now, stopping=gate.is_stopping(), gate_fault=False)
 
-    async def act(self, remedy: Remedy, about: Dossier) -> Report:
+    async def act(self, remedy: Remedy, about: Incident) -> RecoveryReport:
         self.deeds.append(about["unit"])
         await asyncio.sleep(1.0)
         if self.heals:
             self.stage.engines[about["unit"]].restart()
-        return Report(Result.OK, "it ended with 0")
+        return RecoveryReport(RecoveryResult.OK, "it ended with 0")
 
     async def record(self, path: str, entry: Mapping[str, Any]) -> None:
         await asyncio.sleep(0.01)
@@ -110,7 +110,7 @@ def test_a_gate_that_is_cut_off_for_long_shoots_nobody(units: int) -> None:
         for engine in stage.engines.values():
             stage.world.net.partition(engine.address)
         await asyncio.sleep(RULES.panic_max_s + 300.0)
-        assert all(desk.case.verdict is Verdict.DOWN for desk in stage.gate.board)
+        assert all(state.case.verdict is Verdict.DOWN for state in stage.gate.board)
         stage.world.net.heal()
         await stage.until(stage.all_up, BACK_S)
         await asyncio.sleep(60.0)

@@ -25,13 +25,13 @@ def test_a_unit_1_5_times_as_slow_is_degraded_within_a_minute_and_never_suspecte
         users = Users(stage, USERS)
         await asyncio.sleep(15.0)
         engine.behaviour.slow = 1.5
-        await stage.until(lambda: board.desks["a"].slowness.degraded > 0.0, DEGRADED_LIMIT_S)
+        await stage.until(lambda: board.units["a"].outlier.degraded > 0.0, DEGRADED_LIMIT_S)
         at = stage.now
         await asyncio.sleep(30.0)
-        assert board.desks["a"].slowness.degraded == pytest.approx(1.0 - 1.0 / 1.5, abs=0.1)
+        assert board.units["a"].outlier.degraded == pytest.approx(1.0 - 1.0 / 1.5, abs=0.1)
         assert len(stage.picks("a", at)) < 0.75 * len(stage.picks("b", at))
         engine.behaviour.slow = 1.0
-        await stage.until(lambda: board.desks["a"].slowness.degraded == 0.0, DEGRADED_LIMIT_S)
+        await stage.until(lambda: board.units["a"].outlier.degraded == 0.0, DEGRADED_LIMIT_S)
         await users.leave()
 
     stage.play(scenario())

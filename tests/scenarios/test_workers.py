@@ -36,8 +36,8 @@ def test_units_are_shared_by_the_leases_of_all_workers() -> None:
         crowd = stage.crowd(20, max_tokens=20)
         await asyncio.sleep(0.1)
         # However many workers there are, a unit gets what it may have, and the others wait.
-        assert [desk.in_flight for desk in stage.gate.board] == [4, 4]
-        assert len(stage.gate.router.waiting) == 12
+        assert [state.in_flight for state in stage.gate.board] == [4, 4]
+        assert len(stage.gate.router.queue) == 12
         assert all(visit.is_answered for visit in await crowd)
 
     stage.play(scenario())
@@ -71,7 +71,7 @@ def test_the_leases_and_asks_of_a_worker_that_ends_are_closed() -> None:
         crowd = stage.crowd(12, max_tokens=300)
         await asyncio.sleep(0.3)
         control, (lost, other) = stage.gate, stage.gate.workers
-        assert (control.board.in_flight, len(control.router.waiting)) == (4, 8)
+        assert (control.board.in_flight, len(control.router.queue)) == (4, 8)
         theirs = len(control.process.sessions[0])
         control.pipes[0].close()
         await asyncio.sleep(0.01)
@@ -97,16 +97,16 @@ def test_a_new_control_process_knows_what_is_open_and_streams_go_on(after_s: flo
     async def scenario() -> None:
         crowd = stage.crowd(12, max_tokens=400)
         await asyncio.sleep(0.5)
-        before = {desk.unit.name: desk.in_flight for desk in stage.gate.board}
+        before = {state.unit.name: state.in_flight for state in stage.gate.board}
         crash = asyncio.ensure_future(stage.replace_control(after_s))
         await asyncio.sleep(after_s / 2)
         late = stage.crowd(4, max_tokens=2)
         await crash
         await asyncio.sleep(0.05)
-        assert {desk.unit.name: desk.in_flight for desk in stage.gate.board} == before
+        assert {state.unit.name: state.in_flight for state in stage.gate.board} == before
         assert stage.all_up()
         # Those that waited in the queue of the old one wait in that of the new one.
-        await stage.until(lambda: len(stage.gate.router.waiting) == 4 + 4, 1.0)
+        await stage.until(lambda: len(stage.gate.router.queue) == 4 + 4, 1.0)
         assert all(visit.is_answered for visit in [*await crowd, *await late])
 
     stage.play(scenario())
@@ -122,7 +122,7 @@ def test_without_a_control_process_who_asks_waits_a_second_and_gets_an_honest_50
         await asyncio.sleep(0.1)
         begun_at = stage.now
         refused = await stage.ask(max_tokens=2)
-        assert (refused.reply.status, refused.code) == (503, "no_brain")
+        assert (refused.reply.status, refused.code) == (503, "no_control_process")
         assert WITHOUT_CONTROL_S <= stage.now - begun_at < WITHOUT_CONTROL_S + 0.1
         await crash
         assert (await stage.ask(max_tokens=2)).is_answered

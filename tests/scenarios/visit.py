@@ -13,7 +13,7 @@ from typing import Any, cast
 import orjson
 
 from cellgate.proxy.request.routes import RouteKind, find_route
-from cellgate.proxy.wire.failure import Kind
+from cellgate.proxy.wire.failure import FailureKind
 from tests.sim.behaviour import Behaviour
 from tests.sim.conversation import End, Reply
 from tests.sim.http_server import Exchange
@@ -22,7 +22,7 @@ from tests.sim.speech import render
 
 _COMMENT = re.compile(rb"(?m)^:[^\n]*\n\n")
 _ERROR_EVENT = b'data: {"error"'
-_KINDS = {kind.value: kind for kind in Kind}
+_KINDS = {kind.value: kind for kind in FailureKind}
 _CUT_SHORT = (End.TRUNCATED, End.RESET, End.LEFT, End.TIMEOUT)
 _NEVER_BEGAN = (End.CLOSED, End.RESET, End.LEFT, End.TIMEOUT)
 
@@ -72,7 +72,7 @@ class Visit:
 
     def _dishonesty_of_the_gate(self) -> str | None:
         reply = self.reply
-        if find_route(self.path.encode()).kind is RouteKind.OWN:
+        if find_route(self.path.encode()).kind is RouteKind.LOCAL:
             return None
         kind = _KINDS.get(self.code or "")
         if kind is None or kind.row.status != reply.status:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from cellgate.proxy.sharing.commands import Command
+from cellgate.proxy.sharing.redis_commands import Command
 
 if TYPE_CHECKING:
     from tests.sim.world import World

@@ -20,10 +20,10 @@ from cellgate.proxy.admin import connection, event_stream
 from cellgate.proxy.admin.admin_view import AdminView
 from cellgate.proxy.admin.application import admin_server
 from cellgate.proxy.admin.auth import refusal
-from cellgate.proxy.config.settings import Headers
+from cellgate.proxy.config.settings import HeaderNames
 from cellgate.proxy.config.trusted_peers import Peers
 from cellgate.proxy.control.containment import Containment
-from cellgate.proxy.control.routing_explain import Choice
+from cellgate.proxy.control.routing_explain import RoutingExplain
 from cellgate.proxy.control.stored_responses import StoredResponses
 from cellgate.proxy.logs.events import Action, EventLog
 from cellgate.proxy.metrics.exposition import Exposition
@@ -32,7 +32,7 @@ from cellgate.router.bans import Ban
 from cellgate.router.board import Board
 from cellgate.router.fair_queue import FairRules
 from cellgate.router.nouns import Ask, Cell, Evidence, Fleet, Load, Node, Role, Rules, Sign, Strength, Unit
-from cellgate.router.queue import Waiting
+from cellgate.router.queue import Queue
 from cellgate.router.router import Router
 
 NODES = (Node("a1-0", Role.LEADER), Node("a1-1", Role.FOLLOWER))
@@ -89,11 +89,11 @@ def run(test: Callable[[Port], Awaitable[None]], token: str | None = None) -> No
             port.poison = Containment(board, none, events, lambda: port.now, none, answered=len, ban_s=600.0)
             metrics = Metrics(board)
             metrics.include(Exposition(metrics, lambda: port.now, waiting=lambda: 0, connections=dict))
-            router = Router(board, PrefixAffinity(), random.Random(1), Waiting(FairRules()))
-            choice = Choice(
+            router = Router(board, PrefixAffinity(), random.Random(1), Queue(FairRules()))
+            choice = RoutingExplain(
                 router,
                 StoredResponses(board),
-                Headers(),
+                HeaderNames(),
                 "prefix_affinity",
                 lambda: port.now,
                 random.Random(1),
@@ -219,7 +219,7 @@ def test_a_unit_is_shown_with_the_evidence_behind_its_verdict() -> None:
             "verdict": "down",
             "usable": False,
             "drained": False,
-            "doubted": False,
+            "restart_suspected": False,
             "degraded": 0.0,
             "since_s": 2.0,
             "reason": "connection refused (source request)",
@@ -311,7 +311,7 @@ def test_a_whole_cell_is_drained_in_one_go_and_is_one_event() -> None:
             assert (status, cell["cell"]) == (200, "a")
             assert [(unit["name"], unit["drained"]) for unit in cell["units"]] == [("a1", True), ("a2", True)]
         await port.post("/cells/a/undrain")
-        assert not any(desk.drained for desk in port.board)
+        assert not any(state.drained for state in port.board)
         events = (await port.get("/events"))[1][1:]
         assert [(e["kind"], e["unit"], e["cell"]) for e in events] == [
             ("drain", None, "a"),
@@ -382,7 +382,7 @@ def test_mistakes_get_one_line_that_says_what_there_is() -> None:
 
 def test_a_handler_that_fails_is_logged_and_answered(caplog: pytest.LogCaptureFixture) -> None:
     async def check(port: Port) -> None:
-        port.board.desks["a1"].weight = object()  # type: ignore[assignment]
+        port.board.units["a1"].weight = object()  # type: ignore[assignment]
         status, body = await port.get("/units")
         assert (status, body["error"]["code"]) == (500, "internal_server_error")
 
@@ -399,7 +399,7 @@ def test_a_relayed_caller_sees_only_what_is_for_everyone() -> None:
             status, body = await port.get(path, RELAYED)
             assert (status, body["error"]["code"]) == (403, "forbidden")
         assert (await port.post("/units/a1/drain", RELAYED))[0] == 403
-        assert not port.board.desks["a1"].drained
+        assert not port.board.units["a1"].drained
 
     run(check)
 

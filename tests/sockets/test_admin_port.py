@@ -1,4 +1,4 @@
-"""The whole admin port, herald's process included, on both kinds of event loop."""
+"""The whole admin port, the health process included, on both kinds of event loop."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import uvloop
 
 from cellgate.proxy.admin.admin_view import AdminView
 from cellgate.proxy.admin.port import BACKLOG, AdminPort
-from cellgate.proxy.admin.shared_status import Bulletin
+from cellgate.proxy.admin.shared_status import SharedStatus
 from cellgate.proxy.config.settings import Address
 from cellgate.proxy.config.trusted_peers import Peers
 from cellgate.proxy.logs.events import EventLog
@@ -28,7 +28,7 @@ from cellgate.router.board import Board
 from cellgate.router.nouns import Rules
 
 LOOPS = [uvloop.new_event_loop, asyncio.new_event_loop]
-Test = Callable[[AdminPort, Bulletin], Awaitable[None]]
+Test = Callable[[AdminPort, SharedStatus], Awaitable[None]]
 
 
 def run(
@@ -37,12 +37,12 @@ def run(
     """Run a test against a port of its own."""
 
     async def main() -> None:
-        bulletin = Bulletin()
-        port = AdminPort(_view(), bulletin)
+        shared_status = SharedStatus()
+        port = AdminPort(_view(), shared_status)
         try:
             await port.open(await listen(Address(host, 0), BACKLOG))
-            bulletin.publish(True, b"ready\n")
-            await test(port, bulletin)
+            shared_status.publish(True, b"ready\n")
+            await test(port, shared_status)
         finally:
             await port.close()
 
@@ -64,7 +64,7 @@ def get(port: AdminPort, *paths: str) -> list[tuple[int, bytes]]:
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_one_connection_may_ask_for_everything(loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
-    async def check(port: AdminPort, bulletin: Bulletin) -> None:
+    async def check(port: AdminPort, shared_status: SharedStatus) -> None:
         answers = await asyncio.to_thread(
             get, port, "/livez", "/readyz", "/metrics", "/livez", "/units", "/no"
         )
@@ -79,7 +79,7 @@ def test_one_connection_may_ask_for_everything(loop: Callable[[], asyncio.Abstra
 def test_bytes_that_came_with_a_connection_that_is_handed_over_are_not_lost(
     loop: Callable[[], asyncio.AbstractEventLoop],
 ) -> None:
-    async def check(port: AdminPort, bulletin: Bulletin) -> None:
+    async def check(port: AdminPort, shared_status: SharedStatus) -> None:
         reader, writer = await asyncio.open_connection(*port.address)
         line = b"GET %s HTTP/1.1\r\nHost: localhost\r\n%s\r\n"
         writer.write(
@@ -95,7 +95,7 @@ def test_bytes_that_came_with_a_connection_that_is_handed_over_are_not_lost(
 
 
 def test_health_is_told_while_the_loop_stands_still() -> None:
-    async def check(port: AdminPort, bulletin: Bulletin) -> None:
+    async def check(port: AdminPort, shared_status: SharedStatus) -> None:
         await asyncio.to_thread(get, port, "/livez")
 
         def ask() -> float:
@@ -113,36 +113,36 @@ def test_health_is_told_while_the_loop_stands_still() -> None:
     run(check)
 
 
-def test_a_herald_that_dies_is_replaced(
+def test_a_health_process_that_dies_is_replaced(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("cellgate.proxy.admin.port.RESTART_S", 0.01)
 
-    async def check(port: AdminPort, bulletin: Bulletin) -> None:
+    async def check(port: AdminPort, shared_status: SharedStatus) -> None:
         await asyncio.to_thread(get, port, "/livez")
-        os.kill(port.herald_pid, signal.SIGKILL)
+        os.kill(port.health_pid, signal.SIGKILL)
         assert await asyncio.to_thread(get, port, "/readyz") == [(200, b"ready\n")]
 
     run(check)
     assert "admin port: its process ended with -9; another is started" in caplog.text
 
 
-def test_a_herald_that_cannot_be_replaced_is_once_it_can(
+def test_a_health_process_that_cannot_be_replaced_is_once_it_can(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("cellgate.proxy.admin.port.RESTART_S", 0.01)
 
-    async def check(port: AdminPort, bulletin: Bulletin) -> None:
-        start, refusals = port._start_herald, iter(range(3))
+    async def check(port: AdminPort, shared_status: SharedStatus) -> None:
+        start, refusals = port._start_health_process, iter(range(3))
 
         async def short_of_descriptors() -> asyncio.subprocess.Process:
             if next(refusals, None) is not None:
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             return await start()
 
-        monkeypatch.setattr(port, "_start_herald", short_of_descriptors)
+        monkeypatch.setattr(port, "_start_health_process", short_of_descriptors)
         await asyncio.to_thread(get, port, "/livez")
-        os.kill(port.herald_pid, signal.SIGKILL)
+        os.kill(port.health_pid, signal.SIGKILL)
         assert await asyncio.to_thread(get, port, "/readyz") == [(200, b"ready\n")]
 
     run(check)
@@ -152,8 +152,8 @@ def test_a_herald_that_cannot_be_replaced_is_once_it_can(
 def test_nothing_is_left_of_a_port_that_was_closed() -> None:
     seen: list[tuple[int, tuple[str, int]]] = []
 
-    async def check(port: AdminPort, bulletin: Bulletin) -> None:
-        seen.append((port.herald_pid, port.address))
+    async def check(port: AdminPort, shared_status: SharedStatus) -> None:
+        seen.append((port.health_pid, port.address))
 
     run(check)
     ((pid, address),) = seen
@@ -164,7 +164,7 @@ def test_nothing_is_left_of_a_port_that_was_closed() -> None:
 
 
 def test_it_listens_on_ipv6() -> None:
-    async def check(port: AdminPort, bulletin: Bulletin) -> None:
+    async def check(port: AdminPort, shared_status: SharedStatus) -> None:
         assert port.address[0] == "::1"
         answers = await asyncio.to_thread(get, port, "/livez", "/units")
         assert [status for status, _ in answers] == [200, 200]
@@ -173,7 +173,7 @@ def test_it_listens_on_ipv6() -> None:
 
 
 def test_an_address_in_use_is_an_error() -> None:
-    async def check(port: AdminPort, bulletin: Bulletin) -> None:
+    async def check(port: AdminPort, shared_status: SharedStatus) -> None:
         with pytest.raises(OSError, match="in use"):
             await listen(Address(*port.address), BACKLOG)
 
@@ -184,7 +184,7 @@ def test_an_address_in_use_is_an_error() -> None:
 def test_one_that_retires_answers_who_is_there_and_leaves_the_rest_to_its_successor(
     loop: Callable[[], asyncio.AbstractEventLoop],
 ) -> None:
-    async def check(port: AdminPort, bulletin: Bulletin) -> None:
+    async def check(port: AdminPort, shared_status: SharedStatus) -> None:
         mine = [socket.socket(fileno=os.dup(each.fileno())) for each in port._listeners]
         connection = http.client.HTTPConnection(*port.address, timeout=10)
         await asyncio.to_thread(_ask, connection, "/readyz")
@@ -192,7 +192,7 @@ def test_one_that_retires_answers_who_is_there_and_leaves_the_rest_to_its_succes
         await asyncio.sleep(0.2)
         reply = await asyncio.to_thread(_ask, connection, "/readyz")
         assert (reply.status, reply.headers["connection"]) == (200, "close")
-        successor = AdminPort(_view(), Bulletin())
+        successor = AdminPort(_view(), SharedStatus())
         await successor.open(mine)
         try:
             for _ in range(20):

@@ -16,8 +16,8 @@ import pytest
 
 from cellgate.proxy.config.sources import DnsSource
 from cellgate.proxy.discovery import dns as source_of_dns
-from cellgate.proxy.discovery.base import Found, LostError
-from cellgate.proxy.discovery.dns import LATER, Place, units_at, weighed
+from cellgate.proxy.discovery.base import Found, SourceError
+from cellgate.proxy.discovery.dns import LATER, Endpoint, units_at, weighed
 from cellgate.router.nouns import Unit
 
 LIKE = Unit(name="", cell="c", url="", weight=2.0)
@@ -120,7 +120,7 @@ def test_srv_records_have_ports_and_weights_of_their_own() -> None:
 def test_no_record_at_all_is_a_loss_not_an_empty_fleet() -> None:
     async def main() -> None:
         async with name_server() as (_, at):
-            with pytest.raises(LostError, match="not resolved: The DNS query name does not exist"):
+            with pytest.raises(SourceError, match="not resolved: The DNS query name does not exist"):
                 await told(source_of_dns.follow(DnsSource(LIKE, NAME, "A", 8000, server=at)))
 
     asyncio.run(main())
@@ -132,7 +132,7 @@ def test_a_name_server_that_does_not_answer_is_a_loss(monkeypatch: pytest.Monkey
     async def main() -> None:
         async with name_server() as (server, at):
             server.silent = True
-            with pytest.raises(LostError, match="not resolved: The resolution lifetime expired"):
+            with pytest.raises(SourceError, match="not resolved: The resolution lifetime expired"):
                 await told(source_of_dns.follow(DnsSource(LIKE, NAME, "A", 8000, server=at)))
 
     asyncio.run(main())
@@ -141,15 +141,15 @@ def test_a_name_server_that_does_not_answer_is_a_loss(monkeypatch: pytest.Monkey
 def test_shares_are_by_weight_within_a_priority() -> None:
     records = [(10, 0, "z", 1), (10, 0, "y", 1), (20, 7, "late", 1), (30, 1, "last", 1), (10, 0, "", 1)]
     assert weighed(records) == [
-        Place("y", 1, 1.0),
-        Place("z", 1, 1.0),
-        Place("late", 1, LATER),
-        Place("last", 1, LATER**2),
+        Endpoint("y", 1, 1.0),
+        Endpoint("z", 1, 1.0),
+        Endpoint("late", 1, LATER),
+        Endpoint("last", 1, LATER**2),
     ]
 
 
 def test_units_are_named_after_their_places() -> None:
-    units = units_at([Place("fd00::2", 80, 1.0), Place("Pod-0.svc", 80, 0.5)], LIKE, "http")
+    units = units_at([Endpoint("fd00::2", 80, 1.0), Endpoint("Pod-0.svc", 80, 0.5)], LIKE, "http")
     assert [(unit.name, unit.url, unit.weight) for unit in units] == [
         ("Pod-0.svc-80", "http://pod-0.svc:80", 1.0),
         ("fd00--2-80", "http://[fd00::2]:80", 2.0),

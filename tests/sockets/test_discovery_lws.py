@@ -13,7 +13,7 @@ from kubernetes_asyncio.config import incluster_config
 
 from cellgate.proxy.config.sources import LwsSource
 from cellgate.proxy.discovery import kubernetes, lws
-from cellgate.proxy.discovery.base import Found, LostError
+from cellgate.proxy.discovery.base import Found, SourceError
 from cellgate.router.nouns import Unit
 from loadtests.kit.fake_kubernetes import FakeKubernetes, group_pod, pod
 
@@ -51,7 +51,7 @@ def urls(found: Found) -> dict[str, str]:
 
 
 def held_against(found: Found) -> dict[str, str]:
-    return {doubt.node: doubt.reason for doubt in found.doubts}
+    return {doubt.node: doubt.reason for doubt in found.suspicions}
 
 
 def test_groups_are_listed_as_units_with_their_nodes_and_agents(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_groups_are_listed_as_units_with_their_nodes_and_agents(tmp_path: Path) 
             ("big-0", "leader", "127.0.0.1:9902"),
             ("big-0-1", "follower", "127.0.0.2:9902"),
         ]
-        assert not found.doubts
+        assert not found.suspicions
         assert [name for name, _ in found.epochs] == ["big-0"]
 
     asyncio.run(main())
@@ -84,7 +84,7 @@ def test_each_change_of_a_pod_is_told_as_it_comes(tmp_path: Path) -> None:
                 await api.remove("big-0-1")
                 assert held_against(await told(follow)) == {"group": "1 pod, its size is 2 (missing: 1)"}
                 await api.put(group_pod("big", 0, 1, size=2, uid="anew", ip="127.0.0.3"))
-                assert not (await told(follow)).doubts
+                assert not (await told(follow)).suspicions
                 await api.remove("big-0")
                 assert urls(await told(follow)) == {"big-0": ""}
                 await api.remove("big-0-1")
@@ -181,10 +181,10 @@ def test_a_server_that_is_gone_or_refuses_is_a_loss_that_says_why(tmp_path: Path
         async with cluster() as api:
             the_set = source(api, tmp_path)
             api.refuse_with = 403
-            with pytest.raises(LostError, match=r"refuses: 403 .*told to refuse"):
+            with pytest.raises(SourceError, match=r"refuses: 403 .*told to refuse"):
                 await told(lws.follow(the_set))
             await api.stop()
-            with pytest.raises(LostError, match="cannot be asked"):
+            with pytest.raises(SourceError, match="cannot be asked"):
                 await told(lws.follow(the_set))
 
     asyncio.run(main())
@@ -219,7 +219,7 @@ def test_no_configured_cluster_is_a_loss_that_says_why(tmp_path: Path) -> None:
     async def main() -> None:
         (tmp_path / "empty").write_text("")
         the_set = LwsSource(LIKE, "big", 8000, kubeconfig=str(tmp_path / "empty"))
-        with pytest.raises(LostError, match="no way to the API server is configured"):
+        with pytest.raises(SourceError, match="no way to the API server is configured"):
             await told(lws.follow(the_set))
 
     asyncio.run(main())

@@ -67,7 +67,7 @@ async def test_a_client_that_leaves_closes_its_units_connection(
         assert (here.outcomes, here.plane.board.in_flight) == (["client_left"], 0)
         assert here.records.kept[0].status == (200 if seen else 499)
         # It was nobody's fault: the unit is as good as before, and nobody else was asked.
-        assert [desk.case.verdict.value for desk in here.plane.board] == ["up", "up"]
+        assert [state.case.verdict.value for state in here.plane.board] == ["up", "up"]
         assert len(here.units[1].requests) == 0
 
 
@@ -188,7 +188,7 @@ async def test_many_come_and_go_and_nothing_is_left() -> None:
                 assert (await client.reply()).whole
 
     async with stage(play) as here:
-        connections = here.gateway.pool(here.plane.board.desks["u0"]).connections
+        connections = here.gateway.pool(here.plane.board.units["u0"]).connections
         for _ in range(3):
             await asyncio.gather(*map(visit, range(60)))
             await here.until_quiet()

@@ -105,10 +105,10 @@ async def test_a_unit_that_cannot_take_it_is_refused_for_with_the_reason() -> No
 @live
 async def test_a_unit_without_room_is_not_waited_for() -> None:
     async with stage(STREAM, STREAM) as here, here.client() as client:
-        desk = here.plane.board.desks["u0"]
-        desk.shut_until = here.gateway.now() + 60.0
+        state = here.plane.board.units["u0"]
+        state.full_until = here.gateway.now() + 60.0
         assert refused(await client.ask(to("u0"))) == (503, "full", "not_here")
-        assert not len(here.plane.router.waiting)
+        assert not len(here.plane.router.queue)
 
 
 @live
@@ -189,7 +189,7 @@ async def test_a_gate_that_refuses_for_its_unit_is_no_answer() -> None:
         for _ in range(2):
             reply = await client.ask(chat())
             assert (reply.status, reply.get(UNIT)) == (200, "u1")
-        verdicts = {desk.unit.name: desk.case.verdict.value for desk in here.plane.board}
+        verdicts = {state.unit.name: state.case.verdict.value for state in here.plane.board}
         assert verdicts == {"u0": "suspect", "u1": "up"}
 
 
@@ -198,7 +198,7 @@ async def test_a_gate_whose_unit_is_full_costs_of_the_retry_budget_and_blames_no
     full = whole(status="503 Service Unavailable", head="x-cellgate-reason: full\r\n")
     async with stage(full, STREAM) as here, here.client() as client:
         assert (await client.ask(chat())).get(UNIT) == "u1"
-        assert all(desk.case.verdict.value == "up" for desk in here.plane.board)
+        assert all(state.case.verdict.value == "up" for state in here.plane.board)
 
 
 @live

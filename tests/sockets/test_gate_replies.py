@@ -235,8 +235,8 @@ async def test_a_kept_connection_that_ended_before_the_request_came_gets_a_free_
             assert (reply.status, reply.body) == (200, EVENTS)
         assert here.outcomes == ["ok"] * 4
         assert len(here.unit.connections) == 4
-        (desk,) = here.plane.board
-        assert desk.case.verdict.value == "up"
+        (state,) = here.plane.board
+        assert state.case.verdict.value == "up"
 
 
 @live
@@ -258,7 +258,7 @@ async def test_a_connection_that_the_unit_closed_while_idle_is_not_used(
 ) -> None:
     monkeypatch.setattr("cellgate.proxy.wire.pool.EARLY_S", 0.0)
     async with stage(STREAM) as here, here.client() as client:
-        pool = here.gateway.pool(here.plane.board.desks["u0"])
+        pool = here.gateway.pool(here.plane.board.units["u0"])
         for count in range(1, 4):
             assert (await client.ask(chat())).body == EVENTS
             here.unit.connections[-1].abort()

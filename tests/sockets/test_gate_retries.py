@@ -53,14 +53,14 @@ async def test_who_got_an_error_waits_for_another_unit_that_is_full() -> None:
         request.write(chunk(TOKENS[1]) + LAST_CHUNK)
 
     async with stage(failing, one_at_a_time) as here, here.client() as first, here.client() as second:
-        refusing, serving = here.plane.board.desks.values()
+        refusing, serving = here.plane.board.units.values()
         refusing.drained = True
         first.send(chat())
         await here.until(lambda: len(serving.leases))
-        serving.limit = serving.narrowed = 1.0
+        serving.limit = serving.learnt_limit = 1.0
         refusing.drained = False
         second.send(chat())
         await here.until(lambda: here.units[0].requests and not refusing.leases)
-        assert len(here.plane.router.waiting) == 1
+        assert len(here.plane.router.queue) == 1
         ending.set()
         assert [(await client.reply()).status for client in (first, second)] == [200, 200]

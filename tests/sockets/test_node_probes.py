@@ -67,10 +67,10 @@ def look(talk: Talk | None, probe: Callable[[str], NodeProbe]) -> Evidence:
         if talk is None:
             server.close()
             await server.wait_closed()
-        patient = NodePatient(lambda _: reply(200), node=Node("n1", Role.LEADER))
+        context = NodePatient(lambda _: reply(200), node=Node("n1", Role.LEADER))
         async with asyncio.timeout(3):
-            (evidence,) = [finding async for finding in probe(address).look(patient)]
-        patient.close()
+            (evidence,) = [finding async for finding in probe(address).look(context)]
+        context.close()
         server.close()
         assert isinstance(evidence, Evidence)
         assert evidence.node == "n1"

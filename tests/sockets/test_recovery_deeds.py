@@ -22,7 +22,7 @@ from cellgate.proxy.config.settings import Tls
 from cellgate.proxy.process.tls import webhook_context
 from cellgate.proxy.recovery import audit, command, webhook
 from cellgate.proxy.recovery.command import FLOOD_BYTES, OUTPUT_KEPT
-from cellgate.proxy.recovery.nouns import Report, Result
+from cellgate.proxy.recovery.nouns import RecoveryReport, RecoveryResult
 from tests.wire.process import eventually
 from tests.wire.stage import live
 
@@ -68,7 +68,7 @@ async def test_a_command_gets_its_evidence_and_none_of_the_gates_secrets() -> No
     finally:
         del os.environ["CELLGATE_ADMIN_TOKEN"]
     *variables, told_and_pwd = report.output.splitlines()
-    assert report.result is Result.OK
+    assert report.result is RecoveryResult.OK
     assert variables == [
         "CELLGATE_ATTEMPT=2",
         "CELLGATE_CELL=a",
@@ -88,7 +88,7 @@ async def test_a_command_gets_its_evidence_and_none_of_the_gates_secrets() -> No
 @live
 async def test_what_is_no_shell_is_not_read_as_one() -> None:
     report = await command.run(Remedy("audit", ("echo", "$HOME; exit 1", "`id`")), ABOUT)
-    assert (report.result, report.output) == (Result.OK, "$HOME; exit 1 `id`\n")
+    assert (report.result, report.output) == (RecoveryResult.OK, "$HOME; exit 1 `id`\n")
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,9 @@ async def test_what_is_no_shell_is_not_read_as_one() -> None:
 def test_a_command_that_fails_says_how(script: str, detail: str) -> None:
     @live
     async def test() -> None:
-        assert await command.run(shell(script), ABOUT) == Report(Result.FAILED, detail, "why\n")
+        assert await command.run(shell(script), ABOUT) == RecoveryReport(
+            RecoveryResult.FAILED, detail, "why\n"
+        )
 
     test()
 
@@ -106,7 +108,7 @@ def test_a_command_that_fails_says_how(script: str, detail: str) -> None:
 @live
 async def test_a_command_that_is_not_there_any_more_is_a_failure() -> None:
     report = await command.run(Remedy("audit", ("/no/such/program",)), ABOUT)
-    assert report.result is Result.FAILED
+    assert report.result is RecoveryResult.FAILED
     assert "/no/such/program could not be started" in report.detail
 
 
@@ -115,14 +117,14 @@ async def test_a_command_that_hangs_is_killed_with_all_that_it_started() -> None
     begun_at = time.monotonic()
     report = await command.run(shell("trap '' TERM; sleep 60 & echo $!; echo $$; wait", timeout_s=0.3), ABOUT)
     assert time.monotonic() - begun_at < 20.0
-    assert (report.result, report.detail) == (Result.TIMEOUT, "killed: it did not end within 0.3 s")
+    assert (report.result, report.detail) == (RecoveryResult.TIMEOUT, "killed: it did not end within 0.3 s")
     assert [is_gone(int(pid)) for pid in report.output.split()] == [True, True]
 
 
 @live
 async def test_a_command_that_floods_is_killed_and_only_its_end_is_kept() -> None:
     report = await command.run(shell("yes"), ABOUT)
-    assert report.result is Result.FLOODED
+    assert report.result is RecoveryResult.FLOODED
     assert report.output == "y\n" * (OUTPUT_KEPT // 2)
 
 
@@ -130,7 +132,7 @@ async def test_a_command_that_floods_is_killed_and_only_its_end_is_kept() -> Non
 async def test_a_command_may_be_wordy() -> None:
     size = FLOOD_BYTES // 2
     report = await command.run(shell(f"head -c {size} /dev/zero | tr '\\0' x; echo end"), ABOUT)
-    assert report.result is Result.OK
+    assert report.result is RecoveryResult.OK
     assert report.output.endswith("xxend\n")
     assert len(report.output) == OUTPUT_KEPT
 
@@ -139,7 +141,7 @@ async def test_a_command_may_be_wordy() -> None:
 async def test_a_child_in_the_background_that_holds_the_output_is_not_waited_for() -> None:
     begun_at = time.monotonic()
     report = await command.run(shell("sleep 60 & echo done $!"), ABOUT)
-    assert (report.result, report.output[:5]) == (Result.OK, "done ")
+    assert (report.result, report.output[:5]) == (RecoveryResult.OK, "done ")
     assert time.monotonic() - begun_at < 20.0
     os.kill(int(report.output.split()[1]), 9)
 
@@ -202,7 +204,7 @@ async def test_a_webhook_is_signed_over_its_time_and_body() -> None:
         return web.Response(status=202, text="on it")
 
     async with hook(answer) as url:
-        assert await call(to(url), ABOUT) == Report(Result.OK, "it answered 202", "on it")
+        assert await call(to(url), ABOUT) == RecoveryReport(RecoveryResult.OK, "it answered 202", "on it")
     ((headers, body),) = got
     assert json.loads(body) == ABOUT
     assert headers["X-Cellgate-Timestamp"] == "1700000000"
@@ -219,9 +221,9 @@ async def test_a_webhook_over_https_is_verified() -> None:
     context.load_cert_chain(PEM)
     trusting = webhook.caller(webhook_context(Tls(ca=str(PEM))))
     async with hook(answer, context) as url:
-        assert (await trusting(to(url.replace("127.0.0.1", "localhost")), ABOUT)).result is Result.OK
+        assert (await trusting(to(url.replace("127.0.0.1", "localhost")), ABOUT)).result is RecoveryResult.OK
         refused = await call(to(url), ABOUT)
-    assert refused.result is Result.FAILED
+    assert refused.result is RecoveryResult.FAILED
     assert "certificate" in refused.detail.lower()
 
 
@@ -233,7 +235,9 @@ async def test_a_webhook_that_never_answers_is_bounded() -> None:
 
     begun_at = time.monotonic()
     async with hook(answer) as url:
-        assert await call(to(url, 0.3), ABOUT) == Report(Result.TIMEOUT, "no answer within 0.3 s")
+        assert await call(to(url, 0.3), ABOUT) == RecoveryReport(
+            RecoveryResult.TIMEOUT, "no answer within 0.3 s"
+        )
     assert time.monotonic() - begun_at < 20.0
 
 
@@ -248,7 +252,7 @@ async def test_a_webhook_that_never_ends_its_answer_is_read_no_further_than_need
 
     async with hook(answer) as url:
         report = await call(to(url), ABOUT)
-    assert (report.result, len(report.output)) == (Result.FAILED, webhook.ANSWER_KEPT)
+    assert (report.result, len(report.output)) == (RecoveryResult.FAILED, webhook.ANSWER_KEPT)
 
 
 @live
@@ -258,13 +262,13 @@ async def test_a_webhook_is_called_where_it_was_configured_and_nowhere_else() ->
 
     async with hook(answer) as url:
         report = await call(to(url), ABOUT)
-    assert (report.result, report.detail) == (Result.FAILED, "it answered 307")
+    assert (report.result, report.detail) == (RecoveryResult.FAILED, "it answered 307")
 
 
 @live
 async def test_a_webhook_that_nobody_serves_is_a_failure() -> None:
     report = await call(to("http://127.0.0.1:1/hook"), ABOUT)
-    assert report.result is Result.FAILED
+    assert report.result is RecoveryResult.FAILED
     assert "could not be called" in report.detail
 
 

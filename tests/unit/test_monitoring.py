@@ -15,7 +15,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from cellgate.probes.agent_link import Standing
+from cellgate.probes.agent_link import AgentState
 from cellgate.proxy.control.containment import Containment
 from cellgate.proxy.control.containment_report import PoisonMetrics
 from cellgate.proxy.discovery.follow import Discovery
@@ -24,13 +24,13 @@ from cellgate.proxy.logs.events import EventLog
 from cellgate.proxy.metrics.collectors import NodeAgentMetrics
 from cellgate.proxy.metrics.exposition import Exposition
 from cellgate.proxy.metrics.metrics import Metrics
-from cellgate.proxy.metrics.routing import Routing
-from cellgate.proxy.sharing.link import RedisLink
+from cellgate.proxy.metrics.routing import RoutingMetrics
 from cellgate.proxy.sharing.metrics import RedisMetrics
+from cellgate.proxy.sharing.redis_link import RedisLink
 from cellgate.router.board import Board
 from cellgate.router.fair_queue import FairRules
 from cellgate.router.nouns import Evidence, Fleet, Load, Node, Role, Rules, Sign, Strength, Unit
-from cellgate.router.queue import Waiting
+from cellgate.router.queue import Queue
 
 ROOT = Path(__file__).parents[2]
 MONITORING = ROOT / "deploy" / "monitoring"
@@ -58,12 +58,12 @@ def exposed() -> dict[str, set[str]]:
         board, cast("Any", None), events, float, cast("Any", None), answered=len, ban_s=1.0
     )
     metrics.include(PoisonMetrics(contained))
-    metrics.include(Routing(board, Waiting(FairRules())))
+    metrics.include(RoutingMetrics(board, Queue(FairRules())))
     link = SimpleNamespace(state="", peers=lambda: 0, counts=Counter[str]())
     metrics.include(RedisMetrics(cast("RedisLink", link), board))
-    sources = SimpleNamespace(standing=lambda: {"file units.yaml": True})
+    sources = SimpleNamespace(connected=lambda: {"file units.yaml": True})
     metrics.include(DiscoveryMetrics(cast("Discovery", sources)))
-    metrics.include(NodeAgentMetrics(lambda: {("a1", "a1-0"): Standing(True, 0)}))
+    metrics.include(NodeAgentMetrics(lambda: {("a1", "a1-0"): AgentState(True, 0)}))
     page = asyncio.run(metrics.render()).decode()
     samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
     return {sample.name: set(sample.labels) for sample in samples}

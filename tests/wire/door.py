@@ -15,15 +15,15 @@ from cellgate.proxy.wire.downstream import ClientConnection
 from cellgate.proxy.wire.failure import Failure
 from cellgate.proxy.wire.heads import REQUEST_FIELDS, own_response
 from cellgate.proxy.wire.request import Request
-from cellgate.proxy.wire.rota import Rota
+from cellgate.proxy.wire.rota import ReadScheduler
 from tests.cost.bench import counted
 from tests.wire.rig import Wire
 
 
 class Door:
     """The `Host` of one connection, which answers each request at once, or (`holds`) never. `turns` has the
-    bytecodes of each turn, `answered` how many requests were begun in it. Doors with one `rota` are of one
-    loop, which is not theirs to turn.
+    bytecodes of each turn, `answered` how many requests were begun in it. Doors with one `read_scheduler` are
+    of one loop, which is not theirs to turn.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class Door:
         *,
         holds: bool = False,
         at: float = 1.0,
-        rota: Rota | None = None,
+        read_scheduler: ReadScheduler | None = None,
     ) -> None:
         self.limits = limits or Limits()
         self.fields_read: frozenset[bytes] = REQUEST_FIELDS
@@ -45,7 +45,9 @@ class Door:
         self.time = at
         self._holds = holds
         self._soon: deque[Callable[[], None]] = deque()
-        self.rota = rota or Rota(self._soon.append, LIMITS.request_bytes_per_turn)
+        self.read_scheduler = read_scheduler or ReadScheduler(
+            self._soon.append, LIMITS.request_bytes_per_turn
+        )
         self.wire = Wire()
         self.client = ClientConnection(self)
         self.client.connection_made(cast(asyncio.Transport, self.wire))

@@ -17,12 +17,12 @@ from cellgate.proxy.wire.heads import Fields
 from cellgate.proxy.wire.pool import Pool
 from cellgate.proxy.wire.reply_reader import ReplyHead
 from cellgate.proxy.wire.request import Request
-from cellgate.proxy.wire.rota import Rota
+from cellgate.proxy.wire.rota import ReadScheduler
 from cellgate.proxy.wire.upstream import UnitConnection
 from cellgate.router.cost import Expected
 from cellgate.router.judge import open_case
 from cellgate.router.nouns import Ask, Cell, Unit
-from cellgate.router.unit_state import Desk, Lease
+from cellgate.router.unit_state import Lease, UnitState
 from tests.wire.replies import Reply, replies
 
 
@@ -67,17 +67,21 @@ class Rig:
 
     Plays the gate, the pool, the client and the exchange. `ends` says how the attempt ended, `kept` which
     connections were given back for another request, `bugs` which exceptions were reported, `due` what is to
-    be done in the next turn of the loop. Those of one `rota` share the turns of one loop.
+    be done in the next turn of the loop. Those of one `read_scheduler` share the turns of one loop.
     """
 
-    def __init__(self, *, http10: bool = False, to_head: bool = False, rota: Rota | None = None) -> None:
+    def __init__(
+        self, *, http10: bool = False, to_head: bool = False, read_scheduler: ReadScheduler | None = None
+    ) -> None:
         self.shown = b""
         self.ends: list[str] = []
         self.failures: list[Failure] = []
         self.kept: list[UnitConnection] = []
         self.bugs: list[Exception] = []
         self.due: list[Callable[[], object]] = []
-        self.rota = rota or Rota(lambda callback: self.due.append(callback), LIMITS.reply_bytes_per_turn)
+        self.read_scheduler = read_scheduler or ReadScheduler(
+            lambda callback: self.due.append(callback), LIMITS.reply_bytes_per_turn
+        )
         self.wire = Wire()
         self.conn = UnitConnection(cast(Pool, self))
         self.conn.connection_made(cast(asyncio.Transport, self.wire))
@@ -88,7 +92,7 @@ class Rig:
 
     def _send_request(self) -> None:
         self.lease = Lease(
-            Desk(Unit("u", "c", "http://u"), Cell("c"), open_case(0.0)), Ask(), Expected(), 0, 0.0, False
+            UnitState(Unit("u", "c", "http://u"), Cell("c"), open_case(0.0)), Ask(), Expected(), 0, 0.0, False
         )
         request = Request(0.0)
         request.http10, request.method, request.given_id = self._http10, self.method.encode(), b"1"

@@ -113,8 +113,8 @@ async def start_unwatched(gate: Gate) -> None:
     """Start a gate that sends no probe and believes every unit to be UP."""
     plane = gate.plane
     await gate.start(client_context(plane.settings.tls))
-    for desk in plane.board:
-        name = desk.unit.name
+    for state in plane.board:
+        name = state.unit.name
         plane.prober.stop(name)
         plane.board.observe(
             Evidence(name, Sign.GOOD, Strength.STRONG, "canary", "the test says so", plane.now())
@@ -167,7 +167,7 @@ class Stage:
         await self.until(lambda: not self.gateway.clients and not self.plane.board.in_flight)
         assert self.gateway.memory.used == 0
         assert self.plane.board.retries_in_flight == 0
-        assert all(not desk.leases for desk in self.plane.board)
+        assert all(not state.leases for state in self.plane.board)
 
 
 @asynccontextmanager

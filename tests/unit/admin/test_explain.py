@@ -8,13 +8,13 @@ from itertools import product
 import pytest
 
 from cellgate.proxy.admin.explain import explain
-from cellgate.proxy.admin.rotation import Moment, Standing, standing
+from cellgate.proxy.admin.rotation import Moment, Rotation, rotation_of
 from cellgate.proxy.admin.unit_view import unit_page
 from cellgate.router.board import Board
-from cellgate.router.candidates import Bounds, offers
+from cellgate.router.candidates import Bounds, find_candidates
 from cellgate.router.nouns import Ask, Cell, Evidence, Fleet, Node, Role, Rules, Sign, Strength, Unit, Verdict
-from cellgate.router.outliers import Slowness
-from cellgate.router.unit_state import Desk
+from cellgate.router.outliers import Outlier
+from cellgate.router.unit_state import UnitState
 
 NODES = (Node("a1-0", Role.LEADER), Node("a1-1", Role.FOLLOWER))
 UNIT = Unit("a1", "a", "http://10.0.0.1:8000", max_in_flight=2, nodes=NODES)
@@ -34,16 +34,18 @@ def board(*evidence: Evidence, rules: Rules | None = None) -> Board:
     return made
 
 
-def up() -> Desk:
+def up() -> UnitState:
     """A unit that has been UP for long."""
-    desk = board(PASSED).desks["a1"]
-    desk.heard_at = 209.9
-    return desk
+    state = board(PASSED).units["a1"]
+    state.heard_at = 209.9
+    return state
 
 
-def told(desk: Desk, now: float = 210.0, canary_s: float | None = 0.8, panic_at: float | None = None) -> str:
+def told(
+    state: UnitState, now: float = 210.0, canary_s: float | None = 0.8, panic_at: float | None = None
+) -> str:
     """All that is told, as one text."""
-    return "\n".join(explain(desk, Moment(now, Rules(), panic_at, canary_s)))
+    return "\n".join(explain(state, Moment(now, Rules(), panic_at, canary_s)))
 
 
 def test_a_unit_that_works_is_in_rotation_with_its_last_proof() -> None:
@@ -58,7 +60,7 @@ def test_a_unit_that_works_is_in_rotation_with_its_last_proof() -> None:
 
 
 def test_a_unit_nobody_has_looked_at_says_so() -> None:
-    text = told(board().desks["a1"], now=91.0)
+    text = told(board().units["a1"], now=91.0)
     assert text.startswith("a1 is out of rotation, for 1.0 s: its engine has not proven yet that it works.")
     assert "no probe has answered yet" in text
     assert (
@@ -67,14 +69,14 @@ def test_a_unit_nobody_has_looked_at_says_so() -> None:
 
 
 def test_a_suspect_waits_for_its_canary() -> None:
-    text = told(board(PASSED, FAILED).desks["a1"], now=200.4, canary_s=0.0)
+    text = told(board(PASSED, FAILED).units["a1"], now=200.4, canary_s=0.0)
     assert text.startswith("a1 is suspect, for 0.4 s")
     assert "Because: no token within 1.25 s (canary, 0.4 s ago)." in text
     assert "Next: a canary (a request for one token) is in flight. If it passes" in text
 
 
 def test_a_unit_that_is_down_says_what_brings_it_back() -> None:
-    text = told(board(PASSED, REFUSED).desks["a1"])
+    text = told(board(PASSED, REFUSED).units["a1"])
     assert text.startswith("a1 is out of rotation, for 10.0 s: it is down.")
     assert "Because: connection refused (requests of clients, 10.0 s ago)." in text
     assert "Next: a canary (a request for one token) within 0.8 s. 2 must pass in a row; then it" in text
@@ -83,13 +85,13 @@ def test_a_unit_that_is_down_says_what_brings_it_back() -> None:
 
 def test_a_unit_on_its_way_back_counts_what_has_passed() -> None:
     again = replace(PASSED, at=209.0)
-    text = told(board(PASSED, REFUSED, again).desks["a1"])
+    text = told(board(PASSED, REFUSED, again).units["a1"])
     assert text.startswith("a1 is still out of rotation: it was down, and has answered again for 1.0 s.")
     assert "1 of 2 have passed" in text
 
 
 def test_a_fault_of_a_node_stands_until_its_source_takes_it_back() -> None:
-    text = told(board(PASSED, GONE).desks["a1"], canary_s=None)
+    text = told(board(PASSED, GONE).units["a1"], canary_s=None)
     assert "Because: process 33 is gone (agent of node a1-1, 10.0 s ago)." in text
     assert "Next: it stays out until agent of node a1-1 reports that all is well; then" in text
     assert "You can check node a1-1 and restart what is missing there" in text
@@ -97,15 +99,15 @@ def test_a_fault_of_a_node_stands_until_its_source_takes_it_back() -> None:
 
 def test_a_second_fault_is_told_beside_the_one_that_decided() -> None:
     other = replace(GONE, node="a1-0", reason="process 7 is stopped", at=201.0)
-    text = told(board(PASSED, GONE, other).desks["a1"], canary_s=None)
+    text = told(board(PASSED, GONE, other).units["a1"], canary_s=None)
     assert "Open fault: agent of node a1-0: process 7 is stopped." in text
     assert "until agent of node a1-0 and agent of node a1-1 reports" in text
 
 
 def test_an_operators_will_is_told_first() -> None:
-    desk = board(PASSED, REFUSED).desks["a1"]
-    desk.drained = True
-    text = told(desk)
+    state = board(PASSED, REFUSED).units["a1"]
+    state.drained = True
+    text = told(state)
     assert text.startswith(
         "a1 is out of rotation: an operator drained it. 0 of 2 requests are still in flight."
     )
@@ -114,17 +116,17 @@ def test_an_operators_will_is_told_first() -> None:
 
 
 def test_a_unit_in_doubt_gets_nothing_until_it_shows_life() -> None:
-    desk = up()
-    desk.doubted_at = 209.5
-    text = told(desk, canary_s=0.0)
+    state = up()
+    state.restart_suspected_at = 209.5
+    text = told(state, canary_s=0.0)
     assert text.startswith("a1 gets no requests for now: it closed a connection unexpectedly 0.5 s ago")
     assert "Any work it shows ends the suspicion of a restart, and so do 4.5 s without another cut." in text
 
 
 def test_a_unit_held_by_panic_points_at_the_gates_own_network() -> None:
-    desk = up()
-    desk.heard_at = 205.0
-    text = told(desk, panic_at=207.0)
+    state = up()
+    state.heard_at = 205.0
+    text = told(state, panic_at=207.0)
     assert text.startswith("a1 is kept in rotation, although nothing of it has answered for 5.0 s")
     assert "in 27.0 s at the latest" in text
     assert "You can check the network of this gate first" in text
@@ -134,7 +136,7 @@ def test_a_full_unit_says_what_its_bound_is() -> None:
     made = board(PASSED)
     for _ in range(2):
         made.open("a1", STREAM, 209.9, retry=False)
-    text = told(made.desks["a1"])
+    text = told(made.units["a1"])
     assert text.startswith("a1 is in rotation, but full: 2 of 2 requests are in flight")
     assert "raise its max_in_flight" in text
 
@@ -142,21 +144,21 @@ def test_a_full_unit_says_what_its_bound_is() -> None:
 def test_silence_is_told_beside_what_is_allowed() -> None:
     made = board(PASSED)
     made.open("a1", STREAM, 209.3, retry=False)
-    assert "Stalled for 0.7 s; with its present work up to 1.0 s are normal." in told(made.desks["a1"])
-    assert "Stalled" not in told(made.desks["a1"], now=209.4)
+    assert "Stalled for 0.7 s; with its present work up to 1.0 s are normal." in told(made.units["a1"])
+    assert "Stalled" not in told(made.units["a1"], now=209.4)
 
 
 def test_a_slow_unit_says_how_slow_and_what_that_costs_it() -> None:
-    desk = up()
-    desk.slowness = Slowness(0.5)
-    text = told(desk)
+    state = up()
+    state.outlier = Outlier(0.5)
+    text = told(state)
     assert "a token takes 2.0 times as long as on the other units of cell a" in text
     assert "its share of requests is 50% smaller" in text
     assert "You can compare clocks, temperatures and links" in text
 
 
 def test_a_slow_start_says_how_far_it_has_come() -> None:
-    text = told(board(PASSED).desks["a1"], now=104.0)
+    text = told(board(PASSED).units["a1"], now=104.0)
     assert "Slow start: it gets 40% of its share now, all of it in 6.0 s." in text
 
 
@@ -164,7 +166,7 @@ def test_bad_and_open_words_are_told_in_full_and_good_ones_in_one_line() -> None
     late = Evidence("a1", Sign.BAD, Strength.WEAK, "readiness", "GET /health: timeout", 205.0)
     open_ = Evidence("a1", Sign.NEUTRAL, Strength.WEAK, "agent", "not a cellgate agent", 206.0, node="a1-1")
     well = Evidence("a1", Sign.GOOD, Strength.WEAK, "agent", "3 processes", 207.0, node="a1-0")
-    text = told(board(PASSED, late, open_, well).desks["a1"])
+    text = told(board(PASSED, late, open_, well).units["a1"])
     assert "Also bad: GET /health: timeout (readiness, 5.0 s ago)." in text
     assert "No evidence: not a cellgate agent (agent of node a1-1, 4.0 s ago)." in text
     assert "Last good news: agent of node a1-0 (3.0 s ago), canary (1m 50s ago)." in text
@@ -172,43 +174,43 @@ def test_bad_and_open_words_are_told_in_full_and_good_ones_in_one_line() -> None
 
 def test_what_was_said_before_a_unit_came_up_has_been_answered() -> None:
     old = Evidence("a1", Sign.BAD, Strength.STRONG, "request", "the connection broke", 99.0)
-    assert "the connection broke" not in told(board(old, PASSED).desks["a1"])
-    assert "the connection broke" in told(board(PASSED, replace(old, at=101.0)).desks["a1"])
+    assert "the connection broke" not in told(board(old, PASSED).units["a1"])
+    assert "the connection broke" in told(board(PASSED, replace(old, at=101.0)).units["a1"])
 
 
 def test_a_reading_of_the_epoch_is_no_news() -> None:
     read = Evidence("a1", Sign.NEUTRAL, Strength.WEAK, "engine_metrics", "started at 5", 101.0, epoch="5")
-    assert "started at 5" not in told(board(PASSED, read).desks["a1"])
-    text = told(board(PASSED, read, replace(read, reason="started at 6", at=200.0, epoch="6")).desks["a1"])
+    assert "started at 5" not in told(board(PASSED, read).units["a1"])
+    text = told(board(PASSED, read, replace(read, reason="started at 6", at=200.0, epoch="6")).units["a1"])
     assert "Because: started at 6 (engine_metrics, 10.0 s ago)." in text
 
 
 @pytest.mark.parametrize(
-    ("verdict", "drained", "doubted", "full"), list(product(Verdict, *[(False, True)] * 3))
+    ("verdict", "drained", "restart_suspected", "full"), list(product(Verdict, *[(False, True)] * 3))
 )
 def test_whatever_is_believed_a_person_is_told_in_short_lines(
-    verdict: Verdict, drained: bool, doubted: bool, full: bool
+    verdict: Verdict, drained: bool, restart_suspected: bool, full: bool
 ) -> None:
     """Every line is one, ends, and has no hole left in it; and who may get requests is never called out."""
     made = board(PASSED)
-    desk = made.desks["a1"]
+    state = made.units["a1"]
     for _ in range(2 if full else 0):
         made.open("a1", STREAM, 209.9, retry=False)
-    desk.case = replace(desk.case, verdict=verdict)
-    desk.drained, desk.doubted_at = drained, 205.0 if doubted else -1.0
-    lines = explain(desk, Moment(210.0, Rules(), canary_s=0.8))
+    state.case = replace(state.case, verdict=verdict)
+    state.drained, state.restart_suspected_at = drained, 205.0 if restart_suspected else -1.0
+    lines = explain(state, Moment(210.0, Rules(), canary_s=0.8))
     assert all("\n" not in line and "{" not in line and line.endswith(".") for line in lines)
     assert all(len(line) < 160 for line in lines)
     assert sum(line.startswith("Next: ") for line in lines) == 1
-    rows = offers(made, Ask(), 210.0, (), Bounds(1.0)).rows
-    stands = standing(desk, Moment(210.0, Rules()))
-    assert any(row.has_room for row in rows) is (stands in (Standing.IN, Standing.SUSPECT) and not full)
+    rows = find_candidates(made, Ask(), 210.0, (), Bounds(1.0)).rows
+    rotation = rotation_of(state, Moment(210.0, Rules()))
+    assert any(row.has_room for row in rows) is (rotation in (Rotation.IN, Rotation.SUSPECT) and not full)
 
 
 def test_the_page_of_a_unit_has_each_word_at_its_node() -> None:
     made = board(PASSED, replace(GONE, epoch="boot 33"))
     made.panic_at = 201.0
-    page = unit_page(made.desks["a1"], made, 210.0, None)
+    page = unit_page(made.units["a1"], made, 210.0, None)
     assert page["faults"] == [{"node": "a1-1", "source": "agent"}]
     assert page["news"] == {"canary": {"sign": "good", "reason": "one token by chat", "age_s": 110.0}}
     assert page["nodes"] == [
@@ -220,6 +222,6 @@ def test_the_page_of_a_unit_has_each_word_at_its_node() -> None:
         },
     ]
     assert page["epochs"] == {"agent a1-1": "boot 33"}
-    assert (page["held_by_panic"], page["doubted"], page["degraded"]) == (False, False, 0.0)
+    assert (page["held_by_panic"], page["restart_suspected"], page["degraded"]) == (False, False, 0.0)
     assert (page["silent_s"], page["silent_limit_s"], page["next_canary_s"]) == (None, 1.0, None)
     assert page["why"][0].startswith("a1 is out of rotation")

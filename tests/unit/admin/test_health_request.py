@@ -1,10 +1,10 @@
-"""Which requests the herald answers itself."""
+"""Which requests the health process answers itself."""
 
 from __future__ import annotations
 
 import pytest
 
-from cellgate.proxy.admin.health_request import Question, question
+from cellgate.proxy.admin.health_request import HealthRequest, parse_health_request
 
 
 @pytest.mark.parametrize(
@@ -20,9 +20,11 @@ from cellgate.proxy.admin.health_request import Question, question
     ],
 )  # fmt: skip
 def test_plain_questions_are_understood(head: bytes, expected: tuple[str, bool, bool]) -> None:
-    assert question(head) == Question(*expected, size=len(head))
+    assert parse_health_request(head) == HealthRequest(*expected, size=len(head))
     # What follows is not part of it.
-    assert question(head + b"GET /metrics HTTP/1.1\r\n\r\n") == Question(*expected, size=len(head))
+    assert parse_health_request(head + b"GET /metrics HTTP/1.1\r\n\r\n") == HealthRequest(
+        *expected, size=len(head)
+    )
 
 
 @pytest.mark.parametrize(
@@ -51,4 +53,4 @@ def test_plain_questions_are_understood(head: bytes, expected: tuple[str, bool, 
     ],
 )
 def test_all_else_is_left_to_a_whole_server(data: bytes) -> None:
-    assert question(data) is None
+    assert parse_health_request(data) is None

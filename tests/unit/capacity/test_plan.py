@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from cellgate.proxy.capacity.fit import GIB, Devices, Workload, plan
+from cellgate.proxy.capacity.fit import GIB, Devices, Workload, plan_memory
 from cellgate.proxy.capacity.live import LiveCache, LiveError, read_cache
 from cellgate.proxy.capacity.memory import (
     kv_bytes_per_sequence,
@@ -184,12 +184,12 @@ def test_stages_share_all_layers_and_the_tables_are_at_the_ends() -> None:
 
 
 def test_a_plan_of_llama_70b_on_eight_devices_of_80_gib() -> None:
-    made = plan(shape(LLAMA_70B), Devices(80 * GIB, tensor=8), Workload(context=4096))
+    made = plan_memory(shape(LLAMA_70B), Devices(80 * GIB, tensor=8), Workload(context=4096))
     # 72 GiB usable, 2 reserved, 131.4 / 8 of weights; 40 KiB a token.
     assert made.weight_bytes / GIB == pytest.approx(131.42 / 8, rel=0.001)
     assert made.tokens == pytest.approx((72 - 2 - 131.42 / 8) * GIB / (40 * 1024), rel=0.001)
     assert (made.sequences, made.max_in_flight, made.weight) == (342, 256, 1.4)
-    assert not plan(shape(LLAMA_70B), Devices(80 * GIB), Workload()).fits
+    assert not plan_memory(shape(LLAMA_70B), Devices(80 * GIB), Workload()).fits
 
 
 def run(tmp_path: Path, config: dict[str, Any], *flags: str) -> int:

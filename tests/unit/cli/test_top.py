@@ -23,8 +23,8 @@ class Gate:
         self.board = Board(Rules())
         self.board.configure(fleet(cells, units), 900.0)
         self.events = EventLog(lambda: 1_700_000_000.0, 2, lambda *_: None)
-        for desk in self.board:
-            self.say(desk.unit.name, Sign.GOOD, Strength.STRONG, "one token in 40 ms")
+        for state in self.board:
+            self.say(state.unit.name, Sign.GOOD, Strength.STRONG, "one token in 40 ms")
 
     def say(self, unit: str, sign: Sign, strength: Strength, reason: str, node: str | None = None) -> None:
         source = "agent" if node else "canary"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cellgate.proxy.config.limits import LIMITS, REACHED, Limits, reached
+from cellgate.proxy.config.limits import LIMITS, REACHED, HardLimits, reached
 from cellgate.proxy.workers.board_replica import BoardReplica
 from cellgate.proxy.workers.worker_status import StatusReporter
 from cellgate.router.nouns import Rules
@@ -45,7 +45,7 @@ def test_a_name_that_is_no_bound_cannot_be_counted() -> None:
 
 
 def test_every_bound_is_positive_and_has_a_count() -> None:
-    names = [field.name for field in fields(Limits)]
+    names = [field.name for field in fields(HardLimits)]
     assert list(REACHED) == names
     assert all(getattr(LIMITS, name) > 0 for name in names)
 
@@ -54,5 +54,5 @@ def test_the_page_of_security_has_a_row_for_each_bound_with_its_figure() -> None
     section = SECURITY.read_text().partition("\n## Limits\n")[2].partition("\n## ")[0]
     rows = dict(re.findall(r"^\| `(\w+)` \| ([\d,]+)", section, re.MULTILINE))
     assert {name: int(figure.replace(",", "")) for name, figure in rows.items()} == {
-        field.name: getattr(LIMITS, field.name) for field in fields(Limits)
+        field.name: getattr(LIMITS, field.name) for field in fields(HardLimits)
     }

@@ -10,20 +10,20 @@ from pathlib import Path
 import pytest
 
 from cellgate.proxy.config.load import load
-from cellgate.proxy.config.load_process import ConfigError, Overrides, read
+from cellgate.proxy.config.load_process import ConfigError, Overrides, read_settings
 
 FLAGS = Overrides(units=("http://127.0.0.1:8001", "b=http://127.0.0.1:8002"))
 
 
 def test_it_finds_the_same_settings() -> None:
-    assert read(None, FLAGS) == load(None, FLAGS)
+    assert read_settings(None, FLAGS) == load(None, FLAGS)
 
 
 def test_all_problems_are_told_as_if_they_were_found_here(tmp_path: Path) -> None:
     file = tmp_path / "cellgate.yaml"
     file.write_text("lissten: 127.0.0.1:1\nworkers: 0\n")
     with pytest.raises(ConfigError) as there:
-        read(str(file), Overrides())
+        read_settings(str(file), Overrides())
     with pytest.raises(ConfigError) as here:
         load(str(file), Overrides())
     assert there.value.problems == here.value.problems

@@ -12,11 +12,11 @@ import pytest
 from cellgate.probes.base import FetchError, Net, Reply, Trouble
 from cellgate.probes.runner import GAP_S, JITTER
 from cellgate.proxy.config.limits import LIMITS, REACHED
-from cellgate.proxy.control.prober import Watch
-from cellgate.proxy.wire.reach import Ways
+from cellgate.proxy.control.prober import Prober
+from cellgate.proxy.wire.reach import ProbeTransport
 from cellgate.router.board import Board, Consequence
 from cellgate.router.nouns import Ask, Cell, Evidence, Fleet, Models, Rules, Sign, Strength, Unit, Verdict
-from cellgate.router.unit_state import Desk
+from cellgate.router.unit_state import UnitState
 from tests.sim.world import World, run
 
 STARTING, UP, SUSPECT, DOWN, PROBATION = Verdict
@@ -89,10 +89,10 @@ class Scene:
         self.board = Board(RULES)
         self.engines = {"a": Engine(), "b": Engine()}
         self.consequences: list[Consequence] = []
-        self.watch = Watch(self.board, self._ways_to, random.Random(seed), self.consequences.append)
+        self.watch = Prober(self.board, self._ways_to, random.Random(seed), self.consequences.append)
 
-    def _ways_to(self, desk: Desk) -> Ways:
-        return Ways(self.engines[desk.unit.url.removeprefix("http://")], cast("Net", None))
+    def _ways_to(self, state: UnitState) -> ProbeTransport:
+        return ProbeTransport(self.engines[state.unit.url.removeprefix("http://")], cast("Net", None))
 
     def play(self, scenario: Coroutine[Any, Any, None]) -> None:
         """Run a scenario with both units started; nothing may be left of it."""
@@ -117,7 +117,7 @@ class Scene:
         return self.world.loop.time()
 
     def verdict(self, name: str) -> Verdict:
-        return self.board.desks[name].case.verdict
+        return self.board.units[name].case.verdict
 
     def flips(self, name: str) -> list[Verdict]:
         """The verdicts that a unit has come to."""
@@ -153,8 +153,8 @@ def test_a_fresh_unit_comes_up_by_a_canary(scene: Scene) -> None:
     async def scenario() -> None:
         await scene.until("a", UP, within_s=0.5)
         assert scene.engines["a"].canaries
-        assert scene.board.desks["a"].models == {"m"}
-        load = scene.board.desks["a"].load
+        assert scene.board.units["a"].models == {"m"}
+        load = scene.board.units["a"].load
         assert load is not None
         assert (load.running, load.epoch) == (3, "1")
 
@@ -223,7 +223,7 @@ def test_a_working_unit_is_asked_for_none(scene: Scene) -> None:
         await scene.until("b", UP, within_s=1.0)
         scene.engines["a"].tokens_per_s = 50.0
         for _ in range(600):
-            scene.board.desks["b"].life_at = scene.now
+            scene.board.units["b"].life_at = scene.now
             await asyncio.sleep(0.1)
 
     scene.play(scenario())
@@ -317,7 +317,7 @@ def test_a_unit_removed_while_its_probes_are_in_the_air_does_no_harm(scene: Scen
         assert scene.strike("a", Strength.FATAL) == Consequence()
         await asyncio.sleep(60.0)
         assert len(scene.engines["a"].asked) == asked
-        assert list(scene.board.desks) == ["b"]
+        assert list(scene.board.units) == ["b"]
 
     scene.play(scenario())
     assert scene.flips("b") == [UP]
@@ -345,7 +345,7 @@ def test_what_was_found_about_a_replaced_unit_is_not_held_against_its_successor(
         scene.board.configure(Fleet((Cell("c"),), (unit("a", engine="b"), unit("b"))), scene.now)
         await asyncio.sleep(5.0)
         assert scene.verdict("a") is STARTING
-        scene.watch.start(scene.board.desks["a"].unit)
+        scene.watch.start(scene.board.units["a"].unit)
         await scene.until("a", UP, within_s=1.0)
 
     scene.play(scenario())
@@ -381,12 +381,12 @@ def test_of_a_list_of_more_models_than_are_heeded_the_first_are_known(scene: Sce
     async def scenario() -> None:
         scene.configure(unit("a"))
         await scene.until("a", UP, 5.0)
-        desk = scene.board.desks["a"]
+        state = scene.board.units["a"]
         names = tuple(f"m{n}" for n in range(LIMITS.unit_models + 1))
-        scene.watch._take(desk, Models("a", names, scene.now))
-        assert desk.models == frozenset(names[:-1])
-        scene.watch._take(desk, Models("a", names[:2], scene.now))
-        assert desk.models == {"m0", "m1"}
+        scene.watch._take(state, Models("a", names, scene.now))
+        assert state.models == frozenset(names[:-1])
+        scene.watch._take(state, Models("a", names[:2], scene.now))
+        assert state.models == {"m0", "m1"}
 
     scene.play(scenario())
     assert REACHED["unit_models"] == before + 1

@@ -8,8 +8,8 @@ from typing import Any
 import orjson
 import pytest
 
-from cellgate.proxy.config.settings import Headers
-from cellgate.proxy.control.routing_explain import Choice, header_line
+from cellgate.proxy.config.settings import HeaderNames
+from cellgate.proxy.control.routing_explain import RoutingExplain, header_line
 from cellgate.proxy.control.stored_responses import StoredResponses
 from cellgate.proxy.request.ask import read_ask
 from cellgate.proxy.wire.failure import Failure
@@ -20,9 +20,9 @@ from cellgate.router.sampling import LOOK_AT_ALL
 from tests.unit.router.test_dry_run import NOW, PROMPT, fill, router_of
 
 
-def choice_of(router: Router, policy: str = "prefix_affinity") -> Choice:
+def choice_of(router: Router, policy: str = "prefix_affinity") -> RoutingExplain:
     stored = StoredResponses(router.board)
-    return Choice(router, stored, Headers(), policy, lambda: NOW, random.Random(1))
+    return RoutingExplain(router, stored, HeaderNames(), policy, lambda: NOW, random.Random(1))
 
 
 def explain(router: Router, body: Any = None, **query: str) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def test_a_body_is_read_as_a_clients_is_and_finds_what_is_cached() -> None:
     ask = read_ask(orjson.dumps(body))
     assert isinstance(ask, Ask)
     router.board.close(lease := router.board.open("u0", ask, NOW, retry=False), NOW)
-    router.board.desks["u0"].books.prefixes.record(lease.ask.blocks)
+    router.board.units["u0"].costs.prefixes.record(lease.ask.blocks)
     again = explain(router, body)
     assert (again["unit"], again["units"][0]["cached_tokens"]) == ("u0", 7 * 128)
 
@@ -107,7 +107,7 @@ def test_who_would_wait_is_told_why_and_behind_what() -> None:
     assert (queue["waiting"], queue["moved"], queue["tokens"], queue["tenants"]) == (1, 0, 1000, 1)
     assert (queue["tokens_s"], queue["waiting_max"]) == (3000, 1024)
     for name in ("u0", "u1"):
-        for lease in list(router.board.desks[name].leases):
+        for lease in list(router.board.units[name].leases):
             router.board.close(lease, NOW)
     assert explain(router, model="m")["reason"] == "others wait, and it comes after them by its turn"
 
@@ -128,7 +128,7 @@ def test_what_else_may_decide_is_noted() -> None:
     router = router_of(2)
     # It comes second: what it has to do is more than a tie.
     router.board.open("u0", PROMPT, NOW, retry=False)
-    router.board.desks["u0"].asked_at = NOW - IDLE_S - 1.0
+    router.board.units["u0"].last_lease_at = NOW - IDLE_S - 1.0
     (idle,) = explain(router, model="m")["notes"]
     assert idle.startswith("u0 had nothing for 2 s or longer")
     (many,) = explain(router_of(LOOK_AT_ALL + 1), model="m")["notes"]

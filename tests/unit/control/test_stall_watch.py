@@ -7,20 +7,20 @@ from typing import Any
 
 from cellgate.probes.canary import Canary
 from cellgate.probes.engine_metrics import EngineMetrics
-from cellgate.proxy.control.prober import Watch
-from cellgate.proxy.control.stall_watch import DISTRUST_S, LAG_S, Vigil
+from cellgate.proxy.control.prober import Prober
+from cellgate.proxy.control.stall_watch import DISTRUST_S, LAG_S, StallWatch
 from cellgate.proxy.logs.events import EventLog
 from cellgate.router.board import Board
 from cellgate.router.nouns import Ask, Evidence, Fleet, Flip, Load, Rules, Sign, Strength, Unit, Verdict
 from cellgate.router.outliers import COMPARE_S
-from cellgate.router.unit_state import Desk
+from cellgate.router.unit_state import UnitState
 
 NOW = 100.0
 STREAM = Ask("m", stream=True, prompt_tokens=10)
 
 
 class Round:
-    """A vigil over so many units, all UP; `asked` are the looks that it has asked for."""
+    """A stall watch over so many units, all UP; `asked` are the looks that it has asked for."""
 
     def __init__(self, units: int = 1) -> None:
         self.now = NOW
@@ -28,11 +28,11 @@ class Round:
         self.board.configure(Fleet(units=tuple(Unit(n, "c", f"http://{n}") for n in "abcde"[:units])), 0.0)
         self.events = EventLog(lambda: 1_700_000_000.0, 2, lambda *_: None)
         self.flips: list[Flip] = []
-        self.watch = Watch(self.board, _no_way, random.Random(1), self._take)
+        self.watch = Prober(self.board, _no_way, random.Random(1), self._take)
         self.asked: list[tuple[str, ...]] = []
         self.watch.look_now = lambda unit, *probes: self.asked.append((unit, *probes))  # type: ignore[method-assign]
-        self.vigil = Vigil(self.board, self.watch, self.events, lambda: self.now)
-        for name in self.board.desks:
+        self.stall_watch = StallWatch(self.board, self.watch, self.events, lambda: self.now)
+        for name in self.board.units:
             self.observe(name, Sign.GOOD, Strength.STRONG, NOW)
         self.flips.clear()
 
@@ -44,11 +44,11 @@ class Round:
     ) -> None:
         self.watch.observe(Evidence(name, sign, strength, source, "seen", at))
 
-    def desk(self, name: str = "a") -> Desk:
-        return self.board.desks[name]
+    def unit_state(self, name: str = "a") -> UnitState:
+        return self.board.units[name]
 
     def verdict(self) -> Verdict:
-        return self.desk().case.verdict
+        return self.unit_state().case.verdict
 
     def told(self) -> list[str]:
         return [event["kind"] for event in self.events.last()]
@@ -57,16 +57,16 @@ class Round:
         return str(self.events.last()[-1]["line"])
 
 
-def _no_way(desk: Desk) -> Any:
-    raise AssertionError(f"{desk} is not to be probed here")
+def _no_way(state: UnitState) -> Any:
+    raise AssertionError(f"{state} is not to be probed here")
 
 
 def test_a_silent_unit_is_suspected_with_a_reason_and_a_canary_is_sent() -> None:
     scene = Round()
     scene.board.open("a", STREAM, NOW, retry=False).commit(NOW)
-    scene.vigil.tick(NOW + 0.75, 0.0)
+    scene.stall_watch.tick(NOW + 0.75, 0.0)
     assert scene.verdict() is Verdict.UP
-    scene.vigil.tick(NOW + 1.0, 0.0)
+    scene.stall_watch.tick(NOW + 1.0, 0.0)
     assert scene.verdict() is Verdict.SUSPECT
     (flip,) = scene.flips
     assert flip.evidence.reason == "nothing has moved for 1.0 s with 1 requests there; 1.0 s are allowed"
@@ -77,7 +77,7 @@ def test_a_silence_that_goes_on_is_held_against_the_unit_once_for_each_limit() -
     scene = Round()
     scene.board.open("a", STREAM, NOW, retry=False).commit(NOW)
     for quarter in range(4, 13):
-        scene.vigil.tick(NOW + quarter / 4, 0.0)
+        scene.stall_watch.tick(NOW + quarter / 4, 0.0)
     assert scene.asked == [("a", Canary.name)] * 3
 
 
@@ -85,24 +85,24 @@ def test_a_quiet_unit_with_counters_has_them_read_before_it_is_judged() -> None:
     scene = Round()
     scene.board.open("a", STREAM, NOW, retry=False).commit(NOW)
     scene.board.report(Load("a", NOW, running=1, progress=1.0, sighted=True))
-    scene.vigil.tick(NOW + 0.2, 0.0)
+    scene.stall_watch.tick(NOW + 0.2, 0.0)
     assert scene.asked == [], "tokens came a moment ago"
-    scene.vigil.tick(NOW + 0.25, 0.0)
+    scene.stall_watch.tick(NOW + 0.25, 0.0)
     assert scene.asked == [("a", EngineMetrics.name)]
 
 
 def test_a_unit_without_requests_is_left_alone() -> None:
     scene = Round()
-    scene.vigil.tick(NOW + 50.0, 0.0)
+    scene.stall_watch.tick(NOW + 50.0, 0.0)
     assert (scene.asked, scene.flips) == ([], [])
 
 
 def test_a_gate_that_lags_counts_no_bad_news_but_fatal() -> None:
     scene = Round()
-    scene.vigil.tick(NOW, LAG_S + 0.01)
+    scene.stall_watch.tick(NOW, LAG_S + 0.01)
     scene.observe("a", Sign.BAD, Strength.STRONG, NOW + DISTRUST_S - 0.01)
     assert (scene.verdict(), scene.watch.distrusted) == (Verdict.UP, 1)
-    reason = scene.desk().news[None, Canary.name].reason
+    reason = scene.unit_state().last_evidence[None, Canary.name].reason
     assert reason == "seen; not counted, because the gate itself lagged"
     scene.observe("a", Sign.BAD, Strength.FATAL, NOW + DISTRUST_S - 0.01, "request")
     assert (scene.verdict(), scene.watch.distrusted) == (Verdict.DOWN, 1)
@@ -111,14 +111,14 @@ def test_a_gate_that_lags_counts_no_bad_news_but_fatal() -> None:
 def test_good_news_counts_while_the_gate_lags() -> None:
     scene = Round()
     scene.observe("a", Sign.BAD, Strength.STRONG, NOW)
-    scene.vigil.tick(NOW, LAG_S + 0.01)
+    scene.stall_watch.tick(NOW, LAG_S + 0.01)
     scene.observe("a", Sign.GOOD, Strength.STRONG, NOW + 0.1)
     assert scene.verdict() is Verdict.UP
 
 
 def test_bad_news_counts_again_when_the_lag_is_over() -> None:
     scene = Round()
-    scene.vigil.tick(NOW, LAG_S + 0.01)
+    scene.stall_watch.tick(NOW, LAG_S + 0.01)
     scene.observe("a", Sign.BAD, Strength.STRONG, NOW + DISTRUST_S)
     assert (scene.verdict(), scene.watch.distrusted) == (Verdict.SUSPECT, 0)
 
@@ -126,19 +126,19 @@ def test_bad_news_counts_again_when_the_lag_is_over() -> None:
 def test_a_silence_that_the_gate_slept_through_is_not_held_against_the_unit() -> None:
     scene = Round()
     scene.board.open("a", STREAM, NOW, retry=False).commit(NOW)
-    scene.vigil.tick(NOW + 10.0, 9.75)
+    scene.stall_watch.tick(NOW + 10.0, 9.75)
     assert scene.verdict() is Verdict.UP
 
 
 def test_lag_is_told_and_not_on_every_tick() -> None:
     scene = Round()
     for quarter in range(8):
-        scene.vigil.tick(NOW + quarter / 4, LAG_S + 0.05)
+        scene.stall_watch.tick(NOW + quarter / 4, LAG_S + 0.05)
     assert scene.told() == ["lag"]
     assert "a timer fired 0.30 s late; bad news is not counted for 1 s" in scene.last_line()
-    scene.vigil.tick(NOW + 10.1, LAG_S + 0.05)
+    scene.stall_watch.tick(NOW + 10.1, LAG_S + 0.05)
     assert scene.told() == ["lag", "lag"]
-    scene.vigil.tick(NOW + 30.0, LAG_S)
+    scene.stall_watch.tick(NOW + 30.0, LAG_S)
     assert scene.told() == ["lag", "lag"]
 
 
@@ -146,12 +146,12 @@ def test_panic_is_told_when_it_begins_and_when_it_ends() -> None:
     scene = Round(units=3)
     for _ in range(2):
         scene.observe("a", Sign.BAD, Strength.STRONG, NOW + 3.0)
-    scene.vigil.tick(NOW + 3.0, 0.0)
+    scene.stall_watch.tick(NOW + 3.0, 0.0)
     assert scene.told() == ["panic"]
     assert "nothing of 3 units answers any more (a, b, c)" in scene.last_line()
-    scene.vigil.tick(NOW + 4.0, 0.0)
-    scene.desk("b").heard_at = NOW + 5.0
-    scene.vigil.tick(NOW + 5.0, 0.0)
+    scene.stall_watch.tick(NOW + 4.0, 0.0)
+    scene.unit_state("b").heard_at = NOW + 5.0
+    scene.stall_watch.tick(NOW + 5.0, 0.0)
     assert scene.told() == ["panic", "panic_over"]
     assert "the rotation was held for 2.0 s, as units answer again" in scene.last_line()
 
@@ -159,18 +159,18 @@ def test_panic_is_told_when_it_begins_and_when_it_ends() -> None:
 def test_a_slow_unit_is_told_of_once_when_it_is_degraded_and_once_when_it_has_recovered() -> None:
     scene = Round(units=3)
     for name, gap_ms in (("a", 39), ("b", 19), ("c", 19)):
-        scene.desk(name).gaps_ms[gap_ms] += 200
-        scene.desk(name).batch = 1000.0
+        scene.unit_state(name).gaps_ms[gap_ms] += 200
+        scene.unit_state(name).batch = 1000.0
     now = NOW
     for _ in range(5):
-        scene.vigil.tick(now, 0.0)
+        scene.stall_watch.tick(now, 0.0)
         now += COMPARE_S
     assert scene.told() == ["degraded"]
     assert "a token takes 2.0 times as long there as in the other units of cell c" in scene.last_line()
     assert "its share of requests falls by 50%" in scene.last_line()
-    scene.desk("a").gaps_ms[19] += 2000
+    scene.unit_state("a").gaps_ms[19] += 2000
     for _ in range(5):
-        scene.vigil.tick(now, 0.0)
+        scene.stall_watch.tick(now, 0.0)
         now += COMPARE_S
     assert scene.told() == ["degraded", "recovered"]
 
@@ -178,19 +178,19 @@ def test_a_slow_unit_is_told_of_once_when_it_is_degraded_and_once_when_it_has_re
 def test_speeds_are_not_compared_on_every_tick() -> None:
     scene = Round(units=3)
     for name, gap_ms in (("a", 39), ("b", 19), ("c", 19)):
-        scene.desk(name).gaps_ms[gap_ms] += 200
-        scene.desk(name).batch = 1000.0
+        scene.unit_state(name).gaps_ms[gap_ms] += 200
+        scene.unit_state(name).batch = 1000.0
     for quarter in range(int(2 * COMPARE_S * 4)):
-        scene.vigil.tick(NOW + quarter / 4, 0.0)
-    assert scene.desk("a").slowness == (0.0, 2)
+        scene.stall_watch.tick(NOW + quarter / 4, 0.0)
+    assert scene.unit_state("a").outlier == (0.0, 2)
 
 
 def test_troubles_of_the_gates_own_are_counted_and_told_now_and_then() -> None:
     scene = Round()
     for _ in range(3):
-        scene.vigil.own_trouble("no file descriptor is left")
-    assert (scene.vigil.own_troubles, scene.told()) == (3, ["own_trouble"])
+        scene.stall_watch.gate_fault("no file descriptor is left")
+    assert (scene.stall_watch.gate_faults, scene.told()) == (3, ["gate_fault"])
     scene.now += 10.1
-    scene.vigil.own_trouble("no file descriptor is left")
-    assert scene.told() == ["own_trouble"] * 2
+    scene.stall_watch.gate_fault("no file descriptor is left")
+    assert scene.told() == ["gate_fault"] * 2
     assert scene.verdict() is Verdict.UP

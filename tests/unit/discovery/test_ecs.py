@@ -15,9 +15,9 @@ from moto.moto_api import state_manager
 
 from cellgate.proxy.config.sources import EcsSource
 from cellgate.proxy.discovery import ecs
-from cellgate.proxy.discovery.base import Found, LostError
+from cellgate.proxy.discovery.base import Found, SourceError
 from cellgate.proxy.discovery.ecs import groups
-from cellgate.proxy.discovery.groups import Ports
+from cellgate.proxy.discovery.groups import NodePorts
 from cellgate.router.nouns import Unit
 
 LIKE = Unit(name="", cell="c", url="", max_in_flight=7)
@@ -69,7 +69,7 @@ def found(source: EcsSource = SOURCE) -> Found:
 
 
 def against(found: Found) -> dict[str, str]:
-    return {doubt.unit: doubt.reason for doubt in found.doubts}
+    return {suspicion.unit: suspicion.reason for suspicion in found.suspicions}
 
 
 def test_leader_and_followers_of_one_tag_are_one_unit(cluster: Any) -> None:
@@ -85,7 +85,7 @@ def test_leader_and_followers_of_one_tag_are_one_unit(cluster: Any) -> None:
     assert host.count(".") == 3
     assert unit.nodes[0].agent == f"{host}:9902"
     assert len({node.agent for node in unit.nodes}) == 3
-    assert (told.doubts, len(told.epochs)) == ((), 1)
+    assert (told.suspicions, len(told.epochs)) == ((), 1)
 
 
 def test_a_task_that_stops_leaves_a_unit_that_says_what_is_missing(cluster: Any) -> None:
@@ -117,13 +117,13 @@ def test_only_the_tasks_of_the_services_named_are_asked_for(cluster: Any) -> Non
 
 
 def test_a_cluster_that_is_not_there_is_a_loss_that_says_so(cluster: Any) -> None:
-    with pytest.raises(LostError, match=r"ECS cannot be asked: .*ClusterNotFound"):
+    with pytest.raises(SourceError, match=r"ECS cannot be asked: .*ClusterNotFound"):
         found(EcsSource(LIKE, "none", 8000, region="eu-west-1"))
 
 
 def test_no_region_is_a_loss_that_says_so(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
-    with pytest.raises(LostError, match="ECS cannot be asked: You must specify a region"):
+    with pytest.raises(SourceError, match="ECS cannot be asked: You must specify a region"):
         found(EcsSource(LIKE, "prod", 8000))
 
 
@@ -162,6 +162,6 @@ def test_what_keeps_a_task_from_working_is_told(described: dict[str, Any], reaso
 
 def test_a_size_that_is_no_number_is_told() -> None:
     (group,) = groups([task(size="two")])
-    assert [doubt.reason for doubt in group.found(LIKE, Ports(8000)).doubts] == [
+    assert [suspicion.reason for suspicion in group.found(LIKE, NodePorts(8000)).suspicions] == [
         "its tasks do not tell its size"
     ]

@@ -11,7 +11,7 @@ import pytest
 
 from cellgate.probes.tcp_accept import TcpProbe
 from cellgate.proxy.config.sources import FileSource
-from cellgate.proxy.discovery.base import Found, LostError
+from cellgate.proxy.discovery.base import Found, SourceError
 from cellgate.proxy.discovery.file import follow as follow_file
 from cellgate.router.nouns import Unit
 
@@ -94,7 +94,7 @@ def test_a_change_of_the_file_is_told(tmp_path: Path) -> None:
 def test_a_file_that_is_wrong_is_a_loss_that_says_where(tmp_path: Path, text: str, says: str) -> None:
     path = tmp_path / "units.yaml"
     path.write_text(text)
-    with pytest.raises(LostError) as lost:
+    with pytest.raises(SourceError) as lost:
         read(path)
     assert says in str(lost.value)
     assert str(path) in str(lost.value)
@@ -103,10 +103,10 @@ def test_a_file_that_is_wrong_is_a_loss_that_says_where(tmp_path: Path, text: st
 def test_many_problems_are_shortened(tmp_path: Path) -> None:
     path = tmp_path / "units.yaml"
     path.write_text("units:\n" + "- {name: a}\n" * 5)
-    with pytest.raises(LostError, match="; and 2 more"):
+    with pytest.raises(SourceError, match="; and 2 more"):
         read(path)
 
 
 def test_a_file_that_is_not_there_is_a_loss(tmp_path: Path) -> None:
-    with pytest.raises(LostError, match="cannot be read: No such file"):
+    with pytest.raises(SourceError, match="cannot be read: No such file"):
         read(tmp_path / "none.yaml")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from cellgate.proxy.config.sources import Source
-from cellgate.proxy.discovery.base import Doubt, Found, LostError
+from cellgate.proxy.discovery.base import Found, SourceError, Suspicion
 from cellgate.proxy.discovery.follow import PAUSE_MAX_S, Discovery
 from cellgate.proxy.discovery.merge import merge
 from cellgate.proxy.logs.events import Action
@@ -73,7 +73,7 @@ class Gate:
         self.board.observe(Evidence(name, Sign.GOOD, Strength.STRONG, "canary", "", self.now()))
 
     def verdict(self, name: str) -> Verdict:
-        return self.board.desks[name].case.verdict
+        return self.board.units[name].case.verdict
 
 
 def unit(name: str, host: str = "a", *nodes: str) -> Unit:
@@ -95,7 +95,7 @@ async def begin(gate: Gate, *sources: Source, fixed: Fleet = FIXED) -> Discovery
 
 
 def names(gate: Gate) -> list[str]:
-    return list(gate.board.desks)
+    return list(gate.board.units)
 
 
 def test_what_is_found_stands_beside_what_is_fixed_and_changes_while_it_runs() -> None:
@@ -128,7 +128,7 @@ def test_who_comes_first_keeps_a_name_and_the_other_is_named_once() -> None:
         gate = Gate()
         discovery = await begin(gate, Scripted("x"))
         await asyncio.sleep(5.0)
-        assert gate.board.desks["fixed"].unit.url == "http://fixed:1"
+        assert gate.board.units["fixed"].unit.url == "http://fixed:1"
         clashes = [detail for kind, detail in gate.events if kind == "clash"]
         assert clashes == ["scripted x: its unit fixed is left out: another has that name"]
         await discovery.close()
@@ -138,14 +138,14 @@ def test_who_comes_first_keeps_a_name_and_the_other_is_named_once() -> None:
 
 def test_a_lost_world_leaves_the_last_units_and_is_told_once_and_again_when_it_is_back() -> None:
     async def scenario() -> None:
-        lost = LostError("nobody answers")
+        lost = SourceError("nobody answers")
         _worlds["x"] = [Found((unit("a"),)), lost, lost, lost, ValueError("odd"), Found((unit("a"),))]
         gate = Gate()
         discovery = await begin(gate, Scripted("x"))
         await asyncio.sleep(1.5)
-        assert (names(gate), discovery.standing()) == (["fixed", "a"], {"scripted x": False})
+        assert (names(gate), discovery.connected()) == (["fixed", "a"], {"scripted x": False})
         await asyncio.sleep(5 * PAUSE_MAX_S)
-        assert (names(gate), discovery.standing()) == (["fixed", "a"], {"scripted x": True})
+        assert (names(gate), discovery.connected()) == (["fixed", "a"], {"scripted x": True})
         assert gate.events[1:] == [
             (
                 "source_lost",
@@ -160,7 +160,7 @@ def test_a_lost_world_leaves_the_last_units_and_is_told_once_and_again_when_it_i
 
 def test_a_source_that_was_never_seen_takes_nothing_away() -> None:
     async def scenario() -> None:
-        _worlds["x"] = [LostError("nobody answers")]
+        _worlds["x"] = [SourceError("nobody answers")]
         gate = Gate()
         discovery = await begin(gate, Scripted("x"))
         assert names(gate) == ["fixed"]
@@ -175,15 +175,15 @@ def test_a_source_that_was_never_seen_takes_nothing_away() -> None:
 def test_what_was_found_before_this_process_stays_until_all_sources_have_found_something() -> None:
     async def scenario() -> None:
         _worlds["x"] = [Found((unit("a"),))]
-        _worlds["y"] = [LostError("nobody answers"), Found((unit("b", "b"),))]
+        _worlds["y"] = [SourceError("nobody answers"), Found((unit("b", "b"),))]
         gate = Gate()
         discovery = Discovery(gate, random.Random(1), {"scripted": Scripted.follow})
         discovery.take(FIXED, [Scripted("x"), Scripted("y")])
         before = (unit("fixed", "other"), unit("a"), unit("b", "b"), unit("old", "old"))
         discovery.remember(Found(before, (Cell("c", 3.0), Cell("far", 2.0))))
         assert names(gate) == ["fixed", "a", "b", "old"]
-        assert gate.board.desks["fixed"].unit.url == "http://fixed:1"
-        gate.board.desks["a"].drained = True
+        assert gate.board.units["fixed"].unit.url == "http://fixed:1"
+        gate.board.units["a"].drained = True
         await asyncio.sleep(0.5)
         assert names(gate) == ["fixed", "a", "b", "old"]
         assert gate.events[-1] == (
@@ -192,7 +192,7 @@ def test_what_was_found_before_this_process_stays_until_all_sources_have_found_s
         )
         await asyncio.sleep(2.0)
         assert names(gate) == ["fixed", "a", "b"]
-        assert gate.board.desks["a"].drained
+        assert gate.board.units["a"].drained
         discovery.remember(Found(before))
         assert names(gate) == ["fixed", "a", "b"], "that is known better by now"
         await discovery.close()
@@ -212,8 +212,12 @@ def test_without_sources_nothing_is_remembered() -> None:
 
 def test_a_fatal_doubt_takes_a_unit_out_at_once_and_only_its_end_lets_it_back() -> None:
     async def scenario() -> None:
-        doubt = Doubt("a", "a-1", "its pod is being deleted")
-        _worlds["x"] = [Found((unit("a"),)), Found((unit("a"),), doubts=(doubt,)), Found((unit("a"),))]
+        suspicion = Suspicion("a", "a-1", "its pod is being deleted")
+        _worlds["x"] = [
+            Found((unit("a"),)),
+            Found((unit("a"),), suspicions=(suspicion,)),
+            Found((unit("a"),)),
+        ]
         gate = Gate()
         discovery = await begin(gate, Scripted("x"))
         gate.up("a")
@@ -232,9 +236,9 @@ def test_a_fatal_doubt_takes_a_unit_out_at_once_and_only_its_end_lets_it_back() 
 
 def test_a_doubt_that_is_not_fatal_is_a_suspicion_told_once() -> None:
     async def scenario() -> None:
-        doubt = Doubt("a", "a-1", "its pod is not ready", fatal=False)
-        doubted = Found((unit("a"),), doubts=(doubt,))
-        more = Found((unit("a"), unit("b", "b")), doubts=(doubt,))
+        suspicion = Suspicion("a", "a-1", "its pod is not ready", fatal=False)
+        doubted = Found((unit("a"),), suspicions=(suspicion,))
+        more = Found((unit("a"), unit("b", "b")), suspicions=(suspicion,))
         _worlds["x"] = [Found((unit("a"),)), doubted, doubted, more]
         gate = Gate()
         discovery = await begin(gate, Scripted("x"))
@@ -251,15 +255,15 @@ def test_a_doubt_that_is_not_fatal_is_a_suspicion_told_once() -> None:
 
 def test_a_doubt_stands_for_a_unit_that_is_found_with_it_and_for_one_that_is_probed_anew() -> None:
     async def scenario() -> None:
-        doubt = Doubt("a", "group", "1 pod, its size is 2")
-        alone = Found((unit("a", "a", "a-0"),), doubts=(doubt,))
-        moved = Found((unit("a", "a", "a-0", "a-1"),), doubts=(doubt,))
+        suspicion = Suspicion("a", "group", "1 pod, its size is 2")
+        alone = Found((unit("a", "a", "a-0"),), suspicions=(suspicion,))
+        moved = Found((unit("a", "a", "a-0", "a-1"),), suspicions=(suspicion,))
         _worlds["x"] = [alone, moved]
         gate = Gate()
         discovery = await begin(gate, Scripted("x"))
         assert gate.verdict("a") is Verdict.DOWN
         await asyncio.sleep(1.1)
-        assert gate.board.desks["a"].case.faults == {("group", "scripted")}
+        assert gate.board.units["a"].case.faults == {("group", "scripted")}
         await discovery.close()
 
     play(scenario())
@@ -294,7 +298,7 @@ def test_another_incarnation_at_another_address_evicts_what_runs_at_the_old_one(
         lease = gate.board.open("a", Ask(), gate.now(), retry=False)
         await asyncio.sleep(1.1)
         assert gate.evicted == [lease]
-        assert (gate.board.desks["a"].unit.url, gate.verdict("a")) == ("http://new:1", Verdict.STARTING)
+        assert (gate.board.units["a"].unit.url, gate.verdict("a")) == ("http://new:1", Verdict.STARTING)
         await discovery.close()
 
     play(scenario())
@@ -309,7 +313,7 @@ def test_requests_of_a_unit_that_is_gone_for_good_move_and_none_waits_to_find_ou
         lease = gate.board.open("a", Ask(), gate.now(), retry=False)
         await asyncio.sleep(1.1)
         assert (names(gate), gate.evicted) == (["fixed"], [lease])
-        assert [desk.unit.name for desk in gate.board.leaving] == ["a"]
+        assert [state.unit.name for state in gate.board.leaving] == ["a"]
         await discovery.close()
 
     play(scenario())
@@ -333,16 +337,16 @@ def test_a_reload_keeps_what_a_source_found_that_stays_and_follows_it_on() -> No
 def test_units_of_a_source_that_is_replaced_stay_until_the_new_one_has_found_some() -> None:
     async def scenario() -> None:
         _worlds["x"] = [Found((unit("a"), unit("b", "b")))]
-        _worlds["y"] = [LostError("not yet"), Found((unit("b", "b"), unit("d", "d")))]
+        _worlds["y"] = [SourceError("not yet"), Found((unit("b", "b"), unit("d", "d")))]
         gate = Gate()
         discovery = await begin(gate, Scripted("x"))
         discovery.take(FIXED, [Scripted("y")])
         await asyncio.sleep(0.1)
         assert names(gate) == ["fixed", "a", "b"]
-        kept = gate.board.desks["b"]
+        kept = gate.board.units["b"]
         await asyncio.sleep(2.0)
         assert names(gate) == ["fixed", "b", "d"]
-        assert gate.board.desks["b"] is kept
+        assert gate.board.units["b"] is kept
         assert "clash" not in dict(gate.events)
         await discovery.close()
 
@@ -351,15 +355,15 @@ def test_units_of_a_source_that_is_replaced_stay_until_the_new_one_has_found_som
 
 def test_what_a_replaced_source_held_against_a_unit_ends_with_it() -> None:
     async def scenario() -> None:
-        _worlds["x"] = [Found((unit("a"),), doubts=(Doubt("a", "a-1", "its pod is being deleted"),))]
-        _worlds["y"] = [LostError("not yet"), Found((unit("a"),))]
+        _worlds["x"] = [Found((unit("a"),), suspicions=(Suspicion("a", "a-1", "its pod is being deleted"),))]
+        _worlds["y"] = [SourceError("not yet"), Found((unit("a"),))]
         gate = Gate()
         discovery = await begin(gate, Scripted("x"))
         discovery.take(FIXED, [Scripted("y")])
         await asyncio.sleep(0.1)
         assert gate.verdict("a") is Verdict.DOWN
         await asyncio.sleep(2.0)
-        assert gate.board.desks["a"].case.faults == frozenset()
+        assert gate.board.units["a"].case.faults == frozenset()
         await discovery.close()
 
     play(scenario())
@@ -368,8 +372,8 @@ def test_what_a_replaced_source_held_against_a_unit_ends_with_it() -> None:
 def test_what_is_held_against_a_unit_is_not_held_against_another_of_its_name() -> None:
     async def scenario() -> None:
         namesake = unit("fixed", "other")
-        doubt = Doubt("fixed", "fixed", "its pod is being deleted")
-        _worlds["x"] = [Found((namesake,), doubts=(doubt,), epochs=(("fixed", "1"),)), Found()]
+        suspicion = Suspicion("fixed", "fixed", "its pod is being deleted")
+        _worlds["x"] = [Found((namesake,), suspicions=(suspicion,), epochs=(("fixed", "1"),)), Found()]
         gate = Gate()
         discovery = await begin(gate, Scripted("x"))
         gate.up("fixed")
@@ -386,7 +390,7 @@ def test_without_sources_the_fleet_is_what_is_fixed() -> None:
         gate = Gate()
         discovery = await begin(gate, Scripted("x"))
         discovery.take(FIXED, [])
-        assert (names(gate), discovery.standing()) == (["fixed"], {})
+        assert (names(gate), discovery.connected()) == (["fixed"], {})
         await discovery.close()
 
     play(scenario())

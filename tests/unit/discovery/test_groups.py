@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from cellgate.proxy.discovery.base import Found
-from cellgate.proxy.discovery.groups import Group, Member, Ports, together
+from cellgate.proxy.discovery.groups import Group, Member, NodePorts, together
 from cellgate.proxy.discovery.lws import groups, member
 from cellgate.router.nouns import Unit
 from loadtests.kit.fake_kubernetes import Json, group_pod
 
 LIKE = Unit(name="", cell="c", url="", max_in_flight=7)
-PORTS = Ports(8000, 9902)
+PORTS = NodePorts(8000, 9902)
 LEADER = Member("x-0", "uid-0", 0, 2, "key", "10.0.0.1")
 FOLLOWER = Member("x-0-1", "uid-1", 1, 2, "key", "10.0.0.2")
 
@@ -24,7 +24,7 @@ def found(*members: Member) -> Found:
 
 
 def against(found: Found) -> dict[str, str]:
-    return {doubt.node: doubt.reason for doubt in found.doubts if doubt.fatal}
+    return {suspicion.node: suspicion.reason for suspicion in found.suspicions if suspicion.fatal}
 
 
 def epoch(found: Found) -> str:
@@ -40,7 +40,7 @@ def test_a_whole_group_is_a_unit_of_its_leader_and_its_followers() -> None:
         ("x-0", "leader", "10.0.0.1:9902"),
         ("x-0-1", "follower", "10.0.0.2:9902"),
     ]
-    assert not whole.doubts
+    assert not whole.suspicions
 
 
 @pytest.mark.parametrize(
@@ -187,5 +187,5 @@ def test_what_many_groups_tell_is_told_as_one() -> None:
     one, other = found(LEADER, FOLLOWER), Group("y-0", "pod", (LEADER,)).found(LIKE, PORTS)
     both = together([one, other])
     assert [unit.name for unit in both.units] == ["x-0", "y-0"]
-    assert [doubt.unit for doubt in both.doubts] == ["y-0"]
+    assert [suspicion.unit for suspicion in both.suspicions] == ["y-0"]
     assert [unit for unit, _ in both.epochs] == ["x-0"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from cellgate.proxy.handover.view import VERSION, View, drained, view_of
+from cellgate.proxy.handover.view import VERSION, InheritedView, drained, view_of
 from cellgate.router.board import Board
 from cellgate.router.nouns import Evidence, Fleet, Rules, Sign, Strength, Unit, Verdict
 
@@ -24,8 +24,8 @@ def say(
     on.observe(Evidence(name, sign, strength, "canary", "so it is", NOW + 1.0, epoch))
 
 
-def handed(on: Board) -> View:
-    return View(orjson.loads(orjson.dumps(view_of(on))))
+def handed(on: Board) -> InheritedView:
+    return InheritedView(orjson.loads(orjson.dumps(view_of(on))))
 
 
 def known() -> Board:
@@ -36,8 +36,8 @@ def known() -> Board:
     say(old, "b", Sign.BAD, Strength.FATAL)
     say(old, "c", Sign.BAD)
     old.drain("d", drained=True)
-    old.desks["a"].models = frozenset({"llama"})
-    old.desks["a"].engine = "vllm"
+    old.units["a"].models = frozenset({"llama"})
+    old.units["a"].engine = "vllm"
     return old
 
 
@@ -45,7 +45,7 @@ def test_what_was_known_is_known() -> None:
     old, new = known(), board(*"abcde")
     handed(old).apply(new)
     for name in "abcde":
-        before, after = old.desks[name], new.desks[name]
+        before, after = old.units[name], new.units[name]
         assert after.case.verdict is before.case.verdict
         assert (after.case.since, after.case.epochs, after.case.reborn) == (
             before.case.since,
@@ -54,8 +54,8 @@ def test_what_was_known_is_known() -> None:
         )
         assert (after.models, after.engine, after.drained) == (before.models, before.engine, before.drained)
         assert (after.life_at, after.risen_at) == (before.life_at, before.risen_at)
-    assert new.desks["b"].case.because is not None
-    assert new.desks["b"].case.because.reason == "so it is"
+    assert new.units["b"].case.because is not None
+    assert new.units["b"].case.because.reason == "so it is"
     assert drained(new) == ["d"]
 
 
@@ -65,28 +65,28 @@ def test_the_same_incarnation_is_no_other_one_to_the_successor() -> None:
     verdicts = []
     for epoch in ("e1", "e2"):
         say(new, "a", Sign.GOOD, epoch=epoch)
-        verdicts.append(new.desks["a"].case.verdict)
+        verdicts.append(new.units["a"].case.verdict)
     assert verdicts == [Verdict.UP, Verdict.STARTING]
 
 
 def test_a_unit_at_another_address_is_another_unit() -> None:
     new = board("a", host="elsewhere")
     handed(known()).apply(new)
-    assert new.desks["a"].case.verdict is Verdict.STARTING
+    assert new.units["a"].case.verdict is Verdict.STARTING
 
 
 def test_what_is_configured_wins_over_what_was_found_out() -> None:
     old, new = known(), board()
     new.configure(Fleet(units=(Unit("a", "c", "http://h/a", models=("mine",), engine="sglang"),)), NOW)
     handed(old).apply(new)
-    assert (new.desks["a"].models, new.desks["a"].engine) == (frozenset({"mine"}), "sglang")
+    assert (new.units["a"].models, new.units["a"].engine) == (frozenset({"mine"}), "sglang")
 
 
 def test_a_view_of_another_version_says_nothing() -> None:
     new = board("a")
-    view = View(view_of(known()) | {"version": VERSION + 1})
+    view = InheritedView(view_of(known()) | {"version": VERSION + 1})
     view.apply(new)
-    assert new.desks["a"].case.verdict is Verdict.STARTING
+    assert new.units["a"].case.verdict is Verdict.STARTING
     assert view.is_warm(new, may_come=True)
 
 
@@ -95,9 +95,9 @@ def test_it_is_warm_once_it_has_heard_of_every_unit_that_is_used() -> None:
     view = handed(known())
     view.apply(new)
     assert not view.is_warm(new, may_come=False)
-    new.desks["a"].heard_at = NOW
+    new.units["a"].heard_at = NOW
     assert not view.is_warm(new, may_come=False), "c is used as well"
-    new.desks["c"].heard_at = NOW
+    new.units["c"].heard_at = NOW
     assert view.is_warm(new, may_come=False)
 
 
@@ -105,7 +105,7 @@ def test_a_unit_that_the_successor_finds_down_holds_nothing_up() -> None:
     new = board(*"abcde")
     view = handed(known())
     view.apply(new)
-    new.desks["a"].heard_at = NOW
+    new.units["a"].heard_at = NOW
     say(new, "c", Sign.BAD, Strength.FATAL)
     assert view.is_warm(new, may_come=False)
 
@@ -116,7 +116,7 @@ def test_one_that_uses_no_unit_is_not_warm_where_the_gate_before_used_one() -> N
     view.apply(new)
     assert not view.is_warm(new, may_come=False)
     say(new, "z", Sign.GOOD)
-    new.desks["z"].heard_at = NOW
+    new.units["z"].heard_at = NOW
     assert view.is_warm(new, may_come=False)
 
 
@@ -125,12 +125,12 @@ def test_units_that_are_yet_to_be_discovered_are_waited_for(may_come: bool) -> N
     new = board("a")
     view = handed(known())
     view.apply(new)
-    new.desks["a"].heard_at = NOW
+    new.units["a"].heard_at = NOW
     assert view.is_warm(new, may_come=may_come) is not may_come
     new.configure(Fleet(units=tuple(Unit(name, "c", f"http://h/{name}") for name in "ac")), NOW)
     view.apply(new)
-    assert new.desks["c"].case.verdict is Verdict.SUSPECT
-    new.desks["c"].heard_at = NOW
+    assert new.units["c"].case.verdict is Verdict.SUSPECT
+    new.units["c"].heard_at = NOW
     assert view.is_warm(new, may_come=may_come)
 
 

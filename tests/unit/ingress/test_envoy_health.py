@@ -12,7 +12,7 @@ from cellgate.proxy.ingress.envoy_health import (
 )
 from cellgate.router.board import Board
 from cellgate.router.nouns import Evidence, Fleet, Rules, Sign, Strength, Unit
-from cellgate.router.outliers import Slowness
+from cellgate.router.outliers import Outlier
 
 
 def board(*names: str) -> Board:
@@ -75,7 +75,7 @@ def test_a_gate_that_takes_itself_to_be_cut_off_is_degraded() -> None:
 def test_a_unit_is_degraded_when_suspected_in_doubt_or_slow() -> None:
     here = board("a", "b", "c", "d")
     tell(here, "a", Sign.BAD)
-    here.doubt("b", 2.0)
-    here.desks["c"].slowness = Slowness(0.4)
+    here.suspect_restart("b", 2.0)
+    here.units["c"].outlier = Outlier(0.4)
     assert [unit_headers(here, name) for name in "abcd"] == [(DEGRADED,), (DEGRADED,), (DEGRADED,), ()]
     assert unit_headers(here, "nobody") == ()

@@ -9,10 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cellgate.proxy.ingress.balancers import BALANCERS_MAX, SEEN_S, Balancers
-from cellgate.proxy.ingress.haproxy_words import Speaker, Stand, Word, gate_word, unit_word
+from cellgate.proxy.ingress.haproxy_words import (
+    AgentReply,
+    ReplyFormatter,
+    ServerState,
+    gate_reply,
+    unit_reply,
+)
 from cellgate.router.board import Board
 from cellgate.router.nouns import Evidence, Fleet, Rules, Sign, Strength, Unit
-from cellgate.router.outliers import Slowness
+from cellgate.router.outliers import Outlier
 
 LINE = re.compile(rb"up ready ([1-9]\d?|100)% maxconn:[1-9]\d*\n|drain\n|down #[ -~]{0,80}\n")
 RULES = Rules(slow_start_s=10.0)
@@ -38,7 +44,7 @@ def tell(on: Board, name: str, sign: Sign, strength: Strength = Strength.STRONG)
 
 
 def said(on: Board, name: str, now: float = LATE) -> bytes:
-    return Speaker().line(name, unit_word(on.desks[name], now, on), 1)
+    return ReplyFormatter().line(name, unit_reply(on.units[name], now, on), 1)
 
 
 def test_a_unit_in_good_order() -> None:
@@ -56,7 +62,7 @@ def test_a_unit_that_has_just_come_up_gets_more_and_more() -> None:
 
 def test_a_slow_unit_weighs_less() -> None:
     here = board(unit("a"))
-    here.desks["a"].slowness = Slowness(0.4)
+    here.units["a"].outlier = Outlier(0.4)
     assert said(here, "a") == b"up ready 60% maxconn:32\n"
 
 
@@ -85,29 +91,32 @@ def test_a_drained_unit_is_drained_whatever_else_is_so() -> None:
 
 def test_whatever_was_said_the_next_good_word_takes_it_back() -> None:
     """Down ends by `up` alone and drain by `ready` alone, and whoever said them may be gone."""
-    here, speaker = board(unit("a")), Speaker()
-    desk = here.desks["a"]
-    for stand in Stand:
-        speaker.line("a", Word(stand), 1)
-        assert speaker.line("a", unit_word(desk, LATE, here), 1).startswith(b"up ready ")
+    here, speaker = board(unit("a")), ReplyFormatter()
+    state = here.units["a"]
+    for stand in ServerState:
+        speaker.line("a", AgentReply(stand), 1)
+        assert speaker.line("a", unit_reply(state, LATE, here), 1).startswith(b"up ready ")
 
 
 def test_the_gate_is_what_its_usable_units_are() -> None:
     here = board(unit("a"), unit("b"), unit("c", weight=2.0))
-    assert gate_word(here, LATE, stopping=False) == Word(Stand.UP, 100, 96)
+    assert gate_reply(here, LATE, stopping=False) == AgentReply(ServerState.UP, 100, 96)
     tell(here, "c", Sign.BAD, Strength.FATAL)
-    assert gate_word(here, LATE, stopping=False) == Word(Stand.UP, 50, 64)
+    assert gate_reply(here, LATE, stopping=False) == AgentReply(ServerState.UP, 50, 64)
     tell(here, "a", Sign.BAD, Strength.FATAL)
     tell(here, "b", Sign.BAD, Strength.FATAL)
-    assert Speaker().line("gate", gate_word(here, LATE, stopping=False), 1) == b"down #0/3 units usable\n"
-    assert gate_word(here, LATE, stopping=True) == Word(Stand.DRAIN)
+    assert (
+        ReplyFormatter().line("gate", gate_reply(here, LATE, stopping=False), 1)
+        == b"down #0/3 units usable\n"
+    )
+    assert gate_reply(here, LATE, stopping=True) == AgentReply(ServerState.DRAIN)
 
 
 def test_small_changes_are_not_worth_a_word() -> None:
-    speaker = Speaker()
+    speaker = ReplyFormatter()
 
     def weight(percent: int) -> int:
-        line = speaker.line("a", Word(Stand.UP, percent, 32), 1)
+        line = speaker.line("a", AgentReply(ServerState.UP, percent, 32), 1)
         return int(line.split()[2].rstrip(b"%"))
 
     assert [weight(p) for p in (80, 84, 76, 74, 78, 96, 99, 100, 97)] == [
@@ -124,21 +133,24 @@ def test_small_changes_are_not_worth_a_word() -> None:
 
 
 def test_each_load_balancer_gets_its_part_of_the_places() -> None:
-    lines = [Speaker().line("a", Word(Stand.UP, 100, 32), balancers) for balancers in (1, 2, 3, 100)]
+    lines = [
+        ReplyFormatter().line("a", AgentReply(ServerState.UP, 100, 32), balancers)
+        for balancers in (1, 2, 3, 100)
+    ]
     assert [int(line.split(b"maxconn:")[1]) for line in lines] == [32, 16, 10, 1]
 
 
 @given(
-    stand=st.sampled_from(Stand),
+    stand=st.sampled_from(ServerState),
     words=st.lists(st.tuples(st.integers(1, 100), st.integers(1, 10**6), st.integers(1, 500)), min_size=1),
     reason=st.text(),
 )
 def test_every_line_is_one_that_haproxy_understands(
-    stand: Stand, words: list[tuple[int, int, int]], reason: str
+    stand: ServerState, words: list[tuple[int, int, int]], reason: str
 ) -> None:
-    speaker = Speaker()
+    speaker = ReplyFormatter()
     for percent, places, balancers in words:
-        assert LINE.fullmatch(speaker.line("a", Word(stand, percent, places, reason), balancers))
+        assert LINE.fullmatch(speaker.line("a", AgentReply(stand, percent, places, reason), balancers))
 
 
 STATE = "UP 2/3; name={name}; node={node}; weight=1/2; scur=13/22; qcur=0"
@@ -147,14 +159,14 @@ STATE = "UP 2/3; name={name}; node={node}; weight=1/2; scur=13/22; qcur=0"
 def test_load_balancers_are_counted_by_name_and_backend() -> None:
     seen = Balancers()
     for node, name in (("lb1", "bck/a"), ("lb2", "bck/a"), ("lb1", "other/a"), ("lb1", "bck/a")):
-        seen.told("a", STATE.format(node=node, name=name), 0.0)
+        seen.on_check("a", STATE.format(node=node, name=name), 0.0)
     assert (seen.count("a", 1.0), seen.count("gate", 1.0)) == (3, 1)
 
 
 def test_load_balancers_that_do_not_say_who_they_are_are_counted_by_address() -> None:
     seen = Balancers()
     for address in ("10.0.0.1", "10.0.0.2", "10.0.0.1"):
-        seen.asked("gate", address, 0.0)
+        seen.on_agent_check("gate", address, 0.0)
     assert seen.count("gate", SEEN_S) == 2
     assert seen.count("gate", SEEN_S + 0.1) == 1
 
@@ -164,13 +176,13 @@ def test_load_balancers_that_do_not_say_who_they_are_are_counted_by_address() ->
 )
 def test_what_is_no_state_is_not_counted(state: str) -> None:
     seen = Balancers()
-    seen.told("a", state, 0.0)
-    seen.told("a", STATE.format(node="lb1", name="b/a"), 0.0)
+    seen.on_check("a", state, 0.0)
+    seen.on_check("a", STATE.format(node="lb1", name="b/a"), 0.0)
     assert seen.count("a", 0.0) == 1
 
 
 def test_what_is_remembered_of_load_balancers_is_bounded() -> None:
     seen = Balancers()
     for number in range(2 * BALANCERS_MAX):
-        seen.asked("a", f"10.0.0.{number}", 0.0)
+        seen.on_agent_check("a", f"10.0.0.{number}", 0.0)
     assert seen.count("a", 0.0) == BALANCERS_MAX

@@ -19,7 +19,7 @@ from cellgate.proxy.ingress.orca import (
     LEAST,
     WINDOW_S,
     Orca,
-    Report,
+    OrcaReport,
     bin_line,
     encoded,
     gate_utilization,
@@ -62,7 +62,7 @@ def decoder() -> Any:
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("xds.OrcaLoadReport"))
 
 
-REPORT = Report(0.62, 12.5, 0.0, {"num_requests_waiting": 3.0})
+REPORT = OrcaReport(0.62, 12.5, 0.0, {"num_requests_waiting": 3.0})
 # Derived byte by byte from the field numbers and protobuf's wire format.
 REPORT_BASE64 = b"MQAAAAAAAClASdejcD0K1+M/Qh8KFG51bV9yZXF1ZXN0c193YWl0aW5nEQAAAAAAAAhA"
 
@@ -91,7 +91,7 @@ def test_a_published_vector_reads_as_expected_by_the_decoder_used_here() -> None
 def test_protobufs_own_library_reads_what_was_written(
     utilization: float, rps: float, eps: float, named: dict[str, float]
 ) -> None:
-    message = decoder().FromString(encoded(Report(utilization, rps, eps, named)))
+    message = decoder().FromString(encoded(OrcaReport(utilization, rps, eps, named)))
     assert message.application_utilization == utilization
     assert (message.rps_fractional, message.eps) == (rps, eps)
     assert dict(message.named_metrics) == named
@@ -173,7 +173,7 @@ class Clocked:
 
     def run(
         self, seconds: float, *, rps: float, in_flight: int, status: int = 200, route: str = "chat"
-    ) -> Report:
+    ) -> OrcaReport:
         leases = [self.board.open("a", Ask(), self.now, retry=False) for _ in range(in_flight)]
         ended = 0.0
         for _ in range(int(seconds * 4)):
@@ -225,7 +225,7 @@ def test_health_checks_are_no_work() -> None:
     assert gate.run(10.0, rps=100.0, in_flight=0, route="health").rps_fractional == 0.0
     for path in (b"/readyz", b"/livez", b"/v1/models", b"/healthz/unit/a", b"/version", b"/tokenize"):
         route = find_route(path)
-        assert route.kind in (RouteKind.OWN, RouteKind.READ)
+        assert route.kind in (RouteKind.LOCAL, RouteKind.READ)
         assert gate.run(10.0, rps=4.0, in_flight=0, route=route.name).rps_fractional == 0.0
 
 

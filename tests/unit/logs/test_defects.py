@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from cellgate.proxy.gateway import Gateway
-from cellgate.proxy.logs.defects import PLACES_KEPT, TOLD_S, Defects
+from cellgate.proxy.logs.defects import PLACES_KEPT, REPORT_EVERY_S, Defects
 from cellgate.proxy.request.response import Response
 from cellgate.router.nouns import Verdict
 from tests.wire.client import chat
@@ -44,9 +44,9 @@ def test_each_is_counted_and_one_line_tells_of_many() -> None:
     (line,) = told.lines
     assert line.startswith("something failed: ValueError('boom') at ValueError ")
     assert "test_defects.py" in line
-    told.now = TOLD_S
+    told.now = REPORT_EVERY_S
     told.fail(ValueError("boom"))
-    assert told.lines[1].endswith("; 99 more of these since it was told of last")
+    assert told.lines[1].endswith("; 99 more of these since the last report")
 
 
 def test_another_place_is_told_of_at_once() -> None:
@@ -67,7 +67,7 @@ def test_what_is_remembered_is_bounded() -> None:
     told = Told()
     for number in range(3 * PLACES_KEPT):
         told.fail(None, message=f"message {number}")
-    assert len(told.defects._told) <= PLACES_KEPT
+    assert len(told.defects._reported_at) <= PLACES_KEPT
 
 
 def failing(error: Exception) -> Any:
@@ -105,7 +105,7 @@ async def test_a_stream_ends_in_an_error_event_and_its_unit_is_not_blamed() -> N
         assert TOKENS[1] not in said
         assert b'"code":"internal"' in said
         assert not said.endswith(b"0\r\n\r\n")
-        assert [desk.case.verdict for desk in here.plane.board] == [Verdict.UP]
+        assert [state.case.verdict for state in here.plane.board] == [Verdict.UP]
     assert len(defects) == 1
     assert here.outcomes == ["gate_error"]
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from cellgate.proxy.logs.events import FOLLOWER_BACKLOG, KEPT, Action, Event, EventLog, Follower
+from cellgate.proxy.logs.events import FOLLOWER_BACKLOG, KEPT, Action, EventLog, EventRecord, Follower
 from cellgate.router.board import Board
 from cellgate.router.nouns import Ask, Evidence, Fleet, Flip, Rules, Sign, Strength, Unit, Verdict
 
@@ -114,7 +114,7 @@ def test_only_the_last_events_are_kept() -> None:
 
 
 def test_a_follower_gets_what_happens_from_then_on() -> None:
-    async def follow() -> list[Event]:
+    async def follow() -> list[EventRecord]:
         events, _ = make()
         events.add(DOWN)
         follower = events.subscribe()
@@ -127,7 +127,7 @@ def test_a_follower_gets_what_happens_from_then_on() -> None:
 
 
 def test_a_follower_that_left_gets_nothing() -> None:
-    async def follow() -> list[Event]:
+    async def follow() -> list[EventRecord]:
         events, _ = make()
         follower = events.subscribe()
         events.unsubscribe(follower)
@@ -139,7 +139,7 @@ def test_a_follower_that_left_gets_nothing() -> None:
 
 
 def test_a_follower_that_does_not_read_is_cut_with_a_note_and_holds_no_more_memory() -> None:
-    async def follow() -> list[Event]:
+    async def follow() -> list[EventRecord]:
         events, _ = make()
         follower = events.subscribe()
         for _ in range(FOLLOWER_BACKLOG + 10):
@@ -154,5 +154,5 @@ def test_a_follower_that_does_not_read_is_cut_with_a_note_and_holds_no_more_memo
     )
 
 
-async def read(follower: Follower) -> list[Event]:
+async def read(follower: Follower) -> list[EventRecord]:
     return [event async for event in follower]

@@ -10,7 +10,7 @@ from pathlib import Path
 from prometheus_client import Metric
 from prometheus_client.registry import Collector
 
-from cellgate.probes.agent_link import Standing
+from cellgate.probes.agent_link import AgentState
 from cellgate.proxy.ingress.balancers import Balancers
 from cellgate.proxy.ingress.haproxy_agent import HaproxyAgent
 from cellgate.proxy.metrics.collectors import (
@@ -19,16 +19,16 @@ from cellgate.proxy.metrics.collectors import (
     NodeAgentMetrics,
     PoolMetrics,
 )
-from cellgate.proxy.metrics.routing import Routing
-from cellgate.proxy.sharing.link import RedisLink, State
+from cellgate.proxy.metrics.routing import RoutingMetrics
 from cellgate.proxy.sharing.metrics import RedisMetrics
+from cellgate.proxy.sharing.redis_link import LinkState, RedisLink
 from cellgate.proxy.sharing.roster import Roster
-from cellgate.proxy.sharing.schema import Names, Seen, View
+from cellgate.proxy.sharing.unit_report import Names, Seen, UnitReport
 from cellgate.router.board import Board
 from cellgate.router.cost_model import Elsewhere
 from cellgate.router.fair_queue import FairRules
 from cellgate.router.nouns import Ask, Evidence, Fleet, Load, Rules, Sign, Strength, Unit, Verdict
-from cellgate.router.queue import Waiting
+from cellgate.router.queue import Queue
 
 DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
 NOW = 100.0
@@ -80,18 +80,18 @@ def _shown(families: Iterable[Metric]) -> Iterator[tuple[str, float]]:
 def test_redis_is_up_once_it_answers_and_its_peers_are_who_was_heard_just_now() -> None:
     link, roster = a_link()
     board = a_board("u", "v")
-    board.others = {"u": Elsewhere(7)}
+    board.elsewhere = {"u": Elsewhere(7)}
     shown = samples(RedisMetrics(link, board))
     assert shown.pop("cellgate_redis_up") == 0
     assert shown.pop("cellgate_in_flight_elsewhere{unit=u}") == 7
     assert len(shown) == 17
     assert set(shown.values()) == {0}
-    link.state = State.WELL
+    link.state = LinkState.WELL
     link.counts["connects"] = 2
     for gate, age_s in (("one", 0.1), ("other", 0.7), ("gone", 0.8)):
-        view = View("u", "c", gate, Verdict.UP)
-        roster.told(("u", gate), Seen(view, age_s), NOW)
-        roster.told(("v", gate), Seen(replace(view, unit="v"), age_s), NOW)
+        view = UnitReport("u", "c", gate, Verdict.UP)
+        roster.update(("u", gate), Seen(view, age_s), NOW)
+        roster.update(("v", gate), Seen(replace(view, unit="v"), age_s), NOW)
     shown = samples(RedisMetrics(link, board))
     assert shown["cellgate_redis_up"] == 1
     assert shown["cellgate_redis_peers"] == 2
@@ -119,7 +119,7 @@ def test_questions_of_haproxy_are_counted_by_their_answers() -> None:
 
 
 def test_agents_are_shown_by_unit_and_node() -> None:
-    agents = {("u", "n0"): Standing(True, 1), ("u", "n1"): Standing(False, 7)}
+    agents = {("u", "n0"): AgentState(True, 1), ("u", "n1"): AgentState(False, 7)}
     assert samples(NodeAgentMetrics(lambda: agents)) == {
         "cellgate_agent_connected{unit=u,node=n0}": 1,
         "cellgate_agent_connected{unit=u,node=n1}": 0,
@@ -159,7 +159,7 @@ def test_every_one_is_documented() -> None:
     collectors: list[Collector] = [
         RedisMetrics(a_link()[0], board),
         AgentCheckMetrics(an_agent(board)),
-        NodeAgentMetrics(lambda: {("u", "n"): Standing(True, 0)}),
+        NodeAgentMetrics(lambda: {("u", "n"): AgentState(True, 0)}),
         AccessLogMetrics(int),
         PoolMetrics(board, int),
     ]
@@ -169,7 +169,7 @@ def test_every_one_is_documented() -> None:
 
 
 def test_those_of_routing_are_documented() -> None:
-    families = list(Routing(a_board("u"), Waiting(FairRules())).collect())
+    families = list(RoutingMetrics(a_board("u"), Queue(FairRules())).collect())
     names = [f"{family.name}_total" if family.type == "counter" else family.name for family in families]
     assert len(names) == 12
     documented = DOCS.read_text()

@@ -26,7 +26,7 @@ from cellgate.router.nouns import (
     Unit,
     Verdict,
 )
-from cellgate.router.outliers import Slowness
+from cellgate.router.outliers import Outlier
 
 A1 = Unit("a1", "a", "http://127.0.0.1:8101")
 A2 = Unit("a2", "a", "http://127.0.0.1:8102")
@@ -130,7 +130,7 @@ def test_a_request_that_no_unit_answered_has_a_duration_and_no_ttft() -> None:
 
 def test_gaps_per_millisecond_become_exact_buckets() -> None:
     metrics, board = make(A1)
-    gaps_ms = board.desks["a1"].gaps_ms
+    gaps_ms = board.units["a1"].gaps_ms
     gaps_ms[9] += 1
     gaps_ms[10] += 2
     gaps_ms[-1] += 1
@@ -247,16 +247,27 @@ def test_what_the_judge_makes_of_a_unit_is_shown() -> None:
     metrics, board = make(A1, A2)
     shown = scrape(metrics)
     assert shown["cellgate_unit_degraded{cell=a,unit=a1}"] == 0
-    assert shown["cellgate_unit_doubted{cell=a,unit=a1}"] == 0
+    assert shown["cellgate_unit_restart_suspected{cell=a,unit=a1}"] == 0
     assert shown["cellgate_panic"] == 0
-    board.desks["a1"].slowness = Slowness(0.25)
-    board.doubt("a1", 9.0)
+    board.units["a1"].outlier = Outlier(0.25)
+    board.suspect_restart("a1", 9.0)
     board.panic_at = 9.0
     shown = scrape(metrics)
     assert shown["cellgate_unit_degraded{cell=a,unit=a1}"] == 0.25
-    assert shown["cellgate_unit_doubted{cell=a,unit=a1}"] == 1
-    assert shown["cellgate_unit_doubted{cell=a,unit=a2}"] == 0
+    assert shown["cellgate_unit_restart_suspected{cell=a,unit=a1}"] == 1
+    assert shown["cellgate_unit_restart_suspected{cell=a,unit=a2}"] == 0
     assert shown["cellgate_panic"] == 1
+
+
+def test_a_family_with_a_new_name_is_shown_under_its_old_one_as_well() -> None:
+    metrics, board = make(A1, A2)
+    board.suspect_restart("a2", 9.0)
+    shown = scrape(metrics)
+    for labels in ("{cell=a,unit=a1}", "{cell=a,unit=a2}"):
+        new, old = f"cellgate_unit_restart_suspected{labels}", f"cellgate_unit_doubted{labels}"
+        assert shown[new] == shown[old]
+    assert shown["cellgate_unit_doubted{cell=a,unit=a2}"] == 1
+    assert shown["cellgate_own_troubles_total"] == shown["cellgate_gate_faults_total"] == 0
 
 
 def test_a_node_is_up_by_the_last_word_of_each_source_about_it() -> None:

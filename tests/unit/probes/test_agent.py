@@ -14,7 +14,17 @@ from typing import Any
 import pytest
 
 from cellgate.probes import agent
-from cellgate.probes.agent import DOUBT_S, PATIENCE_S, SETTLE_S, Pattern, PidFile, Port, Proc, Status, Watch
+from cellgate.probes.agent import (
+    DOUBT_S,
+    PATIENCE_S,
+    SETTLE_S,
+    Pattern,
+    PidFile,
+    Port,
+    Proc,
+    ProcessWatch,
+    Status,
+)
 
 SETTLED_S = SETTLE_S + 1.5
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -33,8 +43,8 @@ class Machine:
         for _ in range(5):
             self.spawn("idle daemon")
 
-    def watch(self, *targets: Any) -> Watch:
-        return Watch(targets, Proc(str(self.root)), lambda: self.now_s)
+    def watch(self, *targets: Any) -> ProcessWatch:
+        return ProcessWatch(targets, Proc(str(self.root)), lambda: self.now_s)
 
     def spawn(self, command: str, parent: int = 1, name: str = "python", pid: int = 0) -> int:
         """Start a process; the words of `command` are its arguments."""
@@ -74,7 +84,9 @@ class Machine:
         for number, link in enumerate(links):
             (directory / str(number)).symlink_to(link)
 
-    def run(self, watch: Watch, for_s: float, meanwhile: Callable[[], object] = lambda: None) -> Status:
+    def run(
+        self, watch: ProcessWatch, for_s: float, meanwhile: Callable[[], object] = lambda: None
+    ) -> Status:
         """Look ten times a second; what was seen last."""
         for _ in range(round(for_s * 10)):
             self.now_s += 0.1
@@ -190,7 +202,7 @@ def test_a_pattern_that_matches_the_world_is_refused(machine: Machine) -> None:
 
 def test_an_agent_that_sees_nobody_says_what_may_be_missing(tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
-    status = Watch([Pattern("engine")], Proc(str(tmp_path / "proc")), lambda: 1.0).look()
+    status = ProcessWatch([Pattern("engine")], Proc(str(tmp_path / "proc")), lambda: 1.0).look()
     assert status.reason.endswith("(it sees next to no process: is the process namespace shared?)")
 
 
@@ -245,7 +257,7 @@ def test_a_port_names_who_listens_on_it(machine: Machine) -> None:
 
 
 @pytest.fixture
-def watch(machine: Machine) -> Watch:
+def watch(machine: Machine) -> ProcessWatch:
     """A watch on an api process and two workers, all well."""
     watch = machine.watch(Pattern("api"), Pattern("worker"))
     for command in ("engine api", "engine worker 0", "engine worker 1"):
@@ -257,7 +269,7 @@ def watch(machine: Machine) -> Watch:
 API, WORKER_0, WORKER_1 = FIRST + 5, FIRST + 6, FIRST + 7
 
 
-def test_a_process_that_is_gone_is_seen_at_the_next_look(machine: Machine, watch: Watch) -> None:
+def test_a_process_that_is_gone_is_seen_at_the_next_look(machine: Machine, watch: ProcessWatch) -> None:
     machine.end(WORKER_0)
     status = machine.run(watch, 0.1)
     assert (status.state, status.reason) == ("gone", f"gone: process {WORKER_0} (python)")
@@ -267,13 +279,13 @@ def test_a_process_that_is_gone_is_seen_at_the_next_look(machine: Machine, watch
 
 @pytest.mark.parametrize(("state", "word"), [("Z", "zombie"), ("T", "stopped"), ("X", "gone")])
 def test_the_dead_and_the_stopped_are_seen_at_the_next_look(
-    machine: Machine, watch: Watch, state: str, word: str
+    machine: Machine, watch: ProcessWatch, state: str, word: str
 ) -> None:
     machine.set(WORKER_1, state)
     assert machine.run(watch, 0.1).state == word
 
 
-def test_a_stopped_process_that_goes_on_is_well_again(machine: Machine, watch: Watch) -> None:
+def test_a_stopped_process_that_goes_on_is_well_again(machine: Machine, watch: ProcessWatch) -> None:
     before = watch.look()
     machine.set(WORKER_1, "T")
     machine.run(watch, 5.0)
@@ -281,7 +293,9 @@ def test_a_stopped_process_that_goes_on_is_well_again(machine: Machine, watch: W
     assert machine.run(watch, 0.1)[:3] == before[:3]
 
 
-def test_a_profiler_that_stops_a_process_for_moments_does_no_harm(machine: Machine, watch: Watch) -> None:
+def test_a_profiler_that_stops_a_process_for_moments_does_no_harm(
+    machine: Machine, watch: ProcessWatch
+) -> None:
     for _ in range(20):
         machine.set(API, "t")
         assert machine.run(watch, 0.3).state == "ok"
@@ -291,7 +305,9 @@ def test_a_profiler_that_stops_a_process_for_moments_does_no_harm(machine: Machi
     assert machine.run(watch, 1.0).state == "stopped"
 
 
-def test_waiting_in_the_kernel_counts_when_it_lasts_without_any_cpu(machine: Machine, watch: Watch) -> None:
+def test_waiting_in_the_kernel_counts_when_it_lasts_without_any_cpu(
+    machine: Machine, watch: ProcessWatch
+) -> None:
     """A process that loads weights waits as well, but gets on."""
     for second in range(20):
         machine.set(WORKER_0, "D", cpu_ticks=second)
@@ -301,7 +317,7 @@ def test_waiting_in_the_kernel_counts_when_it_lasts_without_any_cpu(machine: Mac
     assert status.reason.startswith("waiting in the kernel for 5 s without using any CPU: process")
 
 
-def test_the_worst_is_told_first(machine: Machine, watch: Watch) -> None:
+def test_the_worst_is_told_first(machine: Machine, watch: ProcessWatch) -> None:
     machine.set(API, "T")
     machine.set(WORKER_0, "Z")
     assert machine.run(watch, 0.1).state == "zombie"
@@ -309,14 +325,16 @@ def test_the_worst_is_told_first(machine: Machine, watch: Watch) -> None:
     assert machine.run(watch, 0.1).state == "gone"
 
 
-def test_a_number_taken_over_by_another_process_is_not_the_same(machine: Machine, watch: Watch) -> None:
+def test_a_number_taken_over_by_another_process_is_not_the_same(
+    machine: Machine, watch: ProcessWatch
+) -> None:
     machine.end(WORKER_0)
     machine.spawn("cron", pid=WORKER_0)
     assert machine.run(watch, 5.0).state == "gone"
 
 
 def test_what_cannot_be_read_is_not_gone(
-    machine: Machine, watch: Watch, monkeypatch: pytest.MonkeyPatch
+    machine: Machine, watch: ProcessWatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The agent's own want of descriptors is no death of a process."""
 
@@ -328,14 +346,14 @@ def test_what_cannot_be_read_is_not_gone(
 
 
 @pytest.mark.parametrize("name", ["a b", "a) R 1 (b", "((", "))", "x\ny"])
-def test_names_may_hold_anything(machine: Machine, watch: Watch, name: str) -> None:
+def test_names_may_hold_anything(machine: Machine, watch: ProcessWatch, name: str) -> None:
     machine.set(API, "S", name=name)
     machine.set(API, "T", name=name)
     status = machine.run(watch, 0.1)
     assert (status.state, status.needed[0].name) == ("stopped", name.replace("\n", "?"))
 
 
-def test_open_files_are_told_as_a_share_of_the_limit(machine: Machine, watch: Watch) -> None:
+def test_open_files_are_told_as_a_share_of_the_limit(machine: Machine, watch: ProcessWatch) -> None:
     machine.open(WORKER_1, *["/dev/null"] * 9)
     status = machine.run(watch, 6.0)
     count = os.stat(machine.root / str(WORKER_1) / "fd").st_size or 9
@@ -346,7 +364,7 @@ def test_open_files_are_told_as_a_share_of_the_limit(machine: Machine, watch: Wa
 # restarts
 
 
-def test_a_restart_is_a_new_epoch(machine: Machine, watch: Watch) -> None:
+def test_a_restart_is_a_new_epoch(machine: Machine, watch: ProcessWatch) -> None:
     """Once all is there again and has settled; until then it is gone."""
     before = watch.look()
     machine.end(API, WORKER_0, WORKER_1)
@@ -360,7 +378,7 @@ def test_a_restart_is_a_new_epoch(machine: Machine, watch: Watch) -> None:
     assert status.epoch != before.epoch
 
 
-def test_one_worker_started_anew_is_a_new_epoch(machine: Machine, watch: Watch) -> None:
+def test_one_worker_started_anew_is_a_new_epoch(machine: Machine, watch: ProcessWatch) -> None:
     before = watch.look()
     machine.end(WORKER_0)
     anew = machine.spawn("engine worker 0")
@@ -369,12 +387,12 @@ def test_one_worker_started_anew_is_a_new_epoch(machine: Machine, watch: Watch) 
     assert status.epoch != before.epoch
 
 
-def test_those_left_do_not_make_up_for_one_that_is_lost(machine: Machine, watch: Watch) -> None:
+def test_those_left_do_not_make_up_for_one_that_is_lost(machine: Machine, watch: ProcessWatch) -> None:
     machine.end(WORKER_0)
     assert machine.run(watch, DOUBT_S - 1.0).state == "gone"
 
 
-def test_what_the_others_do_without_for_a_minute_was_a_helper(machine: Machine, watch: Watch) -> None:
+def test_what_the_others_do_without_for_a_minute_was_a_helper(machine: Machine, watch: ProcessWatch) -> None:
     """Else a unit that works would be out for ever; the new epoch makes canaries decide."""
     before = watch.look()
     machine.end(WORKER_0)
@@ -385,7 +403,9 @@ def test_what_the_others_do_without_for_a_minute_was_a_helper(machine: Machine, 
     assert machine.run(watch, 10 * DOUBT_S).state == "gone"
 
 
-def test_who_stood_by_does_not_take_the_place_of_one_that_is_lost(machine: Machine, watch: Watch) -> None:
+def test_who_stood_by_does_not_take_the_place_of_one_that_is_lost(
+    machine: Machine, watch: ProcessWatch
+) -> None:
     """A helper that matched all the while."""
     machine.spawn("worker helper")
     machine.run(watch, 5.0)
@@ -393,14 +413,14 @@ def test_who_stood_by_does_not_take_the_place_of_one_that_is_lost(machine: Machi
     assert machine.run(watch, DOUBT_S - 1.0).state == "gone"
 
 
-def test_a_zombie_is_replaced_as_one_that_is_gone(machine: Machine, watch: Watch) -> None:
+def test_a_zombie_is_replaced_as_one_that_is_gone(machine: Machine, watch: ProcessWatch) -> None:
     machine.set(WORKER_0, "Z")
     machine.run(watch, 1.0)
     anew = machine.spawn("engine worker 0")
     assert pids(machine.run(watch, SETTLED_S)) == [API, WORKER_1, anew]
 
 
-def test_an_agent_started_anew_tells_the_same_epoch(machine: Machine, watch: Watch) -> None:
+def test_an_agent_started_anew_tells_the_same_epoch(machine: Machine, watch: ProcessWatch) -> None:
     """Which is why it is made of who they are, and of nothing else."""
     again = machine.watch(Pattern("api"), Pattern("worker"))
     assert machine.run(again, SETTLED_S).epoch == watch.look().epoch

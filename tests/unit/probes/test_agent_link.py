@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cellgate.probes.agent import HEARTBEAT, chunk
-from cellgate.probes.agent_link import SILENCE_S, AgentLink, standing
-from cellgate.probes.agent_stream import CONFIRM_S, LINE_BYTES, AgentStream, LostError, StrangerError
+from cellgate.probes.agent_link import SILENCE_S, AgentLink, agent_state
+from cellgate.probes.agent_stream import CONFIRM_S, LINE_BYTES, AgentLostError, AgentStream, NotAnAgentError
 from cellgate.probes.base import FetchError, Net, Trouble
 from cellgate.probes.runner import Runner
 from cellgate.proxy.wire.follow import Following
@@ -128,10 +128,10 @@ def play(scenario: Callable[[Place], Coroutine[Any, Any, None]], **options: Any)
     place = Place(world, **options)
 
     async def main() -> None:
-        patient = LinkPatient(lambda _: reply(200), node=NODE, notes=place.notes)
-        patient.ways = UnitNet(world.loop, patient.heard, connect_timeout_s=3.0, tls=None)
+        context = LinkPatient(lambda _: reply(200), node=NODE, notes=place.notes)
+        context.ways = UnitNet(world.loop, context.heard, connect_timeout_s=3.0, tls=None)
         link = AgentLink(f"node:{PORT}", place.token)
-        runner = Runner(link, patient, cast("Any", place.found.append), random.Random(1))
+        runner = Runner(link, context, cast("Any", place.found.append), random.Random(1))
         task = asyncio.create_task(runner.run())
         await scenario(place)
         assert not task.done()
@@ -243,24 +243,24 @@ def test_an_agent_that_is_gone_is_told_once_and_found_again() -> None:
 
 def test_how_it_stands_with_an_agent_is_known() -> None:
     async def scenario(place: Place) -> None:
-        assert standing(place.notes) == (False, 0)
+        assert agent_state(place.notes) == (False, 0)
         place.listen()
         await asyncio.sleep(1.0)
-        assert standing(place.notes) == (True, 0)
+        assert agent_state(place.notes) == (True, 0)
         place.connections[-1].transport.abort()
         await asyncio.sleep(0.01)
-        assert standing(place.notes) == (False, 1)
+        assert agent_state(place.notes) == (False, 1)
         await asyncio.sleep(1.0)
-        assert standing(place.notes) == (True, 1)
+        assert agent_state(place.notes) == (True, 1)
         place.world.net.kill("node")
         await asyncio.sleep(5.0)
-        connected, losses = standing(place.notes)
+        connected, losses = agent_state(place.notes)
         assert not connected
         assert 4 <= losses <= 6
         place.greeting = b"HTTP/1.1 401 Unauthorized\r\n\r\n"
         place.listen()
         await asyncio.sleep(5.0)
-        assert standing(place.notes) == (False, losses + 1)
+        assert agent_state(place.notes) == (False, losses + 1)
 
     play(scenario)
 
@@ -270,7 +270,7 @@ def test_the_gates_own_exhaustion_is_no_loss_of_the_agents() -> None:
         place.listen()
         place.world.net.exhaust_files("gate")
         await asyncio.sleep(5.0)
-        assert standing(place.notes) == (False, 0)
+        assert agent_state(place.notes) == (False, 0)
 
     play(scenario)
 
@@ -461,10 +461,10 @@ def test_no_trouble_of_the_connection_is_good_news(trouble: Trouble) -> None:
 
 
 def test_the_first_look_waits_for_nothing() -> None:
-    link, patient = AgentLink("node:1"), FakePatient(lambda _: reply(200))
-    assert link.due_at(patient, -math.inf) == -math.inf
-    assert patient.now_s < link.due_at(patient, patient.now_s) < math.inf
-    assert link.limit_s(patient) == math.inf
+    link, context = AgentLink("node:1"), FakePatient(lambda _: reply(200))
+    assert link.due_at(context, -math.inf) == -math.inf
+    assert context.now_s < link.due_at(context, context.now_s) < math.inf
+    assert link.limit_s(context) == math.inf
 
 
 class Wire(asyncio.Transport):
@@ -528,7 +528,7 @@ async def ending(stream: AgentStream) -> Exception:
     try:
         async for message in stream:
             assert message.state in ("ok", "gone")
-    except (LostError, StrangerError) as error:
+    except (AgentLostError, NotAnAgentError) as error:
         return error
     raise AssertionError("it ended without saying why")
 

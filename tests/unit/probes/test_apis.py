@@ -30,11 +30,11 @@ METADATA = b"""{"name": "m", "inputs": [
 
 def fly(name: str, answer: Answer, about: bytes = METADATA) -> tuple[FakePatient, Evidence]:
     """One canary through one API of a Triton server, or of any other."""
-    patient = FakePatient(lambda target: reply(200, about) if target == "/v2/models/m" else answer)
-    patient.unit = Unit("u", "c", "http://u", models=("m",), canary=name)
-    [evidence] = look(Canary(), patient)
+    context = FakePatient(lambda target: reply(200, about) if target == "/v2/models/m" else answer)
+    context.unit = Unit("u", "c", "http://u", models=("m",), canary=name)
+    [evidence] = look(Canary(), context)
     assert isinstance(evidence, Evidence)
-    return patient, evidence
+    return context, evidence
 
 
 @pytest.mark.parametrize("name", CANARIES)
@@ -63,12 +63,12 @@ def test_the_prompt_is_unique_and_the_model_named(name: str) -> None:
 
 def test_infer_sends_the_smallest_tensors_of_zeros() -> None:
     """By the model's own metadata; texts hold the prompt."""
-    patient, _ = fly("infer", reply(200))
-    assert [(asked.method, asked.target) for asked in patient.asked] == [
+    context, _ = fly("infer", reply(200))
+    assert [(asked.method, asked.target) for asked in context.asked] == [
         ("GET", "/v2/models/m"),
         ("POST", "/v2/models/m/infer"),
     ]
-    a, t, b = orjson.loads(patient.asked[-1].body)["inputs"]
+    a, t, b = orjson.loads(context.asked[-1].body)["inputs"]
     assert a == {"name": "a", "shape": [1, 1, 3], "datatype": "FP32", "data": [0, 0, 0]}
     assert (t["shape"], t["datatype"], len(t["data"])) == ([1, 1], "BYTES", 1)
     assert isinstance(t["data"][0], str)
@@ -89,8 +89,8 @@ def test_infer_sends_the_smallest_tensors_of_zeros() -> None:
 )
 def test_a_model_that_tells_no_fitting_inputs_is_not_asked(about: bytes) -> None:
     """The operator is told what to do."""
-    patient, evidence = fly("infer", reply(200), about)
-    assert [asked.method for asked in patient.asked] == ["GET"]
+    context, evidence = fly("infer", reply(200), about)
+    assert [asked.method for asked in context.asked] == ["GET"]
     assert evidence.sign is Sign.NEUTRAL
     assert evidence.reason.endswith("set `canary:` to an API that it serves")
 

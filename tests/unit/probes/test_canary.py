@@ -22,9 +22,9 @@ RULES = Rules(canary_idle_s=2.0, canary_timeout_s=2.5, warm_up_timeout_s=60.0)
 SIGHTED = Load("u", 99.0, running=1, progress=5.0, sighted=True)
 
 
-def fly(patient: FakePatient) -> Evidence:
+def fly(context: FakePatient) -> Evidence:
     """One canary that brings evidence only."""
-    [evidence] = look(Canary(), patient)
+    [evidence] = look(Canary(), context)
     assert isinstance(evidence, Evidence)
     return evidence
 
@@ -76,27 +76,27 @@ def test_a_refusal_is_fatal() -> None:
 
 def test_a_timeout_while_the_unit_shows_life_proves_nothing() -> None:
     """Busy is not sick."""
-    patient = FakePatient(lambda _: Trouble.TIMEOUT, life_at=90.0)
+    context = FakePatient(lambda _: Trouble.TIMEOUT, life_at=90.0)
 
     def move(_: str) -> Answer:
-        patient.life_at = 101.0
+        context.life_at = 101.0
         return Trouble.TIMEOUT
 
-    assert fly(patient).sign is Sign.BAD
-    patient.answer = move
-    assert fly(patient).sign is Sign.NEUTRAL
+    assert fly(context).sign is Sign.BAD
+    context.answer = move
+    assert fly(context).sign is Sign.NEUTRAL
 
 
 def test_a_timeout_that_was_too_short_for_what_the_unit_is_by_then_proves_nothing() -> None:
     """It has started anew while the canary waited, and may have to warm up."""
 
     def restart(_: str) -> Answer:
-        patient.verdict = Verdict.STARTING
+        context.verdict = Verdict.STARTING
         return Trouble.TIMEOUT
 
-    patient = FakePatient(restart, verdict=Verdict.DOWN)
-    assert fly(patient).sign is Sign.NEUTRAL
-    assert fly(patient).sign is Sign.BAD
+    context = FakePatient(restart, verdict=Verdict.DOWN)
+    assert fly(context).sign is Sign.NEUTRAL
+    assert fly(context).sign is Sign.BAD
 
 
 def test_the_reason_tells_the_operator_what_happened() -> None:
@@ -112,30 +112,30 @@ def test_the_reason_tells_the_operator_what_happened() -> None:
 
 def test_it_asks_for_one_token_of_a_short_unique_prompt() -> None:
     """No priority, its own id, the first configured model."""
-    patient = FakePatient(lambda _: TOKEN, unit=Unit("u", "c", "http://u", models=("z", "a")))
-    fly(patient)
-    fly(patient)
-    first, second = (orjson.loads(asked.body) for asked in patient.asked)
+    context = FakePatient(lambda _: TOKEN, unit=Unit("u", "c", "http://u", models=("z", "a")))
+    fly(context)
+    fly(context)
+    first, second = (orjson.loads(asked.body) for asked in context.asked)
     prompt = first["messages"][0]["content"]
     assert first == {"model": "z", "messages": [{"role": "user", "content": prompt}], "max_tokens": 1}
     assert second["messages"][0]["content"] != prompt
-    ids = [asked.request_id for asked in patient.asked]
+    ids = [asked.request_id for asked in context.asked]
     assert ids[0] != ids[1]
     assert all(request_id.startswith("cellgate-canary-") for request_id in ids)
 
 
 def test_it_falls_back_to_what_the_unit_serves_and_remembers_it() -> None:
     """A unit may serve completions alone."""
-    patient = FakePatient(serves(COMPLETIONS))
-    assert fly(patient).sign is Sign.GOOD
-    assert fly(patient).sign is Sign.GOOD
-    assert [asked.target for asked in patient.asked] == [CHAT, COMPLETIONS, COMPLETIONS]
-    assert set(orjson.loads(patient.asked[-1].body)) == {"model", "prompt", "max_tokens"}
+    context = FakePatient(serves(COMPLETIONS))
+    assert fly(context).sign is Sign.GOOD
+    assert fly(context).sign is Sign.GOOD
+    assert [asked.target for asked in context.asked] == [CHAT, COMPLETIONS, COMPLETIONS]
+    assert set(orjson.loads(context.asked[-1].body)) == {"model", "prompt", "max_tokens"}
 
-    patient.answer = serves(CHAT)
-    patient.asked.clear()
-    assert fly(patient).sign is Sign.GOOD
-    assert [asked.target for asked in patient.asked] == [COMPLETIONS, CHAT]
+    context.answer = serves(CHAT)
+    context.asked.clear()
+    assert fly(context).sign is Sign.GOOD
+    assert [asked.target for asked in context.asked] == [COMPLETIONS, CHAT]
 
 
 def test_it_asks_for_what_is_served_first_when_no_model_is_known() -> None:
@@ -144,29 +144,29 @@ def test_it_asks_for_what_is_served_first_when_no_model_is_known() -> None:
     def answer(target: str) -> Answer:
         return reply(200, b'{"data": [{"id": "told"}]}') if target == "/v1/models" else TOKEN
 
-    patient = FakePatient(answer, models=frozenset())
-    served, models, evidence = look(Canary(), patient)
+    context = FakePatient(answer, models=frozenset())
+    served, models, evidence = look(Canary(), context)
     assert (served, models) == (Served("u", "openai", 100.0), Models("u", ("told",), 100.0))
     assert isinstance(evidence, Evidence)
     assert evidence.sign is Sign.GOOD
-    assert orjson.loads(patient.asked[-1].body)["model"] == "told"
+    assert orjson.loads(context.asked[-1].body)["model"] == "told"
 
 
 def test_it_names_no_model_when_the_unit_tells_none() -> None:
     """The engine then takes its own."""
-    patient = FakePatient(serves(CHAT), models=frozenset())
-    evidence = look(Canary(), patient)[-1]
+    context = FakePatient(serves(CHAT), models=frozenset())
+    evidence = look(Canary(), context)[-1]
     assert isinstance(evidence, Evidence)
     assert evidence.sign is Sign.GOOD
-    assert "model" not in orjson.loads(patient.asked[-1].body)
+    assert "model" not in orjson.loads(context.asked[-1].body)
 
 
 def test_a_configured_api_is_the_only_one_asked() -> None:
     """The operator knows what the unit serves."""
     unit = Unit("u", "c", "http://u", canary="embeddings")
-    patient = FakePatient(serves(CHAT), unit=unit)
-    evidence = fly(patient)
-    assert [asked.target for asked in patient.asked] == [EMBEDDINGS]
+    context = FakePatient(serves(CHAT), unit=unit)
+    evidence = fly(context)
+    assert [asked.target for asked in context.asked] == [EMBEDDINGS]
     assert evidence.reason == (
         "nothing proven by POST /v1/embeddings: HTTP 404 ''; set `canary:` to an API that it serves"
     )
@@ -183,12 +183,12 @@ def test_the_fallbacks_share_one_timeout() -> None:
     """A look takes no longer than one canary may."""
 
     def slow(target: str) -> Answer:
-        patient.now_s += 1.0
+        context.now_s += 1.0
         return reply(404)
 
-    patient = FakePatient(slow, rules=RULES, load=SIGHTED)
-    fly(patient)
-    assert [asked.timeout_s for asked in patient.asked] == [2.5, 1.5, 0.5, 0.0, 0.0]
+    context = FakePatient(slow, rules=RULES, load=SIGHTED)
+    fly(context)
+    assert [asked.timeout_s for asked in context.asked] == [2.5, 1.5, 0.5, 0.0, 0.0]
 
 
 def test_it_has_time_to_warm_a_unit_up() -> None:
@@ -208,8 +208,8 @@ def test_it_has_time_to_warm_a_unit_up() -> None:
 
 def test_it_waits_as_long_as_the_unit_may_be_silent() -> None:
     """A long prompt holds it up like anybody else."""
-    patient = FakePatient(lambda _: TOKEN, rules=RULES, load=SIGHTED, silent_limit_s=9.0)
-    assert Canary().timeout_s(patient) == 9.0
+    context = FakePatient(lambda _: TOKEN, rules=RULES, load=SIGHTED, stall_limit_s=9.0)
+    assert Canary().timeout_s(context) == 9.0
 
 
 def test_a_unit_that_shows_no_steps_gets_twice_the_time_while_it_may_have_work() -> None:
@@ -224,15 +224,15 @@ def test_a_unit_whose_canaries_are_usually_slow_gets_the_time_they_take() -> Non
     """Four times the usual, which follows what canaries take that have the unit for themselves."""
 
     def slow(_: str) -> Answer:
-        patient.now_s += 2.0
+        context.now_s += 2.0
         return TOKEN
 
-    patient = FakePatient(slow, rules=RULES, load=replace(SIGHTED, running=0))
-    before_s = Canary().timeout_s(patient)
+    context = FakePatient(slow, rules=RULES, load=replace(SIGHTED, running=0))
+    before_s = Canary().timeout_s(context)
     for _ in range(30):
-        fly(patient)
+        fly(context)
     assert before_s == 2.5
-    assert Canary().timeout_s(patient) == pytest.approx(8.0, abs=0.1)
+    assert Canary().timeout_s(context) == pytest.approx(8.0, abs=0.1)
 
 
 @pytest.mark.parametrize("state", [{"in_flight": 1}, {"load": SIGHTED}, {"verdict": Verdict.DOWN}])
@@ -240,45 +240,45 @@ def test_what_a_canary_takes_among_others_or_to_warm_up_is_not_usual(state: dict
     """It would make the next ones wait for nothing."""
 
     def slow(_: str) -> Answer:
-        patient.now_s += 20.0
+        context.now_s += 20.0
         return TOKEN
 
-    patient = FakePatient(slow, rules=RULES, **state)
-    fly(patient)
-    patient.verdict, patient.in_flight, patient.load = Verdict.UP, 0, SIGHTED
-    assert Canary().timeout_s(patient) == 2.5
+    context = FakePatient(slow, rules=RULES, **state)
+    fly(context)
+    context.verdict, context.in_flight, context.load = Verdict.UP, 0, SIGHTED
+    assert Canary().timeout_s(context) == 2.5
 
 
 def test_after_a_start_the_second_canary_shows_what_is_usual() -> None:
     """The first may have warmed the engine up."""
-    patient = FakePatient(lambda _: TOKEN, verdict=Verdict.STARTING)
-    assert fly(patient).sign is Sign.GOOD
-    assert len(patient.asked) == 2
-    patient = FakePatient(lambda _: reply(500), verdict=Verdict.STARTING)
-    assert fly(patient).sign is Sign.BAD
-    assert len(patient.asked) == 1
+    context = FakePatient(lambda _: TOKEN, verdict=Verdict.STARTING)
+    assert fly(context).sign is Sign.GOOD
+    assert len(context.asked) == 2
+    context = FakePatient(lambda _: reply(500), verdict=Verdict.STARTING)
+    assert fly(context).sign is Sign.BAD
+    assert len(context.asked) == 1
 
 
-def busy_until(count: int, patient: list[FakePatient]) -> Callable[[str], Answer]:
+def busy_until(count: int, context: list[FakePatient]) -> Callable[[str], Answer]:
     """A unit that has no room for the first `count` requests."""
-    return lambda _: TOKEN if len(patient[0].asked) > count else reply(503)
+    return lambda _: TOKEN if len(context[0].asked) > count else reply(503)
 
 
 def test_a_busy_unit_is_asked_again_until_it_has_room() -> None:
     """Each quarter of a second."""
     patients: list[FakePatient] = []
-    patient = FakePatient(busy_until(3, patients), rules=RULES, load=SIGHTED)
-    patients.append(patient)
-    assert fly(patient).sign is Sign.GOOD
-    assert (len(patient.asked), patient.now_s) == (4, 100.75)
-    assert [asked.timeout_s for asked in patient.asked] == [2.5, 2.25, 2.0, 1.75]
+    context = FakePatient(busy_until(3, patients), rules=RULES, load=SIGHTED)
+    patients.append(context)
+    assert fly(context).sign is Sign.GOOD
+    assert (len(context.asked), context.now_s) == (4, 100.75)
+    assert [asked.timeout_s for asked in context.asked] == [2.5, 2.25, 2.0, 1.75]
 
 
 @pytest.mark.parametrize("status", [429, 503])
 def test_a_unit_that_stays_busy_while_nothing_of_ours_moves_is_stuck(status: int) -> None:
     """Its queue is full because nobody empties it."""
-    patient = FakePatient(lambda _: reply(status), rules=RULES, load=SIGHTED, in_flight=8, life_at=99.0)
-    evidence = fly(patient)
+    context = FakePatient(lambda _: reply(status), rules=RULES, load=SIGHTED, in_flight=8, life_at=99.0)
+    evidence = fly(context)
     assert (evidence.sign, evidence.strength) == (Sign.BAD, Strength.STRONG)
     assert "busy, yet nothing moved for 2.25 s" in evidence.reason
 
@@ -289,68 +289,68 @@ def test_a_unit_that_stays_busy_with_an_excuse_is_busy(excuse: str) -> None:
 
     def busy(_: str) -> Answer:
         if excuse == "moves":
-            patient.life_at = patient.now_s
+            context.life_at = context.now_s
         return reply(503)
 
-    patient = FakePatient(busy, rules=RULES, load=SIGHTED, in_flight=8, life_at=99.0)
+    context = FakePatient(busy, rules=RULES, load=SIGHTED, in_flight=8, life_at=99.0)
     if excuse == "nothing of ours":
-        patient.in_flight = 0
+        context.in_flight = 0
     if excuse == "counts no steps":
-        patient.load = replace(SIGHTED, sighted=False)
-    evidence = fly(patient)
-    assert (evidence.sign, patient.now_s) == (Sign.NEUTRAL, 102.25 + 2.5 * (excuse == "counts no steps"))
+        context.load = replace(SIGHTED, sighted=False)
+    evidence = fly(context)
+    assert (evidence.sign, context.now_s) == (Sign.NEUTRAL, 102.25 + 2.5 * (excuse == "counts no steps"))
 
 
 def test_a_unit_that_is_busy_with_an_empty_queue_is_sick() -> None:
     """Once its own numbers, read after it said so, show that there is nothing to be busy with."""
 
     def busy(_: str) -> Answer:
-        if patient.now_s >= 100.5:
-            patient.load = Load("u", patient.now_s, progress=5.0, sighted=True)
+        if context.now_s >= 100.5:
+            context.load = Load("u", context.now_s, progress=5.0, sighted=True)
         return reply(503)
 
-    patient = FakePatient(busy, rules=RULES, load=Load("u", 99.9, progress=5.0, sighted=True))
-    evidence = fly(patient)
+    context = FakePatient(busy, rules=RULES, load=Load("u", 99.9, progress=5.0, sighted=True))
+    evidence = fly(context)
     assert (evidence.sign, evidence.strength) == (Sign.BAD, Strength.STRONG)
     assert "busy with an empty queue" in evidence.reason
-    assert patient.now_s == 100.5
+    assert context.now_s == 100.5
 
 
 def test_a_down_unit_gets_twice_the_time_after_each_timeout() -> None:
     """Up to the warm-up time; any other fate ends the row."""
-    patient = FakePatient(lambda _: Trouble.TIMEOUT, verdict=Verdict.DOWN, rules=RULES)
+    context = FakePatient(lambda _: Trouble.TIMEOUT, verdict=Verdict.DOWN, rules=RULES)
     for _ in range(40):
-        fly(patient)
-    waits = [asked.timeout_s for asked in patient.asked]
+        fly(context)
+    waits = [asked.timeout_s for asked in context.asked]
     assert waits[:6] == [2.5, 5.0, 10.0, 20.0, 40.0, 60.0]
     assert set(waits[6:]) == {60.0}
-    patient.answer = lambda _: Trouble.REFUSED
-    fly(patient)
-    assert Canary().timeout_s(patient) == 2.5
+    context.answer = lambda _: Trouble.REFUSED
+    fly(context)
+    assert Canary().timeout_s(context) == 2.5
 
 
 @pytest.mark.parametrize("verdict", [verdict for verdict in Verdict if verdict is not Verdict.UP])
 def test_it_flies_each_period_while_there_is_doubt(verdict: Verdict) -> None:
     """Signs of life do not answer a suspicion: only a canary does."""
-    patient = FakePatient(lambda _: TOKEN, verdict=verdict, life_at=100.0)
-    assert Canary(period_s=1.0).due_at(patient, 99.5) == 100.5
+    context = FakePatient(lambda _: TOKEN, verdict=verdict, life_at=100.0)
+    assert Canary(period_s=1.0).due_at(context, 99.5) == 100.5
 
 
 def test_an_up_unit_gets_one_only_after_a_while_without_life() -> None:
     """Work is the better proof, and free."""
-    patient = FakePatient(lambda _: TOKEN, life_at=100.0, rules=RULES)
-    assert Canary().due_at(patient, 50.0) == 102.0
-    assert Canary().due_at(replace(patient, life_at=10.0), 50.0) == 51.0
+    context = FakePatient(lambda _: TOKEN, life_at=100.0, rules=RULES)
+    assert Canary().due_at(context, 50.0) == 102.0
+    assert Canary().due_at(replace(context, life_at=10.0), 50.0) == 51.0
 
 
 def test_it_flies_a_little_later_where_another_gates_may_spare_it() -> None:
-    patient = FakePatient(lambda _: TOKEN, life_at=100.0, is_others_turn=True, rules=RULES)
-    assert Canary().due_at(patient, 50.0) == 102.75
+    context = FakePatient(lambda _: TOKEN, life_at=100.0, is_peers_turn=True, rules=RULES)
+    assert Canary().due_at(context, 50.0) == 102.75
     # A suspicion is one's own.
-    assert Canary().due_at(replace(patient, verdict=Verdict.SUSPECT), 101.5) == 102.5
+    assert Canary().due_at(replace(context, verdict=Verdict.SUSPECT), 101.5) == 102.5
 
 
 def test_none_flies_while_a_fault_of_a_node_holds_the_unit_down() -> None:
     """It could not bring the unit back."""
-    patient = FakePatient(lambda _: TOKEN, verdict=Verdict.DOWN, held_down=True)
-    assert Canary().due_at(patient, 50.0) == math.inf
+    context = FakePatient(lambda _: TOKEN, verdict=Verdict.DOWN, held_down=True)
+    assert Canary().due_at(context, 50.0) == math.inf

@@ -36,14 +36,14 @@ def test_the_numbers_of_vllm_are_read() -> None:
 
 def test_what_came_while_the_engine_was_asked_is_no_work_of_others() -> None:
     """A crowd arrives between the question and the numbers."""
-    patient = FakePatient(lambda _: reply(200, VLLM), in_flight=0)
+    context = FakePatient(lambda _: reply(200, VLLM), in_flight=0)
 
     def crowded(_: str) -> Answer:
-        patient.in_flight = 5
+        context.in_flight = 5
         return reply(200, VLLM)
 
-    patient.answer = crowded
-    (load,) = look(EngineMetrics(), patient)
+    context.answer = crowded
+    (load,) = look(EngineMetrics(), context)
     assert isinstance(load, Load)
     assert (load.running + load.waiting, load.foreign) == (5, 0)
 
@@ -137,29 +137,29 @@ def test_the_numbers_of_nvidia_s_engines_are_read(body: bytes, load: Load) -> No
 )
 def test_each_engine_is_asked_where_it_shows_them(engine: str, metrics_url: str, target: str) -> None:
     """Where the operator says, if he does."""
-    patient = FakePatient(lambda _: reply(404), unit=Unit("u", "c", "http://u", metrics_url=metrics_url))
-    patient.engine = engine
-    look(EngineMetrics(), patient)
-    assert [asked.target for asked in patient.asked] == [target]
+    context = FakePatient(lambda _: reply(404), unit=Unit("u", "c", "http://u", metrics_url=metrics_url))
+    context.engine = engine
+    look(EngineMetrics(), context)
+    assert [asked.target for asked in context.asked] == [target]
 
 
 def test_a_unit_that_became_another_engine_is_asked_at_once() -> None:
     """That the other one had no metrics says nothing."""
-    patient = FakePatient(lambda _: reply(404), engine="vllm")
+    context = FakePatient(lambda _: reply(404), engine="vllm")
     for _ in range(3):
-        look(EngineMetrics(), patient)
-    patient.engine = "triton"
-    assert EngineMetrics().due_at(patient, 100.0) == 101.0
+        look(EngineMetrics(), context)
+    context.engine = "triton"
+    assert EngineMetrics().due_at(context, 100.0) == 101.0
 
 
 def test_processes_that_take_turns_behind_one_address_are_no_restarts() -> None:
     """The youngest is the epoch; only a younger one is another."""
     births = [b"100.5", b"101", b"100.5", b"101", b"1.0e2", b"102"]
-    patient = FakePatient(lambda _: reply(200, b"vllm:num_requests_running 0\n" + born))
+    context = FakePatient(lambda _: reply(200, b"vllm:num_requests_running 0\n" + born))
     epochs = []
     for birth in births:
         born = b"process_start_time_seconds " + birth
-        [load] = look(EngineMetrics(), patient)
+        [load] = look(EngineMetrics(), context)
         assert isinstance(load, Load)
         epochs.append(load.epoch)
     assert epochs == ["100.5", "101", "101", "101", "101", "102"]
@@ -210,29 +210,29 @@ def test_a_timestamp_after_the_value_is_not_taken_for_it() -> None:
 @pytest.mark.parametrize("answer", [reply(404), reply(200, b"go_goroutines 9\n"), reply(503, VLLM)])
 def test_a_unit_without_metrics_is_left_alone_for_a_while(answer: Answer) -> None:
     """No finding; after three such looks asked again each half minute."""
-    patient = FakePatient(lambda _: answer)
+    context = FakePatient(lambda _: answer)
     due = []
     for _ in range(4):
-        assert look(EngineMetrics(), patient) == []
-        due.append(EngineMetrics().due_at(patient, 100.0))
+        assert look(EngineMetrics(), context) == []
+        due.append(EngineMetrics().due_at(context, 100.0))
     assert due == [101.0, 101.0, 130.0, 130.0]
 
 
 def test_metrics_that_appear_later_are_read_each_second_again() -> None:
     """The back-off ends with the first success."""
-    patient = FakePatient(lambda _: reply(404))
+    context = FakePatient(lambda _: reply(404))
     for _ in range(3):
-        look(EngineMetrics(), patient)
-    patient.answer = lambda _: reply(200, VLLM)
-    look(EngineMetrics(), patient)
-    patient.answer = lambda _: reply(503)
-    look(EngineMetrics(), patient)
-    assert EngineMetrics().due_at(patient, 100.0) == 101.0
+        look(EngineMetrics(), context)
+    context.answer = lambda _: reply(200, VLLM)
+    look(EngineMetrics(), context)
+    context.answer = lambda _: reply(503)
+    look(EngineMetrics(), context)
+    assert EngineMetrics().due_at(context, 100.0) == 101.0
 
 
 @pytest.mark.parametrize("trouble", Trouble)
 def test_a_lost_reply_is_no_finding_and_no_reason_to_back_off(trouble: Trouble) -> None:
     """The unit may be restarting: its next epoch must be seen soon."""
-    patient = FakePatient(lambda _: trouble)
-    assert look(EngineMetrics(), patient) == []
-    assert EngineMetrics().due_at(patient, 100.0) == 101.0
+    context = FakePatient(lambda _: trouble)
+    assert look(EngineMetrics(), context) == []
+    assert EngineMetrics().due_at(context, 100.0) == 101.0

@@ -9,7 +9,7 @@ import pytest
 from cellgate.probes import GATE_PROBES
 from cellgate.probes.base import Reply, Trouble
 from cellgate.probes.canary import Canary
-from cellgate.probes.gate_word import VIA_GATE, GateWord, name_there, via_gate
+from cellgate.probes.gate_word import VIA_GATE, GateHealth, name_there, via_gate
 from cellgate.router.nouns import Evidence, Sign, Strength, Unit, Verdict
 from tests.patient import Answer, FakePatient, look, reply
 
@@ -19,11 +19,11 @@ SLOW = Reply(200, {"x-envoy-degraded": "1"}, b"")
 
 def see(answer: Answer, verdict: Verdict = Verdict.UP) -> tuple[Sign, Strength]:
     """How one answer weighs."""
-    patient = FakePatient(lambda _: answer, UNIT, verdict=verdict)
-    [evidence] = look(GateWord(), patient)
+    context = FakePatient(lambda _: answer, UNIT, verdict=verdict)
+    [evidence] = look(GateHealth(), context)
     assert isinstance(evidence, Evidence)
     assert (evidence.unit, evidence.source) == (UNIT.name, Canary.name)
-    assert [asked.target for asked in patient.asked] == ["/healthz/unit/u%2F1"]
+    assert [asked.target for asked in context.asked] == ["/healthz/unit/u%2F1"]
     return evidence.sign, evidence.strength
 
 
@@ -53,14 +53,14 @@ def test_a_suspicion_that_its_gate_shares_is_not_cleared() -> None:
 
 
 def test_it_is_asked_while_there_is_doubt_and_when_nothing_is_heard() -> None:
-    probe, patient = GateWord(), FakePatient(lambda _: reply(200), UNIT, life_at=99.0)
-    assert probe.due_at(patient, -math.inf) == 99.0 + probe.quiet_s
-    patient.life_at = 10.0
-    assert probe.due_at(patient, 50.0) == 51.0
-    patient.life_at, patient.verdict = 99.0, Verdict.DOWN
-    assert probe.due_at(patient, 99.5) == 100.5
+    probe, context = GateHealth(), FakePatient(lambda _: reply(200), UNIT, life_at=99.0)
+    assert probe.due_at(context, -math.inf) == 99.0 + probe.quiet_s
+    context.life_at = 10.0
+    assert probe.due_at(context, 50.0) == 51.0
+    context.life_at, context.verdict = 99.0, Verdict.DOWN
+    assert probe.due_at(context, 99.5) == 100.5
 
 
 def test_it_stands_in_for_the_canary() -> None:
-    assert list(GATE_PROBES.items()) == [(Canary.name, GateWord)]
+    assert list(GATE_PROBES.items()) == [(Canary.name, GateHealth)]
     assert name_there(UNIT) == "u/1"

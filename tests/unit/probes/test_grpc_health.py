@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from cellgate.probes.base import FetchError
 from cellgate.probes.grpc_call import HealthCall
-from cellgate.probes.node import Said, Word
+from cellgate.probes.node import NodeReport, NodeState
 
 fuzz = settings(derandomize=True, deadline=None, max_examples=200)
 SERVING, NOT_SERVING = b"\0\0\0\0\2\x08\1", b"\0\0\0\0\2\x08\2"
@@ -60,7 +60,7 @@ class Server:
         return self.http2.data_to_send()
 
 
-def heard(body: bytes | None, **trailers: str) -> Said:
+def heard(body: bytes | None, **trailers: str) -> NodeReport:
     server = Server()
     server.call.data_received(server.answer(body, HEAD, **trailers))
     assert server.call.ended.is_set()
@@ -92,34 +92,34 @@ def test_the_service_is_named_whatever_its_length(service: str, size: bytes) -> 
 @pytest.mark.parametrize(
     ("body", "word"),
     [
-        (SERVING, Word.GOOD),
-        (NOT_SERVING, Word.BAD),
-        (b"\0\0\0\0\0", Word.NOTHING),
-        (b"\0\0\0\0\2\x08\0", Word.NOTHING),
-        (b"\0\0\0\0\2\x08\3", Word.NOTHING),
+        (SERVING, NodeState.GOOD),
+        (NOT_SERVING, NodeState.BAD),
+        (b"\0\0\0\0\0", NodeState.NOTHING),
+        (b"\0\0\0\0\2\x08\0", NodeState.NOTHING),
+        (b"\0\0\0\0\2\x08\3", NodeState.NOTHING),
     ],
     ids=["serving", "not serving", "unknown", "unknown in full", "service unknown"],
 )
-def test_the_health_service_says_how_the_node_is(body: bytes, word: Word) -> None:
-    assert heard(body, grpc_status="0").word is word
+def test_the_health_service_says_how_the_node_is(body: bytes, word: NodeState) -> None:
+    assert heard(body, grpc_status="0").state is word
 
 
 @pytest.mark.parametrize(
     ("status", "word", "said"),
     [
-        ("5", Word.NOTHING, "NOT_FOUND: name a service that the health service knows as `service`"),
-        ("12", Word.NOTHING, "UNIMPLEMENTED: the server has no health service; use another probe"),
-        ("16", Word.NOTHING, "UNAUTHENTICATED"),
-        ("8", Word.NOTHING, "RESOURCE_EXHAUSTED"),
-        ("14", Word.DOUBT, "the call failed"),
-        ("", Word.DOUBT, "the call failed"),
+        ("5", NodeState.NOTHING, "NOT_FOUND: name a service that the health service knows as `service`"),
+        ("12", NodeState.NOTHING, "UNIMPLEMENTED: the server has no health service; use another probe"),
+        ("16", NodeState.NOTHING, "UNAUTHENTICATED"),
+        ("8", NodeState.NOTHING, "RESOURCE_EXHAUSTED"),
+        ("14", NodeState.DOUBT, "the call failed"),
+        ("", NodeState.DOUBT, "the call failed"),
     ],
 )
-def test_a_call_that_fails_says_nothing_or_little(status: str, word: Word, said: str) -> None:
+def test_a_call_that_fails_says_nothing_or_little(status: str, word: NodeState, said: str) -> None:
     trailers = {"grpc_status": status} if status else {"x": "y"}
     for body in (None, b""):
         heard_of_it = heard(body, **trailers, grpc_message="going%20down")
-        assert heard_of_it.word is word
+        assert heard_of_it.state is word
         assert heard_of_it.reason.startswith(said)
         assert heard_of_it.reason.endswith(f"(grpc-status {status or 'missing'} going down)")
 
@@ -132,7 +132,7 @@ def test_it_does_not_matter_how_the_answer_is_cut(sizes: list[int]) -> None:
     for size in [*sizes, len(data)]:
         server.call.data_received(data[:size])
         data = data[size:]
-    assert server.call.said().word is Word.GOOD
+    assert server.call.said().state is NodeState.GOOD
 
 
 @fuzz
@@ -200,4 +200,4 @@ def test_an_answer_that_was_complete_stays_valid() -> None:
     server.http2.close_connection()
     server.call.data_received(server.http2.data_to_send())
     server.call.connection_lost(None)
-    assert server.call.said() == Said(Word.BAD, "NOT_SERVING")
+    assert server.call.said() == NodeReport(NodeState.BAD, "NOT_SERVING")

@@ -15,10 +15,10 @@ NODE = Node("n1", Role.FOLLOWER)
 
 def ask(answer: Answer, *, expect: tuple[int, ...] = ()) -> Evidence:
     probe = HttpProbe("http://n1:8080/health?full=1", expect)
-    patient = FakePatient(lambda _: answer, node=NODE)
-    (evidence,) = look(probe, patient)
+    context = FakePatient(lambda _: answer, node=NODE)
+    (evidence,) = look(probe, context)
     assert isinstance(evidence, Evidence)
-    assert [(asked.method, asked.target) for asked in patient.asked] == [
+    assert [(asked.method, asked.target) for asked in context.asked] == [
         ("GET", "http://n1:8080/health?full=1")
     ]
     return evidence
@@ -54,9 +54,9 @@ def test_a_redirect_tells_where_it_leads_and_what_to_do() -> None:
 
 
 def test_a_bad_status_is_fatal_when_it_comes_again() -> None:
-    patient = FakePatient(lambda _: reply(503), node=NODE)
+    context = FakePatient(lambda _: reply(503), node=NODE)
     probe = HttpProbe("http://n1/health")
-    strengths = [finding.strength for _ in range(3) for finding in look(probe, patient)]  # type: ignore[union-attr]
+    strengths = [finding.strength for _ in range(3) for finding in look(probe, context)]  # type: ignore[union-attr]
     assert strengths == [Strength.STRONG, Strength.FATAL, Strength.FATAL]
 
 

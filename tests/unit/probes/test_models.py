@@ -26,12 +26,12 @@ def triton(target: str) -> Answer:
 
 def test_the_list_of_models_tells_models_and_engine() -> None:
     """OpenAI's list shape."""
-    patient = FakePatient(lambda _: VLLM)
-    assert look(ModelList(), patient) == [
-        Served("u", "vllm", patient.now_s),
-        Models("u", ("base", "lora"), patient.now_s),
+    context = FakePatient(lambda _: VLLM)
+    assert look(ModelList(), context) == [
+        Served("u", "vllm", context.now_s),
+        Models("u", ("base", "lora"), context.now_s),
     ]
-    assert [(asked.method, asked.target) for asked in patient.asked] == [("GET", "/v1/models")]
+    assert [(asked.method, asked.target) for asked in context.asked] == [("GET", "/v1/models")]
 
 
 @pytest.mark.parametrize(
@@ -48,17 +48,17 @@ def test_each_engine_names_itself_as_the_owner(owner: str, engine: str) -> None:
 
 def test_triton_is_known_by_its_own_address_and_tells_its_models_there() -> None:
     """It has no list in OpenAI's shape."""
-    patient = FakePatient(triton)
-    assert look(ModelList(), patient) == [Served("u", "triton", 100.0), Models("u", ("llm",), 100.0)]
-    asked = [(asked.method, asked.target) for asked in patient.asked]
+    context = FakePatient(triton)
+    assert look(ModelList(), context) == [Served("u", "triton", 100.0), Models("u", ("llm",), 100.0)]
+    asked = [(asked.method, asked.target) for asked in context.asked]
     assert asked == [("GET", "/v1/models"), ("GET", "/v2"), ("POST", "/v2/repository/index")]
 
 
 def test_a_configured_triton_is_asked_for_its_models_alone() -> None:
     """Nothing needs to be found out."""
-    patient = FakePatient(triton, unit=Unit("u", "c", "http://u", engine="triton"))
-    assert look(ModelList(), patient) == [Models("u", ("llm",), 100.0)]
-    assert [asked.target for asked in patient.asked] == ["/v2/repository/index"]
+    context = FakePatient(triton, unit=Unit("u", "c", "http://u", engine="triton"))
+    assert look(ModelList(), context) == [Models("u", ("llm",), 100.0)]
+    assert [asked.target for asked in context.asked] == ["/v2/repository/index"]
 
 
 def test_who_knows_neither_address_is_a_plain_engine() -> None:
@@ -87,13 +87,13 @@ def test_an_answer_without_a_model_is_no_finding(answer: Answer) -> None:
 def test_what_is_configured_is_not_found_out() -> None:
     """The operator's word stands."""
     told = Unit("u", "c", "http://u", models=("m",), engine="vllm")
-    patient = FakePatient(lambda _: VLLM, unit=told)
-    assert look(ModelList(), patient) == []
-    assert patient.asked == []
-    patient.unit = replace(told, engine="")
-    assert look(ModelList(), patient) == [Served("u", "vllm", 100.0)]
-    patient.unit = replace(told, models=())
-    assert look(ModelList(), patient) == [Models("u", ("base", "lora"), 100.0)]
+    context = FakePatient(lambda _: VLLM, unit=told)
+    assert look(ModelList(), context) == []
+    assert context.asked == []
+    context.unit = replace(told, engine="")
+    assert look(ModelList(), context) == [Served("u", "vllm", 100.0)]
+    context.unit = replace(told, models=())
+    assert look(ModelList(), context) == [Models("u", ("base", "lora"), 100.0)]
 
 
 def test_it_asks_often_until_all_is_known() -> None:
@@ -107,6 +107,6 @@ def test_it_asks_often_until_all_is_known() -> None:
 @pytest.mark.parametrize("verdict", [Verdict.STARTING, Verdict.DOWN, Verdict.PROBATION])
 def test_a_unit_that_may_come_back_as_another_engine_is_asked_often(verdict: Verdict) -> None:
     """Whatever it was known to be."""
-    patient = FakePatient(lambda _: VLLM, models=frozenset({"m"}), engine="triton", verdict=verdict)
-    assert ModelList().due_at(patient, 100.0) == 101.0
-    assert Served("u", "vllm", 100.0) in look(ModelList(), patient)
+    context = FakePatient(lambda _: VLLM, models=frozenset({"m"}), engine="triton", verdict=verdict)
+    assert ModelList().due_at(context, 100.0) == 101.0
+    assert Served("u", "vllm", 100.0) in look(ModelList(), context)

@@ -15,9 +15,9 @@ from cellgate.router.nouns import Evidence, Load, Rules, Sign, Strength, Verdict
 from tests.patient import Answer, FakePatient, look, reply
 
 
-def see(patient: FakePatient) -> Evidence:
+def see(context: FakePatient) -> Evidence:
     """The evidence of one look."""
-    [evidence] = look(Readiness(), patient)
+    [evidence] = look(Readiness(), context)
     assert isinstance(evidence, Evidence)
     return evidence
 
@@ -42,10 +42,10 @@ def see(patient: FakePatient) -> Evidence:
 @pytest.mark.parametrize("engine", ["", "vllm", "sglang"])
 def test_each_answer_is_weighed(engine: str, answer: Answer, sign: Sign, strength: Strength) -> None:
     """One answer is one piece of evidence, signed by the probe."""
-    patient = FakePatient(lambda _: answer, engine=engine)
-    evidence = see(patient)
+    context = FakePatient(lambda _: answer, engine=engine)
+    evidence = see(context)
     assert (evidence.sign, evidence.strength) == (sign, strength)
-    assert (evidence.unit, evidence.source, evidence.at) == ("u", "readiness", patient.now_s)
+    assert (evidence.unit, evidence.source, evidence.at) == ("u", "readiness", context.now_s)
 
 
 def test_triton_says_not_ready_with_a_400() -> None:
@@ -67,26 +67,26 @@ def test_triton_says_not_ready_with_a_400() -> None:
 )
 def test_each_engine_is_asked_where_it_answers(engine: str, path: str) -> None:
     """In one request, where the first path exists."""
-    patient = FakePatient(lambda _: reply(200), engine=engine)
-    assert see(patient).reason == f"GET {path}: HTTP 200"
-    assert [asked.target for asked in patient.asked] == [path]
+    context = FakePatient(lambda _: reply(200), engine=engine)
+    assert see(context).reason == f"GET {path}: HTTP 200"
+    assert [asked.target for asked in context.asked] == [path]
 
 
 def test_the_path_that_an_older_release_has_is_found_and_remembered() -> None:
     """SGLang's /ready came after its /ping."""
-    patient = FakePatient(lambda target: reply(200 if target == "/ping" else 404), engine="sglang")
-    assert see(patient).sign is Sign.GOOD
-    assert see(patient).sign is Sign.GOOD
-    assert [asked.target for asked in patient.asked] == ["/ready", "/ping", "/ping"]
+    context = FakePatient(lambda target: reply(200 if target == "/ping" else 404), engine="sglang")
+    assert see(context).sign is Sign.GOOD
+    assert see(context).sign is Sign.GOOD
+    assert [asked.target for asked in context.asked] == ["/ready", "/ping", "/ping"]
 
 
 def test_a_unit_that_became_another_engine_is_asked_where_that_one_answers() -> None:
     """What was remembered was the other engine's."""
-    patient = FakePatient(lambda _: reply(200), engine="vllm")
-    see(patient)
-    patient.engine = "triton"
-    see(patient)
-    assert [asked.target for asked in patient.asked] == ["/health", "/v2/health/ready"]
+    context = FakePatient(lambda _: reply(200), engine="vllm")
+    see(context)
+    context.engine = "triton"
+    see(context)
+    assert [asked.target for asked in context.asked] == ["/health", "/v2/health/ready"]
 
 
 def test_sglang_is_never_asked_to_generate() -> None:
@@ -98,12 +98,12 @@ def test_all_paths_share_one_timeout() -> None:
     """A look takes no longer than one may."""
 
     def slow(_: str) -> Answer:
-        patient.now_s += 2.0
+        context.now_s += 2.0
         return reply(404)
 
-    patient = FakePatient(slow, engine="sglang")
-    see(patient)
-    assert [asked.timeout_s for asked in patient.asked] == [3.0, 1.0]
+    context = FakePatient(slow, engine="sglang")
+    see(context)
+    assert [asked.timeout_s for asked in context.asked] == [3.0, 1.0]
 
 
 def test_the_reason_names_the_path_and_what_was_said() -> None:
@@ -115,9 +115,9 @@ def test_the_reason_names_the_path_and_what_was_said() -> None:
 
 def test_it_looks_at_once_and_then_each_period() -> None:
     """The first look is overdue from the beginning."""
-    patient = FakePatient(lambda _: reply(200))
-    assert Readiness().due_at(patient, -math.inf) == -math.inf
-    assert Readiness(period_s=2.0).due_at(patient, 100.0) == 102.0
+    context = FakePatient(lambda _: reply(200))
+    assert Readiness().due_at(context, -math.inf) == -math.inf
+    assert Readiness(period_s=2.0).due_at(context, 100.0) == 102.0
 
 
 def test_slow_answers_alone_do_not_reach_the_rate_that_is_suspicious() -> None:
@@ -128,7 +128,7 @@ def test_slow_answers_alone_do_not_reach_the_rate_that_is_suspicious() -> None:
 
 def test_one_look_a_second_is_shared_with_the_metrics() -> None:
     """The same server answers both: while one of them asks all the time, the other need not."""
-    patient = FakePatient(lambda _: reply(200))
+    context = FakePatient(lambda _: reply(200))
     busy, idle = Load("u", 100.0, running=1), Load("u", 100.0)
     for load, verdict, readiness_s, metrics_s in (
         (None, Verdict.UP, 1.0, 1.0),
@@ -138,6 +138,6 @@ def test_one_look_a_second_is_shared_with_the_metrics() -> None:
         (idle, Verdict.STARTING, 1.0, 1.0),
         (replace(busy, at=97.0), Verdict.UP, 1.0, 1.0),
     ):
-        patient.load, patient.verdict = load, verdict
-        due = Readiness().due_at(patient, 100.0), EngineMetrics().due_at(patient, 100.0)
+        context.load, context.verdict = load, verdict
+        due = Readiness().due_at(context, 100.0), EngineMetrics().due_at(context, 100.0)
         assert due == (100.0 + readiness_s, 100.0 + metrics_s)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from cellgate.probes.base import Patient
+from cellgate.probes.base import ProbeContext
 from cellgate.probes.runner import GAP_S, GRACE_S, JITTER, Runner
 from cellgate.router.nouns import Evidence, Finding, Sign, Strength
 from tests.patient import FakePatient, reply
@@ -31,14 +31,14 @@ class Glance:
     began: list[float] = field(default_factory=list)
     looking: int = 0
 
-    def limit_s(self, _patient: Patient) -> float:
+    def limit_s(self, _patient: ProbeContext) -> float:
         return 60.0
 
-    def due_at(self, _patient: Patient, last_at: float) -> float:
+    def due_at(self, _patient: ProbeContext, last_at: float) -> float:
         return last_at + self.period_s
 
-    async def look(self, patient: Patient) -> AsyncGenerator[Finding, None]:
-        self.began.append(patient.now())
+    async def look(self, context: ProbeContext) -> AsyncGenerator[Finding, None]:
+        self.began.append(context.now())
         self.looking += 1
         try:
             assert self.looking == 1, "looks overlap"
@@ -47,7 +47,7 @@ class Glance:
                 raise self.error
         finally:
             self.looking -= 1
-        yield Evidence("u", Sign.GOOD, Strength.WEAK, self.name, "seen", patient.now())
+        yield Evidence("u", Sign.GOOD, Strength.WEAK, self.name, "seen", context.now())
 
 
 @dataclass
@@ -156,25 +156,25 @@ def test_what_is_due_is_asked_again_after_each_pause() -> None:
 
     @dataclass
     class Patience(Glance):
-        def due_at(self, patient: Patient, last_at: float) -> float:
-            return max(last_at + 1.0, patient.life_at + 2.0)
+        def due_at(self, context: ProbeContext, last_at: float) -> float:
+            return max(last_at + 1.0, context.life_at + 2.0)
 
     probe = Patience()
-    patient = LoopPatient(lambda _: reply(200))
+    context = LoopPatient(lambda _: reply(200))
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        patient.life_at = loop.time()
-        task = asyncio.create_task(Runner(probe, patient, lambda finding: None, random.Random(1)).run())
+        context.life_at = loop.time()
+        task = asyncio.create_task(Runner(probe, context, lambda finding: None, random.Random(1)).run())
         for _ in range(10):
             await asyncio.sleep(1.0)
-            patient.life_at = loop.time()
+            context.life_at = loop.time()
         assert probe.began == []
         await asyncio.sleep(2.5)
         task.cancel()
 
     run(World(1), main())
-    assert patient.life_at + 2.0 * (1.0 - JITTER) <= probe.began[0] <= patient.life_at + 2.0
+    assert context.life_at + 2.0 * (1.0 - JITTER) <= probe.began[0] <= context.life_at + 2.0
 
 
 def test_what_is_not_due_before_a_nudge_waits_for_one() -> None:
@@ -182,7 +182,7 @@ def test_what_is_not_due_before_a_nudge_waits_for_one() -> None:
 
     @dataclass
     class Held(Glance):
-        def due_at(self, patient: Patient, last_at: float) -> float:
+        def due_at(self, context: ProbeContext, last_at: float) -> float:
             return math.inf
 
     probe = Held()
@@ -259,9 +259,9 @@ def test_a_probe_whose_taker_failed_is_closed() -> None:
 
     @dataclass
     class Holding(Glance):
-        async def look(self, patient: Patient) -> AsyncGenerator[Finding, None]:
+        async def look(self, context: ProbeContext) -> AsyncGenerator[Finding, None]:
             try:
-                yield Evidence("u", Sign.GOOD, Strength.WEAK, self.name, "seen", patient.now())
+                yield Evidence("u", Sign.GOOD, Strength.WEAK, self.name, "seen", context.now())
             finally:
                 closed.append(True)
 
@@ -294,7 +294,7 @@ def test_a_probe_that_cannot_say_when_it_looks_next_looks_every_second(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Blind(Glance):
-        def due_at(self, _patient: Patient, last_at: float) -> float:
+        def due_at(self, _patient: ProbeContext, last_at: float) -> float:
             raise KeyError("u")
 
     probe = Blind()

@@ -14,7 +14,7 @@ import pytest
 import uvloop
 
 from cellgate.proxy.config.settings import Timeouts
-from cellgate.proxy.process.signals import Life
+from cellgate.proxy.process.signals import Signals
 from cellgate.proxy.process.systemd import notify
 
 
@@ -48,7 +48,7 @@ def live(gate: Gate, *signals: signal.Signals, hand_over: Callable[[], Awaitable
     """The life of a gate that gets these signals, one after the other."""
 
     async def main() -> None:
-        life = Life(
+        life = Signals(
             gate, Timeouts(drain_delay_s=1.0, drain_s=2.0), lambda: gate.done.append("reload"), hand_over
         )
         running = asyncio.create_task(life.run())

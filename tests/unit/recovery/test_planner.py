@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 from cellgate.proxy.config.remedy import BACKOFF_MAX_S, Remedy
-from cellgate.proxy.recovery.planner import Course, Plan, Row, ended, plan
+from cellgate.proxy.recovery.planner import RecoveryPlan, RecoveryState, UnitRow, ended, plan_recovery
 from cellgate.router.nouns import Verdict
 
 UP, DOWN, STARTING = Verdict.UP, Verdict.DOWN, Verdict.STARTING
@@ -24,8 +24,8 @@ class World:
     def __init__(self, names: str = "a", remedy: Remedy = REMEDY) -> None:
         self.remedy = remedy
         self.now = 0.0
-        self.seen = {name: Row(name, "c", UP, 0.0, risen_at=0.0, born_at=-1.0) for name in names}
-        self.courses: Mapping[str, Course] = {}
+        self.seen = {name: UnitRow(name, "c", UP, 0.0, risen_at=0.0, born_at=-1.0) for name in names}
+        self.courses: Mapping[str, RecoveryState] = {}
         self.look()
 
     def set(self, name: str, verdict: Verdict) -> None:
@@ -39,16 +39,16 @@ class World:
     def mark(self, name: str, *, drained: bool = False, in_hand: bool = False) -> None:
         self.seen[name] = self.seen[name]._replace(drained=drained, in_hand=in_hand)
 
-    def look(self, wait_s: float = 0.0, *, may_act: bool = True) -> Plan:
+    def look(self, wait_s: float = 0.0, *, may_act: bool = True) -> RecoveryPlan:
         self.now += wait_s
         rows = self.seen.values()
-        decided = plan(self.courses, rows, {"c": self.remedy}, self.now, may_act=may_act)
-        self.courses = decided.courses
+        decided = plan_recovery(self.courses, rows, {"c": self.remedy}, self.now, may_act=may_act)
+        self.courses = decided.states
         return decided
 
     def end(self, name: str, *, cancelled: bool = False) -> None:
-        course = ended(self.courses[name], self.remedy, self.now, cancelled=cancelled)
-        self.courses = {**self.courses, name: course}
+        state = ended(self.courses[name], self.remedy, self.now, cancelled=cancelled)
+        self.courses = {**self.courses, name: state}
 
 
 def test_a_unit_is_recovered_once_it_has_been_down_for_long_enough() -> None:
@@ -91,7 +91,7 @@ def test_attempts_are_further_and_further_apart_and_then_the_unit_is_given_up() 
             break
     assert begun == [10.0, 110.0, 310.0]
     assert (decided.give_up, world.now) == (("a",), 710.0)
-    assert world.look(1e6) == Plan({"a": world.courses["a"]})
+    assert world.look(1e6) == RecoveryPlan({"a": world.courses["a"]})
 
 
 def test_backoff_has_an_end() -> None:
@@ -136,7 +136,7 @@ def test_a_unit_that_may_still_be_starting_is_given_the_time_for_it() -> None:
 
 def test_a_gate_that_has_just_started_does_not_shoot_a_fleet_that_has_too() -> None:
     world = World("")
-    world.seen = {"a": Row("a", "c", DOWN, 0.0)}
+    world.seen = {"a": UnitRow("a", "c", DOWN, 0.0)}
     assert world.look(99.0).begin == ()
     assert world.look(1.0).begin == ("a",)
 
@@ -255,8 +255,8 @@ def test_a_unit_that_does_not_come_back_is_forgotten() -> None:
 
 
 def test_cells_without_a_remedy_are_none_of_its_business() -> None:
-    rows = [Row("a", "other", DOWN, 0.0)]
-    assert plan({}, rows, {"c": REMEDY}, 1e6, may_act=True) == Plan({})
+    rows = [UnitRow("a", "other", DOWN, 0.0)]
+    assert plan_recovery({}, rows, {"c": REMEDY}, 1e6, may_act=True) == RecoveryPlan({})
 
 
 @pytest.mark.parametrize(
@@ -321,7 +321,7 @@ def test_laws(remedy: Remedy, story: list[Happens]) -> None:
                 world.end(name, cancelled=cancelled)
         before = world.courses
         decided = world.look(moment.wait_s, may_act=moment.may_act)
-        busy = [name for name, course in decided.courses.items() if course.is_busy]
+        busy = [name for name, state in decided.states.items() if state.is_busy]
         assert len(busy) <= remedy.max_parallel
         assert len(busy) <= max(1.0, remedy.max_share * len(UNITS))
         assert moment.may_act or not (decided.begin or decided.give_up)

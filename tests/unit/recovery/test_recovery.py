@@ -13,13 +13,13 @@ import pytest
 from cellgate.proxy.config.remedy import Remedy
 from cellgate.proxy.logs.events import Action
 from cellgate.proxy.recovery.caution import reason_to_wait
-from cellgate.proxy.recovery.nouns import Dossier, Report, Result
-from cellgate.proxy.recovery.recovery import Ports, Recovery
+from cellgate.proxy.recovery.nouns import Incident, RecoveryReport, RecoveryResult
+from cellgate.proxy.recovery.recovery import Recovery, RecoveryPorts
 from cellgate.router.board import Board
 from cellgate.router.nouns import Cell, Evidence, Fleet, Node, Role, Rules, Sign, Strength, Unit
 
 REMEDY = Remedy("audit.jsonl", ("recover", "--now"), after_s=10.0, attempts=2, backoff_s=100.0)
-DONE = Report(Result.OK, "it ended with 0", "bye")
+DONE = RecoveryReport(RecoveryResult.OK, "it ended with 0", "bye")
 
 
 class Ward:
@@ -34,14 +34,14 @@ class Ward:
         self.board.configure(fleet, self.now)
         self.waits = ""
         self.entries: list[Mapping[str, Any]] = []
-        self.deeds: list[Dossier] = []
+        self.deeds: list[Incident] = []
         self.told: list[Action] = []
         self.counts: dict[tuple[str, str], int] = {}
         self.report = DONE
         self.disk: OSError | None = None
         self.on_record: Callable[[], object] = lambda: None
         self.deed: Callable[[], Coroutine[Any, Any, None]] = _nothing
-        ports = Ports(
+        ports = RecoveryPorts(
             lambda: self.now,
             lambda: 1e9 + self.now,
             lambda _: self.waits,
@@ -54,7 +54,7 @@ class Ward:
             self.say(name, Sign.GOOD, Strength.STRONG)
         self.recovery.tick(self.now)
 
-    async def act(self, remedy: Remedy, about: Dossier) -> Report:
+    async def act(self, remedy: Remedy, about: Incident) -> RecoveryReport:
         self.deeds.append(about)
         await self.deed()
         return self.report
@@ -127,7 +127,7 @@ def test_a_deed_is_in_the_log_before_and_after_it() -> None:
 def test_it_gives_up_loudly_and_on_record() -> None:
     async def scenario() -> None:
         ward = Ward()
-        ward.report = Report(Result.FAILED, "it ended with 1")
+        ward.report = RecoveryReport(RecoveryResult.FAILED, "it ended with 1")
         ward.fall("a")
         for _ in range(400):
             await ward.wait(1.0)
@@ -316,9 +316,9 @@ def test_without_a_successor_after_all_it_goes_on() -> None:
 
 
 def heard(ward: Ward, *names: str) -> None:
-    for desk in ward.board:
-        desk.heard_at = ward.now if desk.unit.name in names else ward.now - 60.0
-        desk.life_at = 0.0
+    for state in ward.board:
+        state.heard_at = ward.now if state.unit.name in names else ward.now - 60.0
+        state.life_at = 0.0
 
 
 @pytest.mark.parametrize(
@@ -330,7 +330,7 @@ def test_who_hears_nothing_of_most_units_may_be_cut_off_itself(
 ) -> None:
     ward = Ward(units)
     heard(ward, *answering)
-    why = reason_to_wait(ward.board, ward.now, stopping=False, own_trouble=False)
+    why = reason_to_wait(ward.board, ward.now, stopping=False, gate_fault=False)
     assert bool(why) is is_cut_off
     assert ("may be cut off" in why) is is_cut_off
 
@@ -339,11 +339,11 @@ def test_nor_does_who_stops_panics_or_has_troubles_of_its_own() -> None:
     ward = Ward()
     heard(ward, "a")
 
-    def why(stopping: bool = False, own_trouble: bool = False) -> str:
-        return reason_to_wait(ward.board, ward.now, stopping=stopping, own_trouble=own_trouble)
+    def why(stopping: bool = False, gate_fault: bool = False) -> str:
+        return reason_to_wait(ward.board, ward.now, stopping=stopping, gate_fault=gate_fault)
 
     assert why() == ""
     assert why(stopping=True) == "the gate is stopping"
-    assert why(own_trouble=True) == "the gate cannot open connections of its own"
+    assert why(gate_fault=True) == "the gate cannot open connections of its own"
     ward.board.panic_at = 1.0
     assert why() == "the gate is in panic"

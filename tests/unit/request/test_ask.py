@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cellgate.proxy.config.limits import LIMITS, REACHED
 from cellgate.proxy.request.ask import has_more_nodes, is_large, read_ask, read_large_ask
-from cellgate.proxy.wire.failure import Failure, Kind
+from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.proxy.workers.protocol import ask_out
 from cellgate.router.nouns import Ask
 
@@ -29,7 +29,7 @@ def refusal_of(body: bytes) -> Failure:
     """Why a body is refused."""
     failure = read_ask(body)
     assert isinstance(failure, Failure), failure
-    assert failure.kind is Kind.BAD_JSON
+    assert failure.kind is FailureKind.BAD_JSON
     return failure
 
 
@@ -149,7 +149,7 @@ def test_a_body_with_too_many_values_is_refused_by_name() -> None:
     counted = REACHED["json_nodes"]
     failure = read_large_ask(body)
     assert isinstance(failure, Failure)
-    assert (failure.kind, failure.message) == (Kind.BAD_JSON, "the body has more than 2097152 values")
+    assert (failure.kind, failure.message) == (FailureKind.BAD_JSON, "the body has more than 2097152 values")
     assert REACHED["json_nodes"] == counted + 1
 
 
@@ -227,7 +227,7 @@ def test_values_are_counted_without_a_parse(value: object, at: int) -> None:
 def test_a_body_of_any_shape_is_an_ask_or_a_refusal(body: dict[str, Any]) -> None:
     found = read_ask(orjson.dumps(body))
     if isinstance(found, Failure):
-        assert found.kind is Kind.BAD_JSON
+        assert found.kind is FailureKind.BAD_JSON
         assert found.param == "model"
         return
     assert (type(found.stream), type(found.continuable), type(found.session)) == (bool, bool, str)

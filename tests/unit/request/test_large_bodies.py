@@ -18,7 +18,7 @@ from cellgate.proxy.config.limits import LIMITS, REACHED
 from cellgate.proxy.request import large_bodies, large_body_reader
 from cellgate.proxy.request.ask import read_ask
 from cellgate.proxy.request.large_bodies import LargeBodies
-from cellgate.proxy.wire.failure import Failure, Kind
+from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.router.nouns import Ask
 
 READER = "import cellgate.proxy.request.large_body_reader as r; main = r.main\n"
@@ -68,7 +68,7 @@ async def test_what_is_wrong_with_a_body_comes_back_from_there_and_is_counted_he
     counted = REACHED["name_chars"]
     answer = await bodies.read(orjson.dumps({"model": "m" * 2_000_000}))
     assert isinstance(answer, Failure)
-    assert (answer.kind, answer.param) == (Kind.BAD_JSON, "model")
+    assert (answer.kind, answer.param) == (FailureKind.BAD_JSON, "model")
     assert REACHED["name_chars"] == counted + 1
 
 
@@ -77,7 +77,7 @@ async def test_a_body_that_is_nested_without_end_is_refused(bodies: LargeBodies)
     for body in (b"[" * 3_000_000, b'{"a":' * 1_000_000):
         answer = await bodies.read(body)
         assert isinstance(answer, Failure)
-        assert answer.kind is Kind.BAD_JSON
+        assert answer.kind is FailureKind.BAD_JSON
 
 
 @reading
@@ -89,7 +89,7 @@ async def test_a_process_that_is_killed_costs_the_body_in_it_and_no_other(bodies
     os.kill(pid(bodies), signal.SIGKILL)
     lost = await inside
     assert isinstance(lost, Failure)
-    assert lost.kind is Kind.NO_RESOURCES
+    assert lost.kind is FailureKind.NO_RESOURCES
     assert isinstance(await behind, Ask)
 
 
@@ -107,7 +107,7 @@ def test_a_body_that_takes_too_long_is_refused_and_no_other(monkeypatch: pytest.
         behind = asyncio.ensure_future(bodies.read(BODY))
         answer = await spun
         assert isinstance(answer, Failure)
-        assert answer.kind is Kind.BODY_TOO_LARGE
+        assert answer.kind is FailureKind.BODY_TOO_LARGE
         assert REACHED["large_body_cpu_s"] == counted + 1
         assert isinstance(await behind, Ask)
 
@@ -126,7 +126,7 @@ def test_a_body_that_takes_too_much_memory_is_refused_and_no_other(monkeypatch: 
         counted = REACHED["large_body_memory"]
         answer = await bodies.read(b'{"model":"eat"}')
         assert isinstance(answer, Failure)
-        assert answer.kind is Kind.BODY_TOO_LARGE
+        assert answer.kind is FailureKind.BODY_TOO_LARGE
         assert REACHED["large_body_memory"] == counted + 1
         assert isinstance(await bodies.read(BODY), Ask)
 
@@ -140,7 +140,7 @@ def test_without_a_process_bodies_are_refused_and_not_read_here(monkeypatch: pyt
     async def test(bodies: LargeBodies) -> None:
         answer = await bodies.read(BODY)
         assert isinstance(answer, Failure)
-        assert answer.kind is Kind.NO_RESOURCES
+        assert answer.kind is FailureKind.NO_RESOURCES
 
     test()
 
@@ -186,7 +186,7 @@ async def test_more_bodies_than_may_wait_are_refused_at_once(bodies: LargeBodies
     ]
     answers = await asyncio.gather(*tasks)
     refused = [answer for answer in answers if isinstance(answer, Failure)]
-    assert [failure.kind for failure in refused] == [Kind.NO_RESOURCES]
+    assert [failure.kind for failure in refused] == [FailureKind.NO_RESOURCES]
     assert REACHED["large_bodies_waiting"] == counted + 1
 
 

@@ -27,23 +27,23 @@ def listed(own: LocalEndpoints) -> list[str]:
 def test_the_list_of_models_is_the_union_and_follows_each_unit(board: Board) -> None:
     own = LocalEndpoints(board)
     assert listed(own) == []
-    board.serve(Models("a", ("x", "y"), 0.0))
-    board.serve(Models("b", ("y", "z"), 0.0))
+    board.set_models(Models("a", ("x", "y"), 0.0))
+    board.set_models(Models("b", ("y", "z"), 0.0))
     assert listed(own) == listed(own) == ["x", "y", "z"]
-    board.serve(Models("b", ("w",), 1.0))
+    board.set_models(Models("b", ("w",), 1.0))
     assert listed(own) == ["w", "x", "y"]
 
 
 def test_the_list_is_not_made_anew_for_each_client(board: Board) -> None:
     own = LocalEndpoints(board)
-    board.serve(Models("a", tuple(f"m{n}" for n in range(1000)), 0.0))
+    board.set_models(Models("a", tuple(f"m{n}" for n in range(1000)), 0.0))
     assert own.answer(b"/v1/models", stopping=False)[1] is own.answer(b"/v1/models", stopping=False)[1]
 
 
 def test_a_refusal_names_some_models_and_counts_the_rest(board: Board) -> None:
     refusals = Refusals(board)
-    board.serve(Models("a", tuple(f"m{n:04}" for n in range(1000)), 0.0))
+    board.set_models(Models("a", tuple(f"m{n:04}" for n in range(1000)), 0.0))
     message = refusals.explain(Refusal.UNKNOWN_MODEL, Ask("none"), 0.0).message
     assert message.endswith(f"serve: {', '.join(f'm{n:04}' for n in range(NAMES_SHOWN))} and 980 more")
-    board.serve(Models("a", ("only",), 1.0))
+    board.set_models(Models("a", ("only",), 1.0))
     assert refusals.explain(Refusal.UNKNOWN_MODEL, Ask("none"), 0.0).message.endswith("serve: only")

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 
 from cellgate.proxy.resume.passage import TAIL_BYTES
-from cellgate.proxy.wire.failure import Kind
+from cellgate.proxy.wire.failure import FailureKind
 from cellgate.proxy.wire.reply_reader import ReplyReader
 from tests.wire.rig import Rig
 from tests.wire.unit import LAST_CHUNK, SSE_HEAD, STREAM, TOKENS, chunk, whole
@@ -201,7 +201,7 @@ def test_a_first_event_that_is_an_error_is_a_failure() -> None:
     rig = Rig()
     rig.feed([SSE_HEAD, chunk(COMMENT), chunk(ERROR)])
     assert (rig.shown, rig.ends, rig.wire.closed) == (b"", ["failed"], True)
-    assert rig.failures[0].kind is Kind.FIRST_EVENT_ERROR
+    assert rig.failures[0].kind is FailureKind.FIRST_EVENT_ERROR
 
 
 @pytest.mark.parametrize("cut", range(1, len(chunk(ERROR))))
@@ -210,14 +210,14 @@ def test_an_error_in_the_middle_is_a_failure_and_never_shown_however_it_arrives(
     rig.feed([SSE_HEAD, chunk(TOKENS[0]), chunk(ERROR)[:cut], chunk(ERROR)[cut:], LAST_CHUNK])
     assert rig.shown.endswith(b"\r\n\r\n" + chunk(TOKENS[0]))
     assert (rig.ends, rig.wire.closed) == (["committed", "failed"], True)
-    assert rig.failures[0].kind is Kind.STREAM_ERROR
+    assert rig.failures[0].kind is FailureKind.STREAM_ERROR
 
 
 def test_an_error_in_the_chunk_of_a_token_is_not_shown_with_it() -> None:
     rig = Rig()
     rig.feed([SSE_HEAD, chunk(TOKENS[0]), chunk(TOKENS[1]), chunk(TOKENS[2] + ERROR + TOKENS[3]), LAST_CHUNK])
     assert rig.shown.endswith(b"\r\n\r\n" + b"".join(map(chunk, TOKENS[:3])))
-    assert [failure.kind for failure in rig.failures] == [Kind.STREAM_ERROR]
+    assert [failure.kind for failure in rig.failures] == [FailureKind.STREAM_ERROR]
 
 
 HEADS = {
@@ -318,7 +318,7 @@ def test_a_defect_while_a_reply_is_parsed_is_not_held_against_the_unit(
     rig = Rig()
     rig.feed([whole()])
     assert len(rig.bugs) == 1
-    assert [failure.kind for failure in rig.failures] == [Kind.INTERNAL]
+    assert [failure.kind for failure in rig.failures] == [FailureKind.INTERNAL]
     assert rig.wire.closed
 
 
@@ -329,5 +329,5 @@ def test_a_defect_of_the_gate_is_reported_and_ends_the_exchange(data: bytes) -> 
     rig.response._write = rig.send = None  # type: ignore[method-assign, assignment]
     rig.feed([data])
     assert [type(bug) for bug in rig.bugs] == [TypeError]
-    assert [failure.kind for failure in rig.failures] == [Kind.INTERNAL]
+    assert [failure.kind for failure in rig.failures] == [FailureKind.INTERNAL]
     assert rig.wire.closed

@@ -38,7 +38,7 @@ KINDS = {
         "/v1/responses/resp_1/cancel",
         "/v1/responses/resp_1/input_items",
     ],
-    RouteKind.OWN: ["/v1/models", "/health", "/readyz", "/livez", "/healthz/unit/a1"],
+    RouteKind.LOCAL: ["/v1/models", "/health", "/readyz", "/livez", "/healthz/unit/a1"],
     RouteKind.DENIED: [
         "/pause",
         "/sleep",

@@ -6,17 +6,17 @@ from math import inf
 
 import pytest
 
-from cellgate.proxy.config.settings import Headers
-from cellgate.proxy.request.routing_headers import NAME_CHARS, Wishes
-from cellgate.proxy.wire.failure import Failure, Kind
+from cellgate.proxy.config.settings import HeaderNames
+from cellgate.proxy.request.routing_headers import NAME_CHARS, RoutingHeaders
+from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.router.nouns import Ask
 
 NOW = 100.0
 
 
-def heed(*lines: tuple[str, str], ask: Ask = Ask("m"), headers: Headers = Headers()) -> Ask:  # noqa: B008
+def heed(*lines: tuple[str, str], ask: Ask = Ask("m"), headers: HeaderNames = HeaderNames()) -> Ask:  # noqa: B008
     """The ask with what these lines say."""
-    heeded = Wishes(headers).heed(
+    heeded = RoutingHeaders(headers).apply(
         ask, [(name.encode(), value.encode("latin-1")) for name, value in lines], NOW
     )
     assert isinstance(heeded, Ask), heeded
@@ -40,7 +40,7 @@ def test_a_line_comes_before_what_the_body_says() -> None:
 
 
 def test_the_names_are_configurable() -> None:
-    ask = heed(("x-chat", "c-9"), ("x-session-id", "s-1"), headers=Headers(session="x-chat"))
+    ask = heed(("x-chat", "c-9"), ("x-session-id", "s-1"), headers=HeaderNames(session="x-chat"))
     assert ask.session == "c-9"
 
 
@@ -81,16 +81,16 @@ def test_the_nearest_deadline_counts() -> None:
     ],
 )
 def test_a_line_that_makes_no_sense_is_named(name: str, value: str) -> None:
-    failure = Wishes(Headers()).heed(Ask("m"), [(name.encode(), value.encode())], NOW)
+    failure = RoutingHeaders(HeaderNames()).apply(Ask("m"), [(name.encode(), value.encode())], NOW)
     assert isinstance(failure, Failure)
-    assert (failure.kind, failure.param) == (Kind.BAD_HEADER, name)
+    assert (failure.kind, failure.param) == (FailureKind.BAD_HEADER, name)
     assert failure.message.startswith(f"{name}: expected ")
     assert len(failure.message) < 200
 
 
 def test_what_another_system_says_wrongly_is_ignored_and_counted() -> None:
     ignored: list[None] = []
-    wishes = Wishes(Headers(), lambda: ignored.append(None))
+    routing_headers = RoutingHeaders(HeaderNames(), lambda: ignored.append(None))
     for value in (b"", b"none", b"0", b"-5"):
-        assert wishes.heed(Ask("m"), [(b"x-envoy-expected-rq-timeout-ms", value)], NOW) == Ask("m")
+        assert routing_headers.apply(Ask("m"), [(b"x-envoy-expected-rq-timeout-ms", value)], NOW) == Ask("m")
     assert len(ignored) == 4

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cellgate.proxy.config.limits import LIMITS
-from cellgate.proxy.resume.eligible import LONG_STOPS, why_not
+from cellgate.proxy.resume.eligible import LONG_STOPS, why_ineligible
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "x"}], "stream": True}
 COMPLETION: dict[str, Any] = {"model": "m", "prompt": "x", "stream": True}
@@ -58,44 +58,44 @@ HARMFUL: dict[str, Any] = {
 
 @pytest.mark.parametrize("fields", HARMLESS)
 def test_ordinary_requests_may_be_continued(fields: dict[str, Any]) -> None:
-    assert why_not(CHAT | fields, chat=True) == ""
+    assert why_ineligible(CHAT | fields, chat=True) == ""
 
 
 @pytest.mark.parametrize("name", HARMFUL)
 def test_whatever_asks_for_more_than_a_text_may_not_and_is_named(name: str) -> None:
     for body, chat in ((CHAT, True), (COMPLETION, False)):
-        assert name in why_not(body | {name: HARMFUL[name]}, chat=chat)
+        assert name in why_ineligible(body | {name: HARMFUL[name]}, chat=chat)
 
 
 def test_log_probabilities_of_completions_are_asked_for_by_zero_as_well() -> None:
-    assert "logprobs" in why_not(COMPLETION | {"logprobs": 0}, chat=False)
+    assert "logprobs" in why_ineligible(COMPLETION | {"logprobs": 0}, chat=False)
 
 
 @pytest.mark.parametrize("prompt", [[1, 2], ["a", "b"], ["a"], None, 3])
 def test_a_prompt_that_is_not_one_text_may_not(prompt: object) -> None:
-    assert why_not(COMPLETION | {"prompt": prompt}, chat=False) == "its prompt is not one text"
+    assert why_ineligible(COMPLETION | {"prompt": prompt}, chat=False) == "its prompt is not one text"
 
 
 @pytest.mark.parametrize("messages", [None, [], "x", ["x"]])
 def test_messages_that_are_none_may_not(messages: object) -> None:
-    assert why_not(CHAT | {"messages": messages}, chat=True) == "its messages are no list of objects"
+    assert why_ineligible(CHAT | {"messages": messages}, chat=True) == "its messages are no list of objects"
 
 
 def test_what_continues_a_message_of_parts_may_not() -> None:
     messages = [{"role": "assistant", "content": [{"type": "text", "text": "x"}]}]
     fields = {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}
-    assert "not plain text" in why_not(CHAT | fields, chat=True)
+    assert "not plain text" in why_ineligible(CHAT | fields, chat=True)
 
 
 @pytest.mark.parametrize(
     "stop", ["Z" * LIMITS.stop_bytes, ["é"] * (LIMITS.stop_bytes // 2), 5, {"a": 1}, [None]]
 )
 def test_as_many_stop_strings_as_are_looked_at(stop: object) -> None:
-    assert why_not(CHAT | {"stop": stop}, chat=True) == ""
+    assert why_ineligible(CHAT | {"stop": stop}, chat=True) == ""
 
 
 @pytest.mark.parametrize(
     "stop", ["Z" * 300_000, ["ZZ"] * LIMITS.stop_bytes, ["é"] * (LIMITS.stop_bytes // 2 + 1)]
 )
 def test_longer_stop_strings_are_a_reason(stop: object) -> None:
-    assert why_not(CHAT | {"stop": stop}, chat=True) is LONG_STOPS
+    assert why_ineligible(CHAT | {"stop": stop}, chat=True) is LONG_STOPS

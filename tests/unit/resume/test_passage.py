@@ -9,8 +9,8 @@ from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.resume.passage import TAIL_BYTES, Passage
 from cellgate.proxy.resume.proof import Tokens
 from cellgate.proxy.resume.stitch import Stitch
-from cellgate.proxy.resume.transcript import Said
-from cellgate.proxy.wire.failure import Failure, Kind
+from cellgate.proxy.resume.transcript import Transcript
+from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.proxy.wire.sse import payload, split
 
 KIB = 1024
@@ -27,9 +27,9 @@ EMPTY = len(event(""))
 
 def stitching() -> Passage:
     """One of a unit that goes on for another."""
-    passage, said = Passage(), Said()
-    said.take({"id": "a", "choices": [{"delta": {"role": "assistant", "content": "zero"}}]})
-    passage.stitch = Stitch({}, said, Tokens(1, 1))
+    passage, transcript = Passage(), Transcript()
+    transcript.take({"id": "a", "choices": [{"delta": {"role": "assistant", "content": "zero"}}]})
+    passage.stitch = Stitch({}, transcript, Tokens(1, 1))
     return passage
 
 
@@ -63,7 +63,7 @@ def test_no_text_vanishes_around_any_bound(bound: int, beside: int, step: int) -
         assert texts(shown) == words
     else:
         assert bound == LIMITS.event_bytes
-        assert (texts(shown), failure.kind) == (words[:1], Kind.NOT_CONTINUED)
+        assert (texts(shown), failure.kind) == (words[:1], FailureKind.NOT_CONTINUED)
         assert failure.message.endswith("it went on with an event larger than 1048576 bytes")
     assert fed(Passage(), pieces) == (sent, None)
 
@@ -82,7 +82,7 @@ def test_an_event_of_16_kib_may_be_cut_at_every_byte(beside: int) -> None:
 
 def test_an_event_larger_than_the_gate_may_hold_is_a_failure_of_a_unit_that_goes_on() -> None:
     shown, failure = fed(stitching(), [event("one"), *[b"data: " + b"x" * 60_000] * 20])
-    assert (texts(shown), failure and failure.kind) == (["one"], Kind.NOT_CONTINUED)
+    assert (texts(shown), failure and failure.kind) == (["one"], FailureKind.NOT_CONTINUED)
 
 
 @pytest.mark.parametrize("kind", [b"data: ", b": "], ids=["data", "comment"])
@@ -93,7 +93,7 @@ def test_what_is_held_before_the_first_event_is_bounded(kind: bytes) -> None:
         pieces += 1
         begun = passage.begin(b"x" * 60_000, ended=False)
     assert isinstance(begun, Failure)
-    assert begun.kind is Kind.GARBAGE
+    assert begun.kind is FailureKind.GARBAGE
     assert pieces == LIMITS.event_bytes // 60_000 + 1
 
 
@@ -113,7 +113,7 @@ def test_text_that_looks_like_an_error_in_the_middle_of_a_large_event_is_none() 
     for piece in (b"event: error", b'data: {"error": 1}'):
         assert fed(Passage(), [large, piece, b"\n\n"]) == (large + piece + b"\n\n", None)
     shown, failure = fed(Passage(), [large, b'x\n\ndata: {"error": 1}\n\n'])
-    assert (shown, failure and failure.kind) == (large + b"x\n\n", Kind.STREAM_ERROR)
+    assert (shown, failure and failure.kind) == (large + b"x\n\n", FailureKind.STREAM_ERROR)
 
 
 @pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n", b"\r\r"])
@@ -131,9 +131,9 @@ def test_what_came_before_the_event_that_cannot_follow_is_shown_and_known_to_be(
     passage = stitching()
     strange = event("x").replace(b'"content":"x"', b'"tool_calls":[{"index":0}]')
     shown, failure = fed(passage, [event("one") + strange + event("two")])
-    assert (texts(shown), failure and failure.kind) == (["one"], Kind.NOT_CONTINUED)
+    assert (texts(shown), failure and failure.kind) == (["one"], FailureKind.NOT_CONTINUED)
     assert passage.stitch is not None
-    assert (passage.stitch.said.text, passage.stitch.said.why_not) == ("zeroone", "")
+    assert (passage.stitch.transcript.text, passage.stitch.transcript.why_not) == ("zeroone", "")
 
 
 def test_a_byte_at_a_time_costs_no_more_for_a_larger_event() -> None:

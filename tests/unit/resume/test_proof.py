@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cellgate.proxy.resume.proof import Question, Tokens, UnprovenError, prove
+from cellgate.proxy.resume.proof import ProofRequest, Tokens, UnprovenError, prove
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
 COMPLETION: dict[str, Any] = {"model": "m", "prompt": "Once "}
@@ -33,9 +33,9 @@ class Tokenizer:
         self._drops_space = drops_space
         self._takes_messages = takes_messages
         self._known: list[str] = []
-        self.asked: list[Question] = []
+        self.asked: list[ProofRequest] = []
 
-    def answer(self, question: Question) -> dict[str, Any]:
+    def answer(self, question: ProofRequest) -> dict[str, Any]:
         self.asked.append(question)
         body = question.body
         if question.path == "/detokenize":

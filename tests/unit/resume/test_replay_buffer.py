@@ -8,10 +8,10 @@ import pytest
 from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.resume.passage import TAIL_BYTES
 from cellgate.proxy.resume.proof import Tokens
-from cellgate.proxy.resume.replay_buffer import END_CHUNKS, FOLD_BYTES, Keep
+from cellgate.proxy.resume.replay_buffer import END_CHUNKS, FOLD_BYTES, ReplayBuffer
 from cellgate.proxy.resume.stitch import Stitch
-from cellgate.proxy.resume.transcript import Said
-from cellgate.proxy.wire.failure import Failure, Kind, error_event
+from cellgate.proxy.resume.transcript import Transcript
+from cellgate.proxy.wire.failure import Failure, FailureKind, error_event
 from cellgate.proxy.wire.sse import payload, split
 from tests.cost.bench import counted
 from tests.wire.rig import Rig
@@ -51,24 +51,24 @@ class Keeping(Rig):
     """Begins to keep when there is something to show; `stitch` goes on for another unit."""
 
     stitch: Stitch | None = None
-    keep: Keep | None = None
+    keep: ReplayBuffer | None = None
     whole = True
 
     def committed(self, first: bytes, at: float) -> None:
         super().committed(first, at)
         if self.keep is None:
-            self.response.begin_keeping(whole=self.whole)
+            self.response.record_replay(whole=self.whole)
         else:
             assert self.stitch is not None
             self.attempt.go_on(self.keep, self.stitch)
 
 
 def text_of(body: bytes) -> str:
-    said = Said()
+    transcript = Transcript()
     for each in split(body)[0]:
         if (data := payload(each)) and data != b"[DONE]" and b"error" not in data:
-            said.take(orjson.loads(data))
-    return said.text
+            transcript.take(orjson.loads(data))
+    return transcript.text
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
@@ -83,10 +83,10 @@ def test_what_is_kept_is_what_was_shown_wherever_the_reply_breaks_off(form: byte
             assert rig.ends == ["failed"]
             continue
         assert rig.ends == ["committed", "failed"]
-        said = rig.response.replay.read()
-        assert (said.closed, said.strange) == (True, "")
-        assert said.text == text_of(rig.body())
-        assert "".join(WORDS).startswith(said.text)
+        transcript = rig.response.replay.read()
+        assert (transcript.closed, transcript.unsupported) == (True, "")
+        assert transcript.text == text_of(rig.body())
+        assert "".join(WORDS).startswith(transcript.text)
 
 
 @pytest.mark.parametrize("at", range(1, len(WHOLE) - 1))
@@ -97,7 +97,7 @@ def test_an_error_at_any_place_is_found_before_it_is_shown(at: int) -> None:
     ):
         rig = Keeping()
         rig.feed([SSE_HEAD, *sent, chunk(DONE) + LAST_CHUNK])
-        assert [failure.kind for failure in rig.failures] == [Kind.STREAM_ERROR]
+        assert [failure.kind for failure in rig.failures] == [FailureKind.STREAM_ERROR]
         assert rig.body() == b"".join(WHOLE[:at])
         assert rig.response.replay is not None
         assert rig.response.replay.read().text == "".join(WORDS[:at])
@@ -106,13 +106,13 @@ def test_an_error_at_any_place_is_found_before_it_is_shown(at: int) -> None:
 def test_an_error_in_the_first_read_leaves_nothing_shown() -> None:
     rig = Keeping()
     rig.feed([SSE_HEAD, chunk(b"".join(TOKENS) + ERROR)])
-    assert (rig.shown, rig.failures[0].kind) == (b"", Kind.FIRST_EVENT_ERROR)
+    assert (rig.shown, rig.failures[0].kind) == (b"", FailureKind.FIRST_EVENT_ERROR)
 
 
 def test_a_stream_that_http_ends_well_in_the_middle_of_an_answer_is_broken() -> None:
     rig = Keeping()
     rig.feed([SSE_HEAD, *map(chunk, TOKENS), LAST_CHUNK])
-    assert rig.failures[0].kind is Kind.TRUNCATED
+    assert rig.failures[0].kind is FailureKind.TRUNCATED
     assert rig.body() == EVENTS
     whole = Keeping()
     whole.feed([SSE_HEAD, *map(chunk, WHOLE), LAST_CHUNK])
@@ -143,17 +143,17 @@ def test_long_streams_are_folded_and_say_the_same(sent: list[bytes], http10: boo
     rig.feed([SSE_HEAD, *sent])
     assert rig.response.replay is not None
     assert sum(map(len, rig.response.replay.chunks)) < FOLD_BYTES + 1024
-    said = rig.response.replay.read()
-    assert (said.text, said.closed, said.why_not) == ("".join(WORDS * 400), True, "")
+    transcript = rig.response.replay.read()
+    assert (transcript.text, transcript.closed, transcript.why_not) == ("".join(WORDS * 400), True, "")
 
 
 @pytest.mark.parametrize("sent", [EVENTS, EVENTS.replace(b'":', b'": ')], ids=["dense", "with spaces"])
 def test_many_events_in_a_chunk_are_read_at_once(sent: bytes) -> None:
-    said = Said(framed=True)
-    said.read([chunk(sent)])
+    transcript = Transcript(framed=True)
+    transcript.read([chunk(sent)])
     with counted() as counts:
-        said.read([chunk(sent * 200)])
-    assert said.text == "".join(WORDS * 201)
+        transcript.read([chunk(sent * 200)])
+    assert transcript.text == "".join(WORDS * 201)
     assert counts.total() < 40 * 200 * len(WORDS)
 
 
@@ -194,7 +194,7 @@ def test_of_a_stream_that_nobody_could_go_on_with_the_end_is_kept_and_looked_at(
     assert rig.response.end_of_body() == b"".join(map(chunk, sent[-END_CHUNKS:]))
     rig.feed([LAST_CHUNK])
     assert rig.ends == ["committed", "done" if last else "failed"]
-    assert [failure.kind for failure in rig.failures] == ([] if last else [Kind.TRUNCATED])
+    assert [failure.kind for failure in rig.failures] == ([] if last else [FailureKind.TRUNCATED])
 
 
 def test_half_an_event_that_had_to_be_shown_is_known_to_be_half() -> None:
@@ -202,7 +202,7 @@ def test_half_an_event_that_had_to_be_shown_is_known_to_be_half() -> None:
     rig.feed([SSE_HEAD, chunk(TOKENS[0]), chunk(event("x" * 2 * TAIL_BYTES)[:-10])], close=True)
     assert rig.response.replay is not None
     assert not rig.response.replay.read().closed
-    failure = Failure(Kind.CUT, "x")
+    failure = Failure(FailureKind.CUT, "x")
     rig.response.break_off(failure)
     assert rig.body().endswith(b'"finish_reason"\n\n' + error_event(failure))
 
@@ -211,16 +211,16 @@ def test_half_an_event_that_had_to_be_shown_is_known_to_be_half() -> None:
 def test_a_second_unit_is_stitched_on_wherever_its_reply_is_cut_in_two(form: bytes) -> None:
     sent = SSE_HEAD + form.replace(b'"a"', b'"b"') + LAST_CHUNK
     for at in range(0, len(sent), 3):
-        keep = Keep(framed=False)
-        keep.chunks.append(event("zero", role="assistant"))
+        replay = ReplayBuffer(framed=False)
+        replay.chunks.append(event("zero", role="assistant"))
         rig = Keeping()
-        rig.keep, rig.stitch = keep, Stitch({}, keep.read(), Tokens(1, 1))
+        rig.keep, rig.stitch = replay, Stitch({}, replay.read(), Tokens(1, 1))
         rig.response.begun = True
         rig.feed([sent[:at], sent[at:]])
         assert (rig.ends, rig.bugs) == (["committed", "done"], [])
         body = rig.body()
         assert body.replace(COMMENT, b"") == b"".join(WHOLE)
-        assert keep.read().text == "zero" + "".join(WORDS)
+        assert replay.read().text == "zero" + "".join(WORDS)
 
 
 @pytest.mark.parametrize("text", ["[DONE]", "data: [DONE]", "data: [DONE]\n\n"])
@@ -229,7 +229,7 @@ def test_what_a_model_says_of_the_end_is_not_the_end(text: str, whole: bool) -> 
     rig = Keeping()
     rig.whole = whole
     rig.feed([SSE_HEAD, *map(chunk, [*TOKENS, event(text)]), LAST_CHUNK])
-    assert [failure.kind for failure in rig.failures] == [Kind.TRUNCATED]
+    assert [failure.kind for failure in rig.failures] == [FailureKind.TRUNCATED]
 
 
 @pytest.mark.parametrize(
@@ -258,17 +258,17 @@ def test_of_an_event_without_end_no_more_is_kept_than_one_may_have() -> None:
     for _ in range(2 * LIMITS.event_bytes // len(piece)):
         rig.feed([chunk(piece)])
         assert rig.response.replay is not None
-        said = rig.response.replay._transcript()
-        most = max(most, len(said._tail) + sum(map(len, rig.response.replay.chunks)))
+        transcript = rig.response.replay._transcript()
+        most = max(most, len(transcript._tail) + sum(map(len, rig.response.replay.chunks)))
     assert rig.bugs == []
     assert most < LIMITS.event_bytes + FOLD_BYTES + (END_CHUNKS + 1) * len(piece)
-    assert said.why_not == "its stream has carried an event larger than 1048576 bytes"
+    assert transcript.why_not == "its stream has carried an event larger than 1048576 bytes"
     assert len(rig.body()) > LIMITS.event_bytes, "a client gets it all the same"
 
 
 def test_what_was_said_is_held_in_few_pieces_however_many_events_it_came_in() -> None:
-    said, events, folds = Said(), 1000, 60
+    transcript, events, folds = Transcript(), 1000, 60
     for _ in range(folds):
-        said.read([event("word ") * events])
-    assert len(said._parts) <= 6
-    assert said.text == "word " * folds * events
+        transcript.read([event("word ") * events])
+    assert len(transcript._parts) <= 6
+    assert transcript.text == "word " * folds * events

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cellgate.proxy.config.limits import LIMITS
-from cellgate.proxy.resume.stop_strings import SeamStops, StopMatch, stops_of, token_start
+from cellgate.proxy.resume.stop_strings import BoundaryStops, StopMatch, stops_of, token_start
 from tests.cost.bench import counted
 
 LONGEST = LIMITS.stop_bytes
@@ -14,7 +14,7 @@ LONGEST = LIMITS.stop_bytes
 def steps(stop: str, shown: str, behind: list[str]) -> int:
     """Bytecodes for one stop string, from the first look to the end of the text."""
     with counted() as counts:
-        seam = SeamStops(shown, [stop])
+        seam = BoundaryStops(shown, [stop])
         for piece in behind:
             seam.feed(piece)
     return sum(counts.values())

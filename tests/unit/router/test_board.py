@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cellgate.router.board import DOUBT_S, Board
-from cellgate.router.candidates import Bounds, offers
+from cellgate.router.board import RESTART_SUSPECTED_S, Board
+from cellgate.router.candidates import Bounds, find_candidates
 from cellgate.router.nouns import (
     Ask,
     Evidence,
@@ -23,8 +23,8 @@ from cellgate.router.nouns import (
     Unit,
     Verdict,
 )
-from cellgate.router.outliers import Slowness
-from cellgate.router.unit_state import SLOW_START_LEAST, Desk
+from cellgate.router.outliers import Outlier
+from cellgate.router.unit_state import SLOW_START_LEAST, UnitState
 
 NOW = 100.0
 RULES = Rules()
@@ -42,8 +42,8 @@ def board(*evidence: Evidence, rules: Rules = RULES) -> Board:
     return made
 
 
-def desk(*evidence: Evidence) -> Desk:
-    return board(*evidence).desks["a"]
+def state_of(*evidence: Evidence) -> UnitState:
+    return board(*evidence).units["a"]
 
 
 # Slow start and degradation.
@@ -51,30 +51,30 @@ def desk(*evidence: Evidence) -> Desk:
 
 @pytest.mark.parametrize(("risen_s", "share"), [(0.0, 0.2), (0.5, 0.2), (5.0, 1.0), (9.9, 1.98), (10.0, 2.0)])
 def test_a_unit_that_came_up_gets_its_share_by_and_by(risen_s: float, share: float) -> None:
-    assert desk(PASSED).share(NOW + risen_s, RULES) == pytest.approx(share)
+    assert state_of(PASSED).share(NOW + risen_s, RULES) == pytest.approx(share)
 
 
 @law
 @given(st.floats(0.0, 30.0), st.floats(0.0, 30.0))
 def test_the_share_never_falls_while_a_unit_starts(one: float, other: float) -> None:
-    unit, (sooner, later) = desk(PASSED), sorted((one, other))
+    unit, (sooner, later) = state_of(PASSED), sorted((one, other))
     assert 2.0 * SLOW_START_LEAST <= unit.share(NOW + sooner, RULES) <= unit.share(NOW + later, RULES) <= 2.0
 
 
 def test_a_suspicion_that_came_to_nothing_is_no_new_start() -> None:
     later = [replace(FAILED, at=NOW + 60.0), replace(PASSED, at=NOW + 61.0)]
-    unit = desk(PASSED, *later)
+    unit = state_of(PASSED, *later)
     assert unit.case.verdict is Verdict.UP
     assert unit.share(NOW + 61.0, RULES) == 2.0
 
 
 def test_without_slow_start_a_unit_gets_all_at_once() -> None:
-    assert desk(PASSED).share(NOW, Rules(slow_start_s=0.0)) == 2.0
+    assert state_of(PASSED).share(NOW, Rules(slow_start_s=0.0)) == 2.0
 
 
 def test_a_degraded_unit_gets_as_much_less() -> None:
-    unit = desk(PASSED)
-    unit.slowness = Slowness(0.25)
+    unit = state_of(PASSED)
+    unit.outlier = Outlier(0.25)
     assert unit.share(NOW + 60.0, RULES) == 1.5
 
 
@@ -83,22 +83,22 @@ def test_a_degraded_unit_gets_as_much_less() -> None:
 
 def test_what_was_learnt_of_the_incarnation_before_is_forgotten() -> None:
     made = board(PASSED, READ)
-    unit = made.desks["a"]
+    unit = made.units["a"]
     made.report(Load("a", NOW, running=5, progress=7.0, sighted=True))
-    made.runs(Served("a", "vllm", NOW))
-    unit.slowness = Slowness(0.5)
+    made.set_engine(Served("a", "vllm", NOW))
+    unit.outlier = Outlier(0.5)
     flip = made.observe(replace(READ, epoch="2", at=NOW + 1.0)).flip
     assert flip is not None
     assert flip.after is Verdict.STARTING
     assert (unit.load, unit.foreign, unit.counters_at) == (None, 0, 0.0)
-    assert (unit.slowness, unit.engine) == (Slowness(), "")
+    assert (unit.outlier, unit.engine) == (Outlier(), "")
 
 
 def test_a_first_reading_forgets_nothing() -> None:
     made = board(PASSED)
-    made.runs(Served("a", "vllm", NOW))
+    made.set_engine(Served("a", "vllm", NOW))
     assert made.observe(READ).flip is None
-    assert made.desks["a"].engine == "vllm"
+    assert made.units["a"].engine == "vllm"
 
 
 # Doubt.
@@ -106,28 +106,28 @@ def test_a_first_reading_forgets_nothing() -> None:
 
 def test_a_doubted_unit_gets_nothing_until_it_shows_life() -> None:
     made = board(PASSED)
-    assert made.doubt("a", NOW + 1.0)
-    assert not made.doubt("a", NOW + 1.1), "it has been asked already"
-    assert offers(made, Ask(), NOW + 1.2, (), Bounds(1.0))[:2] == ([], Refusal.UNSURE)
+    assert made.suspect_restart("a", NOW + 1.0)
+    assert not made.suspect_restart("a", NOW + 1.1), "it has been asked already"
+    assert find_candidates(made, Ask(), NOW + 1.2, (), Bounds(1.0))[:2] == ([], Refusal.UNSURE)
     made.observe(replace(PASSED, at=NOW + 1.3))
-    rows = offers(made, Ask(), NOW + 1.4, (), Bounds(1.0)).rows
+    rows = find_candidates(made, Ask(), NOW + 1.4, (), Bounds(1.0)).rows
     assert [row.unit for row in rows] == ["a"]
 
 
 def test_an_answer_to_a_health_check_ends_no_doubt() -> None:
     made = board(PASSED)
-    made.doubt("a", NOW + 1.0)
+    made.suspect_restart("a", NOW + 1.0)
     made.observe(Evidence("a", Sign.GOOD, Strength.WEAK, "readiness", "HTTP 200", NOW + 2.0))
-    assert made.desks["a"].is_doubted()
+    assert made.units["a"].is_restart_suspected()
 
 
 def test_a_doubt_that_nothing_settles_ends() -> None:
     made = board(PASSED)
-    made.doubt("a", NOW + 1.0)
-    made.tick(NOW + 1.0 + DOUBT_S)
-    assert made.desks["a"].is_doubted()
-    made.tick(NOW + 1.1 + DOUBT_S)
-    assert not made.desks["a"].is_doubted()
+    made.suspect_restart("a", NOW + 1.0)
+    made.tick(NOW + 1.0 + RESTART_SUSPECTED_S)
+    assert made.units["a"].is_restart_suspected()
+    made.tick(NOW + 1.1 + RESTART_SUSPECTED_S)
+    assert not made.units["a"].is_restart_suspected()
 
 
 # Proofs of life.
@@ -135,7 +135,7 @@ def test_a_doubt_that_nothing_settles_ends() -> None:
 
 def test_growing_counters_are_life_and_standing_ones_are_not() -> None:
     made = board(PASSED)
-    unit = made.desks["a"]
+    unit = made.units["a"]
     for at, progress, life_at in (
         (1.0, 5.0, NOW),
         (2.0, 5.0, NOW),
@@ -149,6 +149,6 @@ def test_growing_counters_are_life_and_standing_ones_are_not() -> None:
 def test_growth_that_our_own_tokens_explain_moves_life_no_later() -> None:
     made = board(PASSED)
     made.report(Load("a", NOW + 1.0, progress=5.0))
-    made.desks["a"].life_at = NOW + 1.5
+    made.units["a"].life_at = NOW + 1.5
     made.report(Load("a", NOW + 2.0, progress=9.0))
-    assert made.desks["a"].life_at == NOW + 1.5
+    assert made.units["a"].life_at == NOW + 1.5

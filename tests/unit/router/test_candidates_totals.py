@@ -33,22 +33,22 @@ def test_the_short_way_gives_the_same_total(
     shared: int,
 ) -> None:
     board = router_of().board
-    desk = board.desks[f"u{number}"]
+    state = board.units[f"u{number}"]
     for at, (prompt, shows) in enumerate(jobs):
-        lease = board.open(desk.unit.name, PROMPT._replace(prompt_bytes=prompt, blocks=()), NOW, retry=False)
+        lease = board.open(state.unit.name, PROMPT._replace(prompt_bytes=prompt, blocks=()), NOW, retry=False)
         if shows:
             lease.commit(NOW + 0.1 * at)
-    desk.books.prefixes.record(PROMPT.blocks[:4])
+    state.costs.prefixes.record(PROMPT.blocks[:4])
     if has_report:
-        board.report(Load(desk.unit.name, NOW, running=9, waiting=2, kv_use=0.9, kv_tokens=30_000))
+        board.report(Load(state.unit.name, NOW, running=9, waiting=2, kv_use=0.9, kv_tokens=30_000))
     board.forecast(NOW + 1.0)
     ask = PROMPT._replace(prompt_bytes=size, blocks=PROMPT.blocks[: min(blocks, size // 512)])
-    held = desk.books.prefixes.match(ask.blocks)
+    held = state.costs.prefixes.match(ask.blocks)
     expected = Expected(answer_tokens, max(shared, held), 0.25)
-    total_s, backlog_s = desk.books.offer(ask, held, expected, NOW + 1.5)
-    quote = desk.books.quote(ask, held, expected, NOW + 1.5)
+    total_s, backlog_s = state.costs.estimate(ask, held, expected, NOW + 1.5)
+    quote = state.costs.quote(ask, held, expected, NOW + 1.5)
     assert total_s == pytest.approx(quote.terms[0])
-    assert backlog_s == pytest.approx(desk.books.backlog_s(NOW + 1.5))
-    bet = desk.books.enter("it", ask, expected, held, NOW + 1.5)
-    assert bet.ttft_s == pytest.approx(Cost(*quote.terms).ttft_s)
-    assert (bet.prompt_tokens, bet.held_blocks) == (int(quote.prompt_tokens), held)
+    assert backlog_s == pytest.approx(state.costs.backlog_s(NOW + 1.5))
+    prediction = state.costs.add("it", ask, expected, held, NOW + 1.5)
+    assert prediction.ttft_s == pytest.approx(Cost(*quote.terms).ttft_s)
+    assert (prediction.prompt_tokens, prediction.held_blocks) == (int(quote.prompt_tokens), held)

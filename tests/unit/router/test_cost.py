@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cellgate.router.backlog import Job, Work
-from cellgate.router.cost import KV_MAX_S, Cost, CostRules, Facts, Forecast, Report, forecast, terms
+from cellgate.router.backlog import Backlog, Job
+from cellgate.router.cost import KV_MAX_S, Cost, CostRules, Facts, Forecast, OtherLoad, forecast, terms
 from cellgate.router.prefix import PrefixCache
 from cellgate.router.rates import Errors, Rates
 
@@ -30,7 +30,7 @@ def rates(prefill_tokens_s: float = 1000.0, step_s: float = 0.01, share: float =
 
 def cost(
     unit: Forecast,
-    work: Work,
+    backlog: Backlog,
     prompt: float,
     cached: float,
     now: float,
@@ -38,32 +38,32 @@ def cost(
     answer: float = ANSWER,
     spared: float = 0.0,
 ) -> Cost:
-    return Cost(*terms(unit, work, prompt, cached, spared, answer, now))
+    return Cost(*terms(unit, backlog, prompt, cached, spared, answer, now))
 
 
 def alone(facts: Facts) -> Forecast:
     return forecast([facts], RULES)[0]
 
 
-def fresh(waiting: float = 0.0, running: float = 0.0, kv_use: float = 0.0, age_s: float = 0.0) -> Report:
-    return Report(waiting, running, kv_use, age_s)
+def fresh(waiting: float = 0.0, running: float = 0.0, kv_use: float = 0.0, age_s: float = 0.0) -> OtherLoad:
+    return OtherLoad(waiting, running, kv_use, age_s)
 
 
-def busy(*prompts: int) -> Work:
-    work = Work()
+def busy(*prompts: int) -> Backlog:
+    backlog = Backlog()
     for number, tokens in enumerate(prompts):
-        work.open(number, Job(tokens, tokens), NOW)
-    return work
+        backlog.open(number, Job(tokens, tokens), NOW)
+    return backlog
 
 
-def cost_of(facts: Facts, work: Work | None = None, prompt: float = 500.0, cached: float = 0.0) -> Cost:
-    return cost(alone(facts), work or Work(), prompt, cached, NOW)
+def cost_of(facts: Facts, backlog: Backlog | None = None, prompt: float = 500.0, cached: float = 0.0) -> Cost:
+    return cost(alone(facts), backlog or Backlog(), prompt, cached, NOW)
 
 
 # -- laws --------------------------------------------------------------------------------------------------
 
 reports = st.none() | st.builds(
-    Report,
+    OtherLoad,
     waiting=st.floats(0, 1e6),
     running=st.floats(0, 1e6),
     kv_use=st.floats(0, 1),
@@ -86,12 +86,12 @@ sizes = st.integers(0, 10**7)
 
 
 @law
-@given(units=st.lists(facts, min_size=1, max_size=5), work=works, prompt=sizes, cached=sizes, spared=sizes)
+@given(units=st.lists(facts, min_size=1, max_size=5), backlog=works, prompt=sizes, cached=sizes, spared=sizes)
 def test_a_cost_is_positive_finite_and_the_sum_of_its_terms(
-    units: list[Facts], work: Work, prompt: int, cached: int, spared: int
+    units: list[Facts], backlog: Backlog, prompt: int, cached: int, spared: int
 ) -> None:
     for unit in forecast(units, RULES):
-        here = cost(unit, work, prompt, cached, NOW, spared=spared)
+        here = cost(unit, backlog, prompt, cached, NOW, spared=spared)
         assert 0.0 < here.total_s < math.inf
         assert all(0.0 <= term < math.inf for term in here._replace(shared_s=0.0))
         assert -here.prefill_s * (1 + 1e-9) <= here.shared_s <= 0.0
@@ -99,16 +99,16 @@ def test_a_cost_is_positive_finite_and_the_sum_of_its_terms(
 
 
 @law
-@given(unit=facts, work=works, prompt=sizes, cached=sizes, more=sizes)
+@given(unit=facts, backlog=works, prompt=sizes, cached=sizes, more=sizes)
 def test_more_work_or_less_cache_is_never_cheaper(
-    unit: Facts, work: Work, prompt: int, cached: int, more: int
+    unit: Facts, backlog: Backlog, prompt: int, cached: int, more: int
 ) -> None:
     here = alone(unit)
-    before = cost(here, work, prompt, cached, NOW).total_s
-    assert cost(here, work, prompt, cached + more, NOW).total_s <= before
-    assert cost(here, work, prompt + more, cached, NOW).total_s >= before * (1 - 1e-12)
-    work.open("more", Job(more, more), NOW)
-    assert cost(here, work, prompt, cached, NOW).total_s >= before * (1 - 1e-12)
+    before = cost(here, backlog, prompt, cached, NOW).total_s
+    assert cost(here, backlog, prompt, cached + more, NOW).total_s <= before
+    assert cost(here, backlog, prompt + more, cached, NOW).total_s >= before * (1 - 1e-12)
+    backlog.open("more", Job(more, more), NOW)
+    assert cost(here, backlog, prompt, cached, NOW).total_s >= before * (1 - 1e-12)
 
 
 @law
@@ -116,11 +116,13 @@ def test_more_work_or_less_cache_is_never_cheaper(
 def test_more_weight_is_never_dearer_and_more_errors_are_never_cheaper(
     unit: Facts, times: float, errors: float, prompt: int
 ) -> None:
-    work = busy(1000)
-    heavier = cost_of(unit._replace(share=unit.share * times), work, prompt).total_s
-    assert heavier <= cost_of(unit, work, prompt).total_s * (1 + 1e-12)
+    backlog = busy(1000)
+    heavier = cost_of(unit._replace(share=unit.share * times), backlog, prompt).total_s
+    assert heavier <= cost_of(unit, backlog, prompt).total_s * (1 + 1e-12)
     low, high = sorted((errors, unit.error_share))
-    calm, failing = (cost_of(unit._replace(error_share=share), work, prompt).total_s for share in (low, high))
+    calm, failing = (
+        cost_of(unit._replace(error_share=share), backlog, prompt).total_s for share in (low, high)
+    )
     assert calm <= failing
 
 
@@ -155,7 +157,7 @@ def test_an_answer_is_decoded_at_the_batch_that_will_be_there() -> None:
     learnt = rates(step_s=0.01, share=0.1)
     assert cost_of(Facts(learnt)).decode_s == pytest.approx(ANSWER * 0.011)
     assert cost_of(Facts(learnt), busy(1, 1, 1)).decode_s == pytest.approx(ANSWER * 0.014)
-    assert cost(alone(Facts(learnt)), Work(), 500, 0, NOW, answer=2.0).decode_s == pytest.approx(0.022)
+    assert cost(alone(Facts(learnt)), Backlog(), 500, 0, NOW, answer=2.0).decode_s == pytest.approx(0.022)
 
 
 def test_what_those_beside_it_wait_is_part_of_its_price() -> None:
@@ -168,8 +170,8 @@ def test_what_those_beside_it_wait_is_part_of_its_price() -> None:
 
 def test_a_beginning_that_others_will_find_there_is_not_charged_to_one_alone() -> None:
     unit = alone(Facts(rates(1000.0)))
-    own = cost(unit, Work(), 500, 0, NOW)
-    shared = cost(unit, Work(), 500, 0, NOW, spared=400)
+    own = cost(unit, Backlog(), 500, 0, NOW)
+    shared = cost(unit, Backlog(), 500, 0, NOW, spared=400)
     assert (shared.prefill_s, shared.ttft_s) == (own.prefill_s, own.ttft_s), "it is waited for all the same"
     assert shared.total_s == pytest.approx(own.total_s - 0.4)
 
@@ -192,28 +194,28 @@ def test_idle_units_come_first_even_where_batching_costs_nothing() -> None:
 def test_what_is_known_to_wait_there_of_others_is_waited_for_as_well() -> None:
     counted = cost_of(Facts(rates(1000.0), fresh(waiting=2.0)))
     assert counted.queue_s == pytest.approx(2 * RULES.foreign_tokens / 1000.0)
-    told = cost_of(Facts(rates(1000.0), Report(2.0, 0.0, 0.0, 0.0, waiting_tokens=700.0)))
+    told = cost_of(Facts(rates(1000.0), OtherLoad(2.0, 0.0, 0.0, 0.0, waiting_tokens=700.0)))
     assert told.queue_s == pytest.approx(0.7)
 
 
 def test_an_ask_that_does_not_fit_into_the_kv_cache_waits_for_others_to_end() -> None:
     unit = Facts(rates(1000.0, step_s=0.01), kv_tokens=10_000)
-    work = busy(9000)
-    assert cost_of(unit, work, prompt=800).kv_s == 0.0
+    backlog = busy(9000)
+    assert cost_of(unit, backlog, prompt=800).kv_s == 0.0
     # 9000 tokens come free within the second that an answer takes; 900 of them are wanted.
-    assert cost_of(unit, work, prompt=1800).kv_s == pytest.approx(0.1, rel=0.02)
+    assert cost_of(unit, backlog, prompt=1800).kv_s == pytest.approx(0.1, rel=0.02)
     full = cost_of(unit._replace(report=fresh(kv_use=1.0)), prompt=900)
     assert full.kv_s == pytest.approx(0.1, rel=0.02)
-    assert cost_of(unit, work, prompt=1e9).kv_s == KV_MAX_S
+    assert cost_of(unit, backlog, prompt=1e9).kv_s == KV_MAX_S
 
 
 def test_a_cache_into_which_little_was_written_is_the_better_place_for_something_new() -> None:
     calm, average, busy_one = forecast(
         [Facts(rates(1000.0), written_tokens=tokens) for tokens in (0.0, 1e5, 2e5)], RULES
     )
-    new = [cost(unit, Work(), 1000.0, 0.0, NOW).evict_s for unit in (calm, average, busy_one)]
+    new = [cost(unit, Backlog(), 1000.0, 0.0, NOW).evict_s for unit in (calm, average, busy_one)]
     assert new == pytest.approx([0.0, RULES.evict_share, 2 * RULES.evict_share])
-    assert cost(busy_one, Work(), 1000.0, 990.0, NOW).evict_s == pytest.approx(0.02 * RULES.evict_share)
+    assert cost(busy_one, Backlog(), 1000.0, 990.0, NOW).evict_s == pytest.approx(0.02 * RULES.evict_share)
     assert alone(Facts(rates())).evict_share == 0.0
     large, small = forecast(
         [Facts(rates(), kv_tokens=kv, written_tokens=1e5) for kv in (10**6, 10**5)], RULES
@@ -265,7 +267,7 @@ def test_without_peers_an_old_report_is_the_best_there_is() -> None:
 
 def test_a_report_of_nothing_is_no_reason_to_prefer_a_silent_unit() -> None:
     known, silent = forecast([Facts(rates(), fresh()), Facts(rates())], RULES)
-    assert cost(known, Work(), 100, 0, NOW).total_s < cost(silent, Work(), 100, 0, NOW).total_s
+    assert cost(known, Backlog(), 100, 0, NOW).total_s < cost(silent, Backlog(), 100, 0, NOW).total_s
 
 
 # -- over time ---------------------------------------------------------------------------------------------
@@ -274,7 +276,7 @@ def test_a_report_of_nothing_is_no_reason_to_prefer_a_silent_unit() -> None:
 def test_a_unit_that_fails_at_once_gets_no_more_than_a_canary_would_send() -> None:
     """Four units at two thirds of what they can do; one answers everything with an error, immediately."""
     names = range(4)
-    works, errors, free_at = [Work() for _ in names], [Errors() for _ in names], [0.0] * 4
+    works, errors, free_at = [Backlog() for _ in names], [Errors() for _ in names], [0.0] * 4
     asked, done = 0, list[tuple[float, int, int]]()
     for number in range(2400):
         now = number * 0.05
@@ -299,7 +301,7 @@ def test_a_dead_units_prefixes_go_where_there_is_least_to_do() -> None:
     """Nobody else holds them, so nothing but the work of the others decides."""
     prompt, caches = tuple(range(1, 100)), [PrefixCache(1000) for _ in range(3)]
     caches[0].record(prompt)
-    works = [Work(), busy(3000), busy(10)]
+    works = [Backlog(), busy(3000), busy(10)]
     units = forecast([Facts(rates(), fresh()) for _ in works], RULES)
 
     def best(names: list[int]) -> int:

@@ -15,10 +15,10 @@ from cellgate.policies import POLICIES
 from cellgate.router.board import Board
 from cellgate.router.cost import Expected
 from cellgate.router.cost_model import SURE
-from cellgate.router.dry_run import Preview, cost_of, preview
+from cellgate.router.dry_run import DryRun, cost_of, dry_run
 from cellgate.router.fair_queue import FairRules
 from cellgate.router.nouns import Ask, Cell, Evidence, Fleet, Refusal, Rules, Sign, Strength, Unit
-from cellgate.router.queue import Waiting
+from cellgate.router.queue import Queue
 from cellgate.router.router import Router
 from cellgate.router.unit_state import Lease
 
@@ -36,15 +36,15 @@ def router_of(count: int = 4, policy: str = "prefix_affinity", rules: FairRules 
     board.configure(Fleet((Cell("c"),), units), NOW - 10.0)
     for unit in units:
         board.observe(Evidence(unit.name, Sign.GOOD, Strength.STRONG, "canary", "well", NOW - 5.0))
-        board.desks[unit.name].asked_at = NOW
+        board.units[unit.name].last_lease_at = NOW
     board.tick(NOW)
-    for desk in board:
-        desk.books.rates.followed = SURE
-    return Router(board, POLICIES[policy](), random.Random(1), Waiting(rules or FairRules(backlog_s=100.0)))
+    for state in board:
+        state.costs.rates.followed = SURE
+    return Router(board, POLICIES[policy](), random.Random(1), Queue(rules or FairRules(backlog_s=100.0)))
 
 
-def look(router: Router, ask: Ask = PROMPT, **options: Any) -> Preview:
-    return preview(router, ask, NOW, random.Random(1), **options)
+def look(router: Router, ask: Ask = PROMPT, **options: Any) -> DryRun:
+    return dry_run(router, ask, NOW, random.Random(1), **options)
 
 
 def fill(router: Router, *names: str) -> None:
@@ -53,27 +53,27 @@ def fill(router: Router, *names: str) -> None:
             router.board.open(name, PROMPT, NOW, retry=False)
 
 
-def reasons(found: Preview) -> dict[str, str]:
-    return {row.desk.unit.name: row.why_not for row in found.looks}
+def reasons(found: DryRun) -> dict[str, str]:
+    return {row.unit_state.unit.name: row.why_not for row in found.units}
 
 
-def state(router: Router) -> object:
+def snapshot(router: Router) -> object:
     """All that a pick could change."""
     return (
         router._rng.getstate(),
         repr(getattr(router.policy, "_cursor", None)),
         getattr(router.policy, "_turn", None),
-        len(router.waiting),
+        len(router.queue),
         router.board.in_flight,
         [
             (
-                list(desk.leases),
-                list(desk.books.prefixes._blocks.items()),
-                desk.books.work.queued_tokens,
-                desk.books.work.batch,
-                desk.asked_at,
+                list(state.leases),
+                list(state.costs.prefixes._blocks.items()),
+                state.costs.backlog.queued_tokens,
+                state.costs.backlog.batch,
+                state.last_lease_at,
             )
-            for desk in router.board
+            for state in router.board
         ],
     )
 
@@ -90,15 +90,15 @@ def test_it_says_what_happens_next_and_changes_nothing(
 ) -> None:
     router = router_of(policy=policy)
     for number, blocks in before:
-        desk = router.board.desks[f"u{number}"]
-        if desk.has_place(NOW, 0.0):
+        state = router.board.units[f"u{number}"]
+        if state.has_room(NOW, 0.0):
             router.board.open(f"u{number}", PROMPT._replace(blocks=PROMPT.blocks[:blocks]), NOW, retry=False)
     for number in out:
         router.board.drain(f"u{number}", drained=True)
     ask = PROMPT._replace(session=user)
-    was = state(router)
+    was = snapshot(router)
     found = look(router, ask)
-    assert state(router) == was
+    assert snapshot(router) == was
     picked = router.pick(ask, NOW)
     assert (picked.unit if isinstance(picked, Lease) else picked) == (found.refusal or found.best)
 
@@ -107,19 +107,19 @@ def test_the_candidates_stand_in_their_rank_with_every_term() -> None:
     router = router_of()
     fill(router, "u3")
     found = look(router)
-    assert [row.desk.unit.name for row in found.looks] == ["u2", "u1", "u0", "u3"]
-    first = found.looks[0].cost
+    assert [row.unit_state.unit.name for row in found.units] == ["u2", "u1", "u0", "u3"]
+    first = found.units[0].cost
     assert first.total_s == pytest.approx(sum(first[1:]))
     assert first.prefill_s == pytest.approx(1000 / 3000)
-    assert found.looks[0].why_not == ""
+    assert found.units[0].why_not == ""
     assert reasons(found)["u3"] == "full"
 
 
 def test_what_is_cached_is_told() -> None:
     router = router_of()
     router.board.close(router.board.open("u0", PROMPT, NOW, retry=False), NOW)
-    router.board.desks["u0"].books.prefixes.record(PROMPT.blocks)
-    cached = {row.desk.unit.name: round(row.cached_tokens) for row in look(router).looks}
+    router.board.units["u0"].costs.prefixes.record(PROMPT.blocks)
+    cached = {row.unit_state.unit.name: round(row.cached_tokens) for row in look(router).units}
     assert cached == {"u0": 7 * 128, "u1": 0, "u2": 0, "u3": 0}
 
 
@@ -128,15 +128,15 @@ def test_each_unit_that_is_no_candidate_says_why() -> None:
     board = router.board
     board.drain("u0", drained=True)
     board.observe(Evidence("u1", Sign.BAD, Strength.FATAL, "test", "gone", NOW))
-    board.doubt("u2", NOW)
+    board.suspect_restart("u2", NOW)
     board.observe(Evidence("u3", Sign.BAD, Strength.STRONG, "test", "odd", NOW))
-    board.cool("u4", NOW + 1.0)
-    board.desks["u5"].models = frozenset({"other"})
+    board.cool_down("u4", NOW + 1.0)
+    board.units["u5"].models = frozenset({"other"})
     found = look(router, tried=["u6"])
     assert reasons(found) | {"u4": ""} == {
         "u0": "drained",
         "u1": "down",
-        "u2": "doubted",
+        "u2": "restart_suspected",
         "u3": "suspect",
         "u4": "",
         "u5": "model",
@@ -150,8 +150,8 @@ def test_each_unit_that_is_no_candidate_says_why() -> None:
 def test_a_unit_that_has_just_come_up_is_set_aside_by_chance() -> None:
     router = router_of(2)
     router.board.rules = replace(router.board.rules, slow_start_s=1000.0)
-    router.board.desks["u1"].risen_at = NOW
-    router.board.desks["u0"].risen_at = -1e6
+    router.board.units["u1"].risen_at = NOW
+    router.board.units["u0"].risen_at = -1e6
     assert reasons(look(router)) == {"u0": "", "u1": "slow_start"}
 
 
@@ -171,7 +171,7 @@ def test_nobody_overtakes_those_who_wait_but_those_who_have_tried() -> None:
     router = router_of(2)
     fill(router, "u0", "u1")
     router.wait(PROMPT, NOW, frozenset(), lambda _: None)
-    router.board.close(next(iter(router.board.desks["u0"].leases)), NOW)
+    router.board.close(next(iter(router.board.units["u0"].leases)), NOW)
     assert look(router).refusal is Refusal.FULL
     assert look(router).wait_s is not None
     assert look(router, tried=["u1"]).refusal is None
@@ -190,7 +190,7 @@ def test_without_a_unit_it_says_whether_that_may_change() -> None:
     router = router_of(2)
     assert look(router, PROMPT._replace(model="none"))[:3] == (None, Refusal.UNKNOWN_MODEL, None)
     for name in ("u0", "u1"):
-        router.board.doubt(name, NOW)
+        router.board.suspect_restart(name, NOW)
     assert look(router)[:3] == (None, Refusal.UNSURE, 0.0)
     for name in ("u0", "u1"):
         router.board.drain(name, drained=True)
@@ -206,15 +206,15 @@ def test_what_a_lease_was_taken_to_cost_is_what_was_quoted_before(
     jobs: list[tuple[int, int, bool]], shared: int
 ) -> None:
     router = router_of(1)
-    router.board.desks["u0"].unit = replace(router.board.desks["u0"].unit, kv_tokens=20_000)
+    router.board.units["u0"].unit = replace(router.board.units["u0"].unit, kv_tokens=20_000)
     router.board.forecast(NOW)
     now = NOW
     for size, blocks, shows in jobs:
         now += 0.5
         ask = PROMPT._replace(prompt_bytes=size, blocks=PROMPT.blocks[: min(blocks, size // 512)])
         expected = Expected(50.0, shared, 0.25)
-        books = router.board.desks["u0"].books
-        quoted = books.quote(ask, books.prefixes.match(ask.blocks), expected, now).terms
+        costs = router.board.units["u0"].costs
+        quoted = costs.quote(ask, costs.prefixes.match(ask.blocks), expected, now).terms
         lease = router.board.open("u0", ask, now, retry=False, expected=expected)
         # A bet is in whole tokens.
         assert cost_of(lease) == pytest.approx(quoted, abs=0.01)

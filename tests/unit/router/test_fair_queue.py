@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cellgate.router.deficit_round_robin import Place
-from cellgate.router.fair_queue import Entered, FairQueue, FairRules, NoPlace
+from cellgate.router.deficit_round_robin import Entry
+from cellgate.router.fair_queue import Entered, FairQueue, FairRules, NoEntry
 
 NOW = 100.0
 TOKENS_S = 1000.0
@@ -23,17 +23,17 @@ class Line:
     def __init__(self, **rules: float) -> None:
         self.queue: FairQueue[str] = FairQueue(FairRules(**rules))  # type: ignore[arg-type]
 
-    def add(self, name: str, **of: object) -> Place[str] | NoPlace:
+    def add(self, name: str, **of: object) -> Entry[str] | NoEntry:
         now = of.pop("now", NOW)
         answer = self.queue.add(name, now, tokens_s=TOKENS_S, **of)  # type: ignore[arg-type]
-        return answer.place if isinstance(answer, Entered) else answer
+        return answer.entry if isinstance(answer, Entered) else answer
 
     def serve(self, blocked: tuple[str, ...] = ()) -> str | None:
-        place = self.queue.first(blocked)
-        if place is None:
+        entry = self.queue.first(blocked)
+        if entry is None:
             return None
-        self.queue.take(place)
-        return place.item
+        self.queue.take(entry)
+        return entry.item
 
     def rest(self) -> list[str]:
         return [name for name in iter(self.serve, None) if name is not None]
@@ -116,25 +116,25 @@ def test_a_flood_takes_its_own_share_of_the_queue_alone() -> None:
     assert isinstance(answer, Entered)
     assert answer.displaced is not None
     assert answer.displaced.item == "flood9"
-    assert line.add("more", tenant="flood") is NoPlace.FULL
+    assert line.add("more", tenant="flood") is NoEntry.FULL
     for number in range(20):
         line.add(f"other{number}", tenant="other")
-    assert Counter(place.tenant for place in line.queue) == {"flood": 5, "other": 5}
+    assert Counter(entry.tenant for entry in line.queue) == {"flood": 5, "other": 5}
 
 
 def test_bytes_are_bounded_as_well() -> None:
     line = Line(limit_bytes=100)
-    assert isinstance(line.add("a", tenant="a", size=80), Place)
-    assert line.add("b", tenant="b", size=30) is not NoPlace.HOPELESS
+    assert isinstance(line.add("a", tenant="a", size=80), Entry)
+    assert line.add("b", tenant="b", size=30) is not NoEntry.HOPELESS
     assert line.queue.size <= 100
-    assert line.add("c", tenant="c", size=101) is NoPlace.FULL
+    assert line.add("c", tenant="c", size=101) is NoEntry.FULL
 
 
 def test_who_is_less_urgent_makes_room_for_who_is_more() -> None:
     line = Line(limit=1)
     line.add("later", priority=1)
-    assert isinstance(line.add("now", priority=0), Place)
-    assert line.add("later", priority=1) is NoPlace.FULL
+    assert isinstance(line.add("now", priority=0), Entry)
+    assert line.add("later", priority=1) is NoEntry.FULL
     assert line.rest() == ["now"]
 
 
@@ -144,18 +144,18 @@ def test_who_is_less_urgent_makes_room_for_who_is_more() -> None:
 def test_an_ask_that_cannot_make_its_deadline_is_refused_at_once() -> None:
     line = Line()
     line.add("ahead", tokens=5000)
-    assert line.add("hurried", tokens=5000, deadline_at=NOW + 4.9) is NoPlace.HOPELESS
-    assert isinstance(line.add("patient", tokens=5000, deadline_at=NOW + 5.0), Place)
-    assert isinstance(line.add("short", tokens=1, deadline_at=NOW + 0.1), Place)
+    assert line.add("hurried", tokens=5000, deadline_at=NOW + 4.9) is NoEntry.HOPELESS
+    assert isinstance(line.add("patient", tokens=5000, deadline_at=NOW + 5.0), Entry)
+    assert isinstance(line.add("short", tokens=1, deadline_at=NOW + 0.1), Entry)
 
 
 def test_another_tenants_flood_is_waited_for_only_in_turns() -> None:
     line = Line()
     for number in range(100):
         line.add(f"flood{number}", tenant="flood", tokens=1000)
-    place = line.add("mine", tenant="me", tokens=500)
-    assert isinstance(place, Place)
-    assert line.queue.wait_s(place, TOKENS_S) == pytest.approx(0.5)
+    entry = line.add("mine", tenant="me", tokens=500)
+    assert isinstance(entry, Entry)
+    assert line.queue.wait_s(entry, TOKENS_S) == pytest.approx(0.5)
     assert line.queue.drain_s(TOKENS_S) == pytest.approx(100.5)
 
 
@@ -163,10 +163,10 @@ def test_those_whose_deadline_comes_too_near_are_found() -> None:
     line = Line()
     line.add("a", tokens=1000, deadline_at=NOW + 5)
     line.add("b", tokens=1000)
-    assert [place.item for place in line.queue.hopeless(NOW + 3.9, TOKENS_S)] == []
-    assert [place.item for place in line.queue.hopeless(NOW + 4.1, TOKENS_S)] == ["a"]
-    assert [place.item for place in line.queue.hopeless(NOW + 4.1, 0.0)] == [], "nobody knows without a unit"
-    assert [place.item for place in line.queue.hopeless(NOW + 5.1, 0.0)] == ["a"]
+    assert [entry.item for entry in line.queue.hopeless(NOW + 3.9, TOKENS_S)] == []
+    assert [entry.item for entry in line.queue.hopeless(NOW + 4.1, TOKENS_S)] == ["a"]
+    assert [entry.item for entry in line.queue.hopeless(NOW + 4.1, 0.0)] == [], "nobody knows without a unit"
+    assert [entry.item for entry in line.queue.hopeless(NOW + 5.1, 0.0)] == ["a"]
 
 
 def test_nothing_drains_without_units() -> None:
@@ -191,13 +191,13 @@ def test_two_who_wait_get_the_same_but_for_a_quantum_and_the_largest_ask_of_each
         for tokens in sizes:
             line.add(tenant, tenant=tenant, tokens=tokens)
     while True:
-        waiting = {place.tenant for place in line.queue}
+        waiting = {entry.tenant for entry in line.queue}
         if len(waiting) < 2:
             break
-        place = line.queue.first()
-        assert place is not None
-        got[place.tenant] += place.tokens
-        line.queue.take(place)
+        entry = line.queue.first()
+        assert entry is not None
+        got[entry.tenant] += entry.tokens
+        line.queue.take(entry)
         assert abs(got["red"] - got["blue"]) <= quantum + max(red) + max(blue)
 
 
@@ -212,12 +212,12 @@ def wait_p99_s(flood: int) -> float:
     free_at = 0.0
     for at, tenant in [*arrivals, (1000.0, "")]:
         while len(line.queue) and free_at <= at:
-            place = line.queue.first()
-            assert place is not None
-            line.queue.take(place)
-            if place.tenant == "calm":
-                waits.append(max(free_at, place.entered_at) - place.entered_at)
-            free_at = max(free_at, place.entered_at) + 0.1
+            entry = line.queue.first()
+            assert entry is not None
+            line.queue.take(entry)
+            if entry.tenant == "calm":
+                waits.append(max(free_at, entry.entered_at) - entry.entered_at)
+            free_at = max(free_at, entry.entered_at) + 0.1
         line.add(tenant, now=at, tenant=tenant, tokens=100)
     assert len(waits) == 100
     return sorted(waits)[98]

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cellgate.router.backlog import Job, Work
+from cellgate.router.backlog import Backlog, Job
 from cellgate.router.latency import LATENCY_MAX_S, Latency
-from cellgate.router.step_times import Pace
+from cellgate.router.step_times import StepTimes
 
 law = settings(derandomize=True, deadline=None, max_examples=100)
 anything = st.floats() | st.floats(0.0, 1e3)
@@ -48,7 +48,7 @@ class Unit:
     """One that computes `tokens_s` a second, each prompt `latency_s` after it was sent."""
 
     def __init__(self, tokens_s: float, latency_s: float) -> None:
-        self.pace, self.work = Pace(), Work()
+        self.pace, self.work = StepTimes(), Backlog()
         self.tokens_s, self.latency_s = tokens_s, latency_s
         self.now = self.done_at = 0.0
 
@@ -105,7 +105,7 @@ def test_without_a_latency_a_rate_is_learnt_as_well_from_prompts_that_were_alone
 
 
 def test_what_was_achieved_is_the_least_that_a_unit_can_do() -> None:
-    rates = Pace().rates
+    rates = StepTimes().rates
     for _ in range(20):
         rates.prefilled(4096, 4.096)
     for _ in range(60):

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cellgate.router.nouns import Rules
-from cellgate.router.outliers import STREAK, Slowness, Speed, compare, slowdown
+from cellgate.router.outliers import STREAK, Outlier, Speed, compare, slowdown
 
 RULES = Rules()
 law = settings(derandomize=True, deadline=None, max_examples=100)
@@ -15,17 +15,17 @@ USUAL = Speed(gap_s=0.020, batch=8.0, kv_use=0.5, weight=1.0)
 OTHERS = [USUAL, USUAL, USUAL]
 
 
-def after(*gaps_s: float, before: Slowness | None = None) -> Slowness:
-    """The slowness after comparisons at which the unit had these gaps."""
-    slowness = before or Slowness()
+def after(*gaps_s: float, before: Outlier | None = None) -> Outlier:
+    """The state after comparisons at which the unit had these gaps."""
+    outlier = before or Outlier()
     for gap_s in gaps_s:
-        slowness = compare(slowness, USUAL._replace(gap_s=gap_s), OTHERS, RULES)
-    return slowness
+        outlier = compare(outlier, USUAL._replace(gap_s=gap_s), OTHERS, RULES)
+    return outlier
 
 
 def test_a_unit_like_the_others_is_not_slow() -> None:
     assert slowdown(USUAL, OTHERS) == 1.0
-    assert after(*[0.020] * 10) == Slowness()
+    assert after(*[0.020] * 10) == Outlier()
 
 
 def test_a_slower_unit_is_degraded_after_three_comparisons_by_as_much_as_it_is_slower() -> None:
@@ -39,14 +39,14 @@ def test_a_streak_that_is_broken_begins_anew() -> None:
 
 
 def test_below_the_ratio_nothing_counts() -> None:
-    assert after(*[0.0249] * 10) == Slowness()
+    assert after(*[0.0249] * 10) == Outlier()
 
 
 def test_recovery_takes_coming_half_the_way_back_three_times() -> None:
     slow = after(0.030, 0.030, 0.030)
     assert after(*[0.024] * 10, before=slow).degraded > 0.0, "at the edge it does not flap"
     assert after(0.022, 0.022, before=slow).degraded == slow.degraded
-    assert after(0.022, 0.022, 0.022, before=slow) == Slowness()
+    assert after(0.022, 0.022, 0.022, before=slow) == Outlier()
     assert after(0.022, 0.022, 0.030, 0.022, 0.022, before=slow).degraded > 0.0
 
 
@@ -78,6 +78,6 @@ def test_a_unit_of_less_weight_may_be_as_much_slower() -> None:
 @law
 @given(st.lists(st.floats(0.001, 4.0), max_size=20))
 def test_whatever_is_compared_the_share_stays_between_nothing_and_all(gaps_s: list[float]) -> None:
-    slowness = after(*gaps_s)
-    assert 0.0 <= slowness.degraded < 1.0
-    assert 0 <= slowness.streak < STREAK
+    outlier = after(*gaps_s)
+    assert 0.0 <= outlier.degraded < 1.0
+    assert 0 <= outlier.streak < STREAK

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cellgate.router.board import Board
 from cellgate.router.nouns import Evidence, Fleet, Rules, Sign, Strength, Unit, Verdict
-from cellgate.router.panic import MUTE_S, hold, is_mute
+from cellgate.router.panic import UNREACHABLE_S, hold, is_unreachable
 
 RULES = Rules()
 NOW = 100.0
@@ -20,9 +20,9 @@ def board(units: int) -> Board:
     """So many units, all UP and heard of at NOW."""
     made = Board(RULES)
     made.configure(Fleet(units=tuple(Unit(n, "cell", f"http://{n}") for n in "abcdefgh"[:units])), 0.0)
-    for name, desk in made.desks.items():
+    for name, state in made.units.items():
         made.observe(Evidence(name, Sign.GOOD, Strength.STRONG, "canary", "one token", NOW))
-        desk.heard_at = NOW
+        state.heard_at = NOW
     return made
 
 
@@ -37,12 +37,12 @@ def panics(made: Board) -> bool:
 
 
 def down(made: Board) -> str:
-    return "".join(desk.unit.name for desk in made if desk.case.verdict is Verdict.DOWN)
+    return "".join(state.unit.name for state in made if state.case.verdict is Verdict.DOWN)
 
 
 def test_a_unit_is_mute_once_nothing_has_answered_for_longer_than_probes_pause() -> None:
-    assert not is_mute(NOW, NOW + MUTE_S)
-    assert is_mute(NOW, NOW + MUTE_S + 0.01)
+    assert not is_unreachable(NOW, NOW + UNREACHABLE_S)
+    assert is_unreachable(NOW, NOW + UNREACHABLE_S + 0.01)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_more_silence_never_ends_a_panic_and_more_time_never_begins_one(
 
 def test_when_nothing_answers_any_more_the_rotation_is_held_and_let_go_after_30_s() -> None:
     made = board(4)
-    for name in made.desks:
+    for name in made.units:
         fail(made, name, NOW + 3.0)
     assert down(made) == ""
     assert made.panic_at == NOW + 3.0
@@ -90,7 +90,7 @@ def test_panic_ends_when_units_answer_again() -> None:
     made = board(3)
     fail(made, "a", NOW + 3.0)
     assert panics(made)
-    made.desks["b"].heard_at = NOW + 4.0
+    made.units["b"].heard_at = NOW + 4.0
     made.tick(NOW + 4.0)
     assert not panics(made)
     fail(made, "a", NOW + 4.0)
@@ -99,7 +99,7 @@ def test_panic_ends_when_units_answer_again() -> None:
 
 def test_a_unit_of_which_anything_answers_is_never_held() -> None:
     made = board(4)
-    made.desks["a"].heard_at = NOW + 2.9
+    made.units["a"].heard_at = NOW + 2.9
     fail(made, "a", NOW + 3.0)
     fail(made, "b", NOW + 3.0)
     assert down(made) == "a"
@@ -108,7 +108,7 @@ def test_a_unit_of_which_anything_answers_is_never_held() -> None:
 @pytest.mark.parametrize("units", [1, 2])
 def test_few_units_are_never_held(units: int) -> None:
     made = board(units)
-    for name in made.desks:
+    for name in made.units:
         fail(made, name, NOW + 3.0)
     assert down(made) == "ab"[:units]
 

@@ -12,7 +12,7 @@ from cellgate.router.board import Board
 from cellgate.router.cost_model import SURE
 from cellgate.router.fair_queue import FairRules
 from cellgate.router.nouns import Ask, Evidence, Fleet, Refusal, Rules, Sign, Strength, Unit
-from cellgate.router.queue import MOVED_S, Ticket, Waiting
+from cellgate.router.queue import MOVED_S, Queue, Ticket
 from cellgate.router.router import Router
 from cellgate.router.unit_state import Lease
 
@@ -26,13 +26,13 @@ class Scene:
 
     def __init__(self, rules: FairRules = RULES, policy: str = "prefix_affinity") -> None:
         self.board = Board(Rules(evict_overcommit=0.5, slow_start_s=0.001))
-        self.router = Router(self.board, POLICIES[policy](), random.Random(1), Waiting(rules))
+        self.router = Router(self.board, POLICIES[policy](), random.Random(1), Queue(rules))
         self.settled: list[tuple[str, Lease | Refusal]] = []
         units = tuple(Unit(name, "c", f"http://{name}", ("m",), max_in_flight=2) for name in "ab")
         self.board.configure(Fleet((), units), NOW)
         for name in "ab":
             self.board.observe(Evidence(name, Sign.GOOD, Strength.STRONG, "canary", "", NOW))
-            self.board.desks[name].books.rates.followed = SURE
+            self.board.units[name].costs.rates.followed = SURE
         self.board.tick(NOW + 0.1)
 
     def wait(
@@ -72,7 +72,7 @@ def test_those_who_lost_their_unit_come_first_and_in_their_order() -> None:
     scene.router.serve_waiting(NOW + 2)
     assert sorted(unit for _, unit in scene.told) == ["a", "b"]
     assert [who for who, _ in scene.told] == ["x", "y"]
-    assert len(scene.router.waiting) == 2
+    assert len(scene.router.queue) == 2
 
 
 def test_they_may_go_above_max_in_flight_and_others_may_not() -> None:
@@ -112,7 +112,7 @@ def test_who_lost_its_unit_waits_for_another_only_so_long() -> None:
     assert scene.told == []
     scene.router.tick(NOW + MOVED_S)
     assert scene.told == [("x", "full")]
-    assert len(scene.router.waiting) == 0
+    assert len(scene.router.queue) == 0
 
 
 # -- all others --------------------------------------------------------------------------------------------
@@ -142,8 +142,8 @@ def test_nobody_overtakes_those_who_wait_but_in_their_turn() -> None:
 
 def test_a_unit_with_a_long_backlog_of_prompts_gets_no_more() -> None:
     scene = Scene()
-    books = scene.board.desks["a"].books
-    tokens_s = books.rates.prefill_tokens_s.value
+    costs = scene.board.units["a"].costs
+    tokens_s = costs.rates.prefill_tokens_s.value
     large = Ask("m", stream=True, prompt_bytes=int(4 * 3 * tokens_s))
     first = scene.router.pick(large, NOW + 1)
     second = scene.router.pick(large, NOW + 1)
@@ -235,7 +235,7 @@ def test_waiting_ends_with_a_refusal_when_its_time_is_up() -> None:
     assert scene.told == [("hasty", "late")]
     scene.router.tick(NOW + 30.1)
     assert scene.told[1:] == [("x", "late")]
-    assert len(scene.router.waiting) == 0
+    assert len(scene.router.queue) == 0
 
 
 @pytest.mark.parametrize("moved", [False, True])
@@ -249,7 +249,7 @@ def test_each_is_told_once_though_telling_one_makes_another_leave(moved: bool) -
         told.append("xyz"[who])
         # What follows from the first answer: a client leaves, or a new ask displaces one that waits.
         if who == 0:
-            scene.router.waiting.remove(tickets[1])
+            scene.router.queue.remove(tickets[1])
 
     for who in range(3):
         ticket = scene.router.wait(Ask("m"), NOW, NOTHING_TRIED, partial(settle, who), moved=moved)
@@ -257,7 +257,7 @@ def test_each_is_told_once_though_telling_one_makes_another_leave(moved: bool) -
         tickets.append(ticket)
     scene.router.tick(NOW + 31.0)
     assert told == ["x", "z"]
-    assert len(scene.router.waiting) == 0
+    assert len(scene.router.queue) == 0
     assert scene.board.in_flight == len(leases)
 
 
@@ -272,14 +272,14 @@ def test_an_ask_that_cannot_make_its_deadline_is_refused_at_once() -> None:
 def test_even_an_idle_unit_gets_nothing_that_it_is_known_to_answer_too_late() -> None:
     scene = Scene()
     hasty = Ask("m", prompt_bytes=4 * 100_000, deadline_at=NOW + 1.0)
-    for desk in scene.board:
-        desk.books.rates.followed = 0
+    for state in scene.board:
+        state.costs.rates.followed = 0
     first = scene.router.pick(hasty, NOW)
     assert isinstance(first, Lease), "nobody has seen how fast the units are"
     scene.board.close(first, NOW)
-    for desk in scene.board:
+    for state in scene.board:
         for _ in range(SURE):
-            desk.books.rates.prefilled(4096, 1.0)
+            state.costs.rates.prefilled(4096, 1.0)
     scene.board.tick(NOW)
     assert scene.router.pick(hasty, NOW) is Refusal.LATE
     assert isinstance(scene.router.pick(hasty._replace(deadline_at=NOW + 1000.0), NOW), Lease)
@@ -311,7 +311,7 @@ def test_the_queue_is_bounded(moved: bool) -> None:
     assert isinstance(first, Ticket)
     assert isinstance(scene.wait("y", moved=moved), Ticket)
     assert scene.wait("z", moved=moved) is Refusal.FULL
-    scene.router.waiting.remove(first)
+    scene.router.queue.remove(first)
     assert isinstance(scene.wait("z", moved=moved), Ticket)
 
 
@@ -326,11 +326,11 @@ def test_a_ticket_that_was_taken_out_is_never_called(moved: bool) -> None:
     scene = Scene()
     ticket = scene.wait("x", moved=moved)
     assert isinstance(ticket, Ticket)
-    scene.router.waiting.remove(ticket)
-    scene.router.waiting.remove(ticket)
+    scene.router.queue.remove(ticket)
+    scene.router.queue.remove(ticket)
     scene.router.tick(NOW + 60.0)
     assert scene.told == []
-    assert len(scene.router.waiting) == 0
+    assert len(scene.router.queue) == 0
 
 
 @pytest.mark.parametrize("moved", [True, False])
@@ -354,15 +354,15 @@ def test_those_who_are_served_may_queue_again_at_once(moved: bool) -> None:
 
 def test_an_engine_that_turns_a_request_away_gets_no_more_than_it_has_for_some_time() -> None:
     scene = Scene()
-    desk = scene.board.desks["a"]
+    state = scene.board.units["a"]
     first, second = scene.fill("a")
     scene.board.close(second, NOW)
-    desk.narrow(NOW)
-    assert not desk.has_place(NOW, 0.0)
+    state.lower_limit(NOW)
+    assert not state.has_room(NOW, 0.0)
     for _ in range(8):
-        desk.widen()
-    assert desk.has_place(NOW, 0.0)
+        state.raise_limit()
+    assert state.has_room(NOW, 0.0)
     scene.board.close(first, NOW)
-    desk.narrow(NOW)
-    assert not desk.has_place(NOW + 0.9, 0.0)
-    assert desk.has_place(NOW + 1.0, 0.0)
+    state.lower_limit(NOW)
+    assert not state.has_room(NOW + 0.9, 0.0)
+    assert state.has_room(NOW + 1.0, 0.0)

@@ -10,7 +10,7 @@ from cellgate.router.remote_prefixes import (
     EXPIRES_S,
     HASHES_MAX,
     PENDING_MAX,
-    TOLD_AGAIN_S,
+    REPORT_AGAIN_S,
     ProvenPrefixes,
     RemotePrefixes,
 )
@@ -100,16 +100,16 @@ def test_a_prompt_of_which_nothing_is_known_takes_as_many_steps_however_long_it_
 
 def test_where_a_prompt_branches_off_and_ends_is_told_before_the_steps_on_the_way() -> None:
     proven = ProvenPrefixes()
-    proven.note("a", tuple(range(101, 111)), 5)
+    proven.record("a", tuple(range(101, 111)), 5)
     assert proven.take(2, NOW) == {"a": [105, 110]}
-    proven.note("a", tuple(range(101, 121)), 10)
+    proven.record("a", tuple(range(101, 121)), 10)
     assert proven.take(100, NOW) == {"a": [120, 101, 102, 103, 104, 106, 108, 112, 116]}
 
 
 def test_the_newest_prompts_are_told_of_first() -> None:
     proven = ProvenPrefixes()
     for number in range(PENDING_MAX + 50):
-        proven.note(f"u{number % 2}", (number,), 0)
+        proven.record(f"u{number % 2}", (number,), 0)
     assert proven.take(3, NOW) == {"u1": [305, 303], "u0": [304]}
     assert proven.take(1000, NOW) == {}
 
@@ -117,21 +117,21 @@ def test_the_newest_prompts_are_told_of_first() -> None:
 def test_the_same_is_told_again_only_after_a_while() -> None:
     proven, told = ProvenPrefixes(), []
     for second in range(600):
-        proven.note("a", (1,), 0)
+        proven.record("a", (1,), 0)
         if proven.take(10, NOW + second):
             told.append(second)
     assert len(told) >= 3
     # Whoever heard of it has not forgotten it by then.
-    assert all(TOLD_AGAIN_S <= after - before < EXPIRES_S / 2 for before, after in pairwise(told))
+    assert all(REPORT_AGAIN_S <= after - before < EXPIRES_S / 2 for before, after in pairwise(told))
 
 
 def test_the_same_is_told_of_each_unit_and_again_after_it_has_started_anew() -> None:
     proven = ProvenPrefixes()
-    proven.note("a", (1,), 0)
-    proven.note("b", (1,), 0)
+    proven.record("a", (1,), 0)
+    proven.record("b", (1,), 0)
     assert proven.take(10, NOW) == {"b": [1], "a": [1]}
-    proven.note("a", (2,), 0)
+    proven.record("a", (2,), 0)
     proven.forget("a")
     assert proven.take(10, NOW) == {}
-    proven.note("a", (1,), 0)
+    proven.record("a", (1,), 0)
     assert proven.take(10, NOW) == {"a": [1]}

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from cellgate.policies import POLICIES
 from cellgate.router.answers import MODELS_MAX, AnswerLengths
-from cellgate.router.backlog import Job, Work
+from cellgate.router.backlog import Backlog, Job
 from cellgate.router.board import Board
 from cellgate.router.cost import COSTS
 from cellgate.router.cost_model import SURE
@@ -16,10 +16,10 @@ from cellgate.router.explore import SHARE
 from cellgate.router.fair_queue import FairRules
 from cellgate.router.nouns import Ask, Cell, Evidence, Fleet, Load, Refusal, Rules, Sign, Strength, Unit
 from cellgate.router.pools import ANY, Pools
-from cellgate.router.queue import Ticket, Waiting
+from cellgate.router.queue import Queue, Ticket
 from cellgate.router.router import Router
 from cellgate.router.seats import Seats
-from cellgate.router.step_times import Pace
+from cellgate.router.step_times import StepTimes
 from cellgate.router.unit_state import Lease
 from cellgate.router.weights import shares
 
@@ -38,12 +38,12 @@ def router_of(*units: Unit, cells: tuple[Cell, ...] = (), rules: FairRules | Non
     board.configure(Fleet(cells, units), NOW - 10.0)
     for each in units:
         board.observe(Evidence(each.name, Sign.GOOD, Strength.STRONG, "canary", "", NOW - 5.0))
-        books = board.desks[each.name].books
-        books.rates.prefill_tokens_s.guess(TOKENS_S)
-        books.rates.steps.guess(0.008, 0.015)
-        books.rates.followed = SURE
+        costs = board.units[each.name].costs
+        costs.rates.prefill_tokens_s.guess(TOKENS_S)
+        costs.rates.steps.guess(0.008, 0.015)
+        costs.rates.followed = SURE
     board.tick(NOW)
-    return Router(board, POLICIES["prefix_affinity"](), random.Random(1), Waiting(rules or FairRules()))
+    return Router(board, POLICIES["prefix_affinity"](), random.Random(1), Queue(rules or FairRules()))
 
 
 def pick(router: Router, ask: Ask, now: float = NOW) -> Lease:
@@ -66,20 +66,20 @@ def asks(count: int, **fields: int) -> list[Ask]:
 def test_a_beginning_that_all_share_is_computed_on_every_unit_and_not_waited_for_on_one() -> None:
     """Long answers, 16 a second: who charges the beginning to each of them fills two units of four."""
     router = router_of(*(unit(f"u{n}") for n in range(4)))
-    router.board.answers.learn("m", 800)
+    router.board.answer_lengths.learn("m", 800)
     for number, ask in enumerate(asks(96)):
         now = NOW + number / 16
         lease = pick(router, ask, now)
         lease.commit(now + 0.02)
         router.board.tick(now + 0.03)
-    counts = [len(desk.leases) for desk in router.board]
+    counts = [len(state.leases) for state in router.board]
     assert min(counts) >= 18, counts
     assert max(counts) <= 30, counts
 
 
 def test_a_beginning_of_ones_own_stays_where_it_is() -> None:
     router = router_of(*(unit(f"u{n}") for n in range(4)))
-    router.board.answers.learn("m", 50)
+    router.board.answer_lengths.learn("m", 50)
     turns = [tuple(range(100 * talk, 100 * talk + 40 + turn)) for turn in range(6) for talk in range(8)]
     homes: dict[int, set[str]] = {}
     for number, blocks in enumerate(turns):
@@ -97,23 +97,25 @@ def test_a_beginning_of_ones_own_stays_where_it_is() -> None:
 
 def test_waiting_for_a_seat_is_not_learnt_as_slow_prefill() -> None:
     """Four seats, answers of a second, and always six who wait."""
-    pace, work, now = Pace(), Work(), 0.0
-    pace.rates.prefill_tokens_s.guess(TOKENS_S)
+    step_times, backlog, now = StepTimes(), Backlog(), 0.0
+    step_times.rates.prefill_tokens_s.guess(TOKENS_S)
     waiting: list[int] = []
     running: list[tuple[float, int]] = []
     for key in range(300):
-        work.open(key, Job(1400, 1400, now, now, not work.batch or work.batch < work.peak_batch), now)
+        backlog.open(
+            key, Job(1400, 1400, now, now, not backlog.batch or backlog.batch < backlog.peak_batch), now
+        )
         waiting.append(key)
         while len(waiting) > 6 or (waiting and len(running) < 4):
             if len(running) == 4:
                 now, gone = running.pop(0)
-                work.close(gone, now)
+                backlog.close(gone, now)
             now += 0.1
-            done = work.show(first := waiting.pop(0), now)
+            done = backlog.show(first := waiting.pop(0), now)
             assert done is not None
-            pace.prefilled(done)
+            step_times.prefilled(done)
             running.append((now + 1.0, first))
-    assert pace.rates.prefill_tokens_s.value > 0.8 * TOKENS_S
+    assert step_times.rates.prefill_tokens_s.value > 0.8 * TOKENS_S
 
 
 def test_the_seats_of_an_engine_are_learnt_from_what_waits_while_as_many_run() -> None:
@@ -161,7 +163,7 @@ def test_a_weight_says_only_what_the_learnt_speed_does_not() -> None:
 
 
 def slow(router: Router, name: str, tokens_s: float, step_s: float) -> None:
-    rates = router.board.desks[name].books.rates
+    rates = router.board.units[name].costs.rates
     rates.prefill_tokens_s.value = tokens_s
     rates.prefill_tokens_s.seen = rates.steps.seen = 1
     rates.steps.base_s = step_s
@@ -256,13 +258,13 @@ def test_retries_that_wait_draw_on_the_budget() -> None:
     lease = pick(router, Ask("m"))
     told: list[Lease | Refusal] = []
     tickets = [router.wait(Ask("m"), NOW, frozenset(), told.append, retry=True) for _ in range(3)]
-    assert router.waiting.retries == 3
+    assert router.queue.retries == 3
     assert isinstance(tickets[0], Ticket)
-    router.waiting.remove(tickets[0])
-    assert router.waiting.retries == 2
+    router.queue.remove(tickets[0])
+    assert router.queue.retries == 2
     router.board.close(lease, NOW + 0.1)
     router.serve_waiting(NOW + 0.1)
-    assert (router.waiting.retries, router.board.retries_in_flight) == (1, 1)
+    assert (router.queue.retries, router.board.retries_in_flight) == (1, 1)
 
 
 def test_what_is_charged_for_a_sequence_more_is_never_nothing() -> None:

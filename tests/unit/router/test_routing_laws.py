@@ -16,7 +16,7 @@ from cellgate.router.board import Board
 from cellgate.router.cost_model import SURE
 from cellgate.router.fair_queue import FairRules
 from cellgate.router.nouns import Ask, Evidence, Fleet, Load, Refusal, Rules, Sign, Strength, Unit
-from cellgate.router.queue import Waiting
+from cellgate.router.queue import Queue
 from cellgate.router.router import Router
 from cellgate.router.unit_state import Lease
 
@@ -57,11 +57,11 @@ class World:
         board.configure(Fleet(units=units), 0.0)
         for name in self.engines:
             board.observe(Evidence(name, Sign.GOOD, Strength.STRONG, "canary", "", 0.0))
-            rates = board.desks[name].books.rates
+            rates = board.units[name].costs.rates
             rates.prefill_tokens_s.guess(TOKENS_S)
             rates.bytes_per_token.guess(4.0)
             rates.followed = SURE
-        return Router(board, POLICIES[self.policy](), random.Random(seed), Waiting(self.fair))
+        return Router(board, POLICIES[self.policy](), random.Random(seed), Queue(self.fair))
 
     def at(self, when: float, what: Callable[[], None]) -> None:
         heapq.heappush(self._events, (when, next(self._numbers), what))
@@ -95,7 +95,7 @@ class World:
         engine = self.engines[lease.unit]
         engine.queued += 1
         engine.served += 1
-        engine.busy_until = max(engine.busy_until, self.now) + lease.bet.prompt_tokens / TOKENS_S
+        engine.busy_until = max(engine.busy_until, self.now) + lease.prediction.prompt_tokens / TOKENS_S
 
         def done() -> None:
             engine.queued -= 1
@@ -113,7 +113,7 @@ class World:
     def _report(self) -> None:
         for name, engine in self.engines.items():
             for router in self.routers:
-                own = router.board.desks[name].in_flight
+                own = router.board.units[name].in_flight
                 router.board.report(
                     Load(
                         name,

@@ -12,9 +12,9 @@ from cellgate.policies import POLICIES
 from cellgate.router.board import Board
 from cellgate.router.fair_queue import FairRules
 from cellgate.router.nouns import Ask, Evidence, Fleet, Rules, Sign, Strength, Unit
-from cellgate.router.queue import Waiting
+from cellgate.router.queue import Queue
 from cellgate.router.router import Router
-from cellgate.router.sampling import LOOK_AT_ALL, RENEWED_S, SAMPLE, Shortlist
+from cellgate.router.sampling import LOOK_AT_ALL, RENEWED_S, SAMPLE, Sampler
 from cellgate.router.unit_state import Lease
 
 NOW = 100.0
@@ -32,8 +32,8 @@ def board_of(count: int) -> Board:
     return board
 
 
-def shortlist_of(board: Board) -> Shortlist:
-    return Shortlist(board, random.Random(1))
+def shortlist_of(board: Board) -> Sampler:
+    return Sampler(board, random.Random(1))
 
 
 @pytest.fixture(scope="module")
@@ -47,17 +47,17 @@ def test_few_units_are_all_looked_at() -> None:
 
 
 def test_of_many_a_few_are_drawn_and_never_the_same(many: Board) -> None:
-    shortlist = shortlist_of(many)
-    drawn = Counter(name for _ in range(500) for name in shortlist.of(Ask("m"), NOW) or ())
+    sampler = shortlist_of(many)
+    drawn = Counter(name for _ in range(500) for name in sampler.of(Ask("m"), NOW) or ())
     assert sum(drawn.values()) == 500 * SAMPLE
     assert len(drawn) == 500
     assert max(drawn.values()) < 5 * SAMPLE
 
 
 def test_only_who_serves_the_model_is_drawn(many: Board) -> None:
-    shortlist = shortlist_of(many)
+    sampler = shortlist_of(many)
     for _ in range(50):
-        assert all(int(name[1:]) % 5 == 0 for name in shortlist.of(Ask("rare"), NOW) or ())
+        assert all(int(name[1:]) % 5 == 0 for name in sampler.of(Ask("rare"), NOW) or ())
 
 
 def test_an_ask_that_one_unit_alone_can_answer_looks_there(many: Board) -> None:
@@ -65,28 +65,28 @@ def test_an_ask_that_one_unit_alone_can_answer_looks_there(many: Board) -> None:
 
 
 def test_who_got_the_beginning_of_a_prompt_is_among_them(many: Board) -> None:
-    shortlist = shortlist_of(many)
-    shortlist.note(Ask("m", blocks=(1, 2, 3)), "u77")
-    shortlist.note(Ask("m", blocks=(1, 9)), "u78")
+    sampler = shortlist_of(many)
+    sampler.record(Ask("m", blocks=(1, 2, 3)), "u77")
+    sampler.record(Ask("m", blocks=(1, 9)), "u78")
     for _ in range(20):
-        assert "u77" in (shortlist.of(Ask("m", blocks=(1, 2, 3, 4, 5)), NOW) or ())
+        assert "u77" in (sampler.of(Ask("m", blocks=(1, 2, 3, 4, 5)), NOW) or ())
 
 
 def test_units_that_come_up_are_drawn_soon() -> None:
     board = board_of(500)
-    shortlist = shortlist_of(board)
+    sampler = shortlist_of(board)
     for name in [f"u{n}" for n in range(30, 500)]:
         board.drain(name, drained=True)
-    assert len(shortlist.of(Ask("m"), NOW) or ()) <= 30
+    assert len(sampler.of(Ask("m"), NOW) or ()) <= 30
     for name in [f"u{n}" for n in range(30, 500)]:
         board.drain(name, drained=False)
-    drawn = {name for _ in range(99) for name in shortlist.of(Ask("m"), NOW + RENEWED_S) or ()}
+    drawn = {name for _ in range(99) for name in sampler.of(Ask("m"), NOW + RENEWED_S) or ()}
     assert len(drawn) > 400
 
 
 def test_load_spreads_over_five_hundred_units_and_a_pick_is_cheap() -> None:
     board = board_of(500)
-    router = Router(board, POLICIES["prefix_affinity"](), random.Random(1), Waiting(FairRules()))
+    router = Router(board, POLICIES["prefix_affinity"](), random.Random(1), Queue(FairRules()))
     asks = [Ask("m", stream=True, prompt_bytes=2000, blocks=(n, n + 1)) for n in range(1000)]
     began_s = time.process_time()
     leases = [router.pick(ask, NOW) for ask in asks]
@@ -94,6 +94,6 @@ def test_load_spreads_over_five_hundred_units_and_a_pick_is_cheap() -> None:
     print(f"a pick among 500 units: {pick_us:.0f} us of CPU")
     assert all(isinstance(lease, Lease) for lease in leases)
     # By chance alone the fullest of 500 units would have 8 or 9 of 1000 requests.
-    assert max(desk.in_flight for desk in board) <= 4
+    assert max(state.in_flight for state in board) <= 4
     # The budget is 150 us on a machine of its own.
     assert pick_us < 1000.0

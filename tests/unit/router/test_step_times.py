@@ -6,22 +6,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cellgate.router.backlog import Job, Work
-from cellgate.router.step_times import GAPS_MS, MARK_S, Pace
+from cellgate.router.backlog import Backlog, Job
+from cellgate.router.step_times import GAPS_MS, MARK_S, StepTimes
 
 law = settings(derandomize=True, deadline=None, max_examples=50)
 
 
-def paced(*gaps_ms: int, times: int = 100) -> Pace:
+def paced(*gaps_ms: int, times: int = 100) -> StepTimes:
     """A pace that has seen these gaps so many times each."""
-    pace = Pace()
-    add(pace, *gaps_ms, times=times)
-    return pace
+    step_times = StepTimes()
+    add(step_times, *gaps_ms, times=times)
+    return step_times
 
 
-def add(pace: Pace, *gaps_ms: int, times: int = 100) -> None:
+def add(step_times: StepTimes, *gaps_ms: int, times: int = 100) -> None:
     for gap_ms in gaps_ms:
-        pace.gaps_ms[gap_ms] += times
+        step_times.gaps_ms[gap_ms] += times
 
 
 def test_too_few_gaps_tell_nothing() -> None:
@@ -30,19 +30,19 @@ def test_too_few_gaps_tell_nothing() -> None:
 
 
 def test_a_gap_is_told_by_its_upper_bound() -> None:
-    pace = paced(10, times=99)
-    add(pace, 200, times=1)
-    assert pace.gap_s(0.5) == pace.gap_s(0.99) == 0.011
-    assert pace.gap_s(1.0) == 0.201
+    step_times = paced(10, times=99)
+    add(step_times, 200, times=1)
+    assert step_times.gap_s(0.5) == step_times.gap_s(0.99) == 0.011
+    assert step_times.gap_s(1.0) == 0.201
 
 
 @law
 @given(st.dictionaries(st.integers(0, GAPS_MS - 1), st.integers(1, 50), min_size=1), st.floats(0.01, 1.0))
 def test_at_least_the_share_asked_for_does_not_exceed_the_gap(seen: dict[int, int], share: float) -> None:
-    pace = Pace()
+    step_times = StepTimes()
     for gap_ms, times in seen.items():
-        pace.gaps_ms[gap_ms] += times
-    gap_s, total = pace.gap_s(share), sum(seen.values())
+        step_times.gaps_ms[gap_ms] += times
+    gap_s, total = step_times.gap_s(share), sum(seen.values())
     assert (gap_s is None) is (total < 100)
     if gap_s is not None:
         within = sum(times for gap_ms, times in seen.items() if (gap_ms + 1) / 1000 <= gap_s)
@@ -51,85 +51,85 @@ def test_at_least_the_share_asked_for_does_not_exceed_the_gap(seen: dict[int, in
 
 
 def test_what_is_older_than_two_marks_is_forgotten() -> None:
-    pace = paced(500)
-    pace.mark(MARK_S)
-    add(pace, 20)
-    assert pace.gap_s(0.99) == 0.021, "the first mark already hides what came before it"
-    pace.mark(2 * MARK_S)
-    assert pace.gap_s(0.99) == 0.021, "between the marks"
-    pace.mark(3 * MARK_S)
-    assert pace.gap_s(0.99) is None, "nothing came since the second mark"
+    step_times = paced(500)
+    step_times.mark(MARK_S)
+    add(step_times, 20)
+    assert step_times.gap_s(0.99) == 0.021, "the first mark already hides what came before it"
+    step_times.mark(2 * MARK_S)
+    assert step_times.gap_s(0.99) == 0.021, "between the marks"
+    step_times.mark(3 * MARK_S)
+    assert step_times.gap_s(0.99) is None, "nothing came since the second mark"
 
 
 def test_a_mark_too_soon_is_none() -> None:
-    pace = paced(20)
-    pace.mark(MARK_S)
-    add(pace, 30)
-    pace.mark(1.9 * MARK_S)
-    assert pace.gap_s(0.5) == 0.031
+    step_times = paced(20)
+    step_times.mark(MARK_S)
+    add(step_times, 30)
+    step_times.mark(1.9 * MARK_S)
+    assert step_times.gap_s(0.5) == 0.031
 
 
-def prefills(pace: Pace, *prompts: tuple[int, float], at: float = 0.0) -> float:
+def prefills(step_times: StepTimes, *prompts: tuple[int, float], at: float = 0.0) -> float:
     """Prompts of so many tokens that take so long, one after the other, all sent `at`; when all are done."""
-    work, now = Work(), at
+    backlog, now = Backlog(), at
     for number, (tokens, _) in enumerate(prompts):
-        work.open(number, Job(tokens, tokens, at, at), at)
+        backlog.open(number, Job(tokens, tokens, at, at), at)
     for number, (_, busy_s) in enumerate(prompts):
         now += busy_s
-        done = work.show(number, now)
+        done = backlog.show(number, now)
         assert done is not None
-        pace.prefilled(done)
+        step_times.prefilled(done)
     return now
 
 
 def test_prefill_is_judged_slow_until_something_is_known() -> None:
-    assert Pace().prefill_s(100_000) >= 50.0
-    assert Pace().prefill_s(0) == 0.0
+    assert StepTimes().prefill_s(100_000) >= 50.0
+    assert StepTimes().prefill_s(0) == 0.0
 
 
 def test_prefill_is_judged_by_the_prompts_and_not_by_the_queue() -> None:
     """Thirty prompts at once: the last one waits for three seconds, and takes a tenth of one."""
-    pace = Pace()
-    prefills(pace, *[(2_000, 0.1)] * 30)
-    assert pace.prefill_s(2_000) == pytest.approx(0.1, rel=0.05)
+    step_times = StepTimes()
+    prefills(step_times, *[(2_000, 0.1)] * 30)
+    assert step_times.prefill_s(2_000) == pytest.approx(0.1, rel=0.05)
 
 
 def test_prompts_that_share_a_step_share_its_time() -> None:
-    pace, now = Pace(), 0.0
+    step_times, now = StepTimes(), 0.0
     for _ in range(20):
-        now = prefills(pace, (2_000, 0.4), (2_000, 0.0), (2_000, 0.0), (2_000, 0.0), at=now)
-    assert pace.rates.prefill_tokens_s.value == pytest.approx(20_000.0, rel=0.25)
+        now = prefills(step_times, (2_000, 0.4), (2_000, 0.0), (2_000, 0.0), (2_000, 0.0), at=now)
+    assert step_times.rates.prefill_tokens_s.value == pytest.approx(20_000.0, rel=0.25)
 
 
 def test_time_without_a_prompt_is_not_counted() -> None:
-    pace = Pace()
+    step_times = StepTimes()
     for hour in range(20):
-        prefills(pace, (4_000, 0.2), at=3600.0 * hour)
-    assert pace.prefill_s(4_000) == pytest.approx(0.2, rel=0.05)
+        prefills(step_times, (4_000, 0.2), at=3600.0 * hour)
+    assert step_times.prefill_s(4_000) == pytest.approx(0.2, rel=0.05)
 
 
 def test_a_prompt_larger_than_any_before_is_given_more_time() -> None:
-    pace = Pace()
-    prefills(pace, *[(4_000, 0.1)] * 20)
-    assert pace.prefill_s(8_000) == pytest.approx(2 * 0.2, rel=0.05)
-    assert pace.prefill_s(400_000) == pytest.approx(4 * 10.0, rel=0.05)
+    step_times = StepTimes()
+    prefills(step_times, *[(4_000, 0.1)] * 20)
+    assert step_times.prefill_s(8_000) == pytest.approx(2 * 0.2, rel=0.05)
+    assert step_times.prefill_s(400_000) == pytest.approx(4 * 10.0, rel=0.05)
 
 
 def test_an_engine_that_counts_the_pieces_of_a_large_prompt_is_given_the_time_of_a_piece() -> None:
     """Known only once one was seen, and only of prompts like it."""
-    pace = Pace()
-    first_s = pace.prefill_s(100_000, counts=True)
+    step_times = StepTimes()
+    first_s = step_times.prefill_s(100_000, counts=True)
     assert first_s > 20.0
-    pace.stood(100_000, 0.3)
-    assert pace.prefill_s(100_000, counts=True) == pytest.approx(0.6)
-    assert pace.prefill_s(100_000, counts=False) >= first_s
-    assert pace.prefill_s(300_000, counts=True) > first_s
+    step_times.record_stall(100_000, 0.3)
+    assert step_times.prefill_s(100_000, counts=True) == pytest.approx(0.6)
+    assert step_times.prefill_s(100_000, counts=False) >= first_s
+    assert step_times.prefill_s(300_000, counts=True) > first_s
 
 
 @law
 @given(st.lists(st.floats(0.001, 100.0), max_size=100), st.integers(0, 10**6), st.integers(0, 10**6))
 def test_a_larger_prompt_never_takes_less(busy_s: list[float], one: int, other: int) -> None:
-    pace = Pace()
-    prefills(pace, *((1_000, each_s) for each_s in busy_s))
+    step_times = StepTimes()
+    prefills(step_times, *((1_000, each_s) for each_s in busy_s))
     small, large = sorted((one, other))
-    assert pace.prefill_s(small) <= pace.prefill_s(large)
+    assert step_times.prefill_s(small) <= step_times.prefill_s(large)

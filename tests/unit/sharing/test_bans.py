@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cellgate.proxy.control.containment import Containment
 from cellgate.proxy.logs.events import EventLog
-from cellgate.proxy.sharing.bans import SharedBans, is_ban, read
+from cellgate.proxy.sharing.bans import SharedBans, is_ban, read_ban
 from cellgate.router.bans import Ban, Bans
 from cellgate.router.board import Board
 from cellgate.router.nouns import Rules
@@ -87,7 +87,7 @@ values = st.integers(-(2**63), 2**63) | st.text() | st.none()
 
 @given(st.binary(max_size=200) | st.dictionaries(st.text(max_size=8), values).map(orjson.dumps))
 def test_whatever_stands_there_raises_nothing(document: bytes) -> None:
-    assert read(document) is None
+    assert read_ban(document) is None
 
 
 def test_no_other_gate_can_have_a_prompt_refused_for_longer_than_this_one_would() -> None:

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from cellgate.proxy.logs.events import Action
-from cellgate.proxy.sharing.fleet_evidence import Fold
-from cellgate.proxy.sharing.fleet_units import Sight, Told, found
-from cellgate.proxy.sharing.schema import View
+from cellgate.proxy.sharing.fleet_evidence import FleetEvidence
+from cellgate.proxy.sharing.fleet_units import FleetUnit, TimedView, found
+from cellgate.proxy.sharing.unit_report import UnitReport
 from cellgate.router.board import Board, Consequence
 from cellgate.router.nouns import Ask, Evidence, Fleet, Flip, Rules, Sign, Strength, Verdict
 
-VIEW = View("u1", "east", "a", Verdict.UP, "http://u1:1", gate_url="http://a:1", epoch="e1")
-GONE = Sight("u1", Told(VIEW, 0.0), 0, gone_since=5.0)
+VIEW = UnitReport("u1", "east", "a", Verdict.UP, "http://u1:1", gate_url="http://a:1", epoch="e1")
+GONE = FleetUnit("u1", TimedView(VIEW, 0.0), 0, gone_since=5.0)
 
 
 class Router:
@@ -25,7 +25,7 @@ class Router:
         self.board = Board(Rules())
         self.flips: list[Flip] = []
         self.told: list[Action] = []
-        self.fold = Fold(self.board, self.observe, self.drain, self.told.append)
+        self.fold = FleetEvidence(self.board, self.observe, self.drain, self.told.append)
 
     def observe(self, evidence: Evidence) -> Consequence:
         consequence = self.board.observe(evidence)
@@ -38,21 +38,21 @@ class Router:
 
     def hear(self, at: float, age_s: float = 0.0, in_flight: int = 0, **changes: Any) -> None:
         """The gate has said so."""
-        self.see(Sight("u1", Told(replace(VIEW, **changes), at - age_s), in_flight), at)
+        self.see(FleetUnit("u1", TimedView(replace(VIEW, **changes), at - age_s), in_flight), at)
 
-    def see(self, sight: Sight, at: float) -> None:
-        self.board.configure(Fleet(units=found([sight]).units), at)
-        self.fold.take(sight, at)
+    def see(self, fleet_unit: FleetUnit, at: float) -> None:
+        self.board.configure(Fleet(units=found([fleet_unit]).units), at)
+        self.fold.take(fleet_unit, at)
 
     def sees(self, sign: Sign, strength: Strength, source: str, at: float) -> None:
         """This gate finds something out itself."""
         self.observe(Evidence("u1", sign, strength, source, "it saw so", at))
 
     def is_drained(self) -> bool:
-        return self.board.desks["u1"].drained
+        return self.board.units["u1"].drained
 
     def verdict(self) -> Verdict:
-        return self.board.desks["u1"].case.verdict
+        return self.board.units["u1"].case.verdict
 
 
 def test_the_first_word_is_believed() -> None:
@@ -91,7 +91,7 @@ def test_a_unit_that_its_gate_does_not_use_yet_gets_nothing(unready: Verdict) ->
     assert router.verdict() is Verdict.STARTING
     router.hear(11.0)
     router.hear(12.0, verdict=unready)
-    assert not router.board.desks["u1"].is_usable()
+    assert not router.board.units["u1"].is_usable()
 
 
 def test_a_unit_found_out_of_reach_comes_back_by_the_gates_own_look() -> None:
@@ -121,7 +121,7 @@ def test_a_unit_started_anew_evicts() -> None:
     router.hear(10.0)
     lease = router.board.open("u1", Ask(), 10.0, retry=False)
     router.hear(11.0, epoch="e1,f1")
-    assert [open_.evicted for open_ in router.board.desks["u1"].leases] == [False]
+    assert [open_.evicted for open_ in router.board.units["u1"].leases] == [False]
     router.hear(12.0, epoch="e2,f1", verdict=Verdict.STARTING)
     assert lease.evicted
     assert router.verdict() is Verdict.STARTING
@@ -140,12 +140,17 @@ def test_another_gate_reads_other_epochs_of_the_same_incarnation() -> None:
 def test_reached_by_another_way_it_is_the_same_unit() -> None:
     router = Router()
     router.hear(10.0)
-    before = router.board.desks["u1"]
+    before = router.board.units["u1"]
     before.drained = True
     router.hear(20.0, gate="b", gate_url="http://b:1")
-    desk = router.board.desks["u1"]
-    assert desk is not before
-    assert (desk.books, desk.pace, desk.drained, desk.risen_at) == (before.books, before.pace, True, 10.0)
+    state = router.board.units["u1"]
+    assert state is not before
+    assert (state.costs, state.step_times, state.drained, state.risen_at) == (
+        before.costs,
+        before.step_times,
+        True,
+        10.0,
+    )
 
 
 def test_what_no_gate_holds_on_to_is_down_and_back_when_one_does() -> None:
@@ -161,9 +166,9 @@ def test_what_no_gate_holds_on_to_is_down_and_back_when_one_does() -> None:
 def test_a_drain_at_its_gate_is_one_here_and_ends_with_it() -> None:
     router = Router()
     router.hear(10.0)
-    sight = Sight("u1", Told(VIEW, 11.0), 0, drained_by="a")
+    fleet_unit = FleetUnit("u1", TimedView(VIEW, 11.0), 0, drained_by="a")
     for at in (11.0, 11.2):
-        router.see(sight, at)
+        router.see(fleet_unit, at)
         assert router.is_drained()
     router.hear(12.0)
     assert not router.is_drained()
@@ -190,21 +195,21 @@ def test_load_is_what_others_have_there() -> None:
     leases = [router.board.open("u1", Ask(), at, retry=False) for at in (10.1, 10.2, 10.9)]
     # Written at 10.5: two of the seven are ours, the third was sent since.
     router.hear(11.0, age_s=0.5, in_flight=7, running=4, waiting=1)
-    desk = router.board.desks["u1"]
-    assert (desk.foreign, desk.in_flight) == (5, len(leases))
-    assert desk.load is not None
-    assert (desk.load.running, desk.load.waiting, desk.load.at) == (4, 3, 10.5)
+    state = router.board.units["u1"]
+    assert (state.foreign, state.in_flight) == (5, len(leases))
+    assert state.load is not None
+    assert (state.load.running, state.load.waiting, state.load.at) == (4, 3, 10.5)
 
 
 def test_the_engine_is_the_one_behind_the_gate() -> None:
     router = Router()
     router.hear(10.0, engine="sglang")
-    assert router.board.desks["u1"].engine == "sglang"
+    assert router.board.units["u1"].engine == "sglang"
 
 
 def test_proof_of_life_comes_along() -> None:
     router = Router()
     router.hear(10.0)
     router.hear(20.0, age_s=0.25, life_age_s=1.0)
-    desk = router.board.desks["u1"]
-    assert (desk.life_at, desk.heard_at) == (18.75, 19.75)
+    state = router.board.units["u1"]
+    assert (state.life_at, state.heard_at) == (18.75, 19.75)

@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 from cellgate.probes.gate_word import VIA_GATE, name_there
-from cellgate.proxy.sharing.fleet_units import FORGET_S, SETTLE_S, Sight, Ways, found
+from cellgate.proxy.sharing.fleet_units import FORGET_S, SETTLE_S, FleetUnit, FleetUnits, found
 from cellgate.proxy.sharing.roster import Roster
-from cellgate.proxy.sharing.schema import Seen, View
+from cellgate.proxy.sharing.unit_report import Seen, UnitReport
 from cellgate.router.nouns import Cell, Verdict
 
 A, B = "http://10.0.0.1:8000", "http://10.0.0.2:8000"
-VIEW = View(
+VIEW = UnitReport(
     "u1", "east", "a", Verdict.UP, "http://u1:1", gate_url=A, models=("m",), weight=2.0, max_in_flight=8
 )
 MANY = tuple(f"u{number}" for number in range(40))
@@ -24,24 +24,26 @@ class Fleet:
 
     def __init__(self) -> None:
         self.roster = Roster("me")
-        self.ways = Ways(self.roster)
+        self.ways = FleetUnits(self.roster)
 
-    def tell(self, now: float, *views: View, age_s: float = 0.0) -> None:
+    def tell(self, now: float, *reports: UnitReport, age_s: float = 0.0) -> None:
         """Redis answers with these."""
-        self.roster.answered({(view.unit, view.gate): Seen(view, age_s) for view in views}, now)
+        self.roster.answered({(report.unit, report.gate): Seen(report, age_s) for report in reports}, now)
 
     def urls(self, now: float) -> dict[str, str]:
-        return {name: sight.said.view.gate_url for name, sight in self.ways.refresh(now).items()}
+        return {
+            name: fleet_unit.latest.report.gate_url for name, fleet_unit in self.ways.refresh(now).items()
+        }
 
-    def one(self, now: float) -> Sight:
-        (sight,) = self.ways.refresh(now).values()
-        return sight
+    def one(self, now: float) -> FleetUnit:
+        (fleet_unit,) = self.ways.refresh(now).values()
+        return fleet_unit
 
 
-def both(unit: str = "u1", **changes: Any) -> tuple[View, View]:
+def both(unit: str = "u1", **changes: Any) -> tuple[UnitReport, UnitReport]:
     """The unit, as two gates tell of it."""
-    view = replace(VIEW, unit=unit, **changes)
-    return view, replace(view, gate="b", gate_url=B)
+    report = replace(VIEW, unit=unit, **changes)
+    return report, replace(report, gate="b", gate_url=B)
 
 
 def by_way_of(url: str) -> Callable[[dict[str, str]], set[str]]:
@@ -66,14 +68,14 @@ def test_a_gate_that_says_nowhere_where_it_is_is_no_way() -> None:
 def test_units_of_one_name_in_two_cells_are_two() -> None:
     fleet = Fleet()
     fleet.tell(0.0, VIEW, replace(VIEW, cell="west", gate="b", gate_url=B))
-    sights = fleet.ways.refresh(0.0)
+    fleet_units = fleet.ways.refresh(0.0)
     assert fleet.urls(0.0) == {"east.u1": A, "west.u1": B}
-    assert {name_there(unit) for unit in found(sights.values()).units} == {"u1"}
+    assert {name_there(unit) for unit in found(fleet_units.values()).units} == {"u1"}
 
 
 def test_gates_of_the_same_units_share_them_and_keep_them() -> None:
     fleet = Fleet()
-    fleet.tell(0.0, *(view for name in MANY for view in both(name)))
+    fleet.tell(0.0, *(report for name in MANY for report in both(name)))
     urls = fleet.urls(0.0)
     assert 10 <= len(by_way_of(A)(urls)) <= 30
     for now in (0.1, SETTLE_S, SETTLE_S + 1.0):
@@ -82,7 +84,7 @@ def test_gates_of_the_same_units_share_them_and_keep_them() -> None:
 
 def test_requests_of_all_gates_count() -> None:
     fleet = Fleet()
-    fleet.tell(0.0, *(replace(view, in_flight=3) for view in both()))
+    fleet.tell(0.0, *(replace(report, in_flight=3) for report in both()))
     assert fleet.one(0.0).in_flight == 6
 
 
@@ -91,20 +93,20 @@ def test_who_is_lost_or_stopping_is_no_way_while_there_is_another() -> None:
         fleet = Fleet()
         fleet.tell(0.0, *both())
         fleet.ways.lost = {other}
-        assert fleet.one(0.0).said.view.gate_url != other
+        assert fleet.one(0.0).latest.report.gate_url != other
         fleet = Fleet()
-        fleet.tell(0.0, *(replace(view, stopping=view.gate_url == other) for view in both()))
-        assert fleet.one(0.0).said.view.gate_url != other
+        fleet.tell(0.0, *(replace(report, stopping=report.gate_url == other) for report in both()))
+        assert fleet.one(0.0).latest.report.gate_url != other
 
 
 def test_who_has_just_come_gets_its_share_once_it_has_settled() -> None:
     fleet = Fleet()
-    views = [both(name) for name in MANY]
-    fleet.tell(0.0, *(a for a, _ in views))
+    reports = [both(name) for name in MANY]
+    fleet.tell(0.0, *(a for a, _ in reports))
     fleet.ways.refresh(0.0)
-    fleet.tell(100.0, *(view for pair in views for view in pair))
+    fleet.tell(100.0, *(report for pair in reports for report in pair))
     assert by_way_of(B)(fleet.urls(100.0)) == set()
-    fleet.tell(100.0 + SETTLE_S, *(view for pair in views for view in pair))
+    fleet.tell(100.0 + SETTLE_S, *(report for pair in reports for report in pair))
     assert 10 <= len(by_way_of(B)(fleet.urls(100.0 + SETTLE_S))) <= 30
 
 
@@ -112,17 +114,17 @@ def test_a_gate_that_knows_the_unit_to_be_well_comes_before_one_that_does_not() 
     fleet = Fleet()
     a, b = both()
     fleet.tell(0.0, replace(a, verdict=Verdict.STARTING), b)
-    assert fleet.one(0.0).said.view.gate == "b"
+    assert fleet.one(0.0).latest.report.gate == "b"
     # But the way does not change because the unit is down: the other gate may only be later to know.
     fleet.tell(0.1, a, replace(b, verdict=Verdict.DOWN))
-    assert fleet.one(0.1).said.view.gate == "b"
+    assert fleet.one(0.1).latest.report.gate == "b"
 
 
 def test_a_gate_that_hands_over_to_a_successor_at_its_place_stops_nothing() -> None:
     fleet = Fleet()
     fleet.tell(0.0, replace(VIEW, gate="a2"))
     fleet.tell(0.1, replace(VIEW, stopping=True))
-    assert fleet.one(0.1).said.view.gate == "a2"
+    assert fleet.one(0.1).latest.report.gate == "a2"
 
 
 def test_whoever_drains_it_drains_it() -> None:
@@ -153,4 +155,4 @@ def test_a_gate_started_anew_at_its_place_is_the_successor_of_itself() -> None:
     assert fleet.ways.successor("a")
     assert not fleet.ways.successor("a2")
     assert not fleet.ways.successor("nobody")
-    assert fleet.one(0.5).said.view.gate == "a2"
+    assert fleet.one(0.5).latest.report.gate == "a2"

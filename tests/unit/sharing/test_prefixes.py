@@ -22,12 +22,12 @@ from cellgate.proxy.sharing.prefixes import (
     written,
 )
 from cellgate.proxy.sharing.roster import Roster
-from cellgate.proxy.sharing.schema import Seen, View
+from cellgate.proxy.sharing.unit_report import Seen, UnitReport
 from cellgate.router.board import Board
 from cellgate.router.cost_model import BLOCK_BYTES
 from cellgate.router.fair_queue import FairRules
 from cellgate.router.nouns import Ask, Evidence, Fleet, Rules, Sign, Strength, Unit, Verdict
-from cellgate.router.queue import Waiting
+from cellgate.router.queue import Queue
 from cellgate.router.router import Router
 from cellgate.router.unit_state import Lease
 
@@ -45,11 +45,11 @@ class Gate:
         self.roster = Roster(name)
         self.hear_of_units(*others)
         self.sharing = PrefixSharing(self.board, name, self.roster, lambda: self.now)
-        waiting = Waiting(FairRules())
-        self.router = Router(self.board, POLICIES["prefix_affinity"](), random.Random(seed), waiting)
+        queue = Queue(FairRules())
+        self.router = Router(self.board, POLICIES["prefix_affinity"](), random.Random(seed), queue)
         for unit in units:
             self.start(unit, "1")
-            self.board.desks[unit].risen_at = NOW - 1e6
+            self.board.units[unit].risen_at = NOW - 1e6
         self.board.tick(NOW)
 
     def start(self, unit: str, epoch: str) -> None:
@@ -61,8 +61,8 @@ class Gate:
     def hear_of_units(self, *others: str, epoch: str = "") -> None:
         for other in others:
             for unit in UNITS:
-                view = View(unit, "c", other, Verdict.UP, epoch=epoch)
-                self.roster.told((unit, other), Seen(view, 0.0), self.now)
+                report = UnitReport(unit, "c", other, Verdict.UP, epoch=epoch)
+                self.roster.update((unit, other), Seen(report, 0.0), self.now)
 
     def send(self, *blocks: int, shown: bool = True) -> str:
         """A prompt comes, and is answered: where it went."""
@@ -113,7 +113,7 @@ def test_a_beginning_that_one_gate_has_seen_is_known_at_the_other_before_it_has_
     unit = one.send(*prompt(1), *prompt(2))
     one.tell(other)
     # The common beginning ends between two steps; what is known of it is two thirds or more.
-    held = other.board.held(other.board.desks[unit], (*prompt(1, 40), *prompt(3)))
+    held = other.board.held(other.board.units[unit], (*prompt(1, 40), *prompt(3)))
     assert 27 <= held <= 40
 
 
@@ -122,7 +122,7 @@ def test_of_a_beginning_that_came_twice_it_is_known_where_it_ends() -> None:
     one.send(*prompt(1), *prompt(2))
     unit = one.send(*prompt(1), *prompt(3))
     one.tell(other)
-    assert other.board.held(other.board.desks[unit], (*prompt(1), *prompt(4))) == 40
+    assert other.board.held(other.board.units[unit], (*prompt(1), *prompt(4))) == 40
 
 
 def test_what_has_shown_nothing_is_not_told() -> None:
@@ -154,10 +154,10 @@ def test_a_unit_that_starts_anew_holds_nothing_of_what_was_told_and_nothing_of_i
     one, other = Gate("g1"), Gate("g2", "g1")
     unit = one.send(*prompt(1))
     one.tell(other)
-    desk = other.board.desks[unit]
-    assert other.board.held(desk, prompt(1)) == 40
+    state = other.board.units[unit]
+    assert other.board.held(state, prompt(1)) == 40
     other.start(unit, "2")
-    assert other.board.held(desk, prompt(1)) == 0
+    assert other.board.held(state, prompt(1)) == 0
     one.start(unit, "2")
     assert one.sharing.document() == (None, 0)
 
@@ -167,7 +167,7 @@ def test_what_is_told_of_another_incarnation_does_not_count() -> None:
     other.hear_of_units("g1", epoch="2")
     unit = one.send(*prompt(1))
     assert one.tell(other) == 0
-    assert other.board.held(other.board.desks[unit], prompt(1)) == 0
+    assert other.board.held(other.board.units[unit], prompt(1)) == 0
     other.hear_of_units("g1", epoch="1,other")
     assert one.tell(other) == 0, "it has been read"
     one.send(*prompt(2))
@@ -181,7 +181,7 @@ def test_a_unit_that_is_not_configured_any_more_and_comes_back_is_another_one() 
     fleet = Fleet(units=tuple(Unit(u, "c", f"http://{u}") for u in UNITS))
     other.board.configure(Fleet(units=tuple(u for u in fleet.units if u.name != unit)), NOW)
     other.board.configure(fleet, NOW)
-    assert other.board.held(other.board.desks[unit], prompt(1)) == 0
+    assert other.board.held(other.board.units[unit], prompt(1)) == 0
 
 
 @pytest.mark.parametrize("units", [30, 100])
@@ -189,7 +189,7 @@ def test_of_many_units_the_one_that_another_gate_tells_of_is_looked_at(units: in
     names = tuple(f"u{n}" for n in range(units))
     one, other = Gate("g1", units=names), Gate("g2", seed=2, units=names)
     for name in names:
-        other.roster.told((name, "g1"), Seen(View(name, "c", "g1", Verdict.UP), 0.0), NOW)
+        other.roster.update((name, "g1"), Seen(UnitReport(name, "c", "g1", Verdict.UP), 0.0), NOW)
     sent = [one.send(*prompt(n)) for n in range(20)]
     one.tell(other)
     assert [other.send(*prompt(n), *prompt(500 + n, 2)) for n in range(20)] == sent
@@ -265,7 +265,7 @@ def test_a_lie_makes_a_unit_cheaper_by_no_more_than_the_prompt() -> None:
     """And a unit that finds nothing of it is believed less and less."""
     gate = Gate("g2", "g1")
     gate.sharing.heard("g1", told(units={"a": packed(*prompt(1))}))
-    books = gate.board.desks["a"].books
+    costs = gate.board.units["a"].costs
     for _ in range(100):
-        books.prefixes.correct(1000.0, 0.0)
-    assert books.prefixes.trust < 0.01
+        costs.prefixes.correct(1000.0, 0.0)
+    assert costs.prefixes.trust < 0.01

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from cellgate.proxy.sharing.roster import Roster
-from cellgate.proxy.sharing.schema import Seen, View
 from cellgate.proxy.sharing.sync import PACE_BEATS, Sharing
+from cellgate.proxy.sharing.unit_report import Seen, UnitReport
 from cellgate.router.board import Board, Consequence
 from cellgate.router.cost_model import Elsewhere
 from cellgate.router.nouns import Ask, Evidence, Fleet, Rules, Sign, Strength, Unit, Verdict
 
-VIEW = View("u1", "a", "g2", Verdict.UP, "http://10.0.0.1:8000", 3)
+VIEW = UnitReport("u1", "a", "g2", Verdict.UP, "http://10.0.0.1:8000", 3)
 
 
 def seen_by(gate: str, age: float = 0.0, **changes: Any) -> dict[tuple[str, str], Seen]:
@@ -91,8 +91,8 @@ def test_gates_that_are_long_gone_are_forgotten() -> None:
 
 def test_what_comes_late_does_not_replace_what_is_newer() -> None:
     roster = Roster("g1")
-    assert roster.told(("u1", "g2"), Seen(replace(VIEW, gate="g2", in_flight=2), 0.0), 5.0)
-    assert not roster.told(("u1", "g2"), Seen(replace(VIEW, gate="g2", in_flight=1), 0.5), 5.1)
+    assert roster.update(("u1", "g2"), Seen(replace(VIEW, gate="g2", in_flight=2), 0.0), 5.0)
+    assert not roster.update(("u1", "g2"), Seen(replace(VIEW, gate="g2", in_flight=1), 0.5), 5.1)
     assert roster.elsewhere("u1", 5.1).in_flight == 2
 
 
@@ -114,7 +114,7 @@ class Gate:
 
     def hears(self, age_s: float = 0.0, **changes: Any) -> None:
         seen = Seen(replace(VIEW, **changes), age_s)
-        self.roster.told((seen.view.unit, seen.view.gate), seen, 10.0)
+        self.roster.update((seen.report.unit, seen.report.gate), seen, 10.0)
         self.sharing.heard(seen)
 
 
@@ -125,7 +125,7 @@ def test_another_gates_down_asks_for_a_canary_and_orders_nothing() -> None:
     (consequence,) = gate.consequences
     assert consequence.wants_canary
     assert consequence.evicted == ()
-    case = gate.board.desks["u1"].case
+    case = gate.board.units["u1"].case
     assert case.verdict is Verdict.SUSPECT
     assert case.because is not None
     assert case.because.reason == "gate g2 holds it to be down: refused"
@@ -144,51 +144,51 @@ def test_another_gates_proof_of_life_counts_as_of_when_it_was() -> None:
     gate.hears(age_s=0.25, life_age_s=0.5)
     gate.hears(age_s=0.25, life_age_s=3.0, gate="g3")
     gate.sharing.tick(10.0)
-    assert gate.board.desks["u1"].life_at == 9.25
-    assert gate.board.desks["u2"].life_at == 1.0
-    gate.board.desks["u1"].life_at = 9.5
+    assert gate.board.units["u1"].life_at == 9.25
+    assert gate.board.units["u2"].life_at == 1.0
+    gate.board.units["u1"].life_at = 9.5
     gate.sharing.tick(10.0)
-    assert gate.board.desks["u1"].life_at == 9.5
+    assert gate.board.units["u1"].life_at == 9.5
 
 
 def test_the_gate_that_saw_a_unit_live_last_sends_the_next_canary() -> None:
     gate = Gate()
-    desk = gate.board.desks["u1"]
-    assert desk.turn_at < desk.life_at
+    state = gate.board.units["u1"]
+    assert state.peer_canary_at < state.life_at
     gate.hears(age_s=0.25, life_age_s=0.5)
     gate.sharing.tick(10.0)
-    assert desk.turn_at == desk.life_at == 9.25
+    assert state.peer_canary_at == state.life_at == 9.25
     # It was too late, and has a later one of its own now.
-    desk.life_at = 11.5
+    state.life_at = 11.5
     gate.sharing.tick(12.0)
-    assert desk.turn_at < desk.life_at
+    assert state.peer_canary_at < state.life_at
 
 
 @pytest.mark.parametrize(("other", "is_others"), [("g0", True), ("g2", False)])
 def test_of_gates_that_saw_it_at_once_the_first_by_name_does(other: str, is_others: bool) -> None:
     gate = Gate()
-    desk = gate.board.desks["u1"]
+    state = gate.board.units["u1"]
     for life_at in (9.0, 9.9):
-        desk.life_at = life_at
+        state.life_at = life_at
         gate.hears(gate=other, age_s=0.0, life_age_s=0.9)
         gate.sharing.tick(10.0)
-        assert (desk.turn_at >= desk.life_at) is is_others
+        assert (state.peer_canary_at >= state.life_at) is is_others
 
 
 def test_what_was_heard_is_not_told_again_and_small_differences_are_no_news() -> None:
     gate = Gate()
     gate.hears(age_s=0.0, life_age_s=3.0)
     gate.sharing.tick(10.0)
-    desk = gate.board.desks["u1"]
-    assert desk.life_at == 7.0
+    state = gate.board.units["u1"]
+    assert state.life_at == 7.0
     # Its own last sign of life was at 1.
-    assert [view.life_age_s for view in gate.sharing.views()] == [9.0, 9.0]
+    assert [report.life_age_s for report in gate.sharing.reports()] == [9.0, 9.0]
     # The same sign of life, by way of a slower writing.
     gate.hears(age_s=0.0, life_age_s=2.9, gate="g3")
     gate.sharing.tick(10.0)
-    assert desk.life_at == 7.0
-    desk.life_at = 8.5
-    assert next(gate.sharing.views()).life_age_s == 1.5
+    assert state.life_at == 7.0
+    state.life_at = 8.5
+    assert next(gate.sharing.reports()).life_age_s == 1.5
 
 
 def test_others_requests_add_up() -> None:
@@ -211,16 +211,19 @@ def test_a_gate_tells_of_all_its_units_and_finds_out_the_pace_of_busy_ones_in_tu
 
         return gap_s
 
-    for name, desk in gate.board.desks.items():
-        desk.pace = _Pace(count(name))  # type: ignore[assignment]
-        desk.batch = 1.0
+    for name, state in gate.board.units.items():
+        state.step_times = _Pace(count(name))  # type: ignore[assignment]
+        state.batch = 1.0
     for _ in range(PACE_BEATS):
-        views = list(gate.sharing.views())
-    gate.board.desks["u2"].batch = 0.0
+        reports = list(gate.sharing.reports())
+    gate.board.units["u2"].batch = 0.0
     for _ in range(PACE_BEATS):
-        views = list(gate.sharing.views())
-    assert [(view.unit, view.gate, view.itl_s) for view in views] == [("u1", "g1", 0.02), ("u2", "g1", 0.02)]
-    assert [view.ttft_s for view in views] == [0.25, None]
+        reports = list(gate.sharing.reports())
+    assert [(report.unit, report.gate, report.itl_s) for report in reports] == [
+        ("u1", "g1", 0.02),
+        ("u2", "g1", 0.02),
+    ]
+    assert [report.ttft_s for report in reports] == [0.25, None]
     assert sorted(asked) == ["u1", "u1", "u2"]
 
 

@@ -13,7 +13,7 @@ import pytest
 from cellgate.proxy.config.limits import LIMITS, REACHED
 from cellgate.proxy.config.settings import KIB, MIB, Limits
 from cellgate.proxy.wire.downstream import PIPELINED_BYTES
-from cellgate.proxy.wire.failure import Kind
+from cellgate.proxy.wire.failure import FailureKind
 from tests.wire.door import Door
 from tests.wire.unit import LAST_CHUNK, chunk
 
@@ -142,7 +142,7 @@ def test_more_chunks_than_any_client_has_reason_to_send_are_refused(
     monkeypatch.setattr("cellgate.proxy.wire.reader.LIMITS", replace(LIMITS, body_chunks=5000))
     assert len(fed(CHUNKED + chunk(b"ab") * 5000 + LAST_CHUNK).requests) == 1
     door = fed(CHUNKED + chunk(b"ab") * 20_000)
-    assert [failure.kind for failure in door.failures] == [Kind.BAD_REQUEST]
+    assert [failure.kind for failure in door.failures] == [FailureKind.BAD_REQUEST]
     assert "send larger ones" in door.failures[0].message
 
 

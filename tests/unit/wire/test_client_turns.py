@@ -10,7 +10,7 @@ import pytest
 
 from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.wire.downstream import ClientConnection
-from cellgate.proxy.wire.rota import Rota
+from cellgate.proxy.wire.rota import ReadScheduler
 from tests.wire.door import Door
 from tests.wire.unit import LAST_CHUNK, chunk
 
@@ -28,8 +28,8 @@ class Street:
 
     def __init__(self) -> None:
         self.due: list[Callable[[], None]] = []
-        rota = Rota(self.due.append, LIMITS.request_bytes_per_turn)
-        self.doors = [Door(rota=rota) for _ in range(CLIENTS)]
+        read_scheduler = ReadScheduler(self.due.append, LIMITS.request_bytes_per_turn)
+        self.doors = [Door(read_scheduler=read_scheduler) for _ in range(CLIENTS)]
 
     def all_send(self, data: bytes) -> None:
         """One read of each of them, in the same turn."""

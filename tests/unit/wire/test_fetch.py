@@ -21,7 +21,7 @@ PLAIN_CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 def fetch_of(here: Stage) -> UnitFetch:
     """The fetch of the only unit."""
     return UnitFetch(
-        here.gateway.pool(here.plane.board.desks["u0"]), asyncio.get_running_loop(), lambda: None
+        here.gateway.pool(here.plane.board.units["u0"]), asyncio.get_running_loop(), lambda: None
     )
 
 
@@ -141,7 +141,7 @@ async def test_what_goes_wrong_is_told_and_leaves_no_connection(
         assert (caught.value.trouble, said in str(caught.value)) == (trouble, True), str(caught.value)
         assert asyncio.get_running_loop().time() - began_at <= TIMEOUT_S + 0.01
         await asyncio.sleep(0.1)
-        assert not here.gateway.pool(here.plane.board.desks["u0"]).connections
+        assert not here.gateway.pool(here.plane.board.units["u0"]).connections
 
 
 STRIKES: dict[str, tuple[Callable[[SimLoop, int], None], Trouble]] = {

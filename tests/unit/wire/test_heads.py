@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cellgate.proxy.wire.failure import Kind
+from cellgate.proxy.wire.failure import FailureKind
 from cellgate.proxy.wire.heads import (
     REPLY_FIELDS,
     REQUEST_FIELDS,
@@ -152,34 +152,34 @@ def test_http_1_0_needs_no_host_and_gets_no_100() -> None:
     assert (made.http10, made.expects_continue) == (True, False)
 
 
-WRONG: list[tuple[bytes, bytes, Fields, str, Kind]] = [
-    (b"GET", b"/", [], "1.1", Kind.BAD_REQUEST),
-    (b"GET", b"/", [HOST, HOST], "1.1", Kind.BAD_REQUEST),
-    (b"GET", b"/", [HOST, HOST], "1.0", Kind.BAD_REQUEST),
-    (b"GET", b"/", [HOST], "2.0", Kind.BAD_REQUEST),
-    (b"GET", b"/", [HOST], "0.9", Kind.BAD_REQUEST),
-    (b"POST", b"/", [HOST, (b"transfer-encoding", b"chunked")], "1.0", Kind.BAD_REQUEST),
-    (b"POST", b"/", [HOST, (b"transfer-encoding", b"gzip, chunked")], "1.1", Kind.BAD_REQUEST),
-    (b"POST", b"/", [HOST, (b"expect", b"tea")], "1.1", Kind.BAD_EXPECTATION),
+WRONG: list[tuple[bytes, bytes, Fields, str, FailureKind]] = [
+    (b"GET", b"/", [], "1.1", FailureKind.BAD_REQUEST),
+    (b"GET", b"/", [HOST, HOST], "1.1", FailureKind.BAD_REQUEST),
+    (b"GET", b"/", [HOST, HOST], "1.0", FailureKind.BAD_REQUEST),
+    (b"GET", b"/", [HOST], "2.0", FailureKind.BAD_REQUEST),
+    (b"GET", b"/", [HOST], "0.9", FailureKind.BAD_REQUEST),
+    (b"POST", b"/", [HOST, (b"transfer-encoding", b"chunked")], "1.0", FailureKind.BAD_REQUEST),
+    (b"POST", b"/", [HOST, (b"transfer-encoding", b"gzip, chunked")], "1.1", FailureKind.BAD_REQUEST),
+    (b"POST", b"/", [HOST, (b"expect", b"tea")], "1.1", FailureKind.BAD_EXPECTATION),
     (
         b"GET",
         b"/",
         [HOST, (b"connection", b"a, Upgrade"), (b"upgrade", b"x")],
         "1.1",
-        Kind.METHOD_NOT_SUPPORTED,
+        FailureKind.METHOD_NOT_SUPPORTED,
     ),
-    (b"CONNECT", b"a:1", [HOST], "1.1", Kind.METHOD_NOT_SUPPORTED),
-    (b"CONNECT", b"/", [HOST], "1.1", Kind.METHOD_NOT_SUPPORTED),
-    (b"GET", b"*", [HOST], "1.1", Kind.BAD_REQUEST),
-    (b"GET", b"a", [HOST], "1.1", Kind.BAD_REQUEST),
-    (b"GET", b"ftp://a/", [HOST], "1.1", Kind.BAD_REQUEST),
-    (b"GET", b"/a#b", [HOST], "1.1", Kind.BAD_REQUEST),
+    (b"CONNECT", b"a:1", [HOST], "1.1", FailureKind.METHOD_NOT_SUPPORTED),
+    (b"CONNECT", b"/", [HOST], "1.1", FailureKind.METHOD_NOT_SUPPORTED),
+    (b"GET", b"*", [HOST], "1.1", FailureKind.BAD_REQUEST),
+    (b"GET", b"a", [HOST], "1.1", FailureKind.BAD_REQUEST),
+    (b"GET", b"ftp://a/", [HOST], "1.1", FailureKind.BAD_REQUEST),
+    (b"GET", b"/a#b", [HOST], "1.1", FailureKind.BAD_REQUEST),
 ]
 
 
 @pytest.mark.parametrize(("method", "target", "fields", "version", "kind"), WRONG)
 def test_heads_that_parse_and_are_refused(
-    method: bytes, target: bytes, fields: Fields, version: str, kind: Kind
+    method: bytes, target: bytes, fields: Fields, version: str, kind: FailureKind
 ) -> None:
     failure = check_head(request(method, target, fields), version)
     assert failure is not None

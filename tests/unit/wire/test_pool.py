@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from cellgate.proxy.wire.failure import Failure, Kind
+from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.proxy.wire.pool import IDLE_S, Pool
 from cellgate.proxy.wire.upstream import UnitConnection
 from tests.sim.loop import SimLoop
@@ -185,7 +185,7 @@ async def test_a_closed_pool_keeps_nothing_and_lets_what_is_in_use_finish(place:
     place.pool.close()
     await asyncio.sleep(0.1)
     assert waiting.failure is not None
-    assert waiting.failure.kind is Kind.EVICTED
+    assert waiting.failure.kind is FailureKind.EVICTED
     assert (used.usable, idle.usable) == (True, False)
     place.pool.give_back(used)
     assert not used.usable
@@ -200,29 +200,29 @@ async def test_a_connection_that_is_closed_before_it_is_used_says_so(place: Plac
     sink = Taker()
     conn.send(b"GET / HTTP/1.1\r\n\r\n", b"", cast(Any, sink), to_head=False)
     assert sink.failure is not None
-    assert sink.failure.kind is Kind.CLOSED_EARLY
+    assert sink.failure.kind is FailureKind.CLOSED_EARLY
 
 
-FAULTS: dict[str, tuple[Callable[[World], None], Kind]] = {
-    "nobody listens": (lambda world: world.net.kill(HOST), Kind.REFUSED),
-    "no answer": (lambda world: world.net.blackhole(HOST), Kind.CONNECT_TIMEOUT),
-    "no route": (lambda world: world.net.fail_connects(HOST, 113), Kind.UNREACHABLE),
-    "no name": (lambda world: world.net.fail_resolver(HOST), Kind.NO_RESOURCES),
-    "no descriptors left": (lambda world: world.net.exhaust_files("gate"), Kind.NO_RESOURCES),
+FAULTS: dict[str, tuple[Callable[[World], None], FailureKind]] = {
+    "nobody listens": (lambda world: world.net.kill(HOST), FailureKind.REFUSED),
+    "no answer": (lambda world: world.net.blackhole(HOST), FailureKind.CONNECT_TIMEOUT),
+    "no route": (lambda world: world.net.fail_connects(HOST, 113), FailureKind.UNREACHABLE),
+    "no name": (lambda world: world.net.fail_resolver(HOST), FailureKind.NO_RESOURCES),
+    "no descriptors left": (lambda world: world.net.exhaust_files("gate"), FailureKind.NO_RESOURCES),
 }
 
 
 @pytest.mark.parametrize(("strike", "kind"), FAULTS.values(), ids=FAULTS)
-def test_a_failed_connect_says_whose_fault_it_is(strike: Callable[[World], None], kind: Kind) -> None:
+def test_a_failed_connect_says_whose_fault_it_is(strike: Callable[[World], None], kind: FailureKind) -> None:
     @played
     async def test(place: Place) -> None:
         strike(place.world)
         taker = await place.take(wait_s=TIMEOUT_S + 1.0)
         assert taker.failure is not None
         assert taker.failure.kind is kind
-        assert HOST in taker.failure.message or kind is Kind.NO_RESOURCES
+        assert HOST in taker.failure.message or kind is FailureKind.NO_RESOURCES
         place.world.net.heal()
-        if kind is not Kind.REFUSED:
+        if kind is not FailureKind.REFUSED:
             assert (await place.take()).conn is not None
 
     test()

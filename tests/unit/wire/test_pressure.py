@@ -61,7 +61,7 @@ async def test_the_next_answer_waits_for_a_client_that_has_not_read_the_one_befo
 @simulated
 async def test_a_client_that_never_reads_bounds_what_is_held_and_its_leaving_frees_all() -> None:
     async with stage(of_size(100 * WINDOW)) as here:
-        connections = here.gateway.pool(here.plane.board.desks["u0"]).connections
+        connections = here.gateway.pool(here.plane.board.units["u0"]).connections
         for _ in range(20):
             async with here.client() as unreading:
                 unreading.stop_reading()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cellgate.proxy.config.settings import Limits
-from cellgate.proxy.wire.failure import Kind
+from cellgate.proxy.wire.failure import FailureKind
 from cellgate.proxy.wire.reader import RequestReader
 from cellgate.proxy.wire.request import Request
 from tests.wire.unit import LAST_CHUNK, chunk
@@ -94,20 +94,20 @@ def test_the_phases_of_a_body_are_told() -> None:
 
 
 FAILURES = {
-    "malformed": (b"GET / HTTP/1.1\r\nHost a\r\n\r\n", Kind.BAD_REQUEST),
-    "no method": (b"\x16\x03\x01", Kind.BAD_REQUEST),
-    "malformed target": (b"GET /\xff HTTP/1.1\r\n", Kind.BAD_REQUEST),
-    "no host": (b"GET / HTTP/1.1\r\n\r\n", Kind.BAD_REQUEST),
-    "head too large": (GET[:-2] + b"X-B: " + b"b" * 500 + b"\r\n\r\n", Kind.HEAD_TOO_LARGE),
-    "head too large and unfinished": (GET[:-2] + b"X-B: " + b"b" * 500, Kind.HEAD_TOO_LARGE),
-    "length too large": (POST.replace(b": 3", b": 101"), Kind.BODY_TOO_LARGE),
-    "chunks too large": (CHUNKED[: -len(LAST_CHUNK) - 8] + chunk(b"x" * 98), Kind.BODY_TOO_LARGE),
-    "bad chunk": (CHUNKED.replace(b"\r\n1\r\n", b"\r\nx\r\n"), Kind.BAD_REQUEST),
+    "malformed": (b"GET / HTTP/1.1\r\nHost a\r\n\r\n", FailureKind.BAD_REQUEST),
+    "no method": (b"\x16\x03\x01", FailureKind.BAD_REQUEST),
+    "malformed target": (b"GET /\xff HTTP/1.1\r\n", FailureKind.BAD_REQUEST),
+    "no host": (b"GET / HTTP/1.1\r\n\r\n", FailureKind.BAD_REQUEST),
+    "head too large": (GET[:-2] + b"X-B: " + b"b" * 500 + b"\r\n\r\n", FailureKind.HEAD_TOO_LARGE),
+    "head too large and unfinished": (GET[:-2] + b"X-B: " + b"b" * 500, FailureKind.HEAD_TOO_LARGE),
+    "length too large": (POST.replace(b": 3", b": 101"), FailureKind.BODY_TOO_LARGE),
+    "chunks too large": (CHUNKED[: -len(LAST_CHUNK) - 8] + chunk(b"x" * 98), FailureKind.BODY_TOO_LARGE),
+    "bad chunk": (CHUNKED.replace(b"\r\n1\r\n", b"\r\nx\r\n"), FailureKind.BAD_REQUEST),
 }
 
 
 @pytest.mark.parametrize(("data", "kind"), FAILURES.values(), ids=FAILURES)
-def test_a_failure_ends_the_reading_and_spares_what_came_before(data: bytes, kind: Kind) -> None:
+def test_a_failure_ends_the_reading_and_spares_what_came_before(data: bytes, kind: FailureKind) -> None:
     told, reader = read(POST + data + POST)
     assert reader.failure is not None
     assert reader.failure.kind is kind
@@ -120,10 +120,10 @@ def test_a_failure_ends_the_reading_and_spares_what_came_before(data: bytes, kin
 def test_an_unknown_method_is_told_from_garbage_where_its_beginning_is_known() -> None:
     brew = b"BREW / HTTP/1.1\r\n"
     for reads, kind in (
-        ([brew], Kind.METHOD_NOT_SUPPORTED),
-        ([POST, brew], Kind.METHOD_NOT_SUPPORTED),
-        ([POST + brew], Kind.BAD_REQUEST),
-        ([b"brew\r\n"], Kind.BAD_REQUEST),
+        ([brew], FailureKind.METHOD_NOT_SUPPORTED),
+        ([POST, brew], FailureKind.METHOD_NOT_SUPPORTED),
+        ([POST + brew], FailureKind.BAD_REQUEST),
+        ([b"brew\r\n"], FailureKind.BAD_REQUEST),
     ):
         failure = read(*reads)[1].failure
         assert failure is not None

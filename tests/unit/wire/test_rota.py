@@ -9,8 +9,8 @@ from itertools import pairwise
 import pytest
 
 from cellgate.proxy.config.limits import LIMITS
-from cellgate.proxy.wire.failure import Kind
-from cellgate.proxy.wire.rota import PART_BYTES, PIECE_BYTES, Rota
+from cellgate.proxy.wire.failure import FailureKind
+from cellgate.proxy.wire.rota import PART_BYTES, PIECE_BYTES, ReadScheduler
 from tests.wire.rig import Rig
 from tests.wire.unit import LAST_CHUNK, SSE_HEAD, STREAM, TOKENS, chunk
 
@@ -35,8 +35,8 @@ class Street:
 
     def __init__(self, streams: int = STREAMS) -> None:
         self.due: list[Callable[[], None]] = []
-        self.rota = Rota(self.due.append, LIMITS.reply_bytes_per_turn)
-        self.rigs = [Rig(rota=self.rota) for _ in range(streams)]
+        self.read_scheduler = ReadScheduler(self.due.append, LIMITS.reply_bytes_per_turn)
+        self.rigs = [Rig(read_scheduler=self.read_scheduler) for _ in range(streams)]
         for rig in self.rigs:
             rig.feed([SSE_HEAD + chunk(TOKENS[0])])
 
@@ -158,7 +158,7 @@ def test_what_was_read_before_a_connection_broke_still_counts() -> None:
     rig = begun()
     rig.feed([], close=True)
     assert rig.body() == TOKENS[0] + EVENT * MANY
-    assert [failure.kind for failure in rig.failures] == [Kind.CLOSED_EARLY]
+    assert [failure.kind for failure in rig.failures] == [FailureKind.CLOSED_EARLY]
     run_out(rig)
     assert rig.bugs == []
 

@@ -18,11 +18,11 @@ from cellgate.proxy.wire.sse import (
     before_error,
     carries_data,
     end_of_events,
+    extra_field,
     first_end,
     is_end,
     is_error,
     message_of,
-    name_of,
     payload,
     split,
     without_comments,
@@ -207,7 +207,7 @@ def test_data_lines_are_those_that_begin_with_data(data: bytes) -> None:
     ],
 )
 def test_fields_that_make_an_event_another(event: bytes, name: str) -> None:
-    assert name_of(event) == name
+    assert extra_field(event) == name
 
 
 @pytest.mark.parametrize("ending", ENDINGS)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from cellgate.proxy.config.limits import LIMITS, REACHED
-from cellgate.proxy.wire.failure import Kind
+from cellgate.proxy.wire.failure import FailureKind
 from cellgate.proxy.wire.reply_reader import HEAD_BYTES
 from tests.cost.bench import counted
 from tests.unit.wire.test_bounds import reads
@@ -30,7 +30,7 @@ def fed(data: bytes) -> tuple[Rig, int]:
 def why(rig: Rig) -> str:
     """Why the reply was not taken, or not to its end."""
     (failure,) = rig.failures
-    assert failure.kind is Kind.GARBAGE
+    assert failure.kind is FailureKind.GARBAGE
     assert rig.wire.closed
     return failure.message
 

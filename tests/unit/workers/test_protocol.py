@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellgate.proxy.wire.failure import Failure, Kind
+from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.proxy.workers.board_replica import BoardReplica, BoardUpdates, fleet_in, fleet_out
 from cellgate.proxy.workers.protocol import Frames, Message, ask_in, ask_out, failure_in, failure_out, framed
 from cellgate.router.board import Board
@@ -48,7 +48,9 @@ def test_an_ask_arrives_as_it_was(blocks: tuple[int, ...]) -> None:
     assert ask_in(ask_out(ask)) == ask
 
 
-@pytest.mark.parametrize("failure", [Failure(Kind.FULL, "no", retry_after_s=3), Failure(Kind.CUT, "x", "p")])
+@pytest.mark.parametrize(
+    "failure", [Failure(FailureKind.FULL, "no", retry_after_s=3), Failure(FailureKind.CUT, "x", "p")]
+)
 def test_a_failure_arrives_as_it_was(failure: Failure) -> None:
     assert failure_in(failure_out(failure)) == failure
 
@@ -68,18 +70,18 @@ def test_a_replica_of_a_board_is_told_what_changed_and_nothing_else() -> None:
     board.report(Load("a", 2.0, running=3, waiting=1, kv_use=0.5))
     (told,) = updates.units(2.0)
     assert replica.take_units([told]) == []
-    desk = replica.board.desks["a"]
-    assert (desk.case.verdict, desk.case.since, desk.is_usable()) == (Verdict.UP, 2.0, True)
-    assert desk.load == Load("a", 2.0, running=3, waiting=1, kv_use=0.5)
-    assert desk.has_place(2.0, 0.0)
-    assert desk.models == {"m"}
+    state = replica.board.units["a"]
+    assert (state.case.verdict, state.case.since, state.is_usable()) == (Verdict.UP, 2.0, True)
+    assert state.load == Load("a", 2.0, running=3, waiting=1, kv_use=0.5)
+    assert state.has_room(2.0, 0.0)
+    assert state.models == {"m"}
     board.drain("a", drained=True)
     (told,) = updates.units(2.0)
     replica.take_units([told])
-    assert not desk.is_usable()
+    assert not state.is_usable()
     # When a unit last showed life is told apart, for that changes all the time.
     assert updates.lives() == [("a", 2.0), ("b", 0.0)]
-    board.desks["a"].life_at = 3.0
+    board.units["a"].life_at = 3.0
     assert (updates.units(3.0), updates.lives()) == ([], [("a", 3.0)])
 
 
@@ -87,7 +89,7 @@ def test_what_is_told_of_a_unit_that_is_not_there_is_dropped() -> None:
     board, empty = Board(Rules()), BoardReplica(Rules())
     board.configure(FLEET, 0.0)
     assert empty.take_units(BoardUpdates(board).units(0.0)) == []
-    assert not empty.board.desks
+    assert not empty.board.units
 
 
 def test_units_that_have_gone_down_are_told_apart_once() -> None:
@@ -96,5 +98,5 @@ def test_units_that_have_gone_down_are_told_apart_once() -> None:
     replica.take_fleet(1, fleet_out(FLEET), 0.0)
     board.observe(Evidence("a", Sign.BAD, Strength.FATAL, "agent", "gone", 1.0))
     known = BoardUpdates(board).units(1.0)
-    assert [desk.unit.name for desk in replica.take_units(known)] == ["a"]
+    assert [state.unit.name for state in replica.take_units(known)] == ["a"]
     assert replica.take_units(known) == []

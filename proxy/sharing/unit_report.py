@@ -18,7 +18,7 @@ import orjson
 
 from cellgate.proxy.config.settings import REDIS_PREFIX
 from cellgate.router.nouns import Strength, Verdict
-from cellgate.router.unit_state import Desk
+from cellgate.router.unit_state import UnitState
 
 VERSION = 1
 CORE = ("unit", "cell", "gate", "verdict", "url", "in_flight", "gate_url")
@@ -69,7 +69,7 @@ class Names:
 # Not frozen, and nobody changes one: to make a frozen object of so many fields takes 3 us, and a gate before
 # 200 units makes 800 a second.
 @dataclass(slots=True)
-class View:
+class UnitReport:
     """What one gate says of one unit. None: it does not know.
 
     `fatal`: it is DOWN by a fact (an address refuses, a process is gone) and not by judgement; `life_age_s`:
@@ -108,23 +108,23 @@ class View:
 class Seen(NamedTuple):
     """A view, and how long ago it was written."""
 
-    view: View
+    report: UnitReport
     age_s: float
 
 
-class Merged(NamedTuple):
+class MergedReport(NamedTuple):
     """What several gates together say of a unit: `view` decides, `in_flight` is that of all."""
 
-    view: View
+    report: UnitReport
     in_flight: int
 
 
-def written(view: View) -> bytes:
+def written(report: UnitReport) -> bytes:
     """The document."""
-    return b'{"v":%d,%b' % (VERSION, orjson.dumps(view)[1:])
+    return b'{"v":%d,%b' % (VERSION, orjson.dumps(report)[1:])
 
 
-def read(document: bytes) -> View | None:
+def read_report(document: bytes) -> UnitReport | None:
     """The view in a document; None when it says nothing that can be used."""
     if len(document) > DOCUMENT_MAX:
         return None
@@ -136,7 +136,7 @@ def read(document: bytes) -> View | None:
         return None
     names = _FIELDS if found.get("v") == VERSION else CORE
     taken = {name: value for name in names if (value := _READERS[name](found.get(name))) is not None}
-    return View(**taken) if taken.keys() >= {"unit", "cell", "gate", "verdict"} else None
+    return UnitReport(**taken) if taken.keys() >= {"unit", "cell", "gate", "verdict"} else None
 
 
 def age_s(pttl_ms: int, expiry_s: float) -> float | None:
@@ -146,17 +146,17 @@ def age_s(pttl_ms: int, expiry_s: float) -> float | None:
     return None if pttl_ms < 0 or left_s > 10.0 * expiry_s else max(0.0, expiry_s - left_s) + _GRAIN_S
 
 
-def merge(seen: Sequence[Seen]) -> Merged | None:
+def merge_reports(seen: Sequence[Seen]) -> MergedReport | None:
     """What several gates together say of one unit: any fatal word, else the freshest. None of nobody."""
     if not seen:
         return None
     # The gate's name settles ties, so that all readers come to the same.
-    ranked = sorted(seen, key=lambda one: (not one.view.fatal, one.age_s, one.view.gate))
-    return Merged(ranked[0].view, sum(one.view.in_flight for one in seen))
+    ranked = sorted(seen, key=lambda one: (not one.report.fatal, one.age_s, one.report.gate))
+    return MergedReport(ranked[0].report, sum(one.report.in_flight for one in seen))
 
 
-def view_of(
-    desk: Desk,
+def report_of(
+    state: UnitState,
     gate: str,
     now: float,
     *,
@@ -165,29 +165,29 @@ def view_of(
     itl_s: float | None = None,
     gate_url: str = "",
     stopping: bool = False,
-) -> View:
+) -> UnitReport:
     """What a gate has to say of a unit now. `life_at` is when the gate itself last saw it live (0: never).
     `ttft_s` and `itl_s` are what is usual there of late: the time to first token and the gap between two,
     which are not for every heartbeat to find out.
     """
-    case, load, unit = desk.case, desk.load, desk.unit
+    case, load, unit = state.case, state.load, state.unit
     is_fatal = case.because is not None and case.because.strength is Strength.FATAL
-    return View(
+    return UnitReport(
         unit=unit.name,
         cell=unit.cell,
         gate=gate,
         verdict=case.verdict,
         url=unit.url,
-        in_flight=desk.in_flight,
+        in_flight=state.in_flight,
         reason=case.because.reason[:_TEXT_MAX] if case.because is not None else "",
         fatal=case.verdict is Verdict.DOWN and is_fatal,
-        drained=desk.drained,
-        degraded=round(desk.slowness.degraded, 3),
+        drained=state.drained,
+        degraded=round(state.outlier.degraded, 3),
         epoch=",".join(epoch for _, epoch in case.epochs)[:_TEXT_MAX],
-        weight=desk.weight,
+        weight=state.weight,
         max_in_flight=unit.max_in_flight,
-        models=tuple(sorted(desk.models)[:_MODELS_MAX]),
-        uncached_tokens=desk.books.work.queued_tokens,
+        models=tuple(sorted(state.models)[:_MODELS_MAX]),
+        uncached_tokens=state.costs.backlog.queued_tokens,
         life_age_s=round(now - life_at, 3) if life_at else None,
         load_age_s=round(now - load.at, 3) if load is not None else None,
         running=load.running if load is not None else None,
@@ -195,10 +195,10 @@ def view_of(
         kv_use=round(load.kv_use, 4) if load is not None else None,
         ttft_s=ttft_s,
         itl_s=itl_s,
-        prefill_tokens_per_s=round(desk.books.rates.prefill_tokens_s.value, 1),
+        prefill_tokens_per_s=round(state.costs.rates.prefill_tokens_s.value, 1),
         gate_url=gate_url,
         stopping=stopping,
-        engine=desk.engine,
+        engine=state.engine,
     )
 
 
@@ -245,7 +245,7 @@ def _models(found: Any) -> tuple[str, ...] | None:
 
 
 _VERDICTS = {verdict.value: verdict for verdict in Verdict}
-_FIELDS = tuple(field.name for field in fields(View))
+_FIELDS = tuple(field.name for field in fields(UnitReport))
 _READERS: Mapping[str, Callable[[Any], Any]] = {
     "unit": _name,
     "cell": _name,

@@ -17,20 +17,20 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
-from cellgate.proxy.sharing.bans import Row, SharedBans, is_ban
-from cellgate.proxy.sharing.bans import read as read_ban
-from cellgate.proxy.sharing.commands import Member, Talk
-from cellgate.proxy.sharing.connect import EXCHANGE_S, Connect, in_words, is_refusal, why_refused
+from cellgate.proxy.sharing.bans import BanWrite, SharedBans, is_ban
+from cellgate.proxy.sharing.bans import read_ban as read_ban
+from cellgate.proxy.sharing.connect import EXCHANGE_S, Connect, in_words, is_refusal, refusal_reason
 from cellgate.proxy.sharing.prefixes import GATES_MAX, PrefixSharing
-from cellgate.proxy.sharing.roster import Key, Roster
-from cellgate.proxy.sharing.schema import (
+from cellgate.proxy.sharing.redis_commands import IndexEntry, RedisCommands
+from cellgate.proxy.sharing.roster import Roster, RosterKey
+from cellgate.proxy.sharing.unit_report import (
     EXPIRY_HEARTBEATS,
     HEARTBEAT_S,
     Names,
     Seen,
-    View,
+    UnitReport,
     age_s,
-    read,
+    read_report,
 )
 
 REFUSED_PAUSE_S = 5.0
@@ -63,7 +63,7 @@ _COUNTS = (
 _WHAT_NOW = "requests are routed by what this gate sees itself, and it goes on trying"
 
 
-class State(Enum):
+class LinkState(Enum):
     """How it stands with Redis, and what the operator is told when it comes to be so."""
 
     AWAY = "away"
@@ -73,10 +73,10 @@ class State(Enum):
 
 
 _WORDS = {
-    State.AWAY: f"Redis does not answer (%s); {_WHAT_NOW}",
-    State.REFUSED: f"Redis refuses (%s); {_WHAT_NOW}",
-    State.FULL: f"Redis takes no writes (%s); {_WHAT_NOW}",
-    State.WELL: "Redis answers: other gates are told of this one's units, and heard",
+    LinkState.AWAY: f"Redis does not answer (%s); {_WHAT_NOW}",
+    LinkState.REFUSED: f"Redis refuses (%s); {_WHAT_NOW}",
+    LinkState.FULL: f"Redis takes no writes (%s); {_WHAT_NOW}",
+    LinkState.WELL: "Redis answers: other gates are told of this one's units, and heard",
 }
 
 
@@ -90,7 +90,7 @@ class RedisLink:
         self,
         connect: Connect,
         gate: str,
-        views: Callable[[], Iterable[View]],
+        reports: Callable[[], Iterable[UnitReport]],
         roster: Roster,
         *,
         now: Callable[[], float],
@@ -105,10 +105,10 @@ class RedisLink:
     ) -> None:
         self._bans = bans
         self._prefixes = prefixes
-        self._ban_news: list[Row] = []
+        self._ban_news: list[BanWrite] = []
         self._connect = connect
         self._gate = gate
-        self._views = views
+        self._reports = reports
         self._roster = roster
         self._now = now
         self._rng = rng
@@ -118,16 +118,16 @@ class RedisLink:
         self._heartbeat_s = heartbeat_s
         self._all_cells = all_cells
         self._expiry_ms = round(1000 * heartbeat_s * EXPIRY_HEARTBEATS)
-        self._flips: list[View] = []
+        self._flips: list[UnitReport] = []
         self._wake = asyncio.Event()
-        self._verdicts: dict[Key, str] = {}
+        self._verdicts: dict[RosterKey, str] = {}
         self._sessions = 0
-        self._own: set[Member] = set()
-        self._known: set[Member] = set()
-        self._absent: dict[Member, int] = {}
+        self._own: set[IndexEntry] = set()
+        self._known: set[IndexEntry] = set()
+        self._absent: dict[IndexEntry, int] = {}
         self._tasks: list[asyncio.Task[None]] = []
-        self.state = State.AWAY
-        self._told: State | None = None
+        self.state = LinkState.AWAY
+        self._told: LinkState | None = None
         self.counts = dict.fromkeys(_COUNTS, 0)
 
     def start(self) -> None:
@@ -144,13 +144,13 @@ class RedisLink:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def flipped(self, view: View) -> None:
+    def flipped(self, report: UnitReport) -> None:
         """A verdict of ours has changed: tell it now. Never waits."""
         if len(self._flips) < FLIPS_KEPT:
-            self._flips.append(view)
+            self._flips.append(report)
         self._wake.set()
 
-    def banned(self, row: Row) -> None:
+    def banned(self, row: BanWrite) -> None:
         """A prompt is refused from now on, or no more: tell it now. Never waits."""
         if len(self._ban_news) < FLIPS_KEPT:
             self._ban_news.append(row)
@@ -170,8 +170,8 @@ class RedisLink:
             try:
                 await session(client)
             except Exception as error:  # Whatever it is: it must not end the one who is to recover from it.
-                state = State.REFUSED if is_refusal(error) else State.AWAY
-                if state is State.REFUSED:
+                state = LinkState.REFUSED if is_refusal(error) else LinkState.AWAY
+                if state is LinkState.REFUSED:
                     pause_s = REFUSED_PAUSE_S
                 if tells:
                     self.counts["failures"] += 1
@@ -183,7 +183,7 @@ class RedisLink:
             # Jittered, so that many gates do not come back to it as one.
             await asyncio.sleep(pause_s * self._rng.uniform(0.5, 1.0))
 
-    def _note(self, state: State, why: str = "") -> None:
+    def _note(self, state: LinkState, why: str = "") -> None:
         """Say so once: not again when the same has other reasons."""
         self.state = state
         if state is not self._told:
@@ -193,38 +193,38 @@ class RedisLink:
     # -- beats ---------------------------------------------------------------------------------------------
 
     async def _beats(self, client: Redis) -> None:
-        talk = Talk(client, self._names)
+        commands = RedisCommands(client, self._names)
         self._sessions += 1
         is_new = True
         while True:
-            refused = await self._write(talk)
-            await self._read(talk)
+            refused = await self._write(commands)
+            await self._read(commands)
             self.counts["beats"] += 1
             self.counts["connects"] += is_new
             is_new = False
             if refused:
-                self._note(State.FULL, why_refused(refused[0]))
+                self._note(LinkState.FULL, refusal_reason(refused[0]))
             else:
-                self._note(State.WELL)
+                self._note(LinkState.WELL)
             await asyncio.sleep(self._heartbeat_s * self._rng.uniform(0.9, 1.0))
 
-    async def _write(self, talk: Talk) -> list[ResponseError]:
+    async def _write(self, commands: RedisCommands) -> list[ResponseError]:
         """Write all there is to tell; what of it was refused."""
-        own, refused = await talk.put(self._views(), self._expiry_ms)
+        own, refused = await commands.put(self._reports(), self._expiry_ms)
         self._own = own
         self.counts["writes_refused"] += len(refused)
         self.counts["documents_written"] += len(own) - len(refused)
         return refused
 
-    async def _read(self, talk: Talk) -> None:
+    async def _read(self, commands: RedisCommands) -> None:
         """Read what others have written of the same cells, or of all there are."""
-        cells = await talk.cells() if self._all_cells else sorted({member.cell for member in self._own})
-        index = await talk.index(cells)
+        cells = await commands.cells() if self._all_cells else sorted({member.cell for member in self._own})
+        index = await commands.index(cells)
         self._known = index
         # What a Redis that came back empty has forgotten is put on the index again.
-        await talk.enlist(self._own - index)
-        seen: dict[Key, Seen] = {}
-        async for member, document, pttl_ms in talk.get(m for m in index if m.gate != self._gate):
+        await commands.add_to_index(self._own - index)
+        seen: dict[RosterKey, Seen] = {}
+        async for member, document, pttl_ms in commands.get(m for m in index if m.gate != self._gate):
             key = member.unit, member.gate
             if (one := self._seen(key, document, pttl_ms)) is not None:
                 seen[key] = one
@@ -232,30 +232,30 @@ class RedisLink:
         # What was read may be older than what was heard on the channel meanwhile.
         for key in self._roster.answered(seen, self._now()):
             self._look_for_flip(key, seen[key])
-        await self._forget_departed(talk, index)
+        await self._forget_departed(commands, index)
         if self._prefixes is not None:
-            await self._share_prefixes(talk, self._prefixes)
+            await self._share_prefixes(commands, self._prefixes)
         if self._bans is not None and self.counts["beats"] % BAN_BEATS == 0:
-            await self._share_bans(talk, self._bans)
+            await self._share_bans(commands, self._bans)
 
-    async def _share_prefixes(self, talk: Talk, prefixes: PrefixSharing) -> None:
+    async def _share_prefixes(self, commands: RedisCommands, prefixes: PrefixSharing) -> None:
         """Tell what prompts were computed where, and hear what others tell."""
         document, new = prefixes.document()
         if document is not None:
-            await talk.put_prefixes(self._gate, document, self._expiry_ms)
+            await commands.put_prefixes(self._gate, document, self._expiry_ms)
             self.counts["prefixes_sent"] += new
         gates = sorted({member.gate for member in self._known} - {self._gate})[:GATES_MAX]
-        async for gate, found in talk.get_prefixes(gates):
+        async for gate, found in commands.get_prefixes(gates):
             taken = prefixes.heard(gate, found) if found is not None else 0
             self.counts["prefixes_refused"] += taken is None
             self.counts["prefixes_heard"] += taken or 0
 
-    async def _share_bans(self, talk: Talk, bans: SharedBans) -> None:
+    async def _share_bans(self, commands: RedisCommands, bans: SharedBans) -> None:
         """Read what prompts others refuse. What a Redis that came back empty has not is written again."""
-        index = await talk.bans()
-        await talk.tell_bans((row for row in bans.own() if row.mark not in index), publish=False)
+        index = await commands.bans()
+        await commands.publish_bans((row for row in bans.own() if row.mark not in index), publish=False)
         unknown = [mark for mark in index if not bans.knows(mark)]
-        async for mark, document, pttl_ms in talk.get_bans(unknown):
+        async for mark, document, pttl_ms in commands.get_bans(unknown):
             if document is not None and (told := read_ban(document)) is not None and told.mark == mark:
                 self._take_ban(document, pttl_ms if isinstance(pttl_ms, int) else 0)
             elif document is not None:
@@ -267,22 +267,22 @@ class RedisLink:
         heard = counts and self._bans.heard(document, {member.gate for member in self._known}, left_ms)
         self.counts["bans_heard" if heard else "bans_refused"] += 1
 
-    def _seen(self, key: Key, document: Any, pttl_ms: Any) -> Seen | None:
+    def _seen(self, key: RosterKey, document: Any, pttl_ms: Any) -> Seen | None:
         """What stands at a key; None when that is nothing, or not what should be there."""
         if document is None:
             return None
         age = age_s(pttl_ms, self._expiry_ms / 1000) if isinstance(pttl_ms, int) else None
-        view = read(document) if isinstance(document, bytes) else None
-        if view is None or age is None or (view.unit, view.gate) != key:
+        report = read_report(document) if isinstance(document, bytes) else None
+        if report is None or age is None or (report.unit, report.gate) != key:
             self.counts["documents_refused"] += 1
             return None
         self.counts["documents_read"] += 1
-        return Seen(view, age)
+        return Seen(report, age)
 
-    async def _forget_departed(self, talk: Talk, index: set[Member]) -> None:
+    async def _forget_departed(self, commands: RedisCommands, index: set[IndexEntry]) -> None:
         """Gates come and go under new names: the index must not grow with every one there ever was."""
         gone = {member for member, beats in self._absent.items() if beats >= ABSENT_MAX}
-        await talk.delist(gone)
+        await commands.remove_from_index(gone)
         for member in [member for member in self._absent if member in gone or member not in index]:
             del self._absent[member]
             self._verdicts.pop((member.unit, member.gate), None)
@@ -294,7 +294,7 @@ class RedisLink:
 
     async def _tells(self, client: Redis) -> None:
         """A connection of its own: a flip must not wait for a beat that writes and reads many units."""
-        talk = Talk(client, self._names)
+        commands = RedisCommands(client, self._names)
         # What has flipped while there was no connection is told by the beats.
         self._flips.clear()
         self._ban_news.clear()
@@ -302,10 +302,10 @@ class RedisLink:
             await self._wake.wait()
             self._wake.clear()
             bans, self._ban_news = self._ban_news, []
-            await talk.tell_bans(bans)
+            await commands.publish_bans(bans)
             self.counts["bans_sent"] += len(bans)
             flips, self._flips = self._flips, []
-            await talk.tell(flips, self._expiry_ms)
+            await commands.publish(flips, self._expiry_ms)
             self.counts["flips_sent"] += len(flips)
 
     async def _listens(self, client: Redis) -> None:
@@ -325,16 +325,16 @@ class RedisLink:
         if self._bans is not None and isinstance(document, bytes) and is_ban(document):
             self._take_ban(document)
             return
-        view = read(document) if isinstance(document, bytes) else None
+        report = read_report(document) if isinstance(document, bytes) else None
         # Whoever is not on the index yet is read at the next beat: what strangers shout is not kept.
-        if view is None or Member(view.cell, view.unit, view.gate) not in self._known:
+        if report is None or IndexEntry(report.cell, report.unit, report.gate) not in self._known:
             self.counts["documents_refused"] += 1
-        elif self._roster.told((view.unit, view.gate), Seen(view, 0.0), self._now()):
-            self._look_for_flip((view.unit, view.gate), Seen(view, 0.0))
+        elif self._roster.update((report.unit, report.gate), Seen(report, 0.0), self._now()):
+            self._look_for_flip((report.unit, report.gate), Seen(report, 0.0))
 
-    def _look_for_flip(self, key: Key, one: Seen) -> None:
+    def _look_for_flip(self, key: RosterKey, one: Seen) -> None:
         """A verdict may be heard of twice, on the channel and at the next beat: it is told once."""
-        verdict = one.view.verdict.value
+        verdict = one.report.verdict.value
         if self._verdicts.get(key) != verdict:
             self._verdicts[key] = verdict
             self.counts["flips_heard"] += 1

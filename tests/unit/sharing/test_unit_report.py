@@ -12,29 +12,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellgate.proxy.sharing.schema import (
+from cellgate.proxy.sharing.unit_report import (
     CORE,
     DOCUMENT_MAX,
     Names,
     Seen,
-    View,
+    UnitReport,
     age_s,
-    merge,
-    read,
-    view_of,
+    merge_reports,
+    read_report,
+    report_of,
     written,
 )
 from cellgate.router.board import Board
 from cellgate.router.nouns import Ask, Evidence, Fleet, Load, Rules, Sign, Strength, Unit, Verdict
 
 ROOT = Path(__file__).parents[3]
-VIEW = View("u1", "a", "g1", Verdict.UP, "http://10.0.0.1:8000", 3)
+VIEW = UnitReport("u1", "a", "g1", Verdict.UP, "http://10.0.0.1:8000", 3)
 
 names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
 numbers = st.floats(0.0, 1e9)
 maybe = st.none() | numbers
 views = st.builds(
-    View,
+    UnitReport,
     unit=names,
     cell=names,
     gate=names,
@@ -60,14 +60,14 @@ json_values = st.recursive(
 )
 
 
-@given(view=views)
-def test_what_is_written_is_read(view: View) -> None:
-    assert read(written(view)) == view
+@given(report=views)
+def test_what_is_written_is_read(report: UnitReport) -> None:
+    assert read_report(written(report)) == report
 
 
 @given(document=st.binary(max_size=200) | json_values.map(lambda value: json.dumps(value).encode()))
 def test_garbage_says_nothing_and_raises_nothing(document: bytes) -> None:
-    assert read(document) is None
+    assert read_report(document) is None
 
 
 @given(
@@ -76,30 +76,30 @@ def test_garbage_says_nothing_and_raises_nothing(document: bytes) -> None:
 )
 def test_a_field_that_makes_no_sense_takes_no_other_along(changes: dict[str, Any], version: object) -> None:
     document = {"v": version, **asdict(VIEW), "verdict": "up", **changes}
-    found = read(json.dumps(document).encode())
+    found = read_report(json.dumps(document).encode())
     if found is None:
         assert changes.keys() & {"unit", "cell", "gate", "verdict"}
         return
     for name in CORE:
         if name not in changes:
             assert getattr(found, name) == getattr(VIEW, name)
-    assert read(written(found)) == found
+    assert read_report(written(found)) == found
 
 
 def test_of_another_version_only_the_core_is_read() -> None:
     document = {"v": 2, **asdict(replace(VIEW, kv_use=0.5, reason="x")), "verdict": "up", "new": [1]}
-    assert read(json.dumps(document).encode()) == VIEW
+    assert read_report(json.dumps(document).encode()) == VIEW
 
 
 @pytest.mark.parametrize("verdict", ["sleeping", "", 1, None, ["up"]])
 def test_without_a_verdict_that_is_known_there_is_nothing_to_go_by(verdict: object) -> None:
-    assert read(json.dumps({"v": 1, **asdict(VIEW), "verdict": verdict}).encode()) is None
+    assert read_report(json.dumps({"v": 1, **asdict(VIEW), "verdict": verdict}).encode()) is None
 
 
 def test_what_is_too_large_is_not_even_parsed() -> None:
     document = written(replace(VIEW, models=("m" * 100,) * 1000))
     assert len(document) > DOCUMENT_MAX
-    assert read(document) is None
+    assert read_report(document) is None
 
 
 @pytest.mark.parametrize(
@@ -120,29 +120,29 @@ seen = st.builds(Seen, views, st.floats(0.0, 10.0))
 
 @given(told=st.lists(seen, min_size=1, max_size=5), order=st.randoms())
 def test_gates_merge_to_any_fatal_word_else_the_freshest(told: list[Seen], order: Any) -> None:
-    merged = merge(told)
+    merged = merge_reports(told)
     assert merged is not None
-    fatal = [one for one in told if one.view.fatal]
+    fatal = [one for one in told if one.report.fatal]
     among = fatal or told
-    assert any(merged.view == one.view for one in among)
-    assert min(one.age_s for one in among) == min(one.age_s for one in among if one.view == merged.view)
-    assert merged.in_flight == sum(one.view.in_flight for one in told)
+    assert any(merged.report == one.report for one in among)
+    assert min(one.age_s for one in among) == min(one.age_s for one in among if one.report == merged.report)
+    assert merged.in_flight == sum(one.report.in_flight for one in told)
     # Two views of one gate and one age cannot be: only then the order would matter.
-    if len({(one.age_s, one.view.gate) for one in told}) == len(told):
+    if len({(one.age_s, one.report.gate) for one in told}) == len(told):
         shuffled = told.copy()
         order.shuffle(shuffled)
-        assert merge(shuffled) == merged
+        assert merge_reports(shuffled) == merged
 
 
 def test_the_page_names_each_field_and_no_other() -> None:
     text = (ROOT / "docs" / "redis.md").read_text()
     table = text.partition("| field | is |")[2].partition("\n\n")[0]
     named = [name for line in table.splitlines() for name in re.findall(r"`(\w+)`", line.split(" | ")[0])]
-    assert sorted(named) == sorted(["v", *(field.name for field in fields(View))])
+    assert sorted(named) == sorted(["v", *(field.name for field in fields(UnitReport))])
 
 
 def test_nobody_says_nothing() -> None:
-    assert merge([]) is None
+    assert merge_reports([]) is None
 
 
 def board() -> Board:
@@ -157,11 +157,16 @@ def test_a_desk_is_written_as_it_is() -> None:
     here = board()
     here.open("u1", Ask(prompt_bytes=2800), 2.0, retry=False)
     here.report(Load("u1", 2.5, running=4, waiting=2, kv_use=0.25))
-    view = view_of(here.desks["u1"], "g1", 3.0, life_at=1.0)
-    assert (view.verdict, view.in_flight, view.uncached_tokens, view.models) == (Verdict.UP, 1, 700, ("m",))
-    assert (view.running, view.waiting, view.kv_use, view.load_age_s) == (4, 2, 0.25, 0.5)
-    assert (view.life_age_s, view.fatal) == (2.0, False)
-    assert read(written(view)) == view
+    report = report_of(here.units["u1"], "g1", 3.0, life_at=1.0)
+    assert (report.verdict, report.in_flight, report.uncached_tokens, report.models) == (
+        Verdict.UP,
+        1,
+        700,
+        ("m",),
+    )
+    assert (report.running, report.waiting, report.kv_use, report.load_age_s) == (4, 2, 0.25, 0.5)
+    assert (report.life_age_s, report.fatal) == (2.0, False)
+    assert read_report(written(report)) == report
     here.observe(Evidence("u1", Sign.BAD, Strength.FATAL, "tcp_accept", "refused", 4.0))
-    view = view_of(here.desks["u1"], "g1", 5.0)
-    assert (view.verdict, view.fatal, view.reason) == (Verdict.DOWN, True, "refused")
+    report = report_of(here.units["u1"], "g1", 5.0)
+    assert (report.verdict, report.fatal, report.reason) == (Verdict.DOWN, True, "refused")

@@ -1,4 +1,4 @@
-"""The herald at its door, over real sockets: what it answers, leaves to the gate, and bounds."""
+"""The health process at its door, over real sockets: what it answers, leaves to the gate, and bounds."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from cellgate.proxy.admin import health_process
-from cellgate.proxy.admin.health_process import Herald
-from cellgate.proxy.admin.shared_status import Bulletin
+from cellgate.proxy.admin.health_process import HealthProcess
+from cellgate.proxy.admin.shared_status import SharedStatus
 
 LIVEZ = b"GET /livez HTTP/1.1\r\nHost: gate\r\n\r\n"
 READYZ = b"GET /readyz HTTP/1.1\r\nHost: gate\r\n\r\n"
@@ -19,20 +19,20 @@ METRICS = b"GET /metrics HTTP/1.1\r\nHost: gate\r\n\r\n"
 
 
 class Door:
-    """A herald on a thread, with a clock of ours, and the gate's end of what it hands over."""
+    """A health process on a thread, with a clock of ours, and the gate's end of what it hands over."""
 
     def __init__(self) -> None:
         self.now = 100.0
-        self.bulletin = Bulletin(clock=lambda: 100.0)
-        self.bulletin.publish(True, b'{"ready": true}\n')
+        self.shared_status = SharedStatus(clock=lambda: 100.0)
+        self.shared_status.publish(True, b'{"ready": true}\n')
         listener = socket.create_server(("127.0.0.1", 0))
         listener.setblocking(False)
         self.address = listener.getsockname()
         self.gate, other = socket.socketpair()
         self.gate.settimeout(5.0)
-        shared = Bulletin(os.dup(self.bulletin.fd))
-        self._herald = Herald([listener], other, shared, clock=lambda: self.now)
-        self.thread = threading.Thread(target=self._herald.run)
+        shared = SharedStatus(os.dup(self.shared_status.fd))
+        self._health_process = HealthProcess([listener], other, shared, clock=lambda: self.now)
+        self.thread = threading.Thread(target=self._health_process.run)
         self.thread.start()
 
     def visit(self) -> socket.socket:
@@ -50,7 +50,7 @@ class Door:
         """As when the gate ends."""
         self.gate.close()
         self.thread.join(5.0)
-        self.bulletin.close()
+        self.shared_status.close()
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_head_gets_a_head_and_whoever_wants_it_a_close(door: Door) -> None:
 
 
 def test_a_gate_that_is_not_ready_says_what_it_published(door: Door) -> None:
-    door.bulletin.publish(False, b"no\n")
+    door.shared_status.publish(False, b"no\n")
     with door.visit() as sock:
         sock.sendall(READYZ)
         assert read(sock) == [(503, b"no\n")]
@@ -141,7 +141,7 @@ def test_a_connection_that_asks_for_more_than_health_is_handed_over_behind_its_a
 
 def test_an_answer_waits_for_a_slow_reader(door: Door) -> None:
     body = b"x" * 1_000_000
-    door.bulletin.publish(True, body)
+    door.shared_status.publish(True, body)
     with door.visit() as sock:
         sock.sendall((READYZ * 8) + LIVEZ)
         with door.visit() as other:
@@ -155,7 +155,7 @@ def test_silence_is_bounded(door: Door) -> None:
         sock.sendall(LIVEZ)
         read(sock)
         with door.visit() as other:
-            # Its answer comes when the herald is done with the first.
+            # Its answer comes when the health process is done with the first.
             other.sendall(LIVEZ)
             read(other)
         door.now = 100.0 + health_process.IDLE_S

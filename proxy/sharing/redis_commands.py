@@ -16,9 +16,9 @@ from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from cellgate.proxy.sharing.bans import MEMBERS_MAX as BANS_MAX
-from cellgate.proxy.sharing.bans import Row
+from cellgate.proxy.sharing.bans import BanWrite
 from cellgate.proxy.sharing.connect import EXCHANGE_S
-from cellgate.proxy.sharing.schema import Names, View, written
+from cellgate.proxy.sharing.unit_report import Names, UnitReport, written
 
 SLICE = 32
 MEMBERS_MAX = 20_000
@@ -28,7 +28,7 @@ T = TypeVar("T")
 Command = tuple[str | bytes | int, ...]
 
 
-class Member(NamedTuple):
+class IndexEntry(NamedTuple):
     """An entry of an index: this gate tells of this unit, which is of this cell."""
 
     cell: str
@@ -36,31 +36,33 @@ class Member(NamedTuple):
     gate: str
 
 
-class Talk:
+class RedisCommands:
     """The exchanges on one connection."""
 
     def __init__(self, client: Redis, names: Names) -> None:
         self._client = client
         self._names = names
 
-    async def put(self, views: Iterable[View], expiry_ms: int) -> tuple[set[Member], list[ResponseError]]:
+    async def put(
+        self, reports: Iterable[UnitReport], expiry_ms: int
+    ) -> tuple[set[IndexEntry], list[ResponseError]]:
         """Write these documents. Whose they are, and what was refused."""
-        members: set[Member] = set()
+        members: set[IndexEntry] = set()
         refused: list[ResponseError] = []
-        for part in _slices(views):
-            members.update(Member(view.cell, view.unit, view.gate) for view in part)
-            answers = await self._exchange([self._set(view, written(view), expiry_ms) for view in part])
+        for part in _slices(reports):
+            members.update(IndexEntry(report.cell, report.unit, report.gate) for report in part)
+            answers = await self._exchange([self._set(report, written(report), expiry_ms) for report in part])
             refused += [answer for answer in answers if isinstance(answer, ResponseError)]
         return members, refused
 
-    async def tell(self, flips: Iterable[View], expiry_ms: int) -> None:
+    async def publish(self, flips: Iterable[UnitReport], expiry_ms: int) -> None:
         """Write these, and tell of them on the channel of flips."""
         for part in _slices(flips):
             commands: list[Command] = []
-            for view in part:
-                document = written(view)
+            for report in part:
+                document = written(report)
                 commands.append(("PUBLISH", self._names.flips, document))
-                commands.append(self._set(view, document, expiry_ms))
+                commands.append(self._set(report, document, expiry_ms))
             await self._exchange(commands)
 
     async def cells(self) -> list[str]:
@@ -68,7 +70,7 @@ class Talk:
         (found,) = await self._exchange([("SMEMBERS", self._names.cells)])
         return sorted(_texts(found))[:CELLS_MAX]
 
-    async def index(self, cells: Sequence[str]) -> set[Member]:
+    async def index(self, cells: Sequence[str]) -> set[IndexEntry]:
         """Who tells of units of these cells."""
         if not cells:
             return set()
@@ -76,7 +78,7 @@ class Talk:
         rows = zip(cells, found, strict=True)
         return set(islice((member for cell, row in rows for member in _members(cell, row)), MEMBERS_MAX))
 
-    async def enlist(self, members: Iterable[Member]) -> None:
+    async def add_to_index(self, members: Iterable[IndexEntry]) -> None:
         """Put these on the index."""
         for part in _slices(members):
             commands: list[Command] = []
@@ -85,7 +87,7 @@ class Talk:
                 commands.append(("SADD", self._names.units_of(member.cell), f"{member.unit}:{member.gate}"))
             await self._exchange(commands)
 
-    async def delist(self, members: Iterable[Member]) -> None:
+    async def remove_from_index(self, members: Iterable[IndexEntry]) -> None:
         """Take these off the index."""
         for part in _slices(members):
             await self._exchange(
@@ -95,7 +97,7 @@ class Talk:
                 ]
             )
 
-    async def get(self, members: Iterable[Member]) -> AsyncIterator[tuple[Member, Any, Any]]:
+    async def get(self, members: Iterable[IndexEntry]) -> AsyncIterator[tuple[IndexEntry, Any, Any]]:
         """What stands at each key, and the milliseconds that it has left; as found, whatever that is."""
         for part in _slices(members):
             keys = [self._names.unit(member.unit, member.gate) for member in part]
@@ -103,7 +105,7 @@ class Talk:
             for row in zip(part, answers[::2], answers[1::2], strict=True):
                 yield row
 
-    async def tell_bans(self, rows: Iterable[Row], *, publish: bool = True) -> None:
+    async def publish_bans(self, rows: Iterable[BanWrite], *, publish: bool = True) -> None:
         """Write these bans, or that they are lifted, and tell of them on the channel of flips."""
         for part in _slices(rows):
             commands: list[Command] = []
@@ -140,8 +142,8 @@ class Talk:
             for row in zip(part, answers, strict=True):
                 yield row
 
-    def _set(self, view: View, document: bytes, expiry_ms: int) -> Command:
-        return "SET", self._names.unit(view.unit, view.gate), document, "PX", expiry_ms
+    def _set(self, report: UnitReport, document: bytes, expiry_ms: int) -> Command:
+        return "SET", self._names.unit(report.unit, report.gate), document, "PX", expiry_ms
 
     async def _exchange(self, commands: Sequence[Command]) -> list[Any]:
         """The answers to these commands; an error of the server stands in the place of an answer."""
@@ -166,9 +168,9 @@ def _texts(found: Any) -> Iterator[str]:
             yield entry.decode("latin-1")
 
 
-def _members(cell: str, found: Any) -> Iterator[Member]:
+def _members(cell: str, found: Any) -> Iterator[IndexEntry]:
     """The entries of an index that have the form of one."""
     for entry in _texts(found):
         unit, _, gate = entry.partition(":")
         if unit and gate and ":" not in gate:
-            yield Member(cell, unit, gate)
+            yield IndexEntry(cell, unit, gate)
