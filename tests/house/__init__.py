@@ -1,4 +1,4 @@
-"""The rules of the house, and who keeps them: the order of rooms, one name for one thing, nothing too long.
+"""The rules for the structure of the code: the order of rooms, one meaning for each name, nothing too long.
 
-`python -m tests.house` shows it all; `make check` holds it (tests/unit/test_house.py).
+`python -m tests.house` prints all of it; `make check` fails when a rule is broken (tests/unit/test_house.py).
 """

@@ -1,4 +1,4 @@
-"""What a rule finds, and what is open until it is mended."""
+"""What a rule finds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Finding(NamedTuple):
-    """One place where a rule is not kept. `key` names it in the list of what is open (open.py)."""
+    """One place where a rule is broken."""
 
-    key: str
+    where: str
     detail: str

@@ -1,9 +1,9 @@
-"""One name, one thing.
+"""Each name means one thing.
 
 1. A class or a type (a name in CamelCase) is defined once in the package: it is read far from its import.
-2. Any other name that modules take by itself (`from x import name`) is taken from one module. What is used in
-   its own module alone, or with its module in front (`schema.read`), has that for a surname.
-3. A file has a name of its own, but for those in ALLOWED_FILES.
+2. Any other name that is imported by itself (`from x import name`) comes from one module only. Names that are
+   used only in their own module, or with its name in front (`schema.read`), may be defined several times.
+3. No two files have the same name, except those in ALLOWED_FILES.
 """
 
 from __future__ import annotations

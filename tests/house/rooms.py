@@ -68,7 +68,7 @@ def _imports(above: str, below: str) -> Iterator[str]:
 
 
 def circles() -> list[Finding]:
-    """Modules that import each other, over however many corners. The key: the rooms they are in."""
+    """Modules that import each other, directly or through others."""
     modules, found = product(), []
     for circle in components(uses()):
         rooms = sorted({modules[name].room for name in circle})
@@ -79,7 +79,7 @@ def circles() -> list[Finding]:
 
 
 def components(graph: Mapping[str, Iterable[str]]) -> list[set[str]]:
-    """The sets of nodes that all reach each other: two and more, for nothing imports itself."""
+    """The sets of two or more nodes that all reach each other. No module imports itself."""
     reach: dict[str, set[str]] = {}
     for node in graph:
         seen, left = set[str](), [node]

@@ -22,9 +22,8 @@ from typing import Any
 
 from cellgate.probes.http_status import HttpProbe
 from cellgate.probes.runner import JITTER
-from cellgate.proxy.config.settings import Address, Limits, Poison, Settings, Timeouts
+from cellgate.proxy.config.settings import Address, Settings
 from cellgate.proxy.logs.events import EventLog
-from cellgate.router.fair_queue import FairRules
 from cellgate.router.nouns import Cell, Fleet, Node, Role, Rules, Unit, Verdict
 from tests.scenarios.observed import ObservedGate, wrong_records
 from tests.scenarios.visit import Visit, chat, encode
@@ -66,7 +65,10 @@ PROMISE_S = promise_s()
 
 
 class Stage:
-    """`units` engines a, b, c… behind one gate. `visits` are all requests that clients have made."""
+    """`units` engines a, b, c… behind one gate. `visits` are all requests that clients have made.
+
+    `settings` are fields of the gate's `Settings`, such as `policy`, `rules` or `limits`.
+    """
 
     def __init__(
         self,
@@ -79,15 +81,8 @@ class Stage:
         pages: bool = False,
         is_blind: bool = False,
         max_in_flight: int = 256,
-        policy: str = "prefix_affinity",
-        queue: FairRules | None = None,
-        rules: Rules = RULES,
-        limits: Limits | None = None,
-        timeouts: Timeouts | None = None,
-        pass_unlisted: bool = False,
-        no_continuation: tuple[str, ...] = (),
-        poison: Poison | None = None,
         limit_s: float = 7200.0,
+        **settings: Any,
     ) -> None:
         self.world = World(seed, limit_s)
         self.rng = Random(seed + 2)
@@ -101,20 +96,8 @@ class Stage:
         self.engines: dict[str, Engine] = {}
         for name in "abcdefgh"[:units]:
             self.add_engine(name)
-        settings = Settings(
-            self.fleet(*self.engines),
-            listen=Address("gate", GATE_PORT),
-            policy=policy,
-            rules=rules,
-            queue=queue or FairRules(),
-            limits=limits or Limits(),
-            timeouts=timeouts or Timeouts(),
-            access_log="off",
-            pass_unlisted=pass_unlisted,
-            no_continuation=no_continuation,
-            poison=poison or Poison(),
-        )
-        self.gate = self._make_gate(settings, seed + 3)
+        settings.update(listen=Address("gate", GATE_PORT), access_log="off")
+        self.gate = self._make_gate(Settings(self.fleet(*self.engines), **settings), seed + 3)
         self.gates = [self.gate]
         """All there have been."""
         self.client = Client(self.world, f"gate:{GATE_PORT}")

@@ -1,6 +1,6 @@
 """A transport over a simulated socket that behaves as uvloop 0.23's TCPTransport does, oddities included.
 
-`tests/laws/test_transport_laws.py` holds it to that. The oddities that bite: `pause_reading` does nothing
+`tests/laws/test_transport_*.py` hold it to that. The oddities that bite: `pause_reading` does nothing
 inside `connection_made`; `write` raises once `connection_lost` has run, and is dropped between `close` or
 `abort` and then; bytes written after `close` still go out if the buffer was not empty; `abort` ends the
 connection (FIN), and resets it only if bytes were left unread; a paused reader sees neither the end nor a

@@ -1,0 +1,74 @@
+"""Every key of the configuration is documented with its default."""
+
+from __future__ import annotations
+
+import re
+
+from pydantic_core import PydanticUndefined
+
+from cellgate.proxy.config.schema import SCHEMA
+from cellgate.proxy.config.settings import KIB, MIB
+from tests.unit.config.files import ROOT
+
+IN_WORDS = {
+    "advertise": "where it listens",
+    "cells[].discover.host": "required with `dns`",
+    "cells[].discover.server": "the system's",
+    "cells[].discover.path": "required with `file`",
+    "cells[].discover.name": "required with `lws`",
+    "cells[].discover.namespace": "the gate's own, else `default`",
+    "cells[].discover.kubeconfig": "the account of the gate's pod, else the user's file",
+    "cells[].discover.cluster": "required with `ecs`",
+    "cells[].discover.services": "all",
+    "cells[].discover.region": "as boto3 finds it",
+    "cells[].discover.port": "required with `lws`, `ecs`, `A` and `AAAA`",
+    "cells[].discover.agent_port": "no agents",
+    "cells[].discover.period_s": "5, with `file` 1",
+    "cells[].discover.unit.engine": "detected",
+    "cells[].discover.unit.canary": "detected",
+    "cells[].units[].engine": "detected",
+    "cells[].units[].canary": "detected",
+    "cells[].units[].metrics_url": "the engine's usual place",
+    "cells[].units[].nodes[].agent": "none",
+    "cells[].units[].nodes[].probes": "none",
+    "cells[].units[].nodes[].probes[].url": "required with `http` and `exporter`",
+    "cells[].units[].nodes[].probes[].address": "required with `tcp` and `grpc`",
+    "cells[].units[].nodes[].probes[].expect": "200 to 299",
+    "cells[].units[].nodes[].probes[].service": "the server as a whole",
+    "cells[].units[].nodes[].probes[].period_s": "1, with `exporter` 5",
+    "cells[].units[].nodes[].probes[].timeout_s": "3",
+    "cells[].units[].models": "asked of the unit",
+    "cells[].units[].nodes": "one leader with the unit's name",
+    "limits.bodies_bytes": "a quarter of memory",
+}
+SECTIONS = {level.removesuffix("[]") for level in SCHEMA if "." not in level and level}
+
+
+def said(key: str, default: object) -> str:
+    """A default as the documentation has it."""
+    if key in IN_WORDS:
+        return IN_WORDS[key]
+    match default:
+        case _ if default is PydanticUndefined:
+            return "required"
+        case None | "" | ():
+            return "`none`"
+        case bool():
+            return f"`{str(default).lower()}`"
+        case int() if key.endswith("_bytes"):
+            return f"`{default // MIB}MiB`" if default % MIB == 0 else f"`{default // KIB}KiB`"
+        case float():
+            return f"`{default:g}`"
+    return f"`{default}`"
+
+
+def test_every_key_is_documented_with_its_default() -> None:
+    text = (ROOT / "docs" / "configuration.md").read_text()
+    documented = dict(re.findall(r"^### `(.+?)`\n(?:(?!#).*\n)*?Default: (.+)$", text, re.MULTILINE))
+    keys = {
+        f"{level}.{key}".removeprefix("."): field.default
+        for level, mapping in SCHEMA.items()
+        for key, field in mapping.model_fields.items()
+    }
+    assert documented == {key: said(key, default) for key, default in keys.items() if key not in SECTIONS}
+    assert set(re.findall(r"^## `(.+?)`$", text, re.MULTILINE)) == SECTIONS
