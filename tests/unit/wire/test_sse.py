@@ -129,6 +129,26 @@ def test_a_piece_that_is_split_off_holds_one_event_at_most(data: bytes) -> None:
         assert len(events[0]) == first_end(data, b"\n")
 
 
+ODD = st.text("\r\n\ndat:x", max_size=12).map(str.encode)
+"""Bytes in which line ends and the name of the field come close together."""
+
+
+@given(ODD, st.sampled_from([b"\n", b"\r", b"x"]))
+@example(b"\n\r\n", b"\r")
+@example(b"x\r\n\r\nx", b"x")
+@example(b"\n", b"\n")
+def test_the_first_end_is_behind_the_first_empty_line(data: bytes, before: bytes) -> None:
+    match = re.search(rb"(?:\n|\r\n?+)(?:\n|\r\n?+)+", before + data)
+    assert first_end(data, before) == (match.end() - 1 if match else 0)
+
+
+@given(ODD)
+def test_data_is_carried_by_a_line_of_that_name(data: bytes) -> None:
+    lines = re.split(rb"\r\n|\n|\r", data)
+    named = [line.startswith(b"data:") for line in lines] + [line == b"data" for line in lines[:-1]]
+    assert carries_data(data) == any(named)
+
+
 @given(STREAMS)
 def test_only_whole_events_without_data_are_dropped(data: bytes) -> None:
     rest = without_comments(data)
