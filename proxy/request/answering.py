@@ -40,19 +40,24 @@ def judge_head(exchange: Exchange, head: ReplyHead) -> bool:
         path = exchange.request.path.decode("latin-1")
         refuse(exchange, Failure(FailureKind.NOT_SERVED, f"the engine of unit {unit} does not serve {path}"))
         return False
-    failure = failure_of(head, unit, gate.board, gate.now())
+    now = gate.now()
+    failure = failure_of(head, unit, gate.board, now)
     if failure is not None:
         attempt.lease.on_evict = None
         attempt.blame(failure, judged=exchange.route.kind is not UNLISTED)
-        return not _goes_elsewhere(exchange, attempt.lease, failure)
+        return not _goes_elsewhere(exchange, attempt.lease, failure, now)
     if response.begun and head.status >= 400:
         give_up(exchange, f"unit {unit} answered {head.status} when asked to go on")
         return False
     return True
 
 
-def _goes_elsewhere(exchange: Exchange, lease: Lease, failure: Failure) -> bool:
-    """Whether there is something better than to show the client the `failure` that its unit answered."""
+def _goes_elsewhere(exchange: Exchange, lease: Lease, failure: Failure, failed_at: float) -> bool:
+    """Whether the request moves on, instead of showing the client the `failure` that its unit answered.
+
+    The next unit is acquired before this one is released, because without another unit the client gets this
+    answer. For observers the attempt still ends at `failed_at`, before the next one begins.
+    """
     selection = exchange.selection
     step = selection.next_step(lease, failure)
     if not step.again:
@@ -63,13 +68,13 @@ def _goes_elsewhere(exchange: Exchange, lease: Lease, failure: Failure) -> bool:
             # Nobody else has room: the unit's own words are the best answer there is, after some more tries.
             if not selection.waits_again(exchange):
                 return False
-            exchange.release(Outcome.BUSY)
+            exchange.release(Outcome.BUSY, failed_at)
             exchange.state = WAITING
             return True
         if other in (Refusal.NO_UNIT, Refusal.UNKNOWN_MODEL, Refusal.LATE):
             # There is nobody else.
             return False
-    exchange.release(failure.kind.row.outcome)
+    exchange.release(failure.kind.row.outcome, failed_at)
     selection.failed(lease.unit, step, failure)
     exchange.state = WAITING
     if isinstance(other, Refusal):

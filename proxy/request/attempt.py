@@ -131,11 +131,11 @@ class Attempt:
 
     # -- its end -------------------------------------------------------------------------------------------
 
-    def release(self, outcome: Outcome) -> None:
-        """Give the lease back; what is left of the reply goes on, if there is any."""
+    def release(self, outcome: Outcome, at: float | None = None) -> None:
+        """Give the lease back; the rest of the reply is still sent. `at`: when it was over, if not now."""
         lease, response = self.lease, self._response
         for observer in response.observers:
-            observer.attempt_over(lease, outcome, response.now())
+            observer.attempt_over(lease, outcome, response.now() if at is None else at)
         self._dispatcher.released(lease, outcome)
         response.promised = None
 

@@ -152,9 +152,9 @@ class Exchange:
         assert self.attempt is not None
         return self.attempt
 
-    def release(self, outcome: Outcome) -> None:
-        """Give its lease back."""
-        self.in_flight().release(outcome)
+    def release(self, outcome: Outcome, at: float) -> None:
+        """Give its lease back. `at`: when the attempt ended."""
+        self.in_flight().release(outcome, at)
         self.attempt = None
 
     def let_go(self, outcome: Outcome) -> None:

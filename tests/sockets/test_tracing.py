@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import re
 import time
 from collections.abc import AsyncIterator
@@ -93,7 +94,7 @@ async def test_a_request_and_its_attempt_are_spans_below_the_clients() -> None:
     assert attempt.events["first token"] <= attempt.end_ns <= request.end_ns < time.time_ns() + 1e9
     assert not request.is_error
     assert not attempt.is_error
-    assert request.about.pop("gen_ai.response.time_to_first_chunk")
+    assert float(request.about.pop("gen_ai.response.time_to_first_chunk")) >= 0.0  # In whole milliseconds.
     assert request.about == {
         "http.request.method": "POST",
         "http.request.body.size": len(here.unit.requests[0].body),
@@ -169,6 +170,19 @@ async def test_a_place_in_the_queue_is_a_span() -> None:
     assert turned_away.about["error.type"] == "busy"
     assert turned_away.start_ns <= queue.start_ns < queue.end_ns <= taken.start_ns
     assert is_within(queue, request)
+
+
+@live
+@pytest.mark.parametrize("failing", [BROKEN, BUSY], ids=["broken", "busy"])
+async def test_attempts_do_not_overlap_however_the_clock_moves_between_them(failing: bytes) -> None:
+    """The next unit is acquired before the lease of the failed attempt is released."""
+    loop, reads = asyncio.get_running_loop(), itertools.count()
+    real = loop.time
+    loop.time = lambda: real() + 0.001 * next(reads)  # type: ignore[method-assign]
+    async with traced(failing, STREAM) as (here, collector), here.client() as client:
+        assert (await client.ask(chat(head=SAMPLED))).status == 200
+    first, second = collector.named("attempt")
+    assert first.end_ns <= second.start_ns
 
 
 @live
