@@ -41,6 +41,7 @@ class Tenant(Generic[T]):
 
     name: str
     deficit: float = 0.0
+    count: int = 0
     tokens: int = 0
     size: int = 0
     entries: list[Entry[T]] = field(default_factory=list)
@@ -57,24 +58,26 @@ class Tenant(Generic[T]):
 class Ring(Generic[T]):
     """The tenants of one class, in the order of the round. The first is being visited, or will be next."""
 
-    __slots__ = ("_is_visiting", "quantum", "tenants")
+    __slots__ = ("_is_visiting", "_named", "quantum", "tenants")
 
     def __init__(self, quantum: int) -> None:
         self.quantum = quantum
         self.tenants: list[Tenant[T]] = []
+        self._named: dict[str, Tenant[T]] = {}
         self._is_visiting = False
 
     def tenant(self, name: str) -> Tenant[T] | None:
         """The tenant of that name, if it waits."""
-        return next((tenant for tenant in self.tenants if tenant.name == name), None)
+        return self._named.get(name)
 
     def add(self, entry: Entry[T]) -> None:
         """A new tenant comes last in the round."""
         tenant = self.tenant(entry.tenant)
         if tenant is None:
-            tenant = Tenant(entry.tenant)
+            tenant = self._named[entry.tenant] = Tenant(entry.tenant)
             self.tenants.append(tenant)
         insort(tenant.entries, entry, key=lambda other: other.due)
+        tenant.count += 1
         tenant.tokens += entry.tokens
         tenant.size += entry.size
 
@@ -83,12 +86,14 @@ class Ring(Generic[T]):
         tenant = self.tenant(entry.tenant)
         assert tenant is not None
         tenant.entries.remove(entry)
+        tenant.count -= 1
         tenant.tokens -= entry.tokens
         tenant.size -= entry.size
         if not tenant.entries:
             if tenant is self.tenants[0]:
                 self._is_visiting = False
             self.tenants.remove(tenant)
+            del self._named[tenant.name]
 
     def first(self, blocked: Container[Hashable]) -> Entry[T] | None:
         """The one to be served next, of those that are not blocked; nothing changes by asking."""
