@@ -13,6 +13,8 @@ from random import Random
 from typing import Any
 
 from cellgate.proxy.config.settings import Timeouts
+from cellgate.proxy.request.prompt import read_prompt
+from cellgate.router.poison import Ledger
 from tests.scenarios.harness import Stage
 from tests.scenarios.visit import Visit, chat, encode
 from tests.sim.chaos import STRIKES, Chaos
@@ -30,12 +32,16 @@ MODES = (Mode.CUT, Mode.CRASH, Mode.LATE, Mode.MID)
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What came of one seed. `deaths`: the most that a prompt cost; `blamed`: innocents taken for poison."""
+    """What came of one seed. `deaths`: the most that a prompt cost; `blamed`: innocents taken for poison.
+
+    `rash`: those of them that were not the only one at their deaths.
+    """
 
     seed: int
     mode: Mode | None
     deaths: int
     blamed: int
+    rash: int
     refused: int
     asked: int
 
@@ -84,31 +90,50 @@ def play(seed: int) -> Played:
     stage.play(scenario())
     culprits = {each.result().request_id for each in drunk}
     blamed = [visit for visit in stage.visits if visit.code == "poison_suspected"]
+    innocents = [visit for visit in blamed if visit.request_id not in culprits]
     kills = [request_id for _, request_id, _ in poison.kills] if poison is not None else []
+    ledger = stage.gate.plane.containment.ledger
     return Played(
         seed,
         mode,
         max((kills.count(each) for each in culprits), default=0),
-        sum(visit.request_id not in culprits for visit in blamed),
-        sum(visit.request_id in culprits for visit in blamed),
+        len(innocents),
+        sum(has_company(ledger, visit) for visit in innocents),
+        len(blamed) - len(innocents),
         len(stage.visits),
     )
 
 
-def main() -> int:
-    """Play what is asked for; 0 when no prompt cost more than three units, and without one nobody was blamed.
+def has_company(ledger: Ledger, visit: Visit) -> bool:
+    """Whether another prompt had met all deaths for which this one was ended, and had not come past one."""
+    assert visit.body is not None
+    record = ledger.records[read_prompt(visit.body, encode(visit.body)).fingerprint]
+    deaths = [mark.death for mark in record.standing]
+    others = [ledger.records.get(each) for each in set.intersection(*(death.died for death in deaths))]
+    cleared = [
+        any(mark.passed and mark.death in deaths for mark in other.marks)
+        for other in others
+        if other is not None
+    ]
+    return len(others) - cleared.count(True) > 1
 
-    An innocent that is alone at two deaths, one of which was another fault, is blamed by the rules.
+
+def main() -> int:
+    """Play what is asked for; 0 when no prompt cost more than three units, without one nobody was blamed, and
+    nobody was blamed who had company.
+
+    An innocent that alone meets two deaths, one of which was another fault, is blamed by the rules.
     """
     first, last = int(sys.argv[1]), int(sys.argv[2])
     with multiprocessing.Pool() as pool:
         played = list(pool.imap_unordered(play, range(first, last)))
-    told = [one for one in played if one.deaths > DEATHS_MAX or one.blamed]
-    wrong = [one for one in told if one.deaths > DEATHS_MAX or one.mode is None]
+    told = [one for one in played if one.deaths > DEATHS_MAX or one.blamed or one.rash]
+    wrong = [one for one in told if one.deaths > DEATHS_MAX or one.mode is None or one.rash]
     deaths = [sum(one.deaths == number for one in played if one.mode) for number in range(6)]
     print(f"{len(played)} seeds, {sum(one.asked for one in played)} requests; poison was in half of them")
     print(f"the most that one prompt cost, by seed: {dict(enumerate(deaths))}")
-    print(f"innocents blamed: {sum(one.blamed for one in played)}")
+    print(f"innocents blamed that were alone at two deaths: {sum(one.blamed for one in played)}")
+    print(f"innocents blamed that were not: {sum(one.rash for one in played)}")
     print(*told, sep="\n")
     return 1 if wrong else 0
 
