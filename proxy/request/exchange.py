@@ -152,8 +152,8 @@ class Exchange:
         assert self.attempt is not None
         return self.attempt
 
-    def release(self, outcome: Outcome, at: float) -> None:
-        """Give its lease back. `at`: when the attempt ended."""
+    def release(self, outcome: Outcome, at: float | None = None) -> None:
+        """Give its lease back. `at`: when the attempt ended, if not now."""
         self.in_flight().release(outcome, at)
         self.attempt = None
 
