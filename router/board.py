@@ -36,6 +36,7 @@ from cellgate.router.pools import Pools
 from cellgate.router.remote_prefixes import ProvenPrefixes, RemotePrefixes
 from cellgate.router.shared_prefixes import SharedPrefixes
 from cellgate.router.unit_state import BUSY_S, Lease, UnitState
+from cellgate.router.weights import shares
 
 ERRORS_TOGETHER_S = 1.0
 """Errors so soon after each other, with no life between them, are of an engine that has nothing else."""
@@ -278,10 +279,14 @@ class Board:
 
     def tokens_s(self, pool: str | None = None) -> float:
         """How many uncached tokens a second all usable units compute together, or those of one pool."""
-        return sum(
-            state.costs.rates.prefill_tokens_s.value * state.weight
+        states = [
+            state
             for name, state in self.units.items()
             if state.is_usable() and (pool is None or self.pools.has(pool, name))
+        ]
+        parts = shares([(state.weight, state.costs.rates.speed) for state in states])
+        return sum(
+            state.costs.rates.prefill_tokens_s.value * part for state, part in zip(states, parts, strict=True)
         )
 
     def is_sure_of(self, pool: str) -> bool:

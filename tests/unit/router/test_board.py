@@ -46,6 +46,18 @@ def state_of(*evidence: Evidence) -> UnitState:
     return board(*evidence).units["a"]
 
 
+def test_a_speed_that_was_learnt_is_not_multiplied_by_the_weight_that_says_the_same() -> None:
+    made = Board(RULES)
+    made.configure(Fleet(units=(Unit("a", "c", "http://a", weight=2.0), Unit("b", "c", "http://b"))), 0.0)
+    for name, tokens_s, step_s in (("a", 2000.0, 0.01), ("b", 1000.0, 0.02)):
+        made.observe(replace(PASSED, unit=name))
+        rates = made.units[name].costs.rates
+        for _ in range(200):
+            rates.prefill_tokens_s.learn(tokens_s)
+            rates.steps.learn(step_s, 8)
+    assert made.tokens_s() == pytest.approx(3000.0, rel=0.05)
+
+
 # Slow start and degradation.
 
 
