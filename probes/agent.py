@@ -249,7 +249,7 @@ class Port:
 
     def __init__(self, port: int) -> None:
         self._port = port
-        self.missing = f"no process that this agent may look into listens on port {port}"
+        self.missing = f"no process that this agent may inspect listens on port {port}"
 
     def find(self, proc: Proc, _commands: dict[int, list[str]]) -> set[int]:
         """Who opened it; not the children that inherited it."""
@@ -383,7 +383,7 @@ class ProcessWatch:
         settled = exact | {key for key, at in self._matched_at.items() if now - at >= SETTLE_S}
         self._missing = self._wanting(found, settled, now)
         if self._missing and len(commands) <= ALONE:
-            self._missing += " (it sees next to no process: is the process namespace shared?)"
+            self._missing += " (it sees almost no processes: is the process namespace shared?)"
         if not self._missing:
             self._adopt(settled, [len(keys & settled) for keys in found], now)
 
@@ -407,9 +407,9 @@ class ProcessWatch:
         patient = now - min(self._matched_at.values()) < PATIENCE_S
         short = any(len(keys & settled) < self._counts[index] for index, keys in enumerate(found))
         if short or (patient and len(settled) < len(self._matched_at)):
-            return f"what was asked for runs; waiting until no more of it has come for {SETTLE_S:g} s"
+            return f"the processes asked for run; waiting until no new one has started for {SETTLE_S:g} s"
         if len(settled) > NEEDED_MAX:
-            return f"{len(settled)} processes match, too many to be meant: narrow the pattern"
+            return f"{len(settled)} processes match, which is too many: use a narrower pattern"
         return ""
 
     def _adopt(self, keys: set[ProcessKey], counts: list[int], now: float) -> None:
@@ -504,15 +504,15 @@ class Client(asyncio.Protocol):
     def _answer(self, lines: list[bytes]) -> None:
         words = lines[0].split(b" ")
         if len(words) != 3 or not words[2].startswith(b"HTTP/1."):
-            self._refuse(400, "this is a cellgate agent: it speaks HTTP/1.1")
+            self._refuse(400, "this is a cellgate agent; use HTTP/1.1")
         elif words[0] != b"GET":
-            self._refuse(405, "only GET is answered here")
+            self._refuse(405, "use GET")
         elif words[1] == b"/healthz":
             status = self._agent.status
             told = {"state": status.state, "reason": status.reason, "epoch": status.epoch}
             self._reply(200 if status.state == "ok" else 503, told)
         elif words[1] != b"/watch":
-            self._refuse(404, "there is GET /healthz and GET /watch")
+            self._refuse(404, "unknown path; use GET /healthz or GET /watch")
         elif not self._agent.admits(lines[1:]):
             self._refuse(401, "send `Authorization: Bearer TOKEN` with the token of this agent")
         else:
@@ -632,7 +632,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="HOST:PORT",
         type=_address,
         default="127.0.0.1:9911",
-        help="where gates connect; other than loopback it takes a token (default: %(default)s)",
+        help="the address to listen on; any other than loopback requires a token (default: %(default)s)",
     )
     add("--token-file", metavar="PATH", help=f"file with the token; default: the variable {TOKEN_VARIABLE}")
 
@@ -657,7 +657,7 @@ def run(args: argparse.Namespace) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this file on its own."""
     description = (
-        "Watch the processes that an inference node needs, and tell gates at once when one stops working."
+        "Watch the processes that an inference node needs, and report to gates at once when one stops."
     )
     parser = argparse.ArgumentParser("agent.py", description=description, allow_abbrev=False)
     add_arguments(parser)
@@ -675,7 +675,7 @@ def _agent(args: argparse.Namespace) -> Agent:
     token = _token(args.token_file)
     if not token and not _is_loopback(args.listen[0]):
         raise UsageError(
-            f"{args.listen[0]} can be reached from other machines, so watchers must show a token: "
+            f"{args.listen[0]} can be reached from other machines, so gates must send a token: "
             f"set {TOKEN_VARIABLE} or --token-file, or listen on 127.0.0.1"
         )
     return Agent(ProcessWatch(targets, Proc(), lambda: time.clock_gettime(time.CLOCK_BOOTTIME)), token)
@@ -705,7 +705,7 @@ def _pattern(text: str) -> Pattern:
     try:
         return Pattern(text)
     except re.error as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no regular expression: {error}") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a valid regular expression: {error}") from None
 
 
 def _port(text: str) -> int:

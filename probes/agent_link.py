@@ -125,7 +125,7 @@ class AgentLink:
             notes[_REPORTED] = news
         pressed = sign is Sign.GOOD and message.open_files >= PRESSURE
         if pressed and context.now() - notes.get(_PRESSED_AT, -math.inf) >= _PRESSED_PERIOD_S:
-            reason = f"a process has {message.open_files:.0%} of the files open that it may have"
+            reason = f"a process has {message.open_files:.0%} of its file descriptors in use"
             found.append(self._evidence(context, (Sign.BAD, Strength.WEAK), reason))
             notes[_PRESSED_AT] = context.now()
         return found
@@ -158,9 +158,9 @@ class AgentLink:
         if error.status == 401 and self.token:
             reason = f"agent {self.address} does not accept the token of this gate ({TOKEN_VARIABLE})"
         elif error.status == 401:
-            reason = f"agent {self.address} wants a token: give this gate the agent's, as {TOKEN_VARIABLE}"
+            reason = f"agent {self.address} requires a token: set {TOKEN_VARIABLE} for this gate"
         elif error.status == 503:
-            reason = f"agent {self.address} takes no more watchers: {error}"
+            reason = f"agent {self.address} accepts no more connections: {error}"
         else:
             reason = f"{self.address} is not a cellgate agent: {error}"
         return self._evidence(context, _NOTHING, reason)

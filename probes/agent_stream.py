@@ -95,9 +95,9 @@ class AgentStream:
     def on_head(self, status: int, *, is_stream: bool, body: bytes) -> None:
         """Whether it is an agent's reply."""
         if status != 200:
-            self._end(NotAnAgentError(f"to GET /watch it said {status} {_excerpt(body)}", status))
+            self._end(NotAnAgentError(f"it answered GET /watch with {status} {_excerpt(body)}", status))
         elif not is_stream:
-            self._end(NotAnAgentError("its reply to GET /watch is no stream", status))
+            self._end(NotAnAgentError("its reply to GET /watch is not a stream", status))
         elif body:
             self.on_body(body)
 
@@ -121,7 +121,7 @@ class AgentStream:
         self._line += part
         *lines, self._line = self._line.split(b"\n") if b"\n" in part else [self._line]
         if len(self._line) > LINE_BYTES:
-            raise self._garbled("a line without an end")
+            raise self._garbled("a line that does not end")
         for line in lines:
             if line != HEARTBEAT:
                 self._count()
@@ -158,7 +158,7 @@ class AgentStream:
         return (
             AgentLostError(f"its stream is garbled: {what}")
             if self._is_agent
-            else NotAnAgentError(f"it said {what}")
+            else NotAnAgentError(f"it sent {what}")
         )
 
     # Missing heartbeats, and the end
@@ -182,7 +182,7 @@ class AgentStream:
             self._is_confirming = True
             self._arm(now + CONFIRM_S)
         else:
-            self._end(AgentLostError(f"not heard for {now - self._heard_at:.2f} s"))
+            self._end(AgentLostError(f"it has sent nothing for {now - self._heard_at:.2f} s"))
 
     def _end(self, ending: Exception) -> None:
         if self._ending is None:

@@ -212,7 +212,7 @@ def _is_empty_since(context: ProbeContext, busy_at: float) -> bool:
 def _stayed_busy(busy_s: float, said: str, *, stuck: bool) -> _Fate:
     """Stuck: requests of ours were there all the time, and an engine that counts its steps counted none."""
     if stuck:
-        return _Fate(Sign.BAD, Strength.STRONG, f"busy, yet nothing moved for {busy_s:.3g} s, {said}")
+        return _Fate(Sign.BAD, Strength.STRONG, f"busy, but without progress for {busy_s:.3g} s, {said}")
     return _Fate(Sign.NEUTRAL, Strength.WEAK, f"busy, {said}")
 
 
@@ -235,15 +235,15 @@ def _read(name: str, said: str, reply: Reply) -> _Fate:
     if reply.status == 200 and has_answer(CANARIES[name], reply.body):
         return _Fate(Sign.GOOD, Strength.STRONG, f"one token by {name}")
     if reply.status == 200:
-        return _Fate(Sign.BAD, Strength.STRONG, f"no answer in {said}")
+        return _Fate(Sign.BAD, Strength.STRONG, f"no token in {said}")
     if reply.status >= 500 and reply.status not in _NOT_SERVED:
         return _Fate(Sign.BAD, Strength.STRONG, said)
     # The front end answers these without its engine: neither life nor its absence is proven.
-    reason = f"nothing proven by {said}"
+    reason = f"nothing is proven by {said}"
     if reply.status in _NOT_ALLOWED:
-        reason += "; set `api_key_file:` to a key that it takes"
+        reason += "; set `api_key_file:` to a key that the unit accepts"
     elif reply.status in _NOT_SERVED:
-        reason += "; set `canary:` to an API that it serves"
+        reason += "; set `canary:` to an API that the unit serves"
     return _Fate(Sign.NEUTRAL, Strength.WEAK, reason)
 
 

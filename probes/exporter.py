@@ -35,7 +35,7 @@ class ExporterProbe(NodeProbe):
 
     def __post_init__(self) -> None:
         if bool(self.rule) == bool(self.preset):
-            raise RuleError("an exporter probe goes by a rule or by a preset")
+            raise RuleError("an exporter probe needs a rule or a preset")
         _ = self.rules
 
     @property
@@ -75,8 +75,6 @@ def _judge(
     if any(rule.is_about(sample) for sample in samples for rule in rules):
         return NodeReport(NodeState.GOOD, "no rule holds")
     if bad_reports(context):
-        return NodeReport(NodeState.GOOD, "the samples for which a rule held are gone")
+        return NodeReport(NodeState.GOOD, "the samples that matched a rule are gone")
     metrics = ", ".join(sorted({rule.metric for rule in rules}))
-    return NodeReport(
-        NodeState.NOTHING, f"the page has no sample of {metrics}; is it the right page, or the rule wrong?"
-    )
+    return NodeReport(NodeState.NOTHING, f"the page has no sample of {metrics}; check the URL and the rule")

@@ -35,7 +35,7 @@ _REPLY_MAX = 64 << 10
 
 _HEALTH = {
     0: NodeReport(
-        NodeState.NOTHING, "the health service answers UNKNOWN: it was never told the state of this service"
+        NodeState.NOTHING, "the health service answers UNKNOWN: no status was set for this service"
     ),
     1: NodeReport(NodeState.GOOD, "SERVING"),
     2: NodeReport(NodeState.BAD, "NOT_SERVING"),
@@ -113,7 +113,7 @@ class HealthCall(asyncio.Protocol):
             case events.StreamEnded():
                 self._end()
             case events.StreamReset() | events.ConnectionTerminated():
-                self._end(f"it broke off the call (HTTP/2 error {event.error_code})")
+                self._end(f"it reset the call (HTTP/2 error {event.error_code})")
 
     def _end(self, wrong: str = "") -> None:
         # What was complete before the server broke off stays valid.
@@ -127,14 +127,14 @@ class HealthCall(asyncio.Protocol):
             raise FetchError(Trouble.BROKEN, self._wrong)
         status, grpc = self._headers.get(":status", ""), self._headers.get("grpc-status", "")
         if not self._headers.get("content-type", "").startswith("application/grpc"):
-            raise FetchError(Trouble.BROKEN, f"HTTP {status}, which is no gRPC answer")
+            raise FetchError(Trouble.BROKEN, f"HTTP {status} is not a gRPC answer")
         if grpc != "0":
             why = f"grpc-status {grpc or 'missing'} {unquote(self._headers.get('grpc-message', ''))}".rstrip()
             state, hint = _FAILED.get(grpc, NodeReport(NodeState.DOUBT, "the call failed"))
             return NodeReport(state, f"{hint} ({why})")
         health = _status(self._body)
         if health not in _HEALTH:
-            raise FetchError(Trouble.BROKEN, f"its answer is no HealthCheckResponse: {self._body[:20]!r}")
+            raise FetchError(Trouble.BROKEN, f"its answer is not a HealthCheckResponse: {self._body[:20]!r}")
         return _HEALTH[health]
 
 

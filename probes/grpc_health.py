@@ -10,7 +10,7 @@ from cellgate.probes.base import FetchError, ProbeContext, Trouble
 from cellgate.probes.node import NodeProbe, NodeReport
 
 _LATE_S = 0.1
-"""A timeout that ends so much late shows that the gate itself stood still."""
+"""A timeout that ends so much late shows that the gate's event loop was blocked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class GrpcProbe(NodeProbe):
                 await call.ended.wait()
         except TimeoutError:
             if context.now() > deadline + _LATE_S:
-                raise FetchError(Trouble.OWN, "the gate itself stood still") from None
+                raise FetchError(Trouble.OWN, "the gate's event loop was blocked") from None
             raise FetchError(Trouble.TIMEOUT, "no answer in time") from None
         finally:
             transport.abort()

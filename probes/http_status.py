@@ -46,7 +46,7 @@ class HttpProbe(NodeProbe):
 def _explain(reply: Reply) -> str:
     if 300 <= reply.status < 400 and "location" in reply.headers:
         where = reply.headers["location"][:100]
-        return f"HTTP {reply.status} leads to {where} and is not followed; name the page that answers itself"
+        return f"HTTP {reply.status} redirects to {where}, which is not followed; configure the final URL"
     return f"HTTP {reply.status}"
 
 

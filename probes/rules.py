@@ -92,7 +92,7 @@ def parse(text: str) -> Rule:
     if bool(opened) != bool(closed):
         raise RuleError("a parenthesis is missing")
     if function not in (None, "increase"):
-        raise RuleError(f"there is no {function}() here; did you mean 'increase({metric})'?")
+        raise RuleError(f"function {function}() is not supported; did you mean 'increase({metric})'?")
     if compare not in _COMPARE:
         meant = _MEANT.get(compare)
         raise RuleError(f"did you mean '{meant}'?" if meant else f"known comparisons: {' '.join(_COMPARE)}")
@@ -112,15 +112,15 @@ def _limit(text: str) -> float:
     except ValueError:
         limit = math.nan
     if not math.isfinite(limit):
-        raise RuleError("it has to end in a number")
+        raise RuleError("it must end with a number")
     return limit
 
 
 # What a text that has not even the shape of a rule may lack: a sign of it, and what to say.
 _AMISS = (
-    (r"\[", "no range in brackets: increase is the growth since the last look"),
-    (r"\b(and|or|unless)\b", "one comparison only; make a probe of each"),
-    (r"\{[^\"]*\}", 'values of labels stand in double quotes: {label="value"}'),
+    (r"\[", "ranges in brackets are not supported: increase is the growth since the last probe"),
+    (r"\b(and|or|unless)\b", "only one comparison is allowed; use one probe for each"),
+    (r"\{[^\"]*\}", 'label values must be in double quotes: {label="value"}'),
     (r"^[^=!<>]*(\{.*\}[^=!<>]*)?$", "a comparison is missing, such as > 0"),
 )
 

@@ -69,7 +69,7 @@ class Runner:
         except Exception as error:
             if not self._is_blind:
                 self._is_blind = True
-                self._log("cannot say when it looks next", error, f"it looks every {BLIND_PAUSE_S:g} s")
+                self._log("its schedule failed", error, f"it runs every {BLIND_PAUSE_S:g} s")
             return self._last_at + BLIND_PAUSE_S
 
     async def run(self) -> None:
@@ -109,13 +109,13 @@ class Runner:
         try:
             await self._collect()
         except Exception as error:
-            self._log("the probe itself failed", error, "this look is not counted")
-            reason = f"the probe itself failed: {error!r}"
+            self._log("the probe failed", error, "this run is not counted")
+            reason = f"the probe failed: {error!r}"
             try:
                 unit, name, now = self._patient.unit.name, self._probe.name, self._patient.now()
                 self._take(Evidence(unit, Sign.NEUTRAL, Strength.WEAK, name, reason, now))
             except Exception as another:
-                self._log("that cannot be noted", another, "the next look comes when it is due")
+                self._log("its result could not be recorded", another, "the next run is on schedule")
 
     def _log(self, what: str, error: Exception, then: str) -> None:
         unit, name = self._patient.unit.name, self._probe.name

@@ -189,7 +189,9 @@ class App:
             pid = await hand_over(self._listeners, known, lambda: drained(board), limit_s)
         except HandoverError as error:
             self._recovery.go_on()
-            self._plane.events.add(Action("handover_failed", "SIGUSR2", detail=f"{error}; this gate goes on"))
+            self._plane.events.add(
+                Action("handover_failed", "SIGUSR2", detail=f"{error}; this gate continues")
+            )
             return False
         self._starter.notify(f"MAINPID={pid}", "READY=1")
         self._admin.retire()

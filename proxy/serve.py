@@ -134,6 +134,6 @@ def _read_anew(settings: Settings, reload: Reload) -> Settings:
     try:
         anew = reload()
     except ConfigError as error:
-        log_line("error", f"the units are those of the start: {'; '.join(error.problems)}")
+        log_line("error", f"the units of the start are kept: {'; '.join(error.problems)}")
         return settings
     return replace(settings, fleet=anew.fleet, sources=anew.sources, remedies=anew.remedies)

@@ -110,7 +110,7 @@ class _Admin:
         for pattern, pages in self._routes.items():
             if (name := _match(pattern, path)) is not None:
                 return pages, name
-        raise NotHereError(f"there is no {path} here; there are: {', '.join(self._routes)}")
+        raise NotHereError(f"unknown path {path}; the paths are: {', '.join(self._routes)}")
 
     async def page(self, _request: web.BaseRequest, _name: str) -> web.Response:
         """The status page; what it shows it asks for at the other paths."""

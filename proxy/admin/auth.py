@@ -52,10 +52,14 @@ def _shown_token(headers: Mapping[str, str]) -> bytes | None:
 
 
 def _wrong(token: str | None) -> tuple[HTTPStatus, str]:
-    why = "no admin token is configured here" if token is None else "it is not the gate's admin token"
+    why = (
+        "because this gate has no admin token"
+        if token is None
+        else "because it is not the gate's admin token"
+    )
     return HTTPStatus.UNAUTHORIZED, (
-        f"a token was shown and {why}: send the right one, or none from the gate's own machine or a network "
-        "of `trusted`"
+        f"the token was rejected, {why}: send the right one, or none from the gate's own machine or a "
+        "network of `trusted`"
     )
 
 

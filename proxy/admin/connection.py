@@ -38,7 +38,7 @@ _LONG_LINE = Failure(
     FailureKind.HEAD_TOO_LARGE, f"a line of the request's head is larger than {LINE_BYTES} bytes"
 )
 _LATE_HEAD = Failure(FailureKind.HEAD_TIMEOUT, "the request's head did not arrive in time")
-_DEFECT = Failure(FailureKind.INTERNAL, "the gate failed on this request; its log says more")
+_DEFECT = Failure(FailureKind.INTERNAL, "the gate failed on this request; see its log")
 
 
 class Connection(web.RequestHandler):

@@ -18,7 +18,7 @@ QUIET_S = 0.25
 _HEADLINES: dict[Rotation, str] = {
     Rotation.DRAINED: "{unit} is out of rotation: an operator drained it. {requests} are still in flight. "
     "Its verdict is {verdict}, for {time}.",
-    Rotation.HELD: "{unit} is kept in rotation, although nothing of it has answered for {mute}: most units "
+    Rotation.HELD: "{unit} is kept in rotation, although it has not answered for {mute}: most units "
     "do not answer, so this gate assumes that its own network is cut off.",
     Rotation.RESTART_SUSPECTED: "{unit} gets no requests for now: it closed a connection unexpectedly "
     "{cut} ago, and may have restarted.",
@@ -109,7 +109,7 @@ def _heard(state: UnitState, moment: Moment) -> list[str]:
     good = [w for w in news if w.sign is Sign.GOOD]
     if good:
         each = (f"{_source(w.node, w.source)} ({moment.ago(w.at)} ago)" for w in good)
-        lines.append(f"Last good news: {', '.join(each)}.")
+        lines.append(f"Last good evidence: {', '.join(each)}.")
     return lines
 
 

@@ -224,7 +224,7 @@ class HealthProcess:
 
 
 def _stalled(seconds: float) -> str:
-    return f"the gate's event loop has stood still for {seconds:.1f} s"
+    return f"the gate's event loop has been blocked for {seconds:.1f} s"
 
 
 def main(fds: Sequence[int]) -> None:

@@ -12,8 +12,8 @@ from cellgate.router.unit_state import SLOW_START_LEAST, UnitState
 _NEXT: dict[Rotation, str] = {
     Rotation.DRAINED: "nothing, until an operator undrains it (cellgate undrain {unit}).",
     Rotation.HELD: "units are judged one by one again when they answer, in {panic_left} at the latest.",
-    Rotation.RESTART_SUSPECTED: "{canary}. Any work it shows ends the suspicion of a restart, and so do "
-    "{suspicion_left} without another cut.",
+    Rotation.RESTART_SUSPECTED: "{canary}. Any progress of the unit ends the suspicion of a restart, and "
+    "so do {suspicion_left} without another cut.",
     Rotation.SUSPECT: "{canary}. If it passes, the unit is up; if it fails, the unit is down.",
     Rotation.FULL: "new requests go there as others end.",
     Rotation.IN: "{canary}, unless the unit shows work before that.",
@@ -21,10 +21,10 @@ _NEXT: dict[Rotation, str] = {
     Rotation.DOWN: "{canary}. {passes} must pass in a row; {then}",
     Rotation.PROBATION: "{canary}. {passed} of {passes} have passed; {then}",
 }
-_FAULTS = "it stays out until {faults} reports that all is well; then a canary is sent at once."
+_FAULTS = "it stays out until {faults} reports no fault; then a canary is sent at once."
 
 _ADVICE: dict[Rotation, str] = {
-    Rotation.HELD: "check the network of this gate first: the units may be well.",
+    Rotation.HELD: "check the network of this gate first: the units may be healthy.",
     Rotation.FULL: "raise its max_in_flight if its engine can take more, or add units.",
     Rotation.SUSPECT: "take it out of rotation (cellgate drain {unit}); requests in flight finish.",
     Rotation.IN: "take it out of rotation (cellgate drain {unit}); requests in flight finish.",

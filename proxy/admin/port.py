@@ -106,9 +106,7 @@ class AdminPort:
             try:
                 self._health_process = await self._start_health_process()
             except OSError as error:
-                log_line(
-                    "error", f"admin port: no process can be started: {error.strerror}; it is tried again"
-                )
+                log_line("error", f"admin port: no process can be started: {error.strerror}; it is retried")
             else:
                 return
 

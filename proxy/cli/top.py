@@ -113,7 +113,7 @@ def _summary(glance: Glance, place: str) -> Text:
     text.append(f"{usable} of {len(units)} units in rotation", style)
     text.append(f"  {glance['in_flight']} in flight  {glance['waiting']} waiting")
     if glance["panic"]:
-        text.append("  panic: nothing answers of most units, they are kept in rotation", "bold red")
+        text.append("  panic: most units do not answer, they are kept in rotation", "bold red")
     if glance["stopping"]:
         text.append("  stopping", "bold red")
     return text

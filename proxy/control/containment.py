@@ -183,7 +183,9 @@ class Containment:
         ban, mark = self.bans.find(ask.fingerprint, self._now()), fingerprint_name(ask.fingerprint)
         self.counts["ended" if tried else "refused"] += 1
         rest = f", for another {ban.until - self._now():.0f} s" if ban is not None else ""
-        reason = f"units broke off while they had this prompt ({mark}): it is sent to none{rest}; change it"
+        reason = (
+            f"units failed while they computed this prompt ({mark}); it is refused{rest}; change the prompt"
+        )
         return Failure(FailureKind.POISON_SUSPECTED, reason)
 
     def hold(self, ask: Ask, tried: tuple[str, ...], on_result: OnResult) -> HeldRequest | None:
@@ -255,13 +257,13 @@ class Containment:
         self._told.add(fingerprint)
         mark, what = fingerprint_name(fingerprint), f"model {record.model}" if record.model else "no model"
         then = (
-            f"it is ended, and refused for {ban_s:g} s; the access log has its requests as poison_suspected; "
-            f"`cellgate poison clear {mark}` lifts this"
+            f"its requests are ended and refused for {ban_s:g} s (poison_suspected in the access log); "
+            f"to allow it again: `cellgate poison clear {mark}`"
             if ban_s
-            else "what was there is ended; the prompt is not refused: bans are off, others died likewise, or "
-            "too many prompts do at once; look at the units"
+            else "its requests are ended; the prompt is not refused: bans are off, it is not proven, or "
+            "too many prompts were refused within a minute; check the units"
         )
-        detail = f"prompt {mark} ({what}) was there when {' and '.join(record.units())} died; {then}"
+        detail = f"prompt {mark} ({what}) was in flight when {' and '.join(record.units())} died; {then}"
         self._events.add(Action("poison", "gate", detail=detail))
 
     def _find(

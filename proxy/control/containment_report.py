@@ -13,10 +13,10 @@ from cellgate.proxy.metrics.families import counter, gauge
 from cellgate.router.bans import Ban
 
 _COUNTS = {
-    "deaths": "Attempts that ended with the loss of their unit, or of a connection that it had.",
-    "ended": "Requests that were ended because units had died of what they ask.",
-    "refused": "Requests that were refused because of what they ask, without a unit being touched.",
-    "bans": "Prompts that came to be refused, by what this gate has seen.",
+    "deaths": "Attempts that ended with the loss of their unit or of its connection.",
+    "ended": "Requests that were ended because units had died of their prompt.",
+    "refused": "Requests that were refused because of their prompt, before a unit got them.",
+    "bans": "Prompts that this gate decided to refuse.",
 }
 
 
@@ -58,14 +58,18 @@ class PoisonMetrics(Collector):
         for name, text, value in (
             (
                 "poison_banned",
-                "Prompts that are refused now, this gate's own and other gates'.",
+                "Prompts that are refused now, by this gate or by others.",
                 len(contained.bans),
             ),
             (
                 "poison_suspects",
-                "Prompts that were there when two units died, and are not known to be innocent.",
+                "Prompts that were in flight when two units died and are still suspected.",
                 sum(record.is_suspect for record in records),
             ),
-            ("poison_held", "Requests that wait until a suspect has shown what it is.", contained.held),
+            (
+                "poison_held",
+                "Requests that wait until a suspected prompt is proven or cleared.",
+                contained.held,
+            ),
         ):
             yield gauge(name, text, (), [((), value)])

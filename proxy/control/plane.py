@@ -225,7 +225,7 @@ class Plane:
         self.room()
         self.on_fleet(fleet)
         names = [f"+{u.name}" for u in added] + [f"-{u.name}" for u in removed]
-        names += [f"{u.name} is probed otherwise" for u in probed_anew]
+        names += [f"{u.name} has other probes now" for u in probed_anew]
         return ", ".join(names) or "no unit added or removed"
 
     def set_drain(self, unit: str, drained: bool) -> bool:

@@ -254,7 +254,7 @@ class Prober:
         if evidence.strength is Strength.FATAL:
             return evidence
         self.distrusted += 1
-        reason = f"{evidence.reason}; not counted, because the gate itself lagged"
+        reason = f"{evidence.reason}; not counted, because the gate lagged"
         return replace(evidence, sign=Sign.NEUTRAL, reason=reason)
 
     def _take(self, state: UnitState, finding: Finding) -> None:
@@ -273,7 +273,7 @@ class Prober:
     def _take_load(self, state: UnitState, load: Load) -> None:
         known = dict(state.case.epochs).get(EngineMetrics.name)
         if load.epoch is not None and _is_news(load.epoch, known):
-            reason = f"its process started at {load.epoch}" + (f", not at {known} any more" if known else "")
+            reason = f"its process started at {load.epoch}" + (f", before that at {known}" if known else "")
             source = EngineMetrics.name
             self.observe(
                 Evidence(load.unit, Sign.NEUTRAL, Strength.WEAK, source, reason, load.at, epoch=load.epoch)

@@ -32,13 +32,15 @@ class Refusals:
         # It never ends while there is no unit.
         after_s = ceil(min(max(drain_s, 1.0), RETRY_MAX_S))
         if refusal is Refusal.FULL:
-            reason = "every usable unit is full, and so is the queue; retry after the time given"
+            reason = "every usable unit and the queue are full; retry after the time in Retry-After"
             return Failure(FailureKind.FULL, reason, retry_after_s=after_s)
         if refusal is Refusal.LATE:
-            reason = "it could not be answered in the time it may take; retry after the time given"
+            reason = (
+                "the request could not be answered before its deadline; retry after the time in Retry-After"
+            )
             return Failure(FailureKind.LATE, reason, retry_after_s=after_s)
         states = [f"{d.unit.name} is {'drained' if d.drained else d.case.verdict.value}" for d in self._board]
         more = f" and {len(states) - UNITS_SHOWN} more" if len(states) > UNITS_SHOWN else ""
         shown = ", ".join(states[:UNITS_SHOWN])
-        reason = f"no unit can take this request: {shown}{more}; the gate's /units says why"
+        reason = f"no unit can take this request: {shown}{more}; see /units on the gate's admin port"
         return Failure(FailureKind.NO_UNIT, reason)

@@ -28,27 +28,27 @@ WITHOUT_BODY = ("model", "prompt_tokens")
 PARAMETERS = ("session", "tenant", "priority", "ttft_ms", "tried")
 
 _REFUSED: dict[Refusal, str] = {
-    Refusal.NO_UNIT: "503: no unit can take it; it is said of each what it lacks",
+    Refusal.NO_UNIT: "503: no unit can take it; see the reason of each unit",
     Refusal.UNKNOWN_MODEL: "404: no unit here serves this model",
     Refusal.LATE: "429: it could not be answered before its deadline",
-    Refusal.FULL: "429: it would have to wait, and the queue takes no more",
-    Refusal.POISON: "502: units have died of what it asks",
-    Refusal.HELD: "it waits until it is known whether units have died of what it asks",
-    Refusal.UNSURE: "it waits for a canary: the only units for it may have started anew",
+    Refusal.FULL: "429: it would have to wait, and the queue is full",
+    Refusal.POISON: "502: units have died of its prompt",
+    Refusal.HELD: "it waits until it is known whether its prompt ends units",
+    Refusal.UNSURE: "it waits for a canary: the only units for it may have restarted",
 }
 _WHY_NOT = {
     "drained": "an operator has drained it",
-    "starting": "its engine has yet to prove that it works",
+    "starting": "its engine has not proven yet that it works",
     "down": "it is down",
     "probation": "it was down, and has to pass canaries first",
     "tried": "the request has failed there",
-    "bound_elsewhere": "another unit alone can answer this",
+    "bound_elsewhere": "only another unit can answer this",
     "model": "it does not serve this model",
-    "restart_suspected": "it may have started anew; a canary asks",
-    "full": "it has no place left, and others have",
-    "suspect": "it is under suspicion: it comes after all others that have room",
+    "restart_suspected": "it may have restarted; a canary is sent",
+    "full": "it is full, and others are not",
+    "suspect": "it is suspect: it ranks after all others that have room",
     "cooling": "it has just answered with an error: others that have room come first",
-    "slow_start": "it has just come up, and is considered for a share of requests only",
+    "slow_start": "it has just come up, and gets only a part of its share",
 }
 
 
@@ -84,7 +84,7 @@ class RoutingExplain:
         """What `/explain` answers, or what is wrong with the question; `body` is one as clients send it."""
         known = PARAMETERS if body is not None else (*WITHOUT_BODY, *PARAMETERS)
         if (unknown := next((name for name in query if name not in known), None)) is not None:
-            message = f"{unknown[:64]!r} is no parameter of this; there are: {', '.join(known)}"
+            message = f"{unknown[:64]!r} is not a parameter; the parameters are: {', '.join(known)}"
             return Failure(FailureKind.BAD_REQUEST, message, param=unknown)
         ask = self._ask(query) if body is None else read_ask(body)
         if isinstance(ask, Ask):
@@ -150,12 +150,12 @@ class RoutingExplain:
     def _notes(self, found: DryRun) -> list[str]:
         """What else may decide."""
         if not self._router.policy.by_seconds:
-            return ["this policy does not go by seconds: costs are shown, and decide nothing"]
+            return ["this policy does not rank by costs; they are shown for information only"]
         notes, now = [], self._now()
         if (count := len(self._router.board.units)) > LOOK_AT_ALL:
             notes.append(
-                f"of {count} units a request looks at {SAMPLE}, drawn for it, and at the one that got the "
-                "beginning of its prompt last"
+                f"of {count} units, {SAMPLE} random ones are considered for each request, and the one that "
+                "got the beginning of its prompt last"
             )
         idle = [
             unit_cost.unit_state.unit.name
@@ -167,8 +167,8 @@ class RoutingExplain:
         if idle:
             more = f" and {len(idle) - 5} more" if len(idle) > 5 else ""
             notes.append(
-                f"{', '.join(idle[:5])}{more} had nothing for {IDLE_S:.0f} s or longer: now and then "
-                "such a unit gets a request to show how fast it is"
+                f"{', '.join(idle[:5])}{more} got no requests for {IDLE_S:.0f} s or longer: now and then "
+                "such a unit gets a request, so that its speed is known"
             )
         return notes
 
@@ -193,7 +193,7 @@ def _outcome(found: DryRun) -> dict[str, Any]:
         return {"decision": "waits", "unit": None, "reason": _REFUSED[found.refusal]}
     first = next(unit_cost for unit_cost in found.units if unit_cost.unit_state.unit.name == found.best)
     reason = (
-        "others wait, and it comes after them by its turn"
+        "other requests wait, and it is queued behind them"
         if first.has_room
         else f"unit {found.best} ranks first and has no room"
         if any(unit_cost.has_room and not unit_cost.why_not for unit_cost in found.units)

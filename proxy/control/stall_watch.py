@@ -65,7 +65,9 @@ class StallWatch:
         if self._now() - self._fault_reported_at > _REPORT_EVERY_S:
             self._fault_reported_at = self._now()
             self._report(
-                "gate_fault", None, f"{reason}; no unit is blamed, look at the gate's limits and resolver"
+                "gate_fault",
+                None,
+                f"{reason}; no unit is blamed; check the gate's file descriptor limit and its resolver",
             )
 
     def _check_stall(self, state: UnitState, now: float) -> None:
@@ -78,8 +80,8 @@ class StallWatch:
             return
         state.stall_reported_at = now
         reason = (
-            f"nothing has moved for {found.stalled_s:.1f} s with {found.waiting} requests there; "
-            f"{found.limit_s:.1f} s are allowed"
+            f"stalled for {found.stalled_s:.1f} s with {found.waiting} requests in flight; "
+            f"the limit is {found.limit_s:.1f} s"
         )
         self._prober.observe(Evidence(state.unit.name, Sign.BAD, Strength.STRONG, SOURCE, reason, now))
 
@@ -90,8 +92,8 @@ class StallWatch:
             self._report(
                 "lag",
                 None,
-                f"a timer fired {lag_s:.2f} s late; bad news is not counted for {DISTRUST_S:g} s; "
-                "if this repeats, give the gate more CPU or less traffic",
+                f"a timer fired {lag_s:.2f} s late; evidence against units is not counted for "
+                f"{DISTRUST_S:g} s; if this repeats, give the gate more CPU or less traffic",
             )
 
     def _report_panic(self, now: float) -> None:
@@ -104,23 +106,23 @@ class StallWatch:
             self._report(
                 "panic",
                 None,
-                f"nothing of {len(mute)} units answers any more ({', '.join(mute[:5])}); the gate takes "
-                f"itself to be cut off and keeps them for up to {limit_s:g} s; look at its own network",
+                f"{len(mute)} units do not answer at all ({', '.join(mute[:5])}); the gate assumes that its "
+                f"own network is cut off and keeps them in rotation for up to {limit_s:g} s; check it",
             )
         else:
             held_s = now - began_at
-            why = "the longest allowed" if held_s >= limit_s else "as units answer again"
-            self._report("panic_over", None, f"the rotation was held for {held_s:.1f} s, {why}")
+            why = "which is the limit" if held_s >= limit_s else "until units answered again"
+            self._report("panic_over", None, f"units were kept in rotation for {held_s:.1f} s, {why}")
 
     def _report_outlier(self, state: UnitState) -> None:
         degraded, name = state.outlier.degraded, state.unit.name
         if not degraded:
-            self._report("recovered", name, "its tokens come as fast as those of the others")
+            self._report("recovered", name, "its tokens are as fast as those of the others")
             return
         self._report(
             "degraded",
             name,
-            f"a token takes {1.0 / (1.0 - degraded):.1f} times as long there as in the other units of cell "
+            f"a token takes {1.0 / (1.0 - degraded):.1f} times as long there as on the other units of cell "
             f"{state.unit.cell}; its share of requests falls by {degraded:.0%}",
         )
 

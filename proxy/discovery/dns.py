@@ -56,7 +56,7 @@ async def _places(source: DnsSource, resolver: Any) -> list[Endpoint]:
     except errors.DNSException as error:
         raise SourceError(f"not resolved: {' '.join(str(error).split())}") from None
     except OSError as error:
-        raise SourceError(f"the name server cannot be asked: {error}") from None
+        raise SourceError(f"the name server cannot be reached: {error}") from None
     if source.record == "SRV":
         return weighed((row.priority, row.weight, str(row.target).rstrip("."), row.port) for row in answer)
     return [Endpoint(row.address, source.port, 1.0) for row in answer]

@@ -70,7 +70,7 @@ def _losses() -> Iterator[None]:
     try:
         yield
     except (errors.BotoCoreError, errors.ClientError) as error:
-        raise SourceError(f"ECS cannot be asked: {' '.join(str(error).split())}") from None
+        raise SourceError(f"ECS cannot be reached: {' '.join(str(error).split())}") from None
 
 
 def groups(tasks: Iterable[Mapping[str, Any]]) -> list[Group]:

@@ -133,7 +133,7 @@ class Discovery:
             except SourceError as error:
                 reason = str(error)
             except Exception as error:  # A fault of ours must not take away units that work.
-                reason = f"unforeseen {error!r}; please report it"
+                reason = f"unexpected {error!r}; please report it"
             finally:
                 await follow.aclose()
             self._lost(one, reason)
@@ -143,7 +143,7 @@ class Discovery:
 
     def _heard(self, one: _Followed, found: Found) -> None:
         if one.lost:
-            self._tell("source_back", f"{one.source.title}: it is seen again")
+            self._tell("source_back", f"{one.source.title}: it answers again")
             one.lost = ""
         if found == one.found:
             return
@@ -151,7 +151,7 @@ class Discovery:
         if one.source.gone_is_dead:
             gone = {unit.name for unit in before.units} - {unit.name for unit in found.units}
             for name in sorted(gone - one.left_out):
-                self._observe(one.source.kind, Suspicion(name, GROUP, "nothing of it is left"))
+                self._observe(one.source.kind, Suspicion(name, GROUP, "its group is gone"))
         changed = self._apply()
         if found.units != before.units:
             self._tell("discovered", f"{one.source.title}: {len(found.units)} units; {changed}")
@@ -159,8 +159,8 @@ class Discovery:
     def _lost(self, one: _Followed, reason: str) -> None:
         if not one.lost:
             count = len((one.found or self._before).units)
-            stays = f"the {count} units known last stay" if count else "no unit of it is known"
-            self._tell("source_lost", f"{one.source.title}: {reason}; {stays}, and it is tried again")
+            stays = f"its last {count} units are kept" if count else "it has given no units yet"
+            self._tell("source_lost", f"{one.source.title}: {reason}; {stays}, and it is retried")
         one.lost = reason
 
     # -- what follows --------------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ class Discovery:
 
     def _leave_out(self, one: _Followed, names: frozenset[str]) -> None:
         for name in sorted(names - one.left_out) if one in self._followed else ():
-            self._tell("clash", f"{one.source.title}: its unit {name} is left out: another has that name")
+            self._tell("clash", f"{one.source.title}: its unit {name} is ignored: another unit has that name")
         one.left_out = names
 
     def _observe(self, kind: str, suspicion: Suspicion, *, over: bool = False) -> None:
@@ -208,7 +208,7 @@ class Discovery:
 
     def _tell_epochs(self, epochs: Mapping[tuple[str, str], str]) -> None:
         for (kind, unit), epoch in epochs.items():
-            reason, now = f"its incarnation is {epoch}", self._world.now()
+            reason, now = f"its epoch is {epoch}", self._world.now()
             self._world.observe(Evidence(unit, Sign.NEUTRAL, Strength.WEAK, kind, reason, now, epoch=epoch))
 
     def _tell(self, kind: ActionKind, detail: str) -> None:

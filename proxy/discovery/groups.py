@@ -75,13 +75,13 @@ class Group:
         noun = self.noun
         sizes = sorted({one.size for one in members if one.size is not None})
         if not sizes:
-            yield f"its {noun}s do not tell its size"
+            yield f"its {noun}s do not state its size"
         elif len(sizes) > 1:
             yield f"its {noun}s do not agree on its size: {' or '.join(map(str, sizes))}"
         elif len(members) != sizes[0]:
             yield f"{_count(len(members), noun)}, its size is {sizes[0]}{self._missing(sizes[0])}"
         if (keys := len({one.key for one in members})) > 1:
-            yield f"{keys} groups under one name: the one before is not gone yet"
+            yield f"{keys} groups have this name: the previous one still exists"
         leaders = [one.name for one in members if one.rank == 0]
         if not leaders:
             yield f"no leader among its {noun}s"

@@ -61,7 +61,7 @@ async def pods(kubeconfig: str, namespace: str, selector: str) -> AsyncGenerator
                 except _GoneError:
                     continue
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-        raise SourceError(f"the API server cannot be asked: {error!r}") from None
+        raise SourceError(f"the API server cannot be reached: {error!r}") from None
 
 
 @asynccontextmanager

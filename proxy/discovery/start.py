@@ -50,7 +50,7 @@ class DiscoveryMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The one family."""
-        text = "1 while a source of units sees its world; at 0 the units it told last stay."
+        text = "1 while a source of units works; at 0 its last units are kept."
         rows = (((title,), up) for title, up in self._discovery.connected().items())
         yield gauge("discovery_up", text, ("source",), rows)
 

@@ -49,12 +49,12 @@ def receive(sock: socket.socket) -> tuple[Any, list[socket.socket]]:
         listener.set_inheritable(False)
         listener.setblocking(False)
     if len(head) < _LENGTH.size:
-        raise ConnectionError("the gate before has closed")
+        raise ConnectionError("the previous gate has closed the connection")
     left, pieces = _LENGTH.unpack(head)[0], []
     while left:
         piece = sock.recv(min(left, 1 << 20))
         if not piece:
-            raise ConnectionError("the gate before has closed")
+            raise ConnectionError("the previous gate has closed the connection")
         pieces.append(piece)
         left -= len(piece)
     return orjson.loads(b"".join(pieces)), listeners

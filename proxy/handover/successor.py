@@ -68,7 +68,7 @@ def _start(theirs: socket.socket) -> subprocess.Popen[bytes]:
 async def _hear(ours: socket.socket, word: bytes) -> None:
     heard = await asyncio.get_running_loop().sock_recv(ours, len(word))
     if heard != word:
-        raise ConnectionError(f"it said {heard!r} and not {word!r}")
+        raise ConnectionError(f"it answered {heard!r} instead of {word!r}")
 
 
 def _end(process: subprocess.Popen[bytes]) -> int | None:
@@ -83,7 +83,7 @@ def _end(process: subprocess.Popen[bytes]) -> int | None:
 
 def _why(error: Exception, code: int | None, limit_s: float) -> str:
     if code is not None:
-        return f"it ended with {code} before it was ready; what it said is in the log above"
+        return f"it ended with {code} before it was ready; its output is in the log above"
     if isinstance(error, TimeoutError):
         return f"it was not ready within {limit_s:g} s and was killed"
-    return f"it was killed, as nothing could be given to it: {error!r}"
+    return f"it was killed, because its sockets could not be passed to it: {error!r}"

@@ -59,7 +59,7 @@ def why(state: UnitState) -> str:
     if state.drained:
         return "drained by an operator"
     if state.is_usable() and state.is_restart_suspected():
-        return "it ended a connection out of turn and may have started anew; a canary asks"
+        return "it closed a connection unexpectedly and may have restarted; a canary is sent"
     because = state.case.because
     return (
         f"{because.reason} (source {because.source})" if because is not None else "no probe has answered yet"

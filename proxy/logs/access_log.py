@@ -103,7 +103,7 @@ class AccessLog:
         if lost and now - self._complained_at >= COMPLAIN_EVERY_S:
             self._complained, self._complained_at = self.dropped, now
             self._log(
-                "warning", f"access log: {lost} lines lost, its output does not take them: {self._trouble}"
+                "warning", f"access log: {lost} lines lost, its output does not accept them: {self._trouble}"
             )
 
     def _run(self) -> None:

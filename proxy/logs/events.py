@@ -204,7 +204,7 @@ def _flip_line(flip: Flip, moved: int, cut: int, passes: int) -> str:
         parts.append(f"{_count(moved, 'request')} moved, {_count(cut, 'stream')} broken")
     node = flip.evidence.node
     if flip.after is Verdict.DOWN and node is not None and flip.evidence.strength is Strength.FATAL:
-        parts.append(f"it returns once node {node} is well again and {_canaries(passes)}")
+        parts.append(f"it returns once node {node} is healthy again and {_canaries(passes)}")
     else:
         parts.append(_prospect(flip.after, passes))
     return one_line("; ".join(parts))
@@ -232,8 +232,8 @@ def _action_event(action: Action) -> EventRecord:
         "panic_over": "panic is over",
         "degraded": f"unit {action.unit} is degraded",
         "recovered": f"unit {action.unit} is no longer degraded",
-        "lag": "the gate itself lags",
-        "gate_fault": "the gate itself is in trouble",
+        "lag": "the gate lags",
+        "gate_fault": "the gate cannot open connections",
         "handover": "handed over",
         "handover_failed": "no hand-over",
         "broken_streams": f"streams that unit {action.unit} broke in the middle",
@@ -241,13 +241,13 @@ def _action_event(action: Action) -> EventRecord:
         "recovery_done": f"recovery of unit {action.unit}",
         "recovery_failed": f"recovery of unit {action.unit} failed",
         "recovery_held": "recovery waits",
-        "recovery_gave_up": f"recovery gave unit {action.unit} up",
-        "recovery_unrecorded": f"the end of a recovery of unit {action.unit} is not in the audit log",
+        "recovery_gave_up": f"recovery of unit {action.unit} was given up",
+        "recovery_unrecorded": f"the result of a recovery of unit {action.unit} is not in the audit log",
         "discovered": "units found",
-        "source_lost": "a source of units is lost",
-        "source_back": "a source of units is back",
-        "clash": "two units have one name",
-        "poison": "a request ends units",
+        "source_lost": "a source of units failed",
+        "source_back": "a source of units works again",
+        "clash": "two units have the same name",
+        "poison": "a prompt ends units",
         "poison_lifted": f"a prompt is no longer refused, by {action.by}",
     }[action.kind]
     line += f": {action.detail}" if action.detail else ""

@@ -48,7 +48,7 @@ def _thread_ended(args: threading.ExceptHookArgs) -> None:
 
 def _unraisable(args: UnraisableHookArgs) -> None:
     about = (args.exc_type, args.exc_value or args.exc_type(), args.exc_traceback)
-    _LOGGER.error("%s", args.err_msg or "an exception that nobody could be told of", exc_info=about)
+    _LOGGER.error("%s", args.err_msg or "an exception that could not be raised", exc_info=about)
 
 
 class _Console(logging.Formatter):

@@ -24,7 +24,7 @@ class AgentCheckMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The one family."""
-        text = "Questions of HAProxy's agent checks, by what was said to them."
+        text = "HAProxy agent checks, by the state that was answered."
         rows = (((answer,), count) for answer, count in self._agent.counts.items())
         yield counter("agent_check_questions", text, ("answer",), rows)
 
@@ -40,7 +40,7 @@ class NodeAgentMetrics(Collector):
         agents, labels = self._agents(), ("unit", "node")
         yield gauge(
             "agent_connected",
-            "1 while the agent of this node is heard.",
+            "1 while the gate receives messages from the agent of this node.",
             labels,
             ((place, standing.connected) for place, standing in agents.items()),
         )
@@ -60,7 +60,7 @@ class AccessLogMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The one family."""
-        text = "Lines of the access log that were lost: its output did not take them."
+        text = "Lines of the access log that were lost because its output did not accept them."
         yield counter("access_log_dropped", text, (), [((), self._dropped())])
 
 

@@ -55,7 +55,12 @@ class Exposition(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """All families of the gate."""
-        yield gauge("build_info", "Constant 1; the labels tell what runs.", ("version", "python"), [_build()])
+        yield gauge(
+            "build_info",
+            "Constant 1; the labels describe the running gate.",
+            ("version", "python"),
+            [_build()],
+        )
         yield from self._requests()
         yield from self._latencies()
         yield from self._gate()
@@ -81,19 +86,19 @@ class Exposition(Collector):
         )
         yield counter(
             "retries",
-            "Requests that went on to another unit because this one failed them.",
+            "Requests that were retried on another unit because this one failed.",
             ("unit",),
             (((name,), tally.retries) for name, tally in units),
         )
         yield counter(
             "continuations",
-            "Streams that this unit broke in the middle, by what became of them.",
+            "Streams that this unit broke, by result.",
             ("unit", "result"),
             (((name, result.value), n) for name, tally in units for result, n in tally.continuations.items()),
         )
         yield counter(
             "refusals",
-            "Requests that no unit could be given to, by reason.",
+            "Requests that got no unit, by reason.",
             ("reason",),
             (((reason.value,), n) for reason, n in m.refusals.items()),
         )
@@ -155,14 +160,14 @@ class Exposition(Collector):
         )
         yield gauge(
             "tasks",
-            "Asyncio tasks alive: probes, and what the admin port does.",
+            "Running asyncio tasks: probes and the admin port.",
             (),
             [((), len(asyncio.all_tasks()))],
         )
         yield gauge("waiting", "Requests waiting for a unit with room.", (), [((), self._queue_size())])
         yield gauge(
             "connections",
-            "Open connections, by who is at the other end.",
+            "Open connections, by peer.",
             ("side",),
             (((side,), n) for side, n in self._connections().items()),
         )
@@ -175,13 +180,13 @@ class Exposition(Collector):
             in_flight[state.unit.name] += state.in_flight
         yield gauge(
             "in_flight",
-            "Attempts open on a unit now.",
+            "Attempts in flight at a unit.",
             ("unit",),
             (((name,), n) for name, n in in_flight.items()),
         )
         yield gauge(
             "unit_verdict",
-            "What is believed of a unit: 1 at its verdict, 0 at the others.",
+            "Verdict of a unit: 1 for the current one, 0 for the others.",
             ("unit", "cell", "verdict"),
             (
                 ((state.unit.name, state.unit.cell, verdict.value), state.case.verdict is verdict)
@@ -208,14 +213,14 @@ class Exposition(Collector):
             "unit_doubted",
             gauge(
                 "unit_restart_suspected",
-                "1 while a unit gets nothing because it may have started anew.",
+                "1 while a unit gets no requests because it may have restarted.",
                 ("unit", "cell"),
                 (((state.unit.name, state.unit.cell), state.is_restart_suspected()) for state in board),
             ),
         )
         yield gauge(
             "node_up",
-            "1 when the last word of this source about the node was good.",
+            "1 when the last evidence of this source about the node was good.",
             ("unit", "node", "source"),
             (
                 ((state.unit.name, node, source), word.sign is Sign.GOOD)
@@ -226,7 +231,7 @@ class Exposition(Collector):
         )
         yield gauge(
             "panic",
-            "1 while units that nothing answers of are held in rotation.",
+            "1 during panic: units that do not answer are kept in rotation.",
             (),
             [((), board.panic_at is not None)],
         )
@@ -240,7 +245,7 @@ class Exposition(Collector):
         )
         yield counter(
             "evidence_suspended",
-            "Bad news not counted because the gate itself lagged.",
+            "Evidence against units that was not counted because the gate lagged.",
             (),
             [((), self._suspended())],
         )
@@ -248,20 +253,20 @@ class Exposition(Collector):
             "own_troubles",
             counter(
                 "gate_faults",
-                "Connections not opened through no fault of a unit, and times that accepting had to stop.",
+                "Connections that the gate could not open by its own fault, and times it stopped accepting.",
                 (),
                 [((), self._gate_faults())],
             ),
         )
         yield counter(
             "defects",
-            "Exceptions of the gate's own, in requests and in tasks: each is told of in the log.",
+            "Unexpected exceptions in the gate; each is in the log.",
             (),
             [((), DEFECTS.count + self._metrics.defects)],
         )
         yield counter(
             "limits",
-            "Times that a bound on what one client or unit may do took effect, by its name.",
+            "Times that a limit on one client or unit took effect, by limit.",
             ("limit",),
             (((name,), count + self._metrics.limits[name]) for name, count in REACHED.items()),
         )

@@ -62,13 +62,13 @@ class RoutingMetrics(Collector):
         tallies = [(name, self._tallies[name]) for name in self._board.units]
         yield histogram(
             "ttft_predicted_seconds",
-            "From an attempt's begin to its first token, as was foreseen when its unit was picked.",
+            "Predicted time from the start of an attempt to its first token.",
             ("unit",),
             (((name,), *_rendered(tally.predicted)) for name, tally in tallies),
         )
         yield histogram(
             "ttft_missed_seconds",
-            "By how much the time to first token was foreseen wrongly, in either direction.",
+            "Absolute error of the predicted time to first token.",
             ("unit",),
             (((name,), *_rendered(tally.missed)) for name, tally in tallies),
         )
@@ -87,7 +87,7 @@ class RoutingMetrics(Collector):
         )
         yield counter(
             "ignored_headers",
-            "Header lines of other systems that made no sense and changed nothing.",
+            "Request headers with invalid values, which were ignored.",
             (),
             [((), self.ignored)],
         )
@@ -97,19 +97,19 @@ class RoutingMetrics(Collector):
         costs = [((state.unit.name,), state.costs) for state in self._board]
         yield gauge(
             "unit_prefill_tokens_per_second",
-            "Uncached tokens a unit computes in a second, as learnt.",
+            "Uncached tokens that a unit computes in a second, as measured.",
             ("unit",),
             ((unit, book.rates.prefill_tokens_s.value) for unit, book in costs),
         )
         yield gauge(
             "unit_step_seconds",
-            "A decoding step of a unit with the sequences it has, as learnt.",
+            "Duration of a decoding step with the sequences that a unit has, as measured.",
             ("unit",),
             ((unit, book.rates.steps.at(book.backlog.batch)) for unit, book in costs),
         )
         yield gauge(
             "unit_queued_tokens",
-            "Uncached tokens of this gate's prompts that a unit has yet to compute.",
+            "Uncached tokens of this gate's prompts that a unit has not computed yet.",
             ("unit",),
             ((unit, book.backlog.queued_tokens) for unit, book in costs),
         )
@@ -124,7 +124,7 @@ class RoutingMetrics(Collector):
 _TOKENS = {
     "prompt": ("prompt_tokens", "Tokens of the prompts a unit has answered, as estimated."),
     "expected": ("prefix_expected_tokens", "Of those, what was believed to be in its prefix cache."),
-    "found": ("prefix_found_tokens", "Tokens that it said were in its prefix cache, where it tells."),
+    "found": ("prefix_found_tokens", "Tokens that its engine reported as cached, if it reports them."),
 }
 
 

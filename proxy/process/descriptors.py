@@ -123,7 +123,7 @@ class Descriptors:
         if now - self._short_at >= EPISODE_S:
             self._tell(
                 f"{used} of {self._most} file descriptors are in use: connections without a request are "
-                "closed for new ones, and nobody is accepted while there are none to close"
+                "closed for new ones, and no client is accepted while there are none to close"
             )
         self._short_at = now
         # One, and then those who were let in are to be heard, or they would be the next to make way.

@@ -83,13 +83,16 @@ class Signals:
             await asyncio.wait([self._handing_over])
         timeouts = self._timeouts
         if self._succeeded.is_set():
-            self._tell("info", f"a successor accepts clients; answers here end within {timeouts.drain_s:g} s")
+            self._tell(
+                "info",
+                f"a successor accepts clients; answers in flight here have {timeouts.drain_s:g} s to end",
+            )
             await self._unless_in_a_hurry(self._gate.leave_to_successor(drain_s=timeouts.drain_s))
         elif not self._hurry.is_set():
             delay_s, drain_s = timeouts.drain_delay_s, timeouts.drain_s
             notify("STOPPING=1")
             accepting = f"not ready, accepting for {delay_s:g} s more"
-            self._tell("info", f"stopping: {accepting}, then answers end within {drain_s:g} s")
+            self._tell("info", f"stopping: {accepting}, then answers in flight have {drain_s:g} s to end")
             await self._unless_in_a_hurry(self._gate.stop(delay_s=delay_s, drain_s=drain_s))
         if self._hurry.is_set():
             self._tell("info", "stopping now: connections are cut")
@@ -112,7 +115,7 @@ class Signals:
         elif self._gently.is_set() or self._succeeded.is_set():
             self._tell("warning", "no hand-over: this gate is stopping already")
         elif self._handing_over is not None:
-            self._tell("warning", "no other hand-over: there is one under way")
+            self._tell("warning", "no hand-over: another one is in progress")
         else:
             self._handing_over = self._loop.create_task(self._try_to_hand_over())
 

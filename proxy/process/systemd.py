@@ -21,4 +21,4 @@ def notify(*words: str, environ: Mapping[str, str] = os.environ) -> None:
             sock.settimeout(1.0)
             sock.sendto("\n".join(words).encode(), place)
     except OSError as error:
-        log_line("warning", f"systemd was not told {' '.join(words)}: {error}")
+        log_line("warning", f"systemd could not be notified of {' '.join(words)}: {error}")

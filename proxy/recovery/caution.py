@@ -20,5 +20,5 @@ def reason_to_wait(board: Board, now: float, *, stopping: bool, gate_fault: bool
     # Panic ends after a while, and lets units go DOWN, which proves no more then than it did before.
     units, rules = len(board.units), board.rules
     if (mute >= rules.panic_min_units and mute > rules.panic_share * units) or mute == units > 1:
-        return f"nothing of {mute} of {units} units answers; the gate itself may be cut off"
+        return f"{mute} of {units} units do not answer at all; the gate's own network may be cut off"
     return ""

@@ -94,8 +94,8 @@ def _report(remedy: Remedy, code: int | None, output: _Output, *, killed: bool) 
             RecoveryResult.TIMEOUT, f"killed: it did not end within {remedy.timeout_s:g} s", text
         )
     if code == 0:
-        return RecoveryReport(RecoveryResult.OK, "it ended with 0", text)
-    how = f"it ended with {code}" if code is None or code > 0 else f"it was killed by signal {-code}"
+        return RecoveryReport(RecoveryResult.OK, "it exited with 0", text)
+    how = f"it exited with {code}" if code is None or code > 0 else f"it was killed by signal {-code}"
     return RecoveryReport(RecoveryResult.FAILED, how, text)
 
 

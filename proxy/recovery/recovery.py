@@ -153,7 +153,7 @@ class Recovery:
     async def _give_up(self, state: RecoveryState, remedy: Remedy, about: Incident) -> None:
         self._count(state.cell, RecoveryResult.GAVE_UP)
         detail = f"still DOWN after {state.tries} attempts; nothing more is done until it has been UP for a "
-        detail += "while, or was drained and undrained: look at it yourself"
+        detail += "while, or was drained and undrained; check the unit"
         self._report("recovery_gave_up", about["unit"], detail)
         outcome = {"result": RecoveryResult.GAVE_UP.value, "detail": detail, "case": about}
         await self._record_end(remedy, self._entry("end", about) | outcome)
@@ -180,7 +180,7 @@ class Recovery:
     # -- what is seen --------------------------------------------------------------------------------------
 
     def _waits(self, now: float) -> str:
-        return "the gate hands over" if self.is_over else self._ports.waits(now)
+        return "a hand-over is in progress" if self.is_over else self._ports.waits(now)
 
     def _rows(self) -> list[UnitRow]:
         return [_row(state) for state in self._board]

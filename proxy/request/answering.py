@@ -47,7 +47,7 @@ def judge_head(exchange: Exchange, head: ReplyHead) -> bool:
         attempt.blame(failure, judged=exchange.route.kind is not UNLISTED)
         return not _goes_elsewhere(exchange, attempt.lease, failure, now)
     if response.begun and head.status >= 400:
-        give_up(exchange, f"unit {unit} answered {head.status} when asked to go on")
+        give_up(exchange, f"unit {unit} answered {head.status} to the request to resume the stream")
         return False
     return True
 

@@ -211,7 +211,7 @@ class Attempt:
         own_lines = b"x-cellgate-unit: %b\r\n%b" % (lease.unit.encode(), lease.explanation)
         if not self._response.promise(head, own_lines):
             assert conn is not None
-            reason = f"a second unit answered {head.status} to a begun stream"
+            reason = f"another unit answered {head.status} to the resumed stream"
             self._give_up(conn, Failure(FailureKind.EVICTED, reason))
             return False
         return True
@@ -244,7 +244,7 @@ class Attempt:
         # Behind a chunk there may be a part of the next one's size: then a read does not end whole.
         conn.raw = response if may_pass_raw and conn.reply.clean and data.endswith(EVENT_ENDS) else None
         if not response.show(body, ended=ended and failure is None):
-            failure = Failure(FailureKind.TRUNCATED, "it ended its stream in the middle of an answer")
+            failure = Failure(FailureKind.TRUNCATED, "it ended its stream before the answer was complete")
         if failure is not None:
             self._give_up(conn, failure)
         elif ended:

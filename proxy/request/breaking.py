@@ -54,7 +54,10 @@ def _connect_anew(exchange: Exchange, lease: Lease) -> None:
 def move(exchange: Exchange) -> None:
     """The unit went DOWN before it showed anything: the request moves."""
     unit = exchange.in_flight().lease.unit
-    failure = Failure(FailureKind.EVICTED, f"unit {unit} went down before it answered, and no other could")
+    failure = Failure(
+        FailureKind.EVICTED,
+        f"unit {unit} went down before it answered, and no other unit could take the request",
+    )
     exchange.lose(failure)
     if exchange.route.kind is UNLISTED:
         refuse(exchange, failure)

@@ -54,9 +54,11 @@ def _overdue(state: ExchangeState, lease: Lease, now: float, answer_s: float) ->
     """The failure of an attempt that has shown nothing for too long; None while it has time."""
     open_s = now - lease.opened_at
     if open_s > answer_s:
-        return Failure(FailureKind.ANSWER_TIMEOUT, f"unit {lease.unit} showed nothing for {answer_s:.0f} s")
+        return Failure(
+            FailureKind.ANSWER_TIMEOUT, f"unit {lease.unit} did not begin to answer within {answer_s:.0f} s"
+        )
     if state is PROVING and open_s > _PROOF_S:
-        reason = f"unit {lease.unit} did not say in {_PROOF_S:.0f} s whether it can go on"
+        reason = f"unit {lease.unit} did not prove within {_PROOF_S:.0f} s that it can resume the stream"
         return Failure(FailureKind.NOT_CONTINUED, reason)
     return None
 
@@ -67,7 +69,9 @@ def _silence(exchange: Exchange, lease: Lease, now: float) -> Failure | None:
     if lease.evicted and silent_s > _SILENT_S:
         return Failure(FailureKind.CUT, f"unit {unit} went down in the middle of its answer")
     if silent_s > _LOST_S and _is_lost(exchange, lease, silent_s, now):
-        reason = f"unit {unit} sent nothing of it for {silent_s:.0f} s while others went on"
+        reason = (
+            f"unit {unit} sent nothing of this stream for {silent_s:.0f} s, while its other streams continued"
+        )
         return Failure(FailureKind.CUT, reason)
     if silent_s > exchange.gate.settings.timeouts.answer_s:
         reason = f"unit {unit} sent nothing for {silent_s:.0f} s in the middle of its answer"

@@ -33,9 +33,9 @@ def why_not(gate: Services, request: Request, ask: Ask) -> str:
     """Why a stream is not to be continued, whatever its body and its events say; empty when it may be."""
     switched_off = gate.settings.no_continuation
     if switched_off and ("*" in switched_off or ask.model in switched_off):
-        return "the configuration says so (no_continuation)"
+        return "the configuration forbids it (no_continuation)"
     if request.is_uncontinued:
-        return "its client does not want it"
+        return "its client opted out"
     limit = LIMITS.json_bytes_on_loop
     return f"its request is larger than {limit} bytes" if request.body_size > limit else ""
 
@@ -43,11 +43,11 @@ def why_not(gate: Services, request: Request, ask: Ask) -> str:
 def find_way(gate: Services, request: Request, ask: Ask, response: Response) -> Resumption | str:
     """How another unit would go on with the stream, or why none can."""
     if response.route not in _ROUTES:
-        return "only streams of chat and completions are"
+        return "only streams of chat and completions can be"
     if reason := why_not(gate, request, ask):
         return reason
     if response.replay is None:
-        return "its answer is no stream of events"
+        return "its answer is not a stream of events"
     if has_more_nodes(request.body, limit := LIMITS.json_nodes_on_loop):
         return f"its request has more than {limit} values"
     way = Resumption(request, response.replay, chat=response.route == "chat")

@@ -37,7 +37,7 @@ def collapse(exchange: Exchange, _failure: object = None) -> None:
         try:
             step()
         except Exception as error:
-            exchange.gate.defect("a request that failed could not be ended well", error)
+            exchange.gate.defect("a failed request could not be ended", error)
 
 
 def _endings(exchange: Exchange) -> Iterator[Callable[[], object]]:

@@ -107,9 +107,7 @@ class LargeBodies:
             await self.close()
             if process.returncode == -signal.SIGPROF:
                 reached("large_body_cpu_s")
-                return Failure(
-                    FailureKind.BODY_TOO_LARGE, "the request's body takes longer to read than one may"
-                )
+                return Failure(FailureKind.BODY_TOO_LARGE, "parsing the request's body takes too long")
             is_stuck = isinstance(error, TimeoutError)
             return _without_process(
                 f"did not answer in {STUCK_S:.0f} s" if is_stuck else f"ended with {process.returncode}"
@@ -137,6 +135,7 @@ async def _ask(process: Process, body: bytes) -> ReadResult:
 
 def _without_process(how: str) -> Failure:
     log_line(
-        "warning", f"the process that reads large bodies {how}; the body is refused, the next gets a new one"
+        "warning",
+        f"the process that parses large bodies {how}; the body is refused, the next gets a new process",
     )
     return Failure(FailureKind.NO_RESOURCES, "the gate could not read the request's body; retry later")

@@ -68,7 +68,7 @@ def read(bodies: BinaryIO, length: int) -> ReadResult:
         ask = read_large_ask(bodies.read(length))
     except MemoryError:
         reached("large_body_memory")
-        ask = Failure(FailureKind.BODY_TOO_LARGE, "the request's body takes more memory to read than one may")
+        ask = Failure(FailureKind.BODY_TOO_LARGE, "parsing the request's body takes too much memory")
         ends = True
     except Exception as error:
         trouble = repr(error)

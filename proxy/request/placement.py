@@ -60,7 +60,7 @@ def read_placement(fields: Fields, board: Board) -> Placement:
 
 def not_trusted(*, is_placed: bool) -> Failure:
     """What a stranger is told that may not say, or ask, where its request goes."""
-    what = "say which unit a request goes to" if is_placed else "ask why a request goes to a unit"
+    what = "choose the unit of a request" if is_placed else "ask why a unit was chosen"
     return Failure(FailureKind.NOT_TRUSTED, f"only trusted peers may {what}; see `trusted`")
 
 

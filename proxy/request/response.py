@@ -316,7 +316,7 @@ class Response:
         """The end after a defect of the gate's own: 500, unless something was shown."""
         known_as = self.request_id.decode("latin-1")
         failure = Failure(
-            FailureKind.INTERNAL, f"the gate failed on this request; its log says more, under {known_as}"
+            FailureKind.INTERNAL, f"the gate failed on this request; see its log, request id {known_as}"
         )
         if self.whole:
             self.closes = True

@@ -131,19 +131,20 @@ def why_refused(route: Route, method: bytes, *, pass_unlisted: bool) -> Failure 
     """Why the gate does not even look at a request; None when it does."""
     if route.methods and method not in route.methods:
         return Failure(
-            FailureKind.METHOD_NOT_ALLOWED, f"this path takes {b', '.join(route.methods).decode()}"
+            FailureKind.METHOD_NOT_ALLOWED,
+            f"the method is not allowed; use {b', '.join(route.methods).decode()}",
         )
     if route.kind is GENERATE:
         # Nearly all are.
         return None
     if route.kind is DENIED:
         return Failure(
-            FailureKind.DENIED, "engine administration does not pass the gate; ask the engine itself"
+            FailureKind.DENIED, "the gate does not forward engine administration; call the engine directly"
         )
     if route.kind is DEVIOUS:
-        reason = "the path has an empty segment, one of dots, or a backslash; send the path that is meant"
+        reason = "the path has an empty segment, one of dots, or a backslash; send a normalized path"
         return Failure(FailureKind.BAD_REQUEST, reason)
     if route.kind is UNLISTED and not pass_unlisted:
-        reason = "the gate does not pass this path on; see pass_unlisted in its configuration"
+        reason = "the gate does not forward this path; see pass_unlisted in its configuration"
         return Failure(FailureKind.UNKNOWN_PATH, reason)
     return None

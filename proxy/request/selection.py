@@ -88,7 +88,7 @@ class Selection:
             self.units, self.history = (None,), Attempts(tried=tuple(others))
         if wanted.units:
             return None
-        return Failure(FailureKind.NO_UNIT, "this gate has no unit that the request is addressed to")
+        return Failure(FailureKind.NO_UNIT, "this gate has none of the units that the request names")
 
     # -- which unit ----------------------------------------------------------------------------------------
 

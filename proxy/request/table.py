@@ -61,16 +61,16 @@ TABLE: Table = {
     **{(state, _E.CRASHED): Transition(ending.collapse, _ENDS) for state in ExchangeState},
 }
 
-_STARTED_ONCE = "it starts once"
-_NOT_ASKED = "no unit is asked for before it is known what the request asks for"
-_ASKED_ONCE = "what it asks for is told once, in PARSING"
-_NO_LEASE = "there is no lease: what comes of one comes while it is open"
-_HAS_LEASE = "there is a lease already: the next unit is asked for when that is closed"
-_NOT_SENT = "the request itself is sent once the unit has proven that it can go on"
-_NOT_COMMITTED = "a reply ends only behind its commit"
-_HEAD_ONCE = "an attempt has one head, and it comes before the commit"
-_NO_PROOF = "no unit is being asked whether it can go on"
-_CLOSED = "all was given back, and nobody who could tell this knows of it any more"
+_STARTED_ONCE = "a request starts once"
+_NOT_ASKED = "no unit is acquired before the request is parsed"
+_ASKED_ONCE = "a request is parsed once, in PARSING"
+_NO_LEASE = "there is no open lease"
+_HAS_LEASE = "there is a lease already: the next unit is acquired after it is closed"
+_NOT_SENT = "the request is sent after the unit has proven that it can resume the stream"
+_NOT_COMMITTED = "a reply ends after its commit"
+_HEAD_ONCE = "an attempt has one head, before the commit"
+_NO_PROOF = "no unit is asked for a proof"
+_CLOSED = "everything was released, so nothing can report this any more"
 
 _OF_PROOFS = (_E.PROVEN, _E.CONCLUDED, _E.UNPROVEN)
 _OF_UNITS = (_E.REPLIED, _E.COMMITTED, _E.DONE, _E.FAILED, _E.EVICTED, *_OF_PROOFS)

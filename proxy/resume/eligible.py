@@ -71,11 +71,11 @@ def _is_one_of(value: object, known: tuple[object, ...]) -> bool:
 def _why_not_messages(body: dict[str, Any]) -> str:
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages or not isinstance(messages[-1], dict):
-        return "its messages are no list of objects"
+        return "its messages are not a list of objects"
     if body.get("continue_final_message") and not isinstance(messages[-1].get("content"), str):
         return "the message that it continues is not plain text"
     return ""
 
 
 def _why_not_prompt(prompt: object) -> str:
-    return "" if isinstance(prompt, str) else "its prompt is not one text"
+    return "" if isinstance(prompt, str) else "its prompt is not one string"

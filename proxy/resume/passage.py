@@ -84,15 +84,15 @@ class Passage:
             self._before, self.in_event = before, True
         good, failure = before_error(events), None
         if len(good) < len(events):
-            failure = Failure(FailureKind.STREAM_ERROR, f"it failed in its stream: {message_of(events)}")
+            failure = Failure(FailureKind.STREAM_ERROR, f"its stream reported an error: {message_of(events)}")
         elif self._size > LIMITS.event_bytes:
             reached("event_bytes")
-            failure = Failure(FailureKind.NOT_CONTINUED, f"it went on with {_TOO_LARGE}")
+            failure = Failure(FailureKind.NOT_CONTINUED, f"it sent {_TOO_LARGE}")
         if good and self.stitch is not None:
             try:
                 good = self.stitch.feed(good)
             except MismatchError as error:
-                return error.shown, Failure(FailureKind.NOT_CONTINUED, f"it went on with {error}")
+                return error.shown, Failure(FailureKind.NOT_CONTINUED, f"it sent {error}")
         return good, failure
 
     def _feed_rest(self, body: bytes, *, ended: bool) -> tuple[bytes, Failure | None]:

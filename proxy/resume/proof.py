@@ -70,7 +70,7 @@ def remaining(body: dict[str, Any], shown: int, *, chat: bool) -> dict[str, int]
 def prove(body: dict[str, Any], text: str, *, chat: bool, engine: str) -> Proof:
     """Prove that a unit that runs `engine` would go on with `body` where `text` ends."""
     if _UNKNOWN_CHARACTER in text:
-        raise UnprovenError("its text holds a character that stands for unknown bytes")
+        raise UnprovenError("its text contains a replacement character (U+FFFD)")
     model = {"model": body["model"]} if body.get("model") else {}
     if chat and engine == "sglang":
         # It puts the tokens of the text behind those of the prompt, whatever the template says, and its
@@ -112,7 +112,7 @@ def _same(
     old = yield from _text(model, before[start:])
     new = yield from _text(model, after[start:])
     if new != old + text:
-        raise UnprovenError("the model's template or tokenizer does not give back the text shown")
+        raise UnprovenError("the model's template or tokenizer does not reproduce the text already sent")
 
 
 def _text(model: dict[str, Any], tokens: list[int]) -> Generator[ProofRequest, dict[str, Any], str]:

@@ -83,8 +83,8 @@ class Resumption:
             return reason
         transcript = self._replay.read()
         if not transcript.closed:
-            return "it broke in the middle of an event"
-        return transcript.why_not or ("" if self._replay.whole else "only its end was kept")
+            return "it broke inside an event"
+        return transcript.why_not or ("" if self._replay.whole else "only its end is in the replay buffer")
 
     def last_events(self) -> bytes | None:
         """What a complete text still lacks, if no unit need be asked for it."""
@@ -125,7 +125,7 @@ class Resumption:
         """What it answered to a question."""
         if status >= 500 or status == 429:
             kind = FailureKind.BUSY if status in (429, 503) else FailureKind.UNIT_ERROR
-            self._owner.failed(Failure(kind, f"it answered {status} when asked whether it can go on"))
+            self._owner.failed(Failure(kind, f"it answered {status} to the check before resuming the stream"))
             return
         answer = _object(body) if status == 200 else None
         if answer is None:
@@ -163,7 +163,7 @@ class Resumption:
         events = ending(body, transcript, tokens, chat=self._chat)
         if events is None:
             assert wants_usage(body)
-            self._owner.refused("all was said but the count of its tokens, which only its own unit knew")
+            self._owner.refused("the text was complete, but only the broken unit knew the token counts")
         else:
             self._owner.conclude(events)
 

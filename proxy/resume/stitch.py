@@ -123,7 +123,7 @@ class Stitch:
         if not usage:
             return None
         if not isinstance(usage, dict) or not all(isinstance(usage.get(key) or 0, int) for key in _COUNTS):
-            raise MismatchError("a usage of another form")
+            raise MismatchError("a usage in an unknown format")
         self._used = _summed(usage, self._tokens)
         if choices and not self._usage_so_far:
             # It was asked for on our own account.
@@ -148,7 +148,7 @@ class Stitch:
         text, stop = self._stop_strings.feed(text)
         if stop is not None:
             if self._wants_usage and self._tokens.prompt is None and self._used is None:
-                raise MismatchError("no word of how many tokens it used, where its text has to end")
+                raise MismatchError("no token counts, although its text ends here")
             choice["finish_reason"] = "stop"
             choice |= {name: self._stop_strings.stop for name in STOPPED_BY if name in choice}
             self.is_over = True
@@ -162,7 +162,7 @@ class Stitch:
         """`text` without what was shown already."""
         again = self._again
         if not again.startswith(text[: len(again)]) or (ended and len(text) < len(again)):
-            raise MismatchError("another text than had been shown")
+            raise MismatchError("a text that differs from what was sent before")
         self._again = again[len(text) :]
         return text[len(again) :]
 
@@ -222,7 +222,7 @@ def _object(data: bytes) -> dict[str, Any]:
     except orjson.JSONDecodeError:
         document = None
     if not isinstance(document, dict):
-        raise MismatchError("an event that is no JSON object")
+        raise MismatchError("an event that is not a JSON object")
     return document
 
 

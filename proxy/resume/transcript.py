@@ -158,7 +158,7 @@ class Transcript:
         except orjson.JSONDecodeError:
             document = None
         if not isinstance(document, dict):
-            self.unsupported = "an event that is no JSON object"
+            self.unsupported = "an event that is not a JSON object"
             return
         known = len(self._parts)
         self.take(document)
@@ -232,17 +232,17 @@ def unsupported_in(document: dict[str, Any]) -> str:
     """What the object of an event carries besides the plain text of one choice; empty: nothing."""
     choices = document.get("choices") or []
     if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
-        return "choices of another form"
+        return "choices in an unknown format"
     if len(choices) > 1 or any(choice.get("index") for choice in choices):
         return "a second choice"
     for choice in choices:
         delta = {} if choice.get("delta") is None else choice["delta"]
         if not isinstance(delta, dict):
-            return "a choice of another form"
+            return "a choice in an unknown format"
         if strange := _unknown(choice, _OF_A_CHOICE) or _unknown(delta, _OF_A_DELTA):
             return strange
         if not all(isinstance(text or "", str) for text in (delta.get("content"), choice.get("text"))):
-            return "a content that is no text"
+            return "a content that is not text"
     return ""
 
 

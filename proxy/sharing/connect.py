@@ -80,7 +80,7 @@ def refusal_reason(error: ResponseError) -> str:
 def in_words(error: Exception) -> str:
     """What went wrong, in one line."""
     if isinstance(error, (TimeoutError, RedisTimeoutError)):
-        return f"nothing came within {EXCHANGE_S:g} s"
+        return f"no answer within {EXCHANGE_S:g} s"
     if is_refusal(error):
-        return "it does not take these credentials"
+        return "it rejects these credentials"
     return one_line(f"{type(error).__name__}: {error}")[:200]

@@ -122,7 +122,7 @@ def _words(state: UnitState, fleet_unit: FleetUnit, passes: int, now: float) -> 
     source = f"gate {report.gate}"
     if fleet_unit.gone_since is not None:
         if state.case.verdict is not Verdict.DOWN:
-            why = "it is not heard of any more, and its gate is not ready; the unit has no other"
+            why = "its gate sends no more reports and is not ready; no other gate has the unit"
             yield word(Sign.BAD, Strength.FATAL, source, why)
     elif report.verdict not in USABLE:
         is_due = state.case.verdict in USABLE or report.verdict is Verdict.DOWN

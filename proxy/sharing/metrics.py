@@ -13,20 +13,20 @@ from cellgate.router.board import Board
 from cellgate.router.cost_model import NOTHING_ELSEWHERE
 
 _COUNTS = {
-    "connects": "Times that a connection was made and answered.",
-    "failures": "Times that there was none, or that one was given up.",
-    "documents_written": "Documents about units that Redis has taken.",
-    "writes_refused": "Documents that it did not take: it is full, or read-only.",
+    "connects": "Connections to Redis that were established.",
+    "failures": "Connections to Redis that failed or were given up.",
+    "documents_written": "Documents about units that Redis accepted.",
+    "writes_refused": "Documents that Redis did not accept: it is full or read-only.",
     "documents_read": "Documents of other gates that were read.",
-    "documents_refused": "What was there or was heard, and is no document that counts.",
-    "flips_sent": "Changes of verdict that others were told of at once.",
-    "flips_heard": "Changes of verdict that others told of.",
-    "bans_sent": "Refused prompts, or that one is refused no more, that others were told of at once.",
-    "bans_heard": "The same, told by others.",
-    "bans_refused": "What was told as such, and does not count.",
-    "prefixes_sent": "Hashes of cached prompts that others were told of.",
-    "prefixes_heard": "Hashes of cached prompts that were read of others.",
-    "prefixes_refused": "Documents that should hold such hashes, and do not count.",
+    "documents_refused": "Documents and messages that were invalid and were ignored.",
+    "flips_sent": "Changes of verdict that were published to other gates.",
+    "flips_heard": "Changes of verdict that other gates published.",
+    "bans_sent": "Bans of prompts, and ends of bans, that were published to other gates.",
+    "bans_heard": "Bans of prompts, and ends of bans, that other gates published.",
+    "bans_refused": "Messages about bans that were invalid and were ignored.",
+    "prefixes_sent": "Hashes of cached prompts that were published to other gates.",
+    "prefixes_heard": "Hashes of cached prompts that were read from other gates.",
+    "prefixes_refused": "Documents of hashes that were invalid and were ignored.",
 }
 
 
@@ -41,13 +41,15 @@ class RedisMetrics(Collector):
         """All families."""
         link = self._link
         is_well = link.state is LinkState.WELL
-        yield gauge("redis_up", "1: Redis answers, and takes what it is told.", (), [((), is_well)])
-        yield gauge("redis_peers", "Other gates that were heard of just now.", (), [((), link.peers())])
+        yield gauge("redis_up", "1 while Redis answers and accepts writes.", (), [((), is_well)])
+        yield gauge("redis_peers", "Other gates that have reported recently.", (), [((), link.peers())])
         known = len(self._board.remote) if self._board.remote is not None else 0
-        yield gauge("redis_prefixes", "Hashes of cached prompts that others have told of.", (), [((), known)])
+        yield gauge(
+            "redis_prefixes", "Hashes of cached prompts that are known from other gates.", (), [((), known)]
+        )
         yield gauge(
             "in_flight_elsewhere",
-            "Attempts that other gates have open on a unit.",
+            "Attempts of other gates in flight at a unit.",
             ("unit",),
             (
                 ((name,), self._board.elsewhere.get(name, NOTHING_ELSEWHERE).in_flight)

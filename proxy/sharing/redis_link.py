@@ -60,7 +60,7 @@ _COUNTS = (
     "prefixes_heard",
     "prefixes_refused",
 )
-_WHAT_NOW = "requests are routed by what this gate sees itself, and it goes on trying"
+_WHAT_NOW = "this gate routes by its own observations and keeps trying"
 
 
 class LinkState(Enum):
@@ -76,7 +76,7 @@ _WORDS = {
     LinkState.AWAY: f"Redis does not answer (%s); {_WHAT_NOW}",
     LinkState.REFUSED: f"Redis refuses (%s); {_WHAT_NOW}",
     LinkState.FULL: f"Redis takes no writes (%s); {_WHAT_NOW}",
-    LinkState.WELL: "Redis answers: other gates are told of this one's units, and heard",
+    LinkState.WELL: "Redis answers: this gate shares evidence with other gates",
 }
 
 

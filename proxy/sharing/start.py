@@ -39,7 +39,7 @@ def share(plane: Plane, port: Callable[[], int], access: RedisAccess, feed: Feed
     try:
         connect = connector(access, plane.settings.tls)
     except ValueError as error:
-        log_line("error", f"redis: {error}; this gate goes by what it sees itself")
+        log_line("error", f"redis: {error}; this gate uses only its own observations")
         return None
     link_by = partial(_link, plane, connect, Names(access.prefix))
     routes = any(isinstance(source, RedisSource) for source in plane.settings.sources)

@@ -78,7 +78,7 @@ class Sharing:
         """Another gate's verdict has changed."""
         report = seen.report
         if report.unit in self._board.units and report.verdict is Verdict.DOWN:
-            reason = f"gate {report.gate} holds it to be down: {report.reason}"
+            reason = f"gate {report.gate} reports it as down: {report.reason}"
             source = f"gate {report.gate}"
             self._observe(Evidence(report.unit, Sign.BAD, Strength.STRONG, source, reason, self._now()))
 

@@ -55,14 +55,14 @@ class Exporter(SpanExporter):
         if result is SpanExportResult.SUCCESS:
             if self._lost:
                 self._log(
-                    "info", f"tracing: {self._endpoint} takes spans again; at least {self._lost} are lost"
+                    "info", f"tracing: {self._endpoint} accepts spans again; at least {self._lost} were lost"
                 )
             self._lost = 0
         else:
             if not self._lost:
                 reason = self._words.text or "it gave no reason"
                 lost = "spans are dropped until it does; requests are not affected"
-                self._log("warning", f"tracing: {self._endpoint} does not take spans ({reason}): {lost}")
+                self._log("warning", f"tracing: {self._endpoint} does not accept spans ({reason}): {lost}")
             self._lost += len(spans)
         return result
 

@@ -101,7 +101,7 @@ class ClientConnection(asyncio.Protocol):
             self._open(transport)
         except Exception as error:
             # Else it would stay open, and nobody would know of it.
-            self._host.defect("a client could not be let in", error)
+            self._host.defect("a client could not be accepted", error)
             cast(asyncio.Transport, transport).abort()
 
     def _open(self, transport: asyncio.BaseTransport) -> None:
@@ -134,7 +134,7 @@ class ClientConnection(asyncio.Protocol):
                 self._host.read_scheduler.join(self)
                 self.update_reading()
         except Exception as error:
-            self.crashed("a client's bytes could not be read", error)
+            self.crashed("the bytes of a client could not be processed", error)
 
     def go_on(self, _size: int, /) -> tuple[int, bool]:
         """It is this connection's turn to have parsed what has come, and to go on with what waits: what that
@@ -149,7 +149,7 @@ class ClientConnection(asyncio.Protocol):
                     self._reject(reader.failure)
             cost += self.serve() * _REQUEST_BYTES
         except Exception as error:
-            self.crashed("a client's bytes could not be read", error)
+            self.crashed("the bytes of a client could not be processed", error)
         return cost, False
 
     def eof_received(self) -> bool:
@@ -206,7 +206,7 @@ class ClientConnection(asyncio.Protocol):
             self.serve()
         except Exception as error:
             # It has to do with the next request, and not with this one.
-            self.crashed("the next request could not be begun", error)
+            self.crashed("the next request could not be started", error)
 
     def give_up(self, exchange: ClientExchange, request: Request) -> None:
         """The exchange has failed: if it is still in flight, the connection ends with it."""
@@ -217,7 +217,7 @@ class ClientConnection(asyncio.Protocol):
         """A defect of the gate's own, in no exchange: what was being read is answered 500, in its turn."""
         self._host.defect(what, error)
         try:
-            self._reject(Failure(FailureKind.INTERNAL, "the gate failed on this request; its log says more"))
+            self._reject(Failure(FailureKind.INTERNAL, "the gate failed on this request; see its log"))
         except Exception as another:
             self._host.defect(what, another)
             self.cut()
@@ -286,7 +286,7 @@ class ClientConnection(asyncio.Protocol):
         elif self.exchange is not None:
             guarded(self.exchange, self.exchange.tick, now)
         elif self._host.memory.is_short and self._intake.is_stalled(now):
-            reason = "the request's body did not go on while others waited for memory"
+            reason = "the request's body stopped arriving while others waited for memory"
             reached("body_stall_s")
             self._reject(Failure(FailureKind.BODY_TIMEOUT, reason))
 
@@ -343,7 +343,7 @@ class ClientConnection(asyncio.Protocol):
             self.exchange = exchange = self._host.exchange(self, request)
         except Exception as error:
             self._intake.release(request)
-            self.crashed("a request could not be begun", error)
+            self.crashed("a request could not be started", error)
         else:
             guarded(exchange, exchange.start)
 

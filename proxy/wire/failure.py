@@ -202,6 +202,8 @@ def error_event(failure: Failure) -> bytes:
 
 def as_told(failure: Failure, unit: str, *, committed: bool) -> Failure:
     """A unit's failure as its client is told: which unit, in which phase, who knows more; not where it is."""
-    phase = "in the middle of its answer" if committed else "before it showed anything"
-    message = f"unit {unit} failed {phase} ({failure.kind.value}); the gate's /units and /events say why"
+    phase = "in the middle of its answer" if committed else "before it answered"
+    message = (
+        f"unit {unit} failed {phase} ({failure.kind.value}); see /units and /events on the gate's admin port"
+    )
     return Failure(failure.kind, message)

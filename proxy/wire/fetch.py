@@ -140,7 +140,7 @@ class _Waiting:
     def _expire(self) -> None:
         phase = self.call.phase
         if self._loop.time() > self._deadline + LATE_S:
-            self._settle(FetchError(Trouble.OWN, f"the gate itself stood still ({phase})"))
+            self._settle(FetchError(Trouble.OWN, f"the gate's event loop was blocked ({phase})"))
         else:
             self._settle(FetchError(Trouble.TIMEOUT, f"no answer in time ({phase})"))
 

@@ -24,8 +24,8 @@ IDLE_S = 4.0
 EARLY_S = 1.5
 """No engine closes a connection for having been idle for less than this."""
 LATE_S = 0.1
-"""A timeout that ends so much late shows that the gate itself stood still. What came meanwhile is yet to be
-read, and nothing is proven against the unit."""
+"""A timeout that fires this late shows that the gate's event loop was blocked. The unit may have answered in
+time, so nothing is proven against it."""
 _OWN_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 
 MakeTls = Callable[[], ssl.SSLContext]
@@ -140,7 +140,9 @@ class Pool:
     def report(self, error: Exception) -> None:
         """Make a defect of the gate's own loud, wherever the loop's exception handler writes."""
         where = f"{self.host}:{self.port}"
-        self._loop.call_exception_handler({"message": f"reply of {where} mishandled", "exception": error})
+        self._loop.call_exception_handler(
+            {"message": f"a reply of {where} could not be processed", "exception": error}
+        )
 
     async def _connect(self) -> UnitConnection:
         deadline = self._loop.time() + self._connect_timeout_s
@@ -200,7 +202,7 @@ def connect_failure(error: BaseException | None, where: str) -> Failure | None:
             return Failure(FailureKind.CONNECT_TIMEOUT, f"no connection to {where} in time")
         case GateStalledError():
             return Failure(
-                FailureKind.NO_RESOURCES, f"the gate itself stood still while it connected to {where}"
+                FailureKind.NO_RESOURCES, f"the gate's event loop was blocked while it connected to {where}"
             )
         case socket.gaierror():
             return Failure(

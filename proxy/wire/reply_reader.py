@@ -174,9 +174,9 @@ class ReplyReader:
         self._interim = status < 200
         if self._interim or status > 599:
             if status == 101:
-                self.misbehaved = "it switched protocols unasked"
+                self.misbehaved = "it switched protocols without being asked to"
             elif not 100 <= status <= 599:
-                self.misbehaved = f"there is no status {status}"
+                self.misbehaved = f"{status} is not an HTTP status"
             return
         if self._overhead > _FEW_BYTES:
             self._check_head()
@@ -186,7 +186,7 @@ class ReplyReader:
         self.keep_alive = self._parser.should_keep_alive()
         self.head = head = ReplyHead(status, self._lines, self._fields, to_head=self._to_head)
         if head.coding not in (b"", b"chunked"):
-            self.misbehaved = "it encodes its transfer in a way that nobody asked for"
+            self.misbehaved = "it uses a transfer coding that the gate did not ask for"
         if head.connection_tokens > LIMITS.connection_tokens:
             reached("connection_tokens")
             self.misbehaved = f"its Connection header names more than {LIMITS.connection_tokens} headers"

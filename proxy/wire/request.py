@@ -73,7 +73,7 @@ def check_head(request: Request, version: str) -> Failure | None:
     """What is wrong with a head that parsed, if anything; fills in what is read from it."""
     request.http10 = version == "1.0"
     if not request.http10 and version != "1.1":
-        return Failure(FailureKind.BAD_REQUEST, f"HTTP/{version} is not spoken here; use HTTP/1.1")
+        return Failure(FailureKind.BAD_REQUEST, f"HTTP/{version} is not supported; use HTTP/1.1")
     if request.method == b"CONNECT":
         return Failure(
             FailureKind.METHOD_NOT_SUPPORTED, "CONNECT is not supported; send plain requests to the API"
@@ -92,12 +92,12 @@ def check_head(request: Request, version: str) -> Failure | None:
             request.given_id = value.strip()
         elif name == b"expect":
             if value.strip().lower() != b"100-continue":
-                return Failure(FailureKind.BAD_EXPECTATION, "the only expectation understood is 100-continue")
+                return Failure(FailureKind.BAD_EXPECTATION, "the only supported expectation is 100-continue")
             request.expects_continue = not request.http10
         elif name == b"transfer-encoding" and request.http10:
             return Failure(FailureKind.BAD_REQUEST, "an HTTP/1.0 request cannot carry Transfer-Encoding")
         elif name == b"transfer-encoding" and value.strip().lower() != b"chunked":
-            return Failure(FailureKind.BAD_REQUEST, "the only transfer coding understood is chunked")
+            return Failure(FailureKind.BAD_REQUEST, "the only supported transfer coding is chunked")
         elif name in PLACING_FIELDS:
             request.is_placed = True
         elif name == b"x-cellgate-explain":

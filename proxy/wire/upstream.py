@@ -101,7 +101,7 @@ class UnitConnection(asyncio.Protocol):
         if transport is None or transport.is_closing():
             self._fail(
                 FailureKind.STALE_CONNECTION if self.reused else FailureKind.CLOSED_EARLY,
-                "it closed before the request",
+                "it closed the connection before the request",
             )
         elif len(body) < 16384:
             transport.write(head + body)

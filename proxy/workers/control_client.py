@@ -161,5 +161,5 @@ class ControlClient:
         if self.has_control() or (question := self.answered(number)) is None:
             return
         self.mention((ToControl.CANCEL, number))
-        reason = "the process that knows the units has ended, or stands still; another is on its way; retry"
+        reason = "the control process of the gate has ended or is blocked, and is being replaced; retry"
         question.resolve(Failure(FailureKind.NO_CONTROL_PROCESS, reason))

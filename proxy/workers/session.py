@@ -38,7 +38,7 @@ from cellgate.router.nouns import Outcome, Refusal
 from cellgate.router.retry import has_budget
 from cellgate.router.unit_state import Lease
 
-_ENOUGH_RETRIES = Failure(FailureKind.NO_UNIT, "no unit may be tried again: enough retries are under way")
+_ENOUGH_RETRIES = Failure(FailureKind.NO_UNIT, "no retry: the retry budget is used up")
 _new = tuple.__new__
 
 
@@ -177,9 +177,7 @@ class WorkerSession:
     def crashed(self, number: int, error: Exception) -> None:
         """A request for a unit could not be answered."""
         report_defect(self._loop, "a worker's request for a unit failed", error)
-        self._refuse(
-            number, Failure(FailureKind.INTERNAL, "the gate failed on this request; its log says more")
-        )
+        self._refuse(number, Failure(FailureKind.INTERNAL, "the gate failed on this request; see its log"))
 
     def _hold(self, number: int, lease: Lease) -> None:
         lease.on_evict = partial(self._evict, number)

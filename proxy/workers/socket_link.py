@@ -98,7 +98,7 @@ class Link(asyncio.Protocol):
         except Exception as error:
             # Whatever is wrong, the other end cannot be understood any more: it is as good as gone.
             self._loop.call_exception_handler(
-                {"message": "workers: a message mishandled", "exception": error}
+                {"message": "workers: a message could not be handled", "exception": error}
             )
             log_line(
                 "error", f"workers: a message could not be handled ({error!r}); the connection is closed"

@@ -169,7 +169,7 @@ class Supervisor:
         except OSError as error:
             if not self._served:
                 raise
-            log_line("error", f"{_title(number)} cannot be started: {error.strerror}; it is tried again")
+            log_line("error", f"{_title(number)} cannot be started: {error.strerror}; it is retried")
             self._due[number] = time.monotonic() + PAUSE_MAX_S
             return
         if pid == 0:
@@ -198,7 +198,7 @@ class Supervisor:
         except OSError as error:
             log_line(
                 "error",
-                f"{_title(worker)} is not linked yet: {error.strerror}; it is tried again",
+                f"{_title(worker)} is not linked yet: {error.strerror}; it is retried",
             )
             self._unlinked.add(worker)
 
@@ -259,17 +259,17 @@ class Supervisor:
             self._page.leave(child.number)
         if self._end_by is not None:
             return
-        how = f"killed by signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else "at its end"
+        how = f"was killed by signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else "ended"
         if os.WIFEXITED(status):
-            how = f"at its end with code {os.WEXITSTATUS(status)}"
+            how = f"exited with code {os.WEXITSTATUS(status)}"
         if not self._served:
-            log_line("error", f"{child.name} is {how} before the gate has served anyone; the gate ends")
+            log_line("error", f"{child.name} {how} before the gate was ready; the gate ends")
             self._code = 1
             self._pass_on(signal.SIGINT)
             return
         pause_s = self._pause_s(child)
         when = f"in {pause_s:g} s" if pause_s else "now"
-        log_line("error", f"{child.name} is {how}; another is started {when}")
+        log_line("error", f"{child.name} {how}; a new one is started {when}")
         self._due[child.number] = time.monotonic() + pause_s
 
     def _pause_s(self, child: Child) -> float:
@@ -305,7 +305,7 @@ class Supervisor:
         if self._end_by is not None and time.monotonic() > self._end_by:
             self._end_by = time.monotonic() + LATE_S
             for child in self._children.values():
-                log_line("error", f"{child.name} should have ended long ago, and is killed")
+                log_line("error", f"{child.name} did not end in time and is killed")
                 os.kill(child.pid, signal.SIGKILL)
 
     def _replace_still(self, now: float) -> None:
@@ -318,7 +318,7 @@ class Supervisor:
             if still_s is None:
                 still_s, limit_s = now - child.began_at, LATE_S
             if still_s > limit_s:
-                log_line("error", f"{child.name} has stood still for {still_s:.0f} s, and is killed")
+                log_line("error", f"{child.name} has been blocked for {still_s:.0f} s and is killed")
                 os.kill(child.pid, signal.SIGKILL)
                 # Killed once: by the time it is gone there may be another one.
                 self._page.beat(child.number, now)

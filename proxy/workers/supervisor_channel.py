@@ -79,7 +79,7 @@ class SupervisorChannel:
         except BlockingIOError:
             return
         if received is None:
-            log_line("error", "the gate's supervisor is gone, and this process ends with it")
+            log_line("error", "the gate's supervisor has ended, so this process ends as well")
             logging.shutdown()
             os._exit(ORPHANED)
         what, sock = received

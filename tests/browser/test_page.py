@@ -42,9 +42,7 @@ def hurt(stage: Stage) -> None:
             "a1", Sign.BAD, strength, "canary", "no token in 1.3 s, and nothing moved; /health says 200"
         )
     stage.kill_node("a2", "a2-1")
-    stage.say(
-        "a3", Sign.BAD, Strength.STRONG, "progress", "nothing has moved for 1.2 s with 4 requests there"
-    )
+    stage.say("a3", Sign.BAD, Strength.STRONG, "progress", "stalled for 1.2 s with 4 requests in flight")
     for name in ("b1", "b2", "b3"):
         stage.drain(name)
     stage.now += 75.0
@@ -63,7 +61,7 @@ def test_trouble_comes_first_with_its_reason_and_its_node(
         run = stage.page.run
         shown = await run(text("#trouble"))
         assert "Needs a look: 3 units" in shown
-        assert shown.index("no token in 1.3 s") < shown.index("nothing has moved") < shown.index("drained")
+        assert shown.index("no token in 1.3 s") < shown.index("stalled for") < shown.index("drained")
         assert "cell a, for 1m 15s, node a2-1" in shown
         assert "3 of 4 units: b1, b2, b3" in shown
         assert "1 in flight there still" in shown

@@ -331,11 +331,11 @@ def test_pressure_is_told_each_time_it_is_measured() -> None:
         ([], "nothing to watch: give --match, --pid-file or --port"),
         (
             ["--match", "x", "--listen", "0.0.0.0:0"],
-            "0.0.0.0 can be reached from other machines, so watchers must",
+            "0.0.0.0 can be reached from other machines, so gates must",
         ),
         (["--match", "x", "--token-file", "/nowhere"], "cannot read the token in /nowhere"),
         (["--match", "x", "--token-file", os.devnull], "there is no token in /dev/null: the file is empty"),
-        (["--match", "("], "'(' is no regular expression"),
+        (["--match", "("], "'(' is not a valid regular expression"),
         (["--port", "70000"], "expected a port from 1 to 65535"),
         (["--match", "x", "--listen", "9911"], "expected HOST:PORT, found '9911'"),
     ],

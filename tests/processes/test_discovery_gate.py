@@ -82,8 +82,8 @@ def test_a_broken_file_leaves_the_units_and_is_told_once(units: dict[str, SimUni
         write(path, units["a"], units["b"])
         gate.until_up("a", "b")
         assert is_up(gate, f"file {path}")
-        assert gate.log.count("a source of units is lost") == 1
-        assert gate.log.count("a source of units is back") == 1
+        assert gate.log.count("a source of units failed") == 1
+        assert gate.log.count("a source of units works again") == 1
 
 
 def test_a_reload_goes_together_with_what_is_discovered(units: dict[str, SimUnit], tmp_path: Path) -> None:
@@ -130,4 +130,4 @@ def _look(api: FakeKubernetes, cell: dict[str, Any], folder: Path, loop: asyncio
             assert "1 pod, its size is 2 (missing: 1)" in told["big-1"][1]
             asyncio.run_coroutine_threadsafe(api.stop(), loop).result()
             assert eventually(lambda: not is_up(gate, "lws prod/big"))
-        assert "the 2 units known last stay" in gate.log
+        assert "its last 2 units are kept" in gate.log

@@ -64,13 +64,13 @@ def test_a_collector_that_is_away_costs_one_line_and_no_request(tmp_path: Path) 
     with GateProcess(tmp_path, {"a": "http://127.0.0.1:9"}, tracing=tracing, timeouts=AT_ONCE) as gate:
         for _ in range(20):
             assert_refused(gate)
-        assert eventually(lambda: "does not take spans" in gate.log), gate.log
+        assert eventually(lambda: "does not accept spans" in gate.log), gate.log
         for _ in range(20):
             assert_refused(gate)
         gate.signal(signal.SIGTERM)
         gate.exit_code()
         [line] = [line for line in gate.log.splitlines() if re.search("trac|span|opentelemetry", line, re.I)]
-        assert f"tracing: {tracing['endpoint']} does not take spans (" in line
+        assert f"tracing: {tracing['endpoint']} does not accept spans (" in line
 
 
 def assert_refused(gate: GateProcess) -> None:

@@ -117,7 +117,7 @@ def test_a_worker_that_is_killed_takes_its_own_streams_with_it_and_nothing_else(
         assert gate.units()["a"]["verdict"] == "up"
         assert all(complete(gate)[0] == 200 for _ in range(4))
         assert min(gate.by_worker("cellgate_worker_requests_total")) > 0
-        assert f"worker 0 (process {pids['0']}) is killed by signal 9; another is started now" in gate.log
+        assert f"worker 0 (process {pids['0']}) was killed by signal 9; a new one is started now" in gate.log
 
 
 def test_without_a_control_process_streams_go_on_and_who_comes_is_served_within_a_second(
@@ -173,7 +173,7 @@ def test_a_control_process_that_stands_still_for_good_is_replaced_and_streams_go
         assert all(stream.is_whole() for stream in streams)
         assert gate.units()["a"]["verdict"] == "up"
         assert gate.total("cellgate_control_process_deaths_total") == 1
-        assert f"the control process (process {control}) has stood still for" in gate.log
+        assert f"the control process (process {control}) has been blocked for" in gate.log
 
 
 def test_a_new_control_process_knows_of_discovered_units_before_they_are_found_anew(

@@ -111,7 +111,7 @@ async def test_gates_hear_of_each_others_units(tmp_path: Path) -> None:
             merged = one.roster.of("u1", one.now())
             assert merged is not None
             assert merged.report == other.views[0]
-            assert one.lines == ["Redis answers: other gates are told of this one's units, and heard"]
+            assert one.lines == ["Redis answers: this gate shares evidence with other gates"]
             # As docs/redis.md shows it.
             assert server.do("SMEMBERS", "cellgate:cells") == {b"a"}
             assert b"u1:g1" in server.do("SMEMBERS", "cellgate:cell:a")
@@ -171,7 +171,7 @@ async def test_a_redis_that_is_not_there_is_told_once_and_found_when_it_comes(tm
         assert one.lines[0].startswith("Redis does not answer (ConnectionError: ")
         with server:
             await until(lambda: one.link.counts["beats"] >= 2)
-    assert one.lines[1:] == ["Redis answers: other gates are told of this one's units, and heard"]
+    assert one.lines[1:] == ["Redis answers: this gate shares evidence with other gates"]
 
 
 @live
@@ -211,7 +211,7 @@ async def test_frozen_it_delays_nothing(tmp_path: Path) -> None:
                 server.freeze()
                 added_s.append(await lost_s(one) - beside_well_s)
                 await until(lambda: one.link.state is LinkState.AWAY)
-                assert one.lines[-1].startswith("Redis does not answer (nothing came within 1 s)")
+                assert one.lines[-1].startswith("Redis does not answer (no answer within 1 s)")
                 assert one.roster.units() == {"u1", "u2"}
                 server.thaw()
             await until(lambda: one.others() == 5 and one.link.state is LinkState.WELL)
@@ -286,8 +286,8 @@ async def test_wrong_credentials_are_told_in_one_line_without_them(tmp_path: Pat
             await until(lambda: one.link.state is LinkState.REFUSED and other.link.state is LinkState.WELL)
             await until(lambda: one.link.counts["failures"] >= 1)
             assert one.lines == [
-                "Redis refuses (it does not take these credentials); requests are routed by what this gate "
-                "sees itself, and it goes on trying"
+                "Redis refuses (it rejects these credentials); this gate routes by its own observations "
+                "and keeps trying"
             ]
 
 
@@ -364,4 +364,4 @@ def test_a_url_that_is_one_is_taken(url: str) -> None:
 
 @pytest.mark.parametrize("error", [TimeoutError(), RedisTimeoutError("Timeout connecting to server")])
 def test_a_silence_is_told_alike_whoever_has_ended_the_wait(error: Exception) -> None:
-    assert in_words(error) == "nothing came within 1 s"
+    assert in_words(error) == "no answer within 1 s"

@@ -121,7 +121,7 @@ async def test_with_wrong_credentials_a_gate_serves_and_says_so_in_one_line(tmp_
             assert eventually(lambda: "Redis" in gate.log)
             assert await post(gate.port, BODY) == 200
     (line,) = [line for line in gate.log.splitlines() if "redis" in line.lower()]
-    assert "Redis refuses (it does not take these credentials); requests are routed by what" in line
+    assert "Redis refuses (it rejects these credentials); this gate routes by its own observations" in line
     assert SECRET not in gate.log
 
 
@@ -138,5 +138,5 @@ async def test_with_a_url_that_is_none_a_gate_serves_and_says_so_in_one_line(
         assert await post(gate.port, BODY) == 200
     (line,) = [line for line in gate.log.splitlines() if "redis" in line.lower()]
     assert "expected a URL such as redis://HOST:PORT/0" in line
-    assert "this gate goes by what it sees itself" in line
+    assert "this gate uses only its own observations" in line
     assert SECRET not in gate.log

@@ -171,7 +171,7 @@ def test_a_template_that_does_not_give_the_text_back_is_found_out() -> None:
         stage.engines["a"].die()
         for visit in on("a", await crowd):
             assert visit.code == "truncated"
-            assert "does not give back the text" in (visit.reply.error or {})["message"]
+            assert "does not reproduce the text" in (visit.reply.error or {})["message"]
 
     stage.play(scenario())
     assert results(stage) == {"refused": 4}
@@ -194,7 +194,7 @@ def test_a_unit_that_goes_on_with_something_else_has_not_continued_the_stream(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def differs(self: Stitch, events: bytes) -> bytes:
-        raise MismatchError("another text than had been shown")
+        raise MismatchError("a text that differs from what was sent before")
 
     monkeypatch.setattr(Stitch, "feed", differs)
     stage = Stage(units=2)

@@ -94,7 +94,7 @@ def test_a_stopped_node_is_named_until_it_goes_on() -> None:
         shown = page(stage)
         assert shown["faults"] == [{"node": node.name, "source": "agent"}]
         assert shown["next_canary_s"] is None
-        assert f"until agent of node {node.name} reports that all is well" in shown["why"][-2]
+        assert f"until agent of node {node.name} reports no fault" in shown["why"][-2]
         node.go_on()
         await stage.until(stage.all_up, BACK_S)
         assert page(stage)["faults"] == []
@@ -111,8 +111,8 @@ def test_a_gate_that_is_cut_off_says_so_of_each_unit_that_it_holds() -> None:
             stage.world.net.partition(engine.host)
         await stage.until(lambda: page(stage)["held_by_panic"], 10.0)
         shown = page(stage)
-        assert shown["why"][0].startswith("a is kept in rotation, although nothing of it has answered for ")
-        assert shown["why"][-1] == ("You can check the network of this gate first: the units may be well.")
+        assert shown["why"][0].startswith("a is kept in rotation, although it has not answered for ")
+        assert shown["why"][-1] == ("You can check the network of this gate first: the units may be healthy.")
         stage.world.net.heal()
         await stage.until(lambda: not page(stage)["held_by_panic"], 5.0)
         assert page(stage)["usable"]

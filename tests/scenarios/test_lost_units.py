@@ -159,7 +159,7 @@ def test_when_all_units_are_down_the_answer_names_them_and_where_to_read_why() -
         assert (visit.reply.status, visit.code) == (503, "no_unit")
         message = visit.reply.json["error"]["message"]
         assert "a is down, b is down" in message
-        assert "/units says why" in message
+        assert "see /units" in message
         # Whoever uses the API is not to learn where the units are.
         assert stage.engines["a"].address not in message
 

@@ -42,7 +42,7 @@ class Medic:
         await asyncio.sleep(1.0)
         if self.heals:
             self.stage.engines[about["unit"]].restart()
-        return RecoveryReport(RecoveryResult.OK, "it ended with 0")
+        return RecoveryReport(RecoveryResult.OK, "it exited with 0")
 
     async def record(self, path: str, entry: Mapping[str, Any]) -> None:
         await asyncio.sleep(0.01)

@@ -66,7 +66,9 @@ def test_explain_is_asked_by_parameters_or_with_a_body() -> None:
         assert (found["decision"], found["unit"], found["ask"]["tenant"]) == ("sent", "a1", "t")
         status, answer = await port.get("/explain?tokens=1")
         assert (status, answer["error"]["code"]) == (400, "bad_request")
-        assert answer["error"]["message"].startswith("'tokens' is no parameter of this; there are: model, ")
+        assert answer["error"]["message"].startswith(
+            "'tokens' is not a parameter; the parameters are: model, "
+        )
         async with port.client.post(port.url + "/explain", data=b"{") as reply:
             assert reply.status == 400
             assert "not valid JSON" in (await reply.json())["error"]["message"]
@@ -80,7 +82,7 @@ def test_mistakes_get_one_line_that_says_what_there_is() -> None:
         status, body = await port.get("/unit")
         assert (status, body["error"]["code"]) == (404, "not_found")
         assert body["error"]["message"].startswith(
-            "there is no /unit here; there are: /, /livez, /readyz, /metrics, "
+            "unknown path /unit; the paths are: /, /livez, /readyz, /metrics, "
         )
         status, body = await port.post("/units/a11/drain")
         assert (status, body["error"]["message"]) == (404, "no unit is named 'a11'; did you mean 'a1'?")

@@ -146,7 +146,7 @@ def test_a_health_process_that_cannot_be_replaced_is_once_it_can(
         assert await asyncio.to_thread(get, port, "/readyz") == [(200, b"ready\n")]
 
     run(check)
-    assert caplog.text.count("no process can be started: Too many open files; it is tried again") == 3
+    assert caplog.text.count("no process can be started: Too many open files; it is retried") == 3
 
 
 def test_nothing_is_left_of_a_port_that_was_closed() -> None:

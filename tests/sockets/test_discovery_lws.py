@@ -184,7 +184,7 @@ def test_a_server_that_is_gone_or_refuses_is_a_loss_that_says_why(tmp_path: Path
             with pytest.raises(SourceError, match=r"refuses: 403 .*told to refuse"):
                 await told(lws.follow(the_set))
             await api.stop()
-            with pytest.raises(SourceError, match="cannot be asked"):
+            with pytest.raises(SourceError, match="cannot be reached"):
                 await told(lws.follow(the_set))
 
     asyncio.run(main())

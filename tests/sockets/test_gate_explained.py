@@ -88,4 +88,4 @@ async def test_strangers_who_name_a_unit_and_ask_are_refused_for_the_unit() -> N
         peer.peer = "203.0.113.7"
         reply = await client.ask(chat(head=f"{EXPLAIN}: 1\r\nx-cellgate-unit: u0\r\n"))
         assert (reply.status, reply.error["code"]) == (403, "not_trusted")
-        assert "which unit a request goes to" in reply.error["message"]
+        assert "choose the unit of a request" in reply.error["message"]

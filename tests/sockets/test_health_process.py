@@ -107,7 +107,7 @@ def test_a_gate_that_is_not_ready_says_what_it_published(door: Door) -> None:
 
 
 def test_a_loop_that_stands_still_is_not_ready_and_after_a_while_not_alive(door: Door) -> None:
-    still = b"the gate's event loop has stood still for "
+    still = b"the gate's event loop has been blocked for "
     with door.visit() as sock:
         door.now = 102.3
         sock.sendall(READYZ + LIVEZ)

@@ -96,7 +96,7 @@ async def test_one_error_event_with_a_code_and_the_reason_then_the_end(name: str
         ({"logprobs": 1}, "the request has logprobs"),
         ({"echo": True}, "the request has echo"),
         ({"best_of": 2}, "the request has best_of"),
-        ({"prompt": [1, 2, 3]}, "its prompt is not one text"),
+        ({"prompt": [1, 2, 3]}, "its prompt is not one string"),
     ],
 )
 @live

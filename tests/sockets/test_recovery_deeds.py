@@ -93,7 +93,7 @@ async def test_what_is_no_shell_is_not_read_as_one() -> None:
 
 @pytest.mark.parametrize(
     ("script", "detail"),
-    [("echo why >&2; exit 7", "it ended with 7"), ("echo why; kill -TERM $$", "it was killed by signal 15")],
+    [("echo why >&2; exit 7", "it exited with 7"), ("echo why; kill -TERM $$", "it was killed by signal 15")],
 )
 def test_a_command_that_fails_says_how(script: str, detail: str) -> None:
     @live

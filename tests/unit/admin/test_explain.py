@@ -53,7 +53,7 @@ def test_a_unit_that_works_is_in_rotation_with_its_last_proof() -> None:
         "a1 is in rotation, for 1m 50s.",
         "Because: one token by chat (canary, 1m 50s ago).",
         "0 of 2 requests are in flight.",
-        "Last good news: canary (1m 50s ago).",
+        "Last good evidence: canary (1m 50s ago).",
         "Next: a canary (a request for one token) within 0.8 s, unless the unit shows work before that.",
         "You can take it out of rotation (cellgate drain a1); requests in flight finish.",
     ]
@@ -93,7 +93,7 @@ def test_a_unit_on_its_way_back_counts_what_has_passed() -> None:
 def test_a_fault_of_a_node_stands_until_its_source_takes_it_back() -> None:
     text = told(board(PASSED, GONE).units["a1"], canary_s=None)
     assert "Because: process 33 is gone (agent of node a1-1, 10.0 s ago)." in text
-    assert "Next: it stays out until agent of node a1-1 reports that all is well; then" in text
+    assert "Next: it stays out until agent of node a1-1 reports no fault; then" in text
     assert "You can check node a1-1 and restart what is missing there" in text
 
 
@@ -120,14 +120,17 @@ def test_a_unit_in_doubt_gets_nothing_until_it_shows_life() -> None:
     state.restart_suspected_at = 209.5
     text = told(state, canary_s=0.0)
     assert text.startswith("a1 gets no requests for now: it closed a connection unexpectedly 0.5 s ago")
-    assert "Any work it shows ends the suspicion of a restart, and so do 4.5 s without another cut." in text
+    assert (
+        "Any progress of the unit ends the suspicion of a restart, and so do 4.5 s without another cut."
+        in text
+    )
 
 
 def test_a_unit_held_by_panic_points_at_the_gates_own_network() -> None:
     state = up()
     state.heard_at = 205.0
     text = told(state, panic_at=207.0)
-    assert text.startswith("a1 is kept in rotation, although nothing of it has answered for 5.0 s")
+    assert text.startswith("a1 is kept in rotation, although it has not answered for 5.0 s")
     assert "in 27.0 s at the latest" in text
     assert "You can check the network of this gate first" in text
 
@@ -169,7 +172,7 @@ def test_bad_and_open_words_are_told_in_full_and_good_ones_in_one_line() -> None
     text = told(board(PASSED, late, open_, well).units["a1"])
     assert "Also bad: GET /health: timeout (readiness, 5.0 s ago)." in text
     assert "No evidence: not a cellgate agent (agent of node a1-1, 4.0 s ago)." in text
-    assert "Last good news: agent of node a1-0 (3.0 s ago), canary (1m 50s ago)." in text
+    assert "Last good evidence: agent of node a1-0 (3.0 s ago), canary (1m 50s ago)." in text
 
 
 def test_what_was_said_before_a_unit_came_up_has_been_answered() -> None:

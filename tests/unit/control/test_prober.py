@@ -272,7 +272,7 @@ def test_a_new_incarnation_starts_again(scene: Scene) -> None:
         assert scene.consequences[-1].evicted == (lease,)
         flip = scene.consequences[-1].flip
         assert flip is not None
-        assert flip.evidence.reason == "its process started at 2, not at 1 any more"
+        assert flip.evidence.reason == "its process started at 2, before that at 1"
         scene.board.close(lease, scene.now)
         await scene.until("a", UP, within_s=1.0)
 

@@ -16,7 +16,7 @@ from cellgate.proxy.wire.failure import Failure
 from cellgate.router.explore import IDLE_S
 from cellgate.router.nouns import Ask
 from cellgate.router.router import Router
-from cellgate.router.sampling import LOOK_AT_ALL
+from cellgate.router.sampling import LOOK_AT_ALL, SAMPLE
 from tests.unit.router.test_dry_run import NOW, PROMPT, fill, router_of
 
 
@@ -109,7 +109,7 @@ def test_who_would_wait_is_told_why_and_behind_what() -> None:
     for name in ("u0", "u1"):
         for lease in list(router.board.units[name].leases):
             router.board.close(lease, NOW)
-    assert explain(router, model="m")["reason"] == "others wait, and it comes after them by its turn"
+    assert explain(router, model="m")["reason"] == "other requests wait, and it is queued behind them"
 
 
 def test_units_that_are_no_candidates_say_why_in_words() -> None:
@@ -130,17 +130,20 @@ def test_what_else_may_decide_is_noted() -> None:
     router.board.open("u0", PROMPT, NOW, retry=False)
     router.board.units["u0"].last_lease_at = NOW - IDLE_S - 1.0
     (idle,) = explain(router, model="m")["notes"]
-    assert idle.startswith("u0 had nothing for 2 s or longer")
+    assert idle.startswith("u0 got no requests for 2 s or longer")
     (many,) = explain(router_of(LOOK_AT_ALL + 1), model="m")["notes"]
-    assert many.startswith(f"of {LOOK_AT_ALL + 1} units a request looks at ")
+    assert many.startswith(f"of {LOOK_AT_ALL + 1} units, {SAMPLE} random ones are considered")
     (by_turn,) = explain(router_of(2, "round_robin"), model="m")["notes"]
-    assert "does not go by seconds" in by_turn
+    assert "does not rank by costs" in by_turn
 
 
 @pytest.mark.parametrize(
     ("query", "says"),
     [
-        ({"prompt_token": "1"}, "'prompt_token' is no parameter of this; there are: model, prompt_tokens, "),
+        (
+            {"prompt_token": "1"},
+            "'prompt_token' is not a parameter; the parameters are: model, prompt_tokens, ",
+        ),
         ({"prompt_tokens": "-1"}, "prompt_tokens: expected an integer from 0 to 100000000, found '-1'"),
         ({"prompt_tokens": "²"}, "prompt_tokens: expected an integer"),
         ({"priority": "high"}, "x-priority: expected an integer"),
@@ -154,7 +157,7 @@ def test_a_question_that_makes_no_sense_is_told_so(query: dict[str, str], says: 
 
 def test_a_body_that_makes_no_sense_is_told_so() -> None:
     assert "not valid JSON" in mistake({}, b"{")
-    assert mistake({"model": "m"}, b"{}").startswith("'model' is no parameter of this")
+    assert mistake({"model": "m"}, b"{}").startswith("'model' is not a parameter")
 
 
 def test_the_header_of_an_answer_has_what_was_reckoned() -> None:

@@ -69,7 +69,7 @@ def test_a_silent_unit_is_suspected_with_a_reason_and_a_canary_is_sent() -> None
     scene.stall_watch.tick(NOW + 1.0, 0.0)
     assert scene.verdict() is Verdict.SUSPECT
     (flip,) = scene.flips
-    assert flip.evidence.reason == "nothing has moved for 1.0 s with 1 requests there; 1.0 s are allowed"
+    assert flip.evidence.reason == "stalled for 1.0 s with 1 requests in flight; the limit is 1.0 s"
     assert scene.asked == [("a", Canary.name)]
 
 
@@ -103,7 +103,7 @@ def test_a_gate_that_lags_counts_no_bad_news_but_fatal() -> None:
     scene.observe("a", Sign.BAD, Strength.STRONG, NOW + DISTRUST_S - 0.01)
     assert (scene.verdict(), scene.watch.distrusted) == (Verdict.UP, 1)
     reason = scene.unit_state().last_evidence[None, Canary.name].reason
-    assert reason == "seen; not counted, because the gate itself lagged"
+    assert reason == "seen; not counted, because the gate lagged"
     scene.observe("a", Sign.BAD, Strength.FATAL, NOW + DISTRUST_S - 0.01, "request")
     assert (scene.verdict(), scene.watch.distrusted) == (Verdict.DOWN, 1)
 
@@ -135,7 +135,7 @@ def test_lag_is_told_and_not_on_every_tick() -> None:
     for quarter in range(8):
         scene.stall_watch.tick(NOW + quarter / 4, LAG_S + 0.05)
     assert scene.told() == ["lag"]
-    assert "a timer fired 0.30 s late; bad news is not counted for 1 s" in scene.last_line()
+    assert "a timer fired 0.30 s late; evidence against units is not counted for 1 s" in scene.last_line()
     scene.stall_watch.tick(NOW + 10.1, LAG_S + 0.05)
     assert scene.told() == ["lag", "lag"]
     scene.stall_watch.tick(NOW + 30.0, LAG_S)
@@ -148,12 +148,12 @@ def test_panic_is_told_when_it_begins_and_when_it_ends() -> None:
         scene.observe("a", Sign.BAD, Strength.STRONG, NOW + 3.0)
     scene.stall_watch.tick(NOW + 3.0, 0.0)
     assert scene.told() == ["panic"]
-    assert "nothing of 3 units answers any more (a, b, c)" in scene.last_line()
+    assert "3 units do not answer at all (a, b, c)" in scene.last_line()
     scene.stall_watch.tick(NOW + 4.0, 0.0)
     scene.unit_state("b").heard_at = NOW + 5.0
     scene.stall_watch.tick(NOW + 5.0, 0.0)
     assert scene.told() == ["panic", "panic_over"]
-    assert "the rotation was held for 2.0 s, as units answer again" in scene.last_line()
+    assert "units were kept in rotation for 2.0 s, until units answered again" in scene.last_line()
 
 
 def test_a_slow_unit_is_told_of_once_when_it_is_degraded_and_once_when_it_has_recovered() -> None:
@@ -166,7 +166,7 @@ def test_a_slow_unit_is_told_of_once_when_it_is_degraded_and_once_when_it_has_re
         scene.stall_watch.tick(now, 0.0)
         now += COMPARE_S
     assert scene.told() == ["degraded"]
-    assert "a token takes 2.0 times as long there as in the other units of cell c" in scene.last_line()
+    assert "a token takes 2.0 times as long there as on the other units of cell c" in scene.last_line()
     assert "its share of requests falls by 50%" in scene.last_line()
     scene.unit_state("a").gaps_ms[19] += 2000
     for _ in range(5):

@@ -117,13 +117,13 @@ def test_only_the_tasks_of_the_services_named_are_asked_for(cluster: Any) -> Non
 
 
 def test_a_cluster_that_is_not_there_is_a_loss_that_says_so(cluster: Any) -> None:
-    with pytest.raises(SourceError, match=r"ECS cannot be asked: .*ClusterNotFound"):
+    with pytest.raises(SourceError, match=r"ECS cannot be reached: .*ClusterNotFound"):
         found(EcsSource(LIKE, "none", 8000, region="eu-west-1"))
 
 
 def test_no_region_is_a_loss_that_says_so(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
-    with pytest.raises(SourceError, match="ECS cannot be asked: You must specify a region"):
+    with pytest.raises(SourceError, match="ECS cannot be reached: You must specify a region"):
         found(EcsSource(LIKE, "prod", 8000))
 
 
@@ -163,5 +163,5 @@ def test_what_keeps_a_task_from_working_is_told(described: dict[str, Any], reaso
 def test_a_size_that_is_no_number_is_told() -> None:
     (group,) = groups([task(size="two")])
     assert [suspicion.reason for suspicion in group.found(LIKE, NodePorts(8000)).suspicions] == [
-        "its tasks do not tell its size"
+        "its tasks do not state its size"
     ]

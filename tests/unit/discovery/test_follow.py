@@ -130,7 +130,7 @@ def test_who_comes_first_keeps_a_name_and_the_other_is_named_once() -> None:
         await asyncio.sleep(5.0)
         assert gate.board.units["fixed"].unit.url == "http://fixed:1"
         clashes = [detail for kind, detail in gate.events if kind == "clash"]
-        assert clashes == ["scripted x: its unit fixed is left out: another has that name"]
+        assert clashes == ["scripted x: its unit fixed is ignored: another unit has that name"]
         await discovery.close()
 
     play(scenario())
@@ -149,9 +149,9 @@ def test_a_lost_world_leaves_the_last_units_and_is_told_once_and_again_when_it_i
         assert gate.events[1:] == [
             (
                 "source_lost",
-                "scripted x: nobody answers; the 1 units known last stay, and it is tried again",
+                "scripted x: nobody answers; its last 1 units are kept, and it is retried",
             ),
-            ("source_back", "scripted x: it is seen again"),
+            ("source_back", "scripted x: it answers again"),
         ]
         await discovery.close()
 
@@ -165,7 +165,7 @@ def test_a_source_that_was_never_seen_takes_nothing_away() -> None:
         discovery = await begin(gate, Scripted("x"))
         assert names(gate) == ["fixed"]
         assert gate.events == [
-            ("source_lost", "scripted x: nobody answers; no unit of it is known, and it is tried again")
+            ("source_lost", "scripted x: nobody answers; it has given no units yet, and it is retried")
         ]
         await discovery.close()
 
@@ -188,7 +188,7 @@ def test_what_was_found_before_this_process_stays_until_all_sources_have_found_s
         assert names(gate) == ["fixed", "a", "b", "old"]
         assert gate.events[-1] == (
             "source_lost",
-            "scripted y: nobody answers; the 4 units known last stay, and it is tried again",
+            "scripted y: nobody answers; its last 4 units are kept, and it is retried",
         )
         await asyncio.sleep(2.0)
         assert names(gate) == ["fixed", "a", "b"]

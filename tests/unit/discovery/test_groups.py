@@ -61,13 +61,13 @@ def test_a_whole_group_is_a_unit_of_its_leader_and_its_followers() -> None:
         ),
         (
             [replace(LEADER, size=None), replace(FOLLOWER, size=None)],
-            "its pods do not tell its size",
+            "its pods do not state its size",
             "http://10.0.0.1:8000",
         ),
         ([replace(LEADER, address=""), FOLLOWER], "its leader x-0 has no address", ""),
         (
             [LEADER, replace(FOLLOWER, key="before")],
-            "2 groups under one name: the one before is not gone yet",
+            "2 groups have this name: the previous one still exists",
             "http://10.0.0.1:8000",
         ),
     ],

@@ -174,7 +174,7 @@ def test_a_stuck_sink_blocks_nobody_and_costs_the_oldest_lines(monkeypatch: pyte
         log.write(DONE._replace(request_id=str(i)))
     log.flush()
     assert log.dropped == 7
-    assert said == [("warning", "access log: 7 lines lost, its output does not take them: it is stuck")]
+    assert said == [("warning", "access log: 7 lines lost, its output does not accept them: it is stuck")]
     sink.let_go.set()
     log.close()
     ids = [orjson.loads(line)["request_id"] for line in sink.getvalue().splitlines()]
@@ -201,7 +201,9 @@ def test_a_broken_sink_is_complained_about_once_in_a_while_and_tried_again() -> 
         log.write(DONE)
         log.flush()
         wait_until_lost(log, lost)
-    complaint = "access log: {} lines lost, its output does not take them: [Errno 28] No space left on device"
+    complaint = (
+        "access log: {} lines lost, its output does not accept them: [Errno 28] No space left on device"
+    )
     log.flush()
     assert said == [("warning", complaint.format(1))]
     now[0] = access_log.COMPLAIN_EVERY_S

@@ -60,7 +60,7 @@ def test_a_unit_whose_node_is_gone_waits_for_that_node() -> None:
     events, lines = make()
     why = Evidence("a1", Sign.BAD, Strength.FATAL, "agent", "gone", 5.0, node="a1-1")
     events.add(Flip("a1", "a", Verdict.UP, Verdict.DOWN, 5.0, why))
-    assert lines[0][1].endswith("; it returns once node a1-1 is well again and 2 canaries pass")
+    assert lines[0][1].endswith("; it returns once node a1-1 is healthy again and 2 canaries pass")
 
 
 def test_an_event_is_ready_for_json() -> None:

@@ -109,7 +109,7 @@ def test_full_file_tables_are_weak_news_once_a_second() -> None:
 
     place = play(scenario)
     assert place.weights() == [WEAK] * 5
-    assert place.found[0].reason == "a process has 95% of the files open that it may have"
+    assert place.found[0].reason == "a process has 95% of its file descriptors in use"
 
 
 def test_words_of_a_newer_agent_are_neutral() -> None:

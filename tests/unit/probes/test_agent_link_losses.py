@@ -29,7 +29,7 @@ def test_silence_is_a_suspicion_after_three_beats() -> None:
         began = place.world.loop.time()
         await asyncio.sleep(DETECTED_S)
         assert SILENCE_S - 0.3 < place.found[0].at - began < DETECTED_S
-        assert "unreachable: not heard for 0.8" in place.found[0].reason
+        assert "unreachable: it has sent nothing for 0.8" in place.found[0].reason
 
     assert play(scenario).weights() == [STRONG]
 

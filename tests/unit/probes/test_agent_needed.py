@@ -33,7 +33,7 @@ def test_what_matches_is_needed_once_no_more_has_come_for_a_while(machine: Machi
     second = machine.spawn("engine worker 1")
     status = machine.run(watch, SETTLE_S - 0.2)
     assert status.state == "absent"
-    assert status.reason == "what was asked for runs; waiting until no more of it has come for 3 s"
+    assert status.reason == "the processes asked for run; waiting until no new one has started for 3 s"
     status = machine.run(watch, 2.0)
     assert status.state == "ok"
     assert pids(status) == [first, second]
@@ -109,13 +109,13 @@ def test_a_pattern_that_matches_the_world_is_refused(machine: Machine) -> None:
     for number in range(agent.NEEDED_MAX + 1):
         machine.spawn(f"engine {number}")
     status = machine.run(machine.watch(Pattern("engine")), SETTLED_S)
-    assert status.reason == "257 processes match, too many to be meant: narrow the pattern"
+    assert status.reason == "257 processes match, which is too many: use a narrower pattern"
 
 
 def test_an_agent_that_sees_nobody_says_what_may_be_missing(tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
     status = ProcessWatch([Pattern("engine")], Proc(str(tmp_path / "proc")), lambda: 1.0).look()
-    assert status.reason.endswith("(it sees next to no process: is the process namespace shared?)")
+    assert status.reason.endswith("(it sees almost no processes: is the process namespace shared?)")
 
 
 def test_a_pid_file_names_the_needed_process(machine: Machine, tmp_path: Path) -> None:
@@ -162,4 +162,4 @@ def test_a_port_names_who_listens_on_it(machine: Machine) -> None:
     machine.open(other, "socket:[778]")
     assert pids(machine.run(machine.watch(Port(8000)), SETTLED_S)) == [server]
     nobody = machine.run(machine.watch(Port(8001)), SETTLED_S)
-    assert nobody.reason == "no process that this agent may look into listens on port 8001"
+    assert nobody.reason == "no process that this agent may inspect listens on port 8001"

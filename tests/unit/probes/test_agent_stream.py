@@ -25,17 +25,20 @@ from tests.unit.probes.played_agent import BEAT, HEAD, NEUTRAL, PORT, STRONG, Pl
     [
         (
             b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\nno",
-            "not a cellgate agent: to GET /watch it said",
+            "not a cellgate agent: it answered GET /watch with",
         ),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>", "not a cellgate agent: its reply to GET"),
         (b"SSH-2.0-OpenSSH_9.6\r\n", "not a cellgate agent: its reply does not parse: Expected HTTP/"),
-        (HEAD + chunk(b"<html>"), "not a cellgate agent: it said '<html>'"),
-        (HEAD + chunk(b'{"state":"ok"}'), 'not a cellgate agent: it said \'{"state":"ok"}\''),
+        (HEAD + chunk(b"<html>"), "not a cellgate agent: it sent '<html>'"),
+        (HEAD + chunk(b'{"state":"ok"}'), 'not a cellgate agent: it sent \'{"state":"ok"}\''),
         (HEAD + chunk(b'{"cellgate_agent":2}'), "not a cellgate agent"),
         (HEAD + b"zz\r\n", "not a cellgate agent"),
         (b"HTTP/1.1 200 OK\r\nX: " + b"x" * HEAD_BYTES, "not a cellgate agent: the head of its reply"),
-        (b"HTTP/1.1 401 Unauthorized\r\n\r\n", "wants a token: give this gate the agent's"),
-        (b"HTTP/1.1 503 Service Unavailable\r\n\r\n", "takes no more watchers"),
+        (
+            b"HTTP/1.1 401 Unauthorized\r\n\r\n",
+            "requires a token: set CELLGATE_AGENT_TOKEN for this gate",
+        ),
+        (b"HTTP/1.1 503 Service Unavailable\r\n\r\n", "accepts no more connections"),
     ],
 )
 def test_another_program_is_told_from_an_agent(answer: bytes, said: str) -> None:

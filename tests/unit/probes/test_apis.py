@@ -92,7 +92,7 @@ def test_a_model_that_tells_no_fitting_inputs_is_not_asked(about: bytes) -> None
     context, evidence = fly("infer", reply(200), about)
     assert [asked.method for asked in context.asked] == ["GET"]
     assert evidence.sign is Sign.NEUTRAL
-    assert evidence.reason.endswith("set `canary:` to an API that it serves")
+    assert evidence.reason.endswith("set `canary:` to an API that the unit serves")
 
 
 def test_a_model_s_name_is_part_of_a_path_whatever_it_holds() -> None:

@@ -168,7 +168,7 @@ def test_a_configured_api_is_the_only_one_asked() -> None:
     evidence = fly(context)
     assert [asked.target for asked in context.asked] == [EMBEDDINGS]
     assert evidence.reason == (
-        "nothing proven by POST /v1/embeddings: HTTP 404 ''; set `canary:` to an API that it serves"
+        "nothing is proven by POST /v1/embeddings: HTTP 404 ''; set `canary:` to an API that the unit serves"
     )
 
 
@@ -176,7 +176,7 @@ def test_an_engine_that_wants_a_key_is_told_to_the_operator() -> None:
     """Its health is not known without."""
     evidence = fly(FakePatient(lambda _: reply(401)))
     assert evidence.sign is Sign.NEUTRAL
-    assert evidence.reason.endswith("; set `api_key_file:` to a key that it takes")
+    assert evidence.reason.endswith("; set `api_key_file:` to a key that the unit accepts")
 
 
 def test_the_fallbacks_share_one_timeout() -> None:
@@ -280,7 +280,7 @@ def test_a_unit_that_stays_busy_while_nothing_of_ours_moves_is_stuck(status: int
     context = FakePatient(lambda _: reply(status), rules=RULES, load=SIGHTED, in_flight=8, life_at=99.0)
     evidence = fly(context)
     assert (evidence.sign, evidence.strength) == (Sign.BAD, Strength.STRONG)
-    assert "busy, yet nothing moved for 2.25 s" in evidence.reason
+    assert "busy, but without progress for 2.25 s" in evidence.reason
 
 
 @pytest.mark.parametrize("excuse", ["moves", "nothing of ours", "counts no steps"])

@@ -109,7 +109,7 @@ def test_a_rule_of_ones_own() -> None:
 def test_a_page_without_the_samples_says_nothing_but_takes_a_bad_word_back() -> None:
     looks = Looks(rule="x > 0")
     assert looks("<html>\n") == NOTHING
-    assert looks.reason == "the page has no sample of x; is it the right page, or the rule wrong?"
+    assert looks.reason == "the page has no sample of x; check the URL and the rule"
     assert [looks("x 1"), looks("y 1"), looks("y 1")] == [FIRST, GOOD, NOTHING]
 
 

@@ -157,11 +157,11 @@ def test_garbage_ends_in_an_answer_or_a_trouble(noise: bytes, at: int, lost: int
 @pytest.mark.parametrize(
     ("body", "head", "said"),
     [
-        (b"\0\0\0\0\2\x08\7", HEAD, "its answer is no HealthCheckResponse"),
-        (b"\1\0\0\0\2\x08\1", HEAD, "its answer is no HealthCheckResponse"),
-        (SERVING * 2, HEAD, "its answer is no HealthCheckResponse"),
-        (b"", HEAD, "its answer is no HealthCheckResponse"),
-        (b"<html>", {":status": "404", "content-type": "text/html"}, "HTTP 404, which is no gRPC answer"),
+        (b"\0\0\0\0\2\x08\7", HEAD, "its answer is not a HealthCheckResponse"),
+        (b"\1\0\0\0\2\x08\1", HEAD, "its answer is not a HealthCheckResponse"),
+        (SERVING * 2, HEAD, "its answer is not a HealthCheckResponse"),
+        (b"", HEAD, "its answer is not a HealthCheckResponse"),
+        (b"<html>", {":status": "404", "content-type": "text/html"}, "HTTP 404 is not a gRPC answer"),
     ],
 )
 def test_what_is_no_answer_is_a_trouble(body: bytes, head: dict[str, str], said: str) -> None:
@@ -188,8 +188,8 @@ def test_a_server_that_breaks_off_is_a_trouble() -> None:
         said.append(str(caught.value))
     assert said == [
         "it closed the connection before it answered",
-        "it broke off the call (HTTP/2 error 2)",
-        "it broke off the call (HTTP/2 error 11)",
+        "it reset the call (HTTP/2 error 2)",
+        "it reset the call (HTTP/2 error 11)",
         "its reply is larger than 65536 bytes",
     ]
 

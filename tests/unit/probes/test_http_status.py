@@ -49,8 +49,8 @@ def test_the_status_says_how_the_node_is(status: int, expect: tuple[int, ...], s
 def test_a_redirect_tells_where_it_leads_and_what_to_do() -> None:
     evidence = ask(Reply(302, {"location": "http://elsewhere/\x1b[2J" + "x" * 500}, b""))
     assert evidence.sign is Sign.BAD
-    assert evidence.reason.startswith("HTTP 302 leads to http://elsewhere/?[2Jxx")
-    assert evidence.reason.endswith("and is not followed; name the page that answers itself")
+    assert evidence.reason.startswith("HTTP 302 redirects to http://elsewhere/?[2Jxx")
+    assert evidence.reason.endswith("which is not followed; configure the final URL")
 
 
 def test_a_bad_status_is_fatal_when_it_comes_again() -> None:

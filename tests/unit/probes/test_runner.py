@@ -220,8 +220,7 @@ def test_an_exception_is_one_line_and_neutral_evidence(caplog: pytest.LogCapture
         (Sign.NEUTRAL, "glance")
     }
     assert caplog.records[0].getMessage() == (
-        "probe glance of unit u: the probe itself failed: ZeroDivisionError('by\\nzero'); "
-        "this look is not counted"
+        "probe glance of unit u: the probe failed: ZeroDivisionError('by\\nzero'); this run is not counted"
     )
 
 
@@ -302,7 +301,7 @@ def test_a_probe_that_cannot_say_when_it_looks_next_looks_every_second(
         found = watch(probe, for_s=4.5)
     assert len(found) == len(probe.began) == 5
     assert [record.getMessage() for record in caplog.records] == [
-        "probe glance of unit u: cannot say when it looks next: KeyError('u'); it looks every 1 s"
+        "probe glance of unit u: its schedule failed: KeyError('u'); it runs every 1 s"
     ]
 
 

@@ -71,7 +71,7 @@ def test_the_operator_hears_once_of_one_shortage() -> None:
     assert not any(process.descriptors.has_room(float(now)) for now in range(30))
     assert process.told == [
         "93 of 100 file descriptors are in use: connections without a request are closed for new ones, and "
-        "nobody is accepted while there are none to close"
+        "no client is accepted while there are none to close"
     ]
     assert not process.descriptors.has_room(30.0 + EPISODE_S)
     assert len(process.told) == 2

@@ -156,7 +156,7 @@ def test_where_nobody_listens_nothing_is_said(tmp_path: Path, caplog: pytest.Log
     notify("READY=1", environ={})
     assert caplog.text == ""
     notify("READY=1", environ={"NOTIFY_SOCKET": str(tmp_path / "nobody")})
-    assert "systemd was not told READY=1" in caplog.text
+    assert "systemd could not be notified of READY=1" in caplog.text
 
 
 def test_the_example_of_a_service_reloads_by_handing_over() -> None:

@@ -19,7 +19,7 @@ from cellgate.router.board import Board
 from cellgate.router.nouns import Cell, Evidence, Fleet, Node, Role, Rules, Sign, Strength, Unit
 
 REMEDY = Remedy("audit.jsonl", ("recover", "--now"), after_s=10.0, attempts=2, backoff_s=100.0)
-DONE = RecoveryReport(RecoveryResult.OK, "it ended with 0", "bye")
+DONE = RecoveryReport(RecoveryResult.OK, "it exited with 0", "bye")
 
 
 class Ward:

@@ -73,12 +73,14 @@ def test_log_probabilities_of_completions_are_asked_for_by_zero_as_well() -> Non
 
 @pytest.mark.parametrize("prompt", [[1, 2], ["a", "b"], ["a"], None, 3])
 def test_a_prompt_that_is_not_one_text_may_not(prompt: object) -> None:
-    assert why_ineligible(COMPLETION | {"prompt": prompt}, chat=False) == "its prompt is not one text"
+    assert why_ineligible(COMPLETION | {"prompt": prompt}, chat=False) == "its prompt is not one string"
 
 
 @pytest.mark.parametrize("messages", [None, [], "x", ["x"]])
 def test_messages_that_are_none_may_not(messages: object) -> None:
-    assert why_ineligible(CHAT | {"messages": messages}, chat=True) == "its messages are no list of objects"
+    assert (
+        why_ineligible(CHAT | {"messages": messages}, chat=True) == "its messages are not a list of objects"
+    )
 
 
 def test_what_continues_a_message_of_parts_may_not() -> None:

@@ -158,7 +158,7 @@ def test_what_no_gate_holds_on_to_is_down_and_back_when_one_does() -> None:
     router.hear(4.0)
     router.see(GONE, 5.0)
     assert router.verdict() is Verdict.DOWN
-    assert "not heard of any more" in router.flips[-1].evidence.reason
+    assert "sends no more reports" in router.flips[-1].evidence.reason
     router.hear(6.0)
     assert router.verdict() is Verdict.UP
 

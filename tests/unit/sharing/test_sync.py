@@ -128,7 +128,7 @@ def test_another_gates_down_asks_for_a_canary_and_orders_nothing() -> None:
     case = gate.board.units["u1"].case
     assert case.verdict is Verdict.SUSPECT
     assert case.because is not None
-    assert case.because.reason == "gate g2 holds it to be down: refused"
+    assert case.because.reason == "gate g2 reports it as down: refused"
 
 
 def test_any_other_verdict_and_other_peoples_units_are_nothing_to_judge_by() -> None:

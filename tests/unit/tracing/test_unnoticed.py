@@ -79,8 +79,8 @@ def test_each_change_of_the_collectors_state_is_one_line(
         assert exporter.export(spans(10)) is SpanExportResult.SUCCESS
     lost = "spans are dropped until it does; requests are not affected"
     assert lines == [
-        ("warning", f"tracing: {ENDPOINT} does not take spans (refused, retrying): {lost}"),
-        ("info", f"tracing: {ENDPOINT} takes spans again; at least 60 are lost"),
+        ("warning", f"tracing: {ENDPOINT} does not accept spans (refused, retrying): {lost}"),
+        ("info", f"tracing: {ENDPOINT} accepts spans again; at least 60 were lost"),
     ]
     assert capfd.readouterr() == ("", "")
 
