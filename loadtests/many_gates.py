@@ -172,7 +172,7 @@ def _beats(gate: GateProcess) -> float:
 
 def _heard_at(gate: GateProcess, unit: str, since: float) -> float | None:
     """When a gate took another's word for it that a unit is down."""
-    told = [flip["at"] for flip in gate.flips(since, unit) if "holds it" in flip["line"]]
+    told = [flip["at"] for flip in gate.flips(since, unit) if "reports it as down" in flip["line"]]
     return told[0] if told else None
 
 
