@@ -199,7 +199,7 @@ class Gateway:
         )
 
     def defect(self, what: str, error: Exception) -> None:
-        """Make a defect of the gate's own loud, and count it."""
+        """Log a defect of the gate, and count it."""
         report_defect(self._loop, what, error)
 
     # -- for requests: see request/services.py -------------------------------------------------------------
@@ -217,22 +217,22 @@ class Gateway:
         return self.large_reads.start(request, tell)
 
     def health_checked(self, request: Request, peer: str) -> None:
-        """An own path was asked for: it may be a load balancer's health check that says who it is."""
+        """A path of the gate was requested: it may be the health check of a load balancer."""
         for name, value in request.fields:
             if name == b"x-haproxy-server-state" and self.peers.trusts(peer):
                 about = unit_asked_about(request.path) or GATE
                 self.reports.health_checked(about, value.decode("latin-1"))
 
     def report_lines(self, fields: Fields) -> bytes:
-        """What the ingress is told of the gate with each response, in header lines."""
+        """Header lines of each response that report the load of the gate to the ingress."""
         return self._load_lines.line(fields) + response_line(stopping=self._stopping)
 
     def is_stopping(self) -> bool:
-        """True once the gate has begun to stop, and says so to whoever asks."""
+        """True once the gate has begun to stop; health checks report it."""
         return self._stopping
 
     def is_leaving(self) -> bool:
-        """True once responses close their connections: it stops, or a successor accepts in its place."""
+        """True once responses close their connections: the gate stops, or a successor accepts clients."""
         return self._stopping or self._handed_over
 
     def finished(self, record: Finished) -> None:

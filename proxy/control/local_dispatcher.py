@@ -38,7 +38,7 @@ class LocalDispatcher:
     # -- units for requests --------------------------------------------------------------------------------
 
     def acquire(self, request: PickRequest, waiter: Waiter) -> Lease | Failure | Pending:
-        """A unit, or why there is none. Pending: the waiter is told later, once."""
+        """A lease, or why there is none. Pending: the waiter gets the result later, once."""
         if request.ask.follows is not None:
             bound = self._bound(request)
             if isinstance(bound, Failure):
@@ -61,7 +61,7 @@ class LocalDispatcher:
         return NOT_QUEUED if request.must_wait else self._refused(request, place)
 
     def acquire_other(self, request: PickRequest, _waiter: Waiter) -> Lease | Refusal:
-        """A unit for a request whose unit has answered, but not well: at once, or not at all."""
+        """Another unit for a request whose unit answered with a failure: at once, or not at all."""
         bound = self._bound(request)
         if isinstance(bound, Failure):
             return Refusal.NO_UNIT
@@ -71,7 +71,7 @@ class LocalDispatcher:
         return found
 
     def paid_retries(self) -> int:
-        """How many requests that are in flight, or wait, draw on the retry budget."""
+        """How many requests, in flight or waiting, draw on the retry budget."""
         return self._board.retries_in_flight + self._router.queue.retries
 
     def _bound(self, request: PickRequest) -> PickRequest | Failure:

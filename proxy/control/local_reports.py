@@ -17,27 +17,27 @@ class LocalReports:
         """A request is over. It is counted with one call."""
 
     def retried(self, unit: str) -> None:
-        """A request goes on to another unit because this one failed it."""
+        """A request is retried on another unit because this one failed."""
         self._metrics.retry(unit)
 
     def resumed(self, unit: str, result: ContinuationResult, reason: str = "") -> None:
-        """What became of a stream that `unit` broke."""
+        """The result of a stream that `unit` broke."""
         self._plane.continuations.record(unit, result, reason)
 
     def forged(self) -> None:
-        """A stranger named a unit, or asked why a request goes to one."""
+        """A peer that is not trusted named a unit, or asked for an explanation."""
         self._metrics.forged += 1
 
     def ignored(self) -> None:
-        """A header line of another system made no sense."""
+        """A routing header had an invalid value and was ignored."""
         self._plane.routing.ignored += 1
 
     def health_checked(self, about: str, state: str) -> None:
-        """A load balancer that says who it is has asked."""
+        """A load balancer, known by its user agent, has checked the health of a unit or of the gate."""
         self._plane.balancers.on_check(about, state, self._plane.now())
 
     def restart_suspected(self, state: UnitState) -> None:
-        """A unit has ended a connection out of turn."""
+        """A unit closed a connection unexpectedly."""
         self._plane.suspect_restart(state)
 
     def gate_fault(self, reason: str) -> None:

@@ -174,7 +174,7 @@ class Plane:
         self._publish_now()
 
     def is_stopping(self) -> bool:
-        """True once the gate has begun to stop, and says so to whoever asks."""
+        """True once the gate has begun to stop; health checks report it."""
         return self._stopping
 
     async def close(self) -> None:

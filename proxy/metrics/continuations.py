@@ -37,7 +37,7 @@ class Continuations:
         self._due: dict[str, float] = {}
 
     def record(self, unit: str, result: ContinuationResult, reason: str = "") -> None:
-        """What became of a stream that `unit` broke, and why no more than that."""
+        """The result of a stream that `unit` broke, and why it was not resumed."""
         self._count(unit, result)
         what = result.value.replace("_", " ")
         self._unreported.setdefault(unit, Counter())[f"{what} ({reason})" if reason else what] += 1

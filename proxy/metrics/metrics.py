@@ -100,7 +100,7 @@ class Metrics:
         self.tally(flip.unit).flips[flip.before, flip.after] += 1
 
     def retry(self, unit: str) -> None:
-        """A request goes on to another unit because this one failed it."""
+        """A request is retried on another unit because this one failed."""
         self.tally(unit).retries += 1
 
     def continuation(self, unit: str, result: ContinuationResult) -> None:

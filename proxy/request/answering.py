@@ -26,7 +26,7 @@ _OK = Outcome.OK
 
 
 def judge_head(exchange: Exchange, head: ReplyHead) -> bool:
-    """Whether the reply goes on to the client. Busy and broken units are tried elsewhere first."""
+    """Whether the reply is sent to the client. A busy or failing unit means a retry elsewhere first."""
     attempt, response, gate = exchange.attempt, exchange.response, exchange.gate
     assert attempt is not None
     unit = attempt.lease.unit

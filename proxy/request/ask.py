@@ -1,4 +1,4 @@
-"""From a request to an Ask: the body is parsed once, here, and nowhere else."""
+"""Makes an Ask from a request. The body is parsed once, here and nowhere else."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ LARGE_BYTES = 1 << 20
 _BYTES_PER_TOKEN = 4
 _LOOKED_AT_BYTES = 1 << 20
 _MARKS = b",[{"
-"""One stands before each value that is not the only one: reading takes time and memory by their number."""
+"""One of these precedes each value except the first: parsing takes time and memory in proportion to them."""
 _NO_MARKS = bytes(set(range(256)) - set(_MARKS + b'"'))
 _new = tuple.__new__
-"""What a named tuple's own constructor calls, in a third of the time."""
+"""What the constructor of a named tuple calls, in a third of the time."""
 
 
 def is_large(body: bytes) -> bool:
-    """Whether it is to be read off the loop: all streams would stand still meanwhile."""
+    """Whether it must be parsed in another process, because parsing would block all streams."""
     if len(body) <= LIMITS.json_nodes_on_loop:
         return False
     return len(body) > LIMITS.json_bytes_on_loop or has_more_nodes(body, LIMITS.json_nodes_on_loop)
@@ -37,16 +37,16 @@ def has_more_nodes(body: bytes, limit: int) -> bool:
     """Whether JSON has more than `limit` values, known without parsing it."""
     if _marks(body) <= limit:
         return False
-    # Marks in strings are none: the strings go, once it is known where they end.
+    # Marks inside strings do not count, so strings are removed first.
     bare = body.replace(rb"\\", b"").replace(rb"\"", b"").translate(None, _NO_MARKS)
-    # A value has one key at most, so that there are two strings for each: no need to look at more.
+    # A value has at most one key, so there are at most two strings for each value.
     if bare.count(b'"') > 4 * (limit + 1):
         return True
     return sum(map(len, bare.split(b'"')[::2])) > limit
 
 
 def read_large_ask(body: bytes) -> Ask | Failure:
-    """`read_ask` for a body of any size, off the loop: one with too many values is not even parsed."""
+    """`read_ask` for a body of any size, off the loop. A body with too many values is refused unparsed."""
     if has_more_nodes(body, LIMITS.json_nodes):
         reached("json_nodes")
         return Failure(FailureKind.BAD_JSON, f"the body has more than {LIMITS.json_nodes} values")
@@ -84,7 +84,7 @@ def read_ask(body: bytes) -> Ask | Failure:
         blocks,
         user[: LIMITS.name_chars] if isinstance(user, str) else "",
         "",
-        # Whether it is one that the engine understands is for the engine to say.
+        # The engine checks whether it understands the request.
         priority if isinstance(priority, int) else 0,
         inf,
         stream and not why_ineligible(data, chat="messages" in data),
@@ -107,12 +107,12 @@ def _unreadable(error: orjson.JSONDecodeError) -> Failure:
 
 
 def plain_ask(target: bytes, body: bytes) -> Ask:
-    """The ask of a request that has no JSON to be read; of its body no more than the beginning counts."""
+    """The ask of a request without JSON; only the beginning of its body is used."""
     return Ask(fingerprint=xxh3_64_intdigest(target + b"\0" + body[:_LOOKED_AT_BYTES], len(body)))
 
 
 def stored_ask(path: bytes) -> Ask:
-    """The ask of `/v1/responses/{id}`, and of what is below it: for the unit that made that response."""
+    """The ask of `/v1/responses/{id}` and the paths below it: bound to the unit that made that response."""
     return Ask(unit="", follows=path.split(b"/")[3].decode("latin-1"))
 
 

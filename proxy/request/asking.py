@@ -1,4 +1,4 @@
-"""How a unit is asked for an answer, or to go on with one that another broke. Actions of the table."""
+"""Sends a request to a unit, or asks it to resume a stream that another one broke. Actions of the table."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HOLDING, PROVING = ExchangeState.HOLDING, ExchangeState.PROVING
 
 
 def grant(exchange: Exchange, lease: Lease) -> None:
-    """There is a unit: ask it."""
+    """A unit was found: send it the request."""
     response = exchange.response
     for observer in response.observers:
         observer.attempted(lease, response.attempts)
@@ -30,11 +30,11 @@ def grant(exchange: Exchange, lease: Lease) -> None:
 
 
 def begin(exchange: Exchange, lease: Lease, *, fresh: bool) -> None:
-    """Ask the unit, on a new connection if `fresh`."""
+    """Send the request to the unit, on a new connection if `fresh`."""
     exchange.attempt = attempt = Attempt(exchange, exchange.gate.dispatcher, exchange.response, lease)
     exchange.selection.given = None
     lease.on_evict = exchange.evicted
-    # A kept connection may turn out to be stale and need a second try, which not every path may have.
+    # A kept connection may be stale and need a second try, which not every path allows.
     fresh = fresh or exchange.route.kind is UNLISTED
     if exchange.continuation is None:
         exchange.state = HOLDING
@@ -47,7 +47,7 @@ def begin(exchange: Exchange, lease: Lease, *, fresh: bool) -> None:
 
 
 def resume(exchange: Exchange, body: bytes, replay: ReplayBuffer, stitch: Stitch) -> None:
-    """The unit has proven that it can go on: it is sent `body`."""
+    """The unit has proven that it can resume the stream: send it `body`."""
     attempt = exchange.in_flight()
     exchange.state = ExchangeState.RESUMED
     attempt.go_on(replay, stitch)

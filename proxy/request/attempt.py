@@ -1,13 +1,13 @@
-"""One attempt on one unit: sends it the request, holds its answer, feeds the response from the commit on.
+"""One attempt on one unit: sends the request, holds the answer, feeds the response from the commit on.
 
 It owns its lease and its connection. Rules:
 1. Nothing is shown before the commit: the first complete event that carries data, or the head of a plain
    body. Engines answer 200 before prefill, so the head of a stream proves nothing and is held until then.
-2. Bytes go on raw only from one point to another where both an HTTP chunk and an SSE event end: an announced
-   chunk size cannot be taken back. Any other read is framed anew, up to its last complete event; a tail of
-   more than 16 KiB goes on unfinished, but where it is rewritten.
-3. An error that an engine reports in its stream is never shown: it is a failure of the attempt, as a
-   connection that breaks is.
+2. Bytes are passed on raw only between two points where both an HTTP chunk and an SSE event end, because an
+   announced chunk size cannot be taken back. Any other read is framed again, up to its last complete event;
+   an incomplete event above 16 KiB is passed on, unless it must be rewritten.
+3. An error that an engine reports in its stream is never shown: it is a failure of the attempt, like a
+   broken connection.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from cellgate.router.unit_state import Lease
 
 
 class Owner(Protocol):
-    """The exchange that an attempt is of."""
+    """The exchange that an attempt belongs to."""
 
     def accepts(self, head: ReplyHead) -> bool:
-        """Whether this reply goes on to the client; False: the owner has turned elsewhere."""
+        """Whether this reply is sent to the client; False: the owner has moved to another unit."""
 
     def crashed(self, error: Exception) -> None: ...
     def committed(self, first: bytes, at: float) -> None: ...
@@ -42,7 +42,7 @@ class Owner(Protocol):
 
 
 class Attempt:
-    """The attempt that `lease` allows, of one that is given back to `dispatcher`. Takes its connection."""
+    """The attempt that `lease` allows. The lease is released to `dispatcher`."""
 
     __slots__ = (
         "_conn",
@@ -87,7 +87,7 @@ class Attempt:
         pool.take(self, fresh=fresh)
 
     def on_connected(self, conn: UnitConnection) -> None:
-        """The pool's answer: send the request."""
+        """The pool gives a connection: send the request."""
         self._conn = conn
         head, body, to_head = self._request
         conn.send(head, body, self, to_head=to_head)
@@ -95,7 +95,7 @@ class Attempt:
             conn.pause()
 
     def on_failed(self, failure: Failure) -> None:
-        """The connection did not come about, or is gone; or the gate itself failed, at whatever point."""
+        """There is no connection, or it is lost; or the gate itself failed, at any point."""
         is_ours = failure.kind is FailureKind.INTERNAL
         if not is_ours:
             self._conn = None
@@ -125,7 +125,7 @@ class Attempt:
             self._conn.resume()
 
     def go_on(self, replay: ReplayBuffer, stitch: Stitch) -> None:
-        """The unit goes on for another, of which `replay` was shown; `stitch` makes one stream of both."""
+        """The unit resumes a stream of which `replay` was shown; `stitch` joins both parts."""
         self._response.replay = replay
         self._passage.stitch = stitch
 
@@ -140,18 +140,18 @@ class Attempt:
         response.promised = None
 
     def let_go(self, outcome: Outcome) -> None:
-        """End it: its connection, then its lease."""
+        """End it: close its connection, then release its lease."""
         self.abandon()
         self.release(outcome)
 
     def lose(self, failure: Failure, *, judged: bool) -> None:
-        """It has failed: end it, and hold it against the unit, if that can be `judged` by such requests."""
+        """It has failed: end it and report the failure. `judged`: such requests count as evidence."""
         self._record(failure)
         self.let_go(failure.kind.row.outcome)
         self._answer_for(failure, judged=judged)
 
     def blame(self, failure: Failure, *, judged: bool) -> None:
-        """Hold against the unit what it has answered."""
+        """Report the unit's answer as a failure."""
         self._record(failure)
         self._answer_for(failure, judged=judged)
 
@@ -160,7 +160,7 @@ class Attempt:
             observer.failing(failure.kind.value)
 
     def _answer_for(self, failure: Failure, *, judged: bool) -> None:
-        """Have the unit answer for it."""
+        """Report the failure to the control plane."""
         self._dispatcher.blame(self.lease, failure, self._response.events, self.events, judged=judged)
 
     # -- from the unit -------------------------------------------------------------------------------------
@@ -222,13 +222,13 @@ class Attempt:
         response.commit(lease.unit_state, lease.first_at, body)
         self._owner.committed(body, lease.first_at)
         if body.endswith(b"\n\n") and self._passage.stitch is None and not conn.reply.ended:
-            # All of it was looked at already, or it is plain.
+            # It was checked already, or it is not a stream.
             self._show(data, body, None, conn)
         else:
             self._reframe(data, body, conn)
 
     def _reframe(self, data: bytes, body: bytes, conn: UnitConnection) -> None:
-        """Show what is complete of `body`, in a chunk of our own, and end as the unit does."""
+        """Send the complete part of `body` in a chunk of our own, and end the response if the unit does."""
         response, passage, failure = self._response, self._passage, None
         if response.is_events:
             body, failure = passage.feed(body, ended=conn.reply.ended)
@@ -236,12 +236,12 @@ class Attempt:
         self._show(data, body, failure, conn)
 
     def _show(self, data: bytes, body: bytes, failure: Failure | None, conn: UnitConnection) -> None:
-        """Show `body`, the complete part of a read, and what follows it: `failure`, or how the unit ends."""
+        """Send `body`, the complete part of a read; then `failure`, or the end of the unit's reply."""
         response, passage = self._response, self._passage
         stitch = passage.stitch
         ended = conn.reply.ended or (stitch is not None and stitch.is_over)
         may_pass_raw = response.passes_raw and stitch is None and passage.is_empty and not ended
-        # Behind a chunk there may be a part of the next one's size: then a read does not end whole.
+        # A part of the next chunk's size may follow a chunk: then the read does not end with a chunk.
         conn.raw = response if may_pass_raw and conn.reply.clean and data.endswith(EVENT_ENDS) else None
         if not response.show(body, ended=ended and failure is None):
             failure = Failure(FailureKind.TRUNCATED, "it ended its stream before the answer was complete")

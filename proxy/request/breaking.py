@@ -1,4 +1,4 @@
-"""What follows when a unit fails: another try, another unit, a resumed stream. Actions of the table."""
+"""What follows when a unit fails: a retry, another unit, a resumed stream. Actions of the table."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _IN_THE_MIDDLE = (FailureKind.CUT, FailureKind.STREAM_ERROR, FailureKind.NOT_CON
 
 
 def try_again(exchange: Exchange, failure: Failure) -> None:
-    """The unit has failed and shown nothing: another one is asked, if the rules allow it."""
+    """The unit failed before the commit: retry on another one, if the rules allow it."""
     lease = exchange.in_flight().lease
     if failure.kind is FailureKind.STALE_CONNECTION:
         if not exchange.was_stale:
@@ -42,17 +42,17 @@ def try_again(exchange: Exchange, failure: Failure) -> None:
 
 
 def _connect_anew(exchange: Exchange, lease: Lease) -> None:
-    """The unit had closed the connection before it saw the request: once more, on a fresh one."""
+    """The unit had closed the connection before it got the request: try once more on a new one."""
     if not lease.unit_state.is_restart_suspected() or exchange.route.kind is UNLISTED:
         begin(exchange, lease, fresh=True)
         return
-    # It may have started anew: until it has shown life, nothing goes there.
+    # It may have restarted: it gets no requests until it has shown progress.
     exchange.let_go(Outcome.EVICTED)
     find_unit(exchange, moved=True)
 
 
 def move(exchange: Exchange) -> None:
-    """The unit went DOWN before it showed anything: the request moves."""
+    """The unit went DOWN before the commit: the request moves to another unit."""
     unit = exchange.in_flight().lease.unit
     failure = Failure(
         FailureKind.EVICTED,
@@ -67,13 +67,13 @@ def move(exchange: Exchange) -> None:
 
 
 def break_stream(exchange: Exchange, failure: Failure) -> None:
-    """The unit has broken what it had begun: another one goes on with it, or this is the end."""
+    """The unit broke its answer: another unit resumes it, or the response ends with an error."""
     lease, selection = exchange.in_flight().lease, exchange.selection
     if failure.kind not in _IN_THE_MIDDLE:
         failure = Failure(FailureKind.TRUNCATED, failure.message)
     exchange.lose(failure)
     told = as_told(failure, lease.unit, committed=True)
-    # If it does not go on, this ends it.
+    # If it is not resumed, the next call ends it.
     exchange.state = ExchangeState.OVER
     if _continuation(exchange).broke(lease.unit, selection.ask, told):
         selection.ask = selection.ask._replace(deadline_at=inf)
@@ -82,14 +82,14 @@ def break_stream(exchange: Exchange, failure: Failure) -> None:
 
 
 def conclude(exchange: Exchange, events: bytes) -> None:
-    """The unit has helped to tell how the stream ends."""
+    """The text is complete, and the unit has provided what the last events need."""
     exchange.let_go(Outcome.OK)
     exchange.state = ExchangeState.OVER
     _continuation(exchange).conclude(events)
 
 
 def give_up(exchange: Exchange, reason: str) -> None:
-    """The unit cannot go on with the stream, and no other could."""
+    """The unit cannot resume the stream, and neither could any other."""
     failure = exchange.selection.failure
     assert failure is not None
     exchange.let_go(Outcome.GATE_ERROR)
@@ -98,7 +98,7 @@ def give_up(exchange: Exchange, reason: str) -> None:
 
 
 def _continuation(exchange: Exchange) -> Continuation:
-    """What becomes of the stream, from its first break on."""
+    """The continuation of the stream, created at its first break."""
     if exchange.continuation is None:
         exchange.continuation = Continuation(exchange.gate, exchange.request, exchange.response)
     return exchange.continuation

@@ -1,4 +1,4 @@
-"""When the time of a request is up, and what is shown meanwhile. Actions of the table."""
+"""Timeouts of a request, and what its client gets while it waits. Actions of the table."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 RELAYING, PROVING = ExchangeState.RELAYING, ExchangeState.PROVING
 
 _PROOF_S = 30.0
-"""A unit may take so long to say whether it can go on with a stream."""
+"""The timeout of a unit's proof that it can resume a stream."""
 _SILENT_S = 1.0
-"""A stream on a unit that went DOWN is given up once it has been stalled for so long: a unit that closes its
-listener to shut down in good order goes on with the streams it has."""
+"""A stream on a unit that went DOWN is given up once it has stalled for this long: a unit that closes its
+listener for a graceful shutdown continues its streams."""
 _LOST_S = 30.0
-"""A stream that has been stalled for so long while its unit worked on others has most likely been forgotten.
-A unit that had only set it aside loses some work, and the client nothing."""
+"""A stream that has stalled for this long, while its unit worked on others, was most likely forgotten. If it
+was only preempted, the unit has lost some work and the client nothing."""
 _LIVELY_S = 1.0
 
 
@@ -34,7 +34,7 @@ def tick(exchange: Exchange, now: float) -> None:
     if attempt is not None:
         if response.paused:
             if now - response.last_at > timeouts.answer_s:
-                # It has read nothing for so long, and would hold its unit's place for ever.
+                # The client reads nothing, and would occupy its unit for ever.
                 exchange.client.cut()
             return
         if exchange.state is RELAYING:
@@ -51,7 +51,7 @@ def tick(exchange: Exchange, now: float) -> None:
 
 
 def _overdue(state: ExchangeState, lease: Lease, now: float, answer_s: float) -> Failure | None:
-    """The failure of an attempt that has shown nothing for too long; None while it has time."""
+    """The failure of an attempt that has sent no answer for too long; None while it has time."""
     open_s = now - lease.opened_at
     if open_s > answer_s:
         return Failure(
@@ -64,7 +64,7 @@ def _overdue(state: ExchangeState, lease: Lease, now: float, answer_s: float) ->
 
 
 def _silence(exchange: Exchange, lease: Lease, now: float) -> Failure | None:
-    """The failure that the stall of a stream amounts to, if it does."""
+    """The failure of a stream that has stalled for too long; None while it has time."""
     unit, silent_s = lease.unit, now - exchange.response.last_at
     if lease.evicted and silent_s > _SILENT_S:
         return Failure(FailureKind.CUT, f"unit {unit} went down in the middle of its answer")
@@ -80,7 +80,7 @@ def _silence(exchange: Exchange, lease: Lease, now: float) -> Failure | None:
 
 
 def _is_lost(exchange: Exchange, lease: Lease, silent_s: float, now: float) -> bool:
-    """Whether the unit has forgotten this stream, and another one can go on with it."""
+    """Whether the unit has forgotten this stream, and another one can resume it."""
     gate, response, selection = exchange.gate, exchange.response, exchange.selection
     limit_s = max(_LOST_S, 4.0 * stall_limit_s(lease.unit_state, gate.board.rules))
     if silent_s < limit_s or now - lease.unit_state.life_at > _LIVELY_S:

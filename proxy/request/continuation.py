@@ -1,7 +1,8 @@
-"""What becomes of a stream that its unit breaks: another one goes on with it, or its client is told why not.
+"""What follows when a unit breaks a stream: another unit resumes it, or the client gets an error with the
+reason.
 
-The exchange has the attempts and their leases; here stands whether a stream can go on, and what came of it.
-When it counts as broken stands in clocks.py, how another unit is asked in resumption.py.
+The exchange has the attempts and their leases. This module decides whether a stream can be resumed, and
+records the result. clocks.py decides when a stream counts as broken; resumption.py asks another unit.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ _ROUTES = ("chat", "completions")
 
 
 def is_kept(route: str, ask: Ask) -> bool:
-    """Whether something of the answer is kept: all of it where another unit could go on, else its end."""
+    """Whether the answer is kept: all of it where another unit could resume it, else its end."""
     return ask.stream and route in _ROUTES
 
 
 def why_not(gate: Services, request: Request, ask: Ask) -> str:
-    """Why a stream is not to be continued, whatever its body and its events say; empty when it may be."""
+    """Why a stream must not be resumed, apart from its body and its events; empty when it may be."""
     switched_off = gate.settings.no_continuation
     if switched_off and ("*" in switched_off or ask.model in switched_off):
         return "the configuration forbids it (no_continuation)"
@@ -41,7 +42,7 @@ def why_not(gate: Services, request: Request, ask: Ask) -> str:
 
 
 def find_way(gate: Services, request: Request, ask: Ask, response: Response) -> Resumption | str:
-    """How another unit would go on with the stream, or why none can."""
+    """How another unit would resume the stream, or why none can."""
     if response.route not in _ROUTES:
         return "only streams of chat and completions can be"
     if reason := why_not(gate, request, ask):
@@ -55,7 +56,9 @@ def find_way(gate: Services, request: Request, ask: Ask, response: Response) -> 
 
 
 class Continuation:
-    """Of one stream, from its first break on. What ends the response here says so; leases are not touched."""
+    """The continuation of one stream, from its first break on. It may end the response; it never touches
+    leases.
+    """
 
     __slots__ = ("_broken", "_gate", "_request", "_response", "_resumption")
 
@@ -65,18 +68,18 @@ class Continuation:
         self._response = response
         self._resumption: Resumption | None = None
         self._broken = ""
-        """The unit that broke it, as long as it is not known what came of that."""
+        """The unit that broke it, until the result is known."""
 
     @property
     def is_proving(self) -> bool:
-        """Whether a unit is being asked if it can go on."""
+        """Whether a unit is being asked for a proof."""
         return self._resumption is not None and self._resumption.is_proving
 
     def broke(self, unit: str, ask: Ask, failure: Failure) -> bool:
-        """Whether another unit is to go on where `unit` failed. If not, the response has ended here."""
+        """Whether another unit is to resume the stream that `unit` broke. If not, the response has ended."""
         response = self._response
         if failure.kind is not FailureKind.NOT_CONTINUED:
-            # What an earlier one had broken did go on, until now.
+            # The previous break was resumed, until now.
             self.record_result(ContinuationResult.CONTINUED)
             response.record_break(unit)
         if not ask.stream:
@@ -84,7 +87,7 @@ class Continuation:
             return False
         self._broken = self._broken or unit
         if response.replay is not None and response.replay.read().is_done:
-            # Whatever it was: nothing of the answer is missing.
+            # Nothing of the answer is missing, so the failure does not matter.
             self.conclude(b"")
             return False
         way = self._resumption or find_way(self._gate, self._request, ask, response)
@@ -99,7 +102,7 @@ class Continuation:
         return False
 
     def begin(self, owner: Resuming, state: UnitState, head: MakeHead, *, fresh: bool) -> None:
-        """Ask a unit to go on; `owner` is told what came of it."""
+        """Ask a unit to resume the stream; `owner` gets the result."""
         assert self._resumption is not None
         self._resumption.begin(owner, self._gate.pool(state), state.engine, head, fresh=fresh)
 
@@ -111,25 +114,25 @@ class Continuation:
     # -- how it ends ---------------------------------------------------------------------------------------
 
     def record_result(self, result: ContinuationResult, reason: str = "") -> None:
-        """What came of the last break, if there is one of which that is open."""
+        """Record the result of the last break, if it is not known yet."""
         if self._broken:
             self._gate.reports.resumed(self._broken, result, reason)
             self._response.record_result(result)
             self._broken = ""
 
     def conclude(self, events: bytes) -> None:
-        """The end: all had been said but these last events."""
+        """End the response: only these last events were missing."""
         self.record_result(ContinuationResult.COMPLETED)
         self._response.conclude(events)
 
     def give_up(self, failure: Failure, result: ContinuationResult, reason: str = "") -> None:
-        """The end: nobody goes on with it."""
+        """End the response with an error: the stream is not resumed."""
         self.record_result(result, reason)
         message = failure.message + (f"; it could not be continued: {reason}" if reason else "")
         self._response.break_off(Failure(failure.kind, message))
 
     def no_unit(self, failure: Failure) -> None:
-        """The end: no other unit could take it."""
+        """End the response with an error: no other unit could take it."""
         self.record_result(ContinuationResult.NO_UNIT)
         is_final = failure.kind.row.is_final
         self.give_up(failure, ContinuationResult.NO_UNIT, "" if is_final else "no other unit could take it")

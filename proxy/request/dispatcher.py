@@ -2,9 +2,9 @@
 
 The data plane has clients and connections and takes no decision about units; the control plane decides and
 has no client. In one process the port is a call (control/local_dispatcher.py), at a worker it is a socket
-(workers/remote_dispatcher.py); an exchange cannot tell which. Rules:
-1. A lease that was given is released exactly once, by who got it.
-2. Whoever waits gets one result, unless it cancels; a lease that came meanwhile is then given back.
+(workers/remote_dispatcher.py); the exchange sees no difference. Rules:
+1. A lease is released exactly once, by the exchange that got it.
+2. A waiter gets exactly one result, unless it cancels; a lease that was found meanwhile is then given back.
 """
 
 from __future__ import annotations
@@ -21,41 +21,41 @@ class PickRequest(NamedTuple):
     """Everything that decides which unit a request goes to. The fields combine freely."""
 
     ask: Ask
-    """For the unit "": for the one that made the response the ask follows."""
+    """Its unit may be "": the unit that made the response which the ask follows."""
     size: int
-    """Bytes of the body, which the queue bounds."""
+    """Bytes of the body: the queue has a limit of bytes."""
     tried: tuple[str, ...] = ()
-    """Units that get it no more."""
+    """Units that must not get it again."""
     moved: bool = False
-    """It has lost its unit through no fault of its own."""
+    """It lost its unit through no fault of its own."""
     draws: bool = False
     """It draws on the retry budget."""
     must_wait: bool = False
-    """Its unit has turned it away just now: it goes to the queue, even if a unit seems to have room."""
+    """Its unit has just refused it as full: it must wait in the queue, even if a unit seems to have room."""
     has_failure: bool = False
-    """It has a failure to show already: why there is no other unit need not be told, nor counted."""
+    """It already has a failure for its client: a refusal is neither explained nor counted."""
     units: tuple[str | None, ...] | None = None
-    """The units that it was placed on, in this order; None among them: any. None: it was not placed."""
+    """The units that the client named, in this order; None among them means any. None: no unit was named."""
     explain_since: float = 0.0
-    """When a request was received that asks why it goes where it goes; 0: it does not ask."""
+    """When the request was received, if it wants an explanation of the choice; else 0."""
 
 
 NOT_QUEUED = Failure(FailureKind.FULL, "the queue takes no request back")
-"""The result of `acquire` for a request that must wait and may not. It is not counted: whoever asked has the
-unit's own words.
+"""The result of `acquire` for a request that must wait, but cannot be queued. It is not counted, because the
+client gets the unit's own answer.
 """
 FAILED_ALREADY = Failure(FailureKind.NO_UNIT, "it has a failure to show, and that is shown")
 """The result for a request that has a failure, when there is no unit for it."""
 
 
 class Waiter(Protocol):
-    """Who waits for a unit: the exchange, or what stands for it in the control process."""
+    """A waiter for a unit: the exchange, or its representative in the control process."""
 
     def on_result(self, found: Lease | Failure) -> None:
         """What came of waiting."""
 
     def crashed(self, error: Exception) -> None:
-        """To tell it has failed, here or there; `cancel` gives back what was found. Never raises."""
+        """Passing the result on has failed; `cancel` gives back what was found. Never raises."""
 
 
 class Pending(Protocol):
@@ -63,41 +63,41 @@ class Pending(Protocol):
 
     @property
     def queued_at(self) -> float | None:
-        """Since when it has a place in the queue; None: as far as can be seen, it has none."""
+        """Since when it has been queued; None: not queued, as far as this process knows."""
 
     def cancel(self) -> None:
-        """Wait no more. A lease that has come and was not taken is given back."""
+        """Stop waiting. A lease that was found and not taken is given back."""
 
 
 class Dispatcher(Protocol):
     """The control plane as the data plane sees it."""
 
     def acquire(self, request: PickRequest, waiter: Waiter) -> Lease | Failure | Pending:
-        """A unit, or why there is none. Pending: the waiter is told later, once."""
+        """A lease, or why there is none. Pending: the waiter gets the result later, once."""
 
     def acquire_other(self, request: PickRequest, waiter: Waiter) -> Lease | Refusal | Pending:
-        """A unit for a request whose unit has answered, but not well: at once, or not at all.
+        """Another unit for a request whose unit answered with a failure: at once, or not at all.
 
-        Pending: there seems to be one, and the waiter is told later.
+        Pending: there seems to be one, and the waiter gets it later.
         """
 
     def paid_retries(self) -> int:
-        """How many requests that are in flight, or wait, draw on the retry budget."""
+        """How many requests, in flight or waiting, draw on the retry budget."""
 
     def committed(self, lease: Lease, *, resumed: bool = False, response_id: str = "") -> None:
-        """Something is about to be shown to the client: of a stream that this unit goes on with (`resumed`),
-        or of a response that is stored there.
+        """The attempt commits. `resumed`: the unit resumes a stream; `response_id`: of a response stored at
+        the unit.
         """
 
     def completed(self, lease: Lease, events: int, usage: Usage | None) -> None:
-        """A generation has ended well, after so many events."""
+        """A generation ended without a failure, after `events` events."""
 
     def released(self, lease: Lease, outcome: Outcome) -> None:
         """The attempt is over."""
 
     def blame(self, lease: Lease, failure: Failure, tokens: int, shown: int, *, judged: bool = True) -> None:
-        """The attempt has failed. `tokens`: shown to its client in all; `shown`: of these by this unit.
+        """The attempt failed. `tokens`: sent to its client in all; `shown`: of these by this unit.
 
-        `judged`: the unit can be held to answer such requests; if not, no more is learnt than that it may
-        have died of this one.
+        `judged`: the failure counts as evidence against the unit; if not, only the containment of poison uses
+        it.
         """

@@ -1,4 +1,4 @@
-"""How an exchange ends early: the client leaves, or the gate itself fails. Actions of the table."""
+"""Early ends of an exchange: the client leaves, or the gate itself fails. Actions of the table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def leave(exchange: Exchange) -> None:
-    """The client is gone: its unit must stop working for it at once."""
+    """The client has left: its unit must stop working for it at once."""
     exchange.selection.cancel()
     if exchange.stop_reading is not None:
         exchange.stop_reading()
@@ -31,7 +31,7 @@ def leave(exchange: Exchange) -> None:
 
 
 def collapse(exchange: Exchange, _failure: object = None) -> None:
-    """A callback has failed: the end, in whatever state that left the exchange."""
+    """A callback has failed: end the exchange, whatever its state."""
     exchange.state = ExchangeState.OVER
     for step in _endings(exchange):
         try:
@@ -41,7 +41,7 @@ def collapse(exchange: Exchange, _failure: object = None) -> None:
 
 
 def _endings(exchange: Exchange) -> Iterator[Callable[[], object]]:
-    """Give everything back and tell the client: step by step, for any of them may fail as well."""
+    """The steps that release everything and answer the client. Each of them may fail as well."""
     attempt, continuation = exchange.attempt, exchange.continuation
     yield exchange.selection.cancel
     if exchange.stop_reading is not None:

@@ -1,13 +1,13 @@
 """One request's life: from a whole request to the end of its response.
 
-It is a machine of synchronous callbacks, so that no cancellation can come between two of its steps: what
-happens to it are events, and what is done about each, in which state, stands in the table (request/table.py).
-It has no policy of its own: what a path is stands in routes.py, which unit it gets says the dispatcher, what
-a failure means failure.py, how a broken stream ends continuation.py. Rules:
+It is a state machine of synchronous callbacks, so that no cancellation can come between two of its steps. The
+table (request/table.py) says what each event does in each state. Policy is elsewhere: routes.py has the kinds
+of paths, the dispatcher chooses units, failure.py has the meaning of failures, continuation.py the end of
+broken streams. Rules:
 1. Each lease is released exactly once, before anything else follows from its end.
-2. No exception leaves it: whoever calls it does so `guarded` (see defects.py), and then `crashed` is its end.
-3. Once something was shown to the client (`lease.committed`), the request is not sent again: another unit
-   goes on where the text ends, or the client is told that it was broken off.
+2. No exception leaves it: callers use `guarded` (see defects.py), and `crashed` then ends the exchange.
+3. After the commit (`lease.committed`) the request is not sent again: another unit resumes the stream where
+   the text ends, or the client gets an error.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ FAILED, EVICTED, PROVEN, CONCLUDED, UNPROVEN, LEFT, CRASHED, TICKED = tuple(Exch
 class Exchange:
     """Answers one request of one client. `state` is where it is in the `table`.
 
-    `attempt` is the one in flight, `continuation` what becomes of its stream since that broke, `was_stale`
-    whether a kept connection was; `stop_reading` ends the reading of its body.
+    `attempt` is the one in flight, `continuation` exists after a break of its stream, `was_stale` says
+    whether a kept connection was stale; `stop_reading` stops the parsing of its body.
     """
 
     __slots__ = (
@@ -96,23 +96,25 @@ class Exchange:
         self.resolve(self.selection.take(found))
 
     def resolve(self, found: Lease | Failure) -> None:
-        """There is a unit, or none."""
+        """A unit was found, or none."""
         self.table[self.state, GRANTED if isinstance(found, Lease) else REFUSED].action(self, found)
 
     def accepts(self, head: ReplyHead) -> bool:
-        """Whether a unit's reply goes on to the client. Busy and broken units are tried elsewhere first."""
+        """Whether a unit's reply is sent to the client. A busy or failing unit means a retry elsewhere
+        first.
+        """
         accepts: bool = self.table[self.state, REPLIED].action(self, head)
         return accepts
 
     def committed(self, first: bytes, at: float) -> None:
-        """`first` is the beginning of what is about to be shown."""
+        """The attempt commits; `first` is the beginning of what the client gets."""
         self.table[self.state, COMMITTED].action(self, first, at)
 
     def done(self) -> None:
         self.table[self.state, DONE].action(self)
 
     def failed(self, failure: Failure) -> None:
-        """The attempt is over without a whole reply; or the gate itself has failed, and has said so."""
+        """The attempt ended without a whole reply; or the gate itself failed, and has logged it."""
         event = CRASHED if failure.kind is FailureKind.INTERNAL else FAILED
         self.table[self.state, event].action(self, failure)
 
@@ -140,7 +142,7 @@ class Exchange:
         self.table[self.state, TICKED].action(self, now)
 
     def client_paused(self, paused: bool) -> None:
-        """The client reads slower than its unit writes. This is of no state, and changes none."""
+        """The client reads slower than its unit writes, or reads again. This does not change the state."""
         self.response.pause(paused=paused)
         if self.attempt is not None:
             self.attempt.pause(paused=paused)
@@ -158,14 +160,14 @@ class Exchange:
         self.attempt = None
 
     def let_go(self, outcome: Outcome) -> None:
-        """End it: its connection, then its lease."""
+        """End it: close its connection, then release its lease."""
         if self.continuation is not None:
             self.continuation.abandon()
         self.in_flight().let_go(outcome)
         self.attempt = None
 
     def lose(self, failure: Failure) -> None:
-        """End it, through a fault of its unit's."""
+        """End it because of a fault of its unit."""
         if self.continuation is not None:
             self.continuation.abandon()
         self.in_flight().lose(failure, judged=self.route.kind is not UNLISTED)

@@ -1,4 +1,4 @@
-"""The head of a request as a unit gets it: in the name of the client, with the gate's own lines. Pure."""
+"""The head of a request as a unit gets it: the client's lines and the gate's own. Pure."""
 
 from __future__ import annotations
 

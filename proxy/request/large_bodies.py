@@ -1,8 +1,9 @@
-"""Large bodies are read in a process of their own: a thread would hold the interpreter's lock meanwhile.
+"""Large bodies are parsed in another process: a thread would hold the interpreter's lock meanwhile.
 
-1. One body at a time, smaller ones first. Those that wait are bounded, and one whose client leaves is out.
-2. What the process cannot read, or dies of, is refused and not read here. The next body finds a new process.
-3. Whoever stops waiting for a body that is being read is held until it is: its memory is in use.
+1. One body at a time, smaller ones first. The number that waits is limited; a body whose client leaves is
+   dropped.
+2. A body that the process cannot parse, or dies of, is refused. The next body gets a new process.
+3. A request that stops waiting while its body is being parsed is kept until then: its memory is in use.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.router.nouns import Ask
 
 STUCK_S = 30.0
-"""A process that takes so long is not at work: what it may work is bounded by its CPU time."""
+"""A process that takes this long is blocked: its CPU time is limited to less."""
 _S_EACH_BYTE = 1e-7
-"""A body waits behind those that are smaller, as long as they came less than this per byte later."""
+"""A smaller body goes first, if it came later by less than this for each byte that it is smaller."""
 _COMMAND = (sys.executable, "-c", "from cellgate.proxy.request.large_body_reader import main; main()")
 
 _Turn = tuple[float, int, "asyncio.Future[None]"]
@@ -79,7 +80,7 @@ class LargeBodies:
                 self._waiting.remove(turn)
                 heapq.heapify(self._waiting)
             elif not turn[2].cancelled():
-                # It was its turn, in just that moment.
+                # Its turn came at this very moment.
                 self._next()
             raise
 

@@ -1,9 +1,9 @@
-"""The process that reads large bodies for a gate: bodies in on stdin, what they ask for out on stdout.
+"""The process that parses large bodies for a gate: bodies in on stdin, asks out on stdout.
 
-1. Each body has so much CPU time and so much memory. Out of memory is an answer; out of time, the kernel ends
-   the process, for the parser cannot be interrupted otherwise.
-2. After a body that leaves much memory behind the process ends, and says so with its answer.
-3. It ends with the gate: there is nobody left who writes to it.
+1. Each body has a limit of CPU time and of memory. Out of memory is answered; out of time, the kernel ends
+   the process, because the parser cannot be interrupted otherwise.
+   2. After a body that leaves much memory allocated the process ends, and announces that in its answer.
+   3. It ends when the gate ends, because its stdin is closed then.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.router.nouns import Ask
 
 LENGTH_BYTES = 8
-"""Each message is its length, big-endian, and then so many bytes."""
+"""Each message is its length, big-endian, followed by that many bytes."""
 _BYTES_EACH = 16
 """Memory for each byte of a body, beside the constant: a character of a text may take four, twice."""
 _KEPT_BYTES = 128 << 20
@@ -30,7 +30,7 @@ _NICE = 5
 
 
 class ReadResult(NamedTuple):
-    """What is answered: what the body asks for, or is refused for; or `trouble`, an exception of our own.
+    """The answer: the ask of the body or its failure; or `trouble`, a defect of this process.
 
     `reached` are the limits that took effect, `ends` says that the process has now ended.
     """
@@ -44,7 +44,7 @@ class ReadResult(NamedTuple):
 def main() -> None:
     """Read bodies until there are no more."""
     for each in (signal.SIGINT, signal.SIGTERM):
-        # They may be sent to all processes of a service, and are for the gate.
+        # These signals may be sent to all processes of a service, but are meant for the gate.
         signal.signal(each, signal.SIG_IGN)
     os.nice(_NICE)
     return_large_blocks()
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def read(bodies: BinaryIO, length: int) -> ReadResult:
-    """Read the next body, of so many bytes."""
+    """Read the next body, of `length` bytes."""
     before, trouble, ends = dict(REACHED), "", False
     ask: Ask | Failure | None = None
     try:
@@ -77,10 +77,10 @@ def read(bodies: BinaryIO, length: int) -> ReadResult:
 
 
 def _bound(length: int) -> None:
-    """What reading the next body may take."""
+    """Set the limits of CPU time and memory for the next body."""
     size, (_, hard) = LIMITS.large_body_memory + _BYTES_EACH * length, resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (size if hard < 0 else min(size, hard), hard))
-    # It counts CPU time only, and so nothing while the next body is waited for.
+    # It counts CPU time only, so waiting for the next body does not count.
     signal.setitimer(signal.ITIMER_PROF, LIMITS.large_body_cpu_s)
 
 

@@ -1,4 +1,4 @@
-"""Large bodies that are being read off the loop, each for a request that waits for it."""
+"""Large bodies that are being parsed off the loop, each for a request that waits for it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class LargeReads:
     def start(self, request: Request, tell: Callable[[Ask | Failure], None]) -> Callable[[], None]:
         """Read the body of a request, then `tell`, in any case. What is returned stops that.
 
-        The memory the body has reserved is given back once nobody reads it any more.
+        The memory that the body has reserved is released after the parsing has ended.
         """
         held = 0
 
@@ -38,7 +38,7 @@ class LargeReads:
             try:
                 found = await self._read(request.body)
             except asyncio.CancelledError:
-                # A task that ends in it keeps the traceback, and that the body, until garbage is collected.
+                # A task that ends with it keeps the traceback, and so the body, until garbage is collected.
                 return
             except Exception as error:
                 what = f"a body of {len(request.body)} bytes could not be read"

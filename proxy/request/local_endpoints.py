@@ -15,7 +15,7 @@ _UNIT_HEALTH = b"/healthz/unit/"
 
 
 def unit_asked_about(path: bytes) -> str:
-    """The unit whose health a path is of; empty when it is of none."""
+    """The unit whose health this path reports; empty for other paths."""
     if not path.startswith(_UNIT_HEALTH):
         return ""
     return unquote_to_bytes(path[len(_UNIT_HEALTH) :]).decode("utf-8", "replace")
@@ -41,7 +41,7 @@ class LocalEndpoints:
             headers = unit_headers(self._board, name)
             return status, orjson.dumps({"unit": name, "usable": status == 200}), lines(headers)
         ready, detail = readiness(self._board, stopping)
-        # Which unit is how, and why, is told on the admin port: clients of the API are not to know addresses.
+        # The state of each unit is on the admin port only: clients of the API must not learn addresses.
         del detail["units"]
         headers = readyz_headers(self._board, stopping=stopping)
         return (200 if ready else 503), orjson.dumps(detail), lines(headers)

@@ -6,7 +6,9 @@ from cellgate.router.board import Board
 
 
 class ModelNames:
-    """Of the units of one board. Sorted anew when a unit has told others: a fleet may have thousands."""
+    """The models of one board. They are sorted again only when a unit has reported others: there may be
+    thousands.
+    """
 
     def __init__(self, board: Board) -> None:
         self._board = board
@@ -14,7 +16,7 @@ class ModelNames:
         self._names: list[str] = []
 
     def names(self) -> list[str]:
-        """All of them. The same list as before, when nothing has changed."""
+        """All of them. The list is the same object as before when nothing has changed."""
         told = [state.models for state in self._board]
         if told != self._told:
             self._told, self._names = told, sorted(frozenset[str]().union(*told))

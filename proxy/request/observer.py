@@ -1,6 +1,6 @@
-"""Who is told of the steps of a request, without a say in it. Most requests have nobody.
+"""Observers of the steps of a request, which change nothing. Most requests have none.
 
-Times are the loop's. Nothing here may fail: what it raises is taken for a defect of the request.
+Times are the loop's. An observer must not raise: an exception counts as a defect of the request.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from cellgate.router.unit_state import Lease
 
 
 class Observer(Protocol):
-    """Of one request. `unit_lines` are header lines for the unit of the attempt in flight."""
+    """An observer of one request. `unit_lines` are header lines for the unit of the attempt in flight."""
 
     unit_lines: bytes
 
     def waited(self, since: float, until: float) -> None:
-        """It had a place in the queue."""
+        """It was queued."""
 
     def attempted(self, lease: Lease, before: int) -> None:
-        """A unit is asked, after `before` others were."""
+        """An attempt on a unit begins, after `before` others."""
 
     def replied(self, status: int) -> None:
         """The unit has sent the head of its reply."""
@@ -34,10 +34,10 @@ class Observer(Protocol):
         """The attempt in flight is over."""
 
     def broke(self, unit: str, at: float) -> None:
-        """A unit broke what it had begun to answer."""
+        """A unit broke its answer after the commit."""
 
     def settled(self, result: ContinuationResult) -> None:
-        """It is known what came of the first break of which it was not."""
+        """The result of the first break without a result is known."""
 
     def over(self, record: Finished, at: float) -> None:
         """The response has ended."""

@@ -1,4 +1,4 @@
-"""How an exchange begins: what is asked for is read, and a unit is found for it. Actions of the table."""
+"""The begin of an exchange: the request is parsed, and a unit is found for it. Actions of the table."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WAITING, OVER = ExchangeState.WAITING, ExchangeState.OVER
 
 
 def start(exchange: Exchange) -> None:
-    """Decide what the request is, and begin."""
+    """Decide what kind of request it is, and begin."""
     route, request, gate = exchange.route, exchange.request, exchange.gate
     if (request.is_placed or request.is_explained) and route.kind is not OWN:
         refusal = exchange.selection.apply_placement(request, exchange.client.peer)
@@ -40,7 +40,7 @@ def start(exchange: Exchange) -> None:
 
 
 def ask(exchange: Exchange, asked: Ask | Failure) -> None:
-    """It is known what is asked for."""
+    """The request is parsed."""
     if isinstance(asked, Ask):
         request = exchange.request
         asked = exchange.gate.routing_headers.apply(asked, request.fields, request.received_at)
@@ -54,7 +54,7 @@ def ask(exchange: Exchange, asked: Ask | Failure) -> None:
 
 
 def find_unit(exchange: Exchange, *, draws: bool = False, moved: bool = False) -> None:
-    """Find a unit: the first, or one after another (see Selection.acquire)."""
+    """Find a unit: the first, or the next one (see Selection.acquire)."""
     exchange.state = WAITING
     found = exchange.selection.acquire(exchange, draws, moved)
     if found is not None:
@@ -62,7 +62,7 @@ def find_unit(exchange: Exchange, *, draws: bool = False, moved: bool = False) -
 
 
 def refuse(exchange: Exchange, failure: Failure) -> None:
-    """There is no unit: the client is told, in the way that is left."""
+    """There is no unit: the client gets an error, in the form that is still possible."""
     exchange.state = OVER
     response = exchange.response
     if not response.begun:

@@ -1,7 +1,7 @@
-"""How a request is addressed to a unit, and what a gate answers that cannot take it there. Pure.
+"""How a request names its unit, and what a gate answers that cannot use that unit. Pure.
 
-`x-cellgate-unit: NAME` is how a gate asks another one for a unit of it. The other fields are those of the
-Gateway API Inference Extension, whose endpoint pickers know units by ADDRESS:PORT.
+`x-cellgate-unit: NAME` is sent by a gate to another gate, for one of its units. The other fields are those of
+the Gateway API Inference Extension, whose endpoint pickers know units by ADDRESS:PORT.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from cellgate.proxy.wire.heads import UNIT_FIELD, Fields
 from cellgate.router.board import Board
 
 ENDPOINT_FIELD = b"x-gateway-destination-endpoint"
-"""ADDRESS:PORT of units, the best first; the others are for when that one fails."""
+"""ADDRESS:PORT of units, the best first; the others are used when it fails."""
 SUBSET_FIELD = b"x-gateway-destination-endpoint-subset"
 """ADDRESS:PORT of the units among which the gate may choose."""
 TOKEN_FIELD = b"x-cellgate-token"
-"""The admin token, from who is no trusted peer and wants to say, or to know, where requests go."""
+"""The admin token: it lets a peer that is not trusted choose units and ask for explanations."""
 REASON_FIELD = b"x-cellgate-reason"
-"""In a 503 of a gate: why the unit is not to be had there, in a word."""
+"""In a 503 of a gate: why the unit is not available there, in one word."""
 
 _ELSEWHERE = frozenset({FailureKind.NO_UNIT, FailureKind.FULL, FailureKind.LATE, FailureKind.EVICTED})
 _FINAL = FailureKind.POISON_SUSPECTED
@@ -38,7 +38,7 @@ class Placement(NamedTuple):
 
 
 def may_place(peer: str, fields: Fields, peers: Peers, token: str | None) -> bool:
-    """Whether a request of this peer may say where it goes, or ask why: it is trusted, or shows the token."""
+    """Whether this peer may choose the unit, or ask for an explanation: it is trusted, or sends the token."""
     if peers.trusts(peer):
         return True
     given = next((value for name, value in fields if name == TOKEN_FIELD), None)
@@ -46,7 +46,7 @@ def may_place(peer: str, fields: Fields, peers: Peers, token: str | None) -> boo
 
 
 def read_placement(fields: Fields, board: Board) -> Placement:
-    """Where the fields of a request want it, as far as there are such units."""
+    """The units that the fields of a request name, as far as they exist."""
     given = dict(fields)
     if (name := given.get(UNIT_FIELD)) is not None:
         unit = name.decode("utf-8", "replace")
@@ -59,13 +59,13 @@ def read_placement(fields: Fields, board: Board) -> Placement:
 
 
 def not_trusted(*, is_placed: bool) -> Failure:
-    """What a stranger is told that may not say, or ask, where its request goes."""
+    """The failure for a peer that may neither choose a unit nor ask for an explanation."""
     what = "choose the unit of a request" if is_placed else "ask why a unit was chosen"
     return Failure(FailureKind.NOT_TRUSTED, f"only trusted peers may {what}; see `trusted`")
 
 
 def not_here(failure: Failure, board: Board, unit: str | None) -> tuple[Failure, str]:
-    """A refusal as one is told who has chosen the unit, and may choose again; and its reason in a word."""
+    """A refusal for a client that has chosen the unit and may choose another; and its reason in one word."""
     kind = failure.kind
     if kind not in _ELSEWHERE and kind.row.fault is not Fault.UNIT:
         return failure, ""
@@ -74,7 +74,7 @@ def not_here(failure: Failure, board: Board, unit: str | None) -> tuple[Failure,
 
 
 def why_not(board: Board, unit: str | None) -> str:
-    """What the unit is that a request cannot be given to, in a word; None: no particular one."""
+    """Why a unit cannot take a request, in one word; `unit` None: no particular one."""
     if unit is None:
         return FailureKind.NO_UNIT.value
     if (state := board.units.get(unit)) is None:
@@ -83,16 +83,18 @@ def why_not(board: Board, unit: str | None) -> str:
 
 
 def is_final(status: int, fields: Fields) -> bool:
-    """Whether a refusal of the gate before a unit is for the client: no other unit is to get its request."""
+    """Whether a refusal of the gate in front of a unit must reach the client: no other unit may get the
+    request.
+    """
     return status == _FINAL.row.status and (REASON_FIELD, _FINAL.value.encode()) in fields
 
 
 def gate_refusal(status: int, fields: Fields) -> FailureKind | None:
-    """What the gate before a unit means by a refusal of its own; None when the answer is the unit's."""
+    """The kind of a refusal by the gate in front of a unit; None when the answer is the unit's own."""
     reason = next((value for name, value in fields if name == REASON_FIELD), None) if status == 503 else None
     if reason is None:
         return None
-    # A unit without room is well: it is no evidence, and to ask the next one costs of the retry budget.
+    # A full unit is healthy: this is no evidence, and asking the next unit draws on the retry budget.
     return FailureKind.BUSY if reason in _BUSY else FailureKind.NOT_HERE
 
 

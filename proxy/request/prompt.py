@@ -2,8 +2,8 @@
 
 The prompt is written as one run of bytes in the order in which chat templates render it: tools and system
 text, then the messages. What must stay true: equal beginnings give equal bytes and so equal hashes, and
-nothing that a client appends changes a block that was full before. It is a guess at what an engine caches,
-never an identity: a wrong one costs time, not correctness.
+nothing that a client appends changes a block that was full before. It is an estimate of what an engine
+caches, never an identity: a wrong one costs time, not correctness.
 
 So many pieces of it are looked at one by one, and what comes after them is taken as it is: what a client can
 make this cost is bounded, and what it appends still changes no block before.
@@ -26,21 +26,21 @@ MAX_BLOCKS = 8192
 TOKEN_ID_BYTES = 4
 """A token id takes as many bytes as a token of text does on average."""
 MEDIA_BYTES = 2048
-"""An image, a sound or a video stands for so many bytes, whatever its file takes."""
+"""An image, a sound or a video counts as this many bytes, whatever the size of its file."""
 
 _RECORD, _FIELD = b"\x1e", b"\x1f"
 _PREAMBLE = ("tools", "functions", "documents", "instructions", "system")
 _PROMPTS = ("messages", "prompt", "input", "text", "text_input", "input_ids", "token_ids")
 _MEDIA = ("image_url", "video_url", "audio_url", "input_audio", "image", "source", "file", "file_data")
 _RENDERING = ("cache_salt", "chat_template", "chat_template_kwargs", "mm_processor_kwargs")
-"""What makes all of a prompt another one."""
+"""Fields that change the whole prompt."""
 _IN_ORDER = (*_PREAMBLE, *_PROMPTS)
 NAMES = frozenset((*_IN_ORDER, *_RENDERING))
-"""All that is read of a body for its prompt."""
+"""All fields of a body that its prompt depends on."""
 _PLAIN = frozenset(("role", "content"))
 _NONE: frozenset[str] = frozenset()
 _new = tuple.__new__
-"""What a named tuple's own constructor calls, in a third of the time."""
+"""What the constructor of a named tuple calls, in a third of the time."""
 
 
 _VARIES = frozenset(
@@ -57,17 +57,17 @@ _VARIES = frozenset(
         "repetition_penalty",
     )
 )
-"""What clients change from one try to the next, and what no engine has died of."""
+"""Fields that clients change from one try to the next, and that do not end engines."""
 _NO_PART = NAMES | _VARIES | {"model"}
-"""What the fingerprint has from the prompt already, or leaves out."""
+"""Fields that the fingerprint has from the prompt, or leaves out."""
 
 
 class Prompt(NamedTuple):
     """`blocks` are the chained 60-bit hashes of all full blocks, `size` the bytes of the whole prompt.
 
     `fingerprint` is one hash of the model, the whole prompt, and of fields that make an engine do other work
-    (a grammar, a bias of logits). How tokens are drawn, how many, and who asks is no part of it: the same
-    prompt asked again, with another seed or without a stream, is the same.
+    (a grammar, a logit bias). Sampling, the number of tokens and the user are not part of it: the same prompt
+    with another seed or without a stream has the same fingerprint.
     """
 
     blocks: tuple[int, ...]
@@ -76,11 +76,11 @@ class Prompt(NamedTuple):
 
 
 def read_prompt(data: dict[str, Any], body: bytes = b"") -> Prompt:
-    """The prompt in the parsed body of any API that generates; an empty one where there is none.
+    """The prompt in the parsed body of any API that generates; an empty one if it has none.
 
-    `body`, as it came, stands for one that is nested deeper than can be written anew.
+    `body`, as received, is used for a prompt that is nested too deeply to be serialised.
     """
-    # Few of the names occur in one body, mostly one: the body is looked through once, and not for each name.
+    # Mostly one of the names occurs in a body: it is searched once, and not once for each name.
     found = NAMES & data.keys()
     try:
         text, seed, more = canonical(data, found), _seed(data, found), _more(data)
@@ -122,14 +122,14 @@ def _seed(data: dict[str, Any], found: Set[str]) -> int:
     model = data.get("model")
     first = model.encode() if isinstance(model, str) else b""
     if len(found) <= 1:
-        # That one is the prompt, or there is none.
+        # This one is the prompt, or there is none.
         return xxh3_64_intdigest(first)
     parts = [first, *(_bytes_of(data[name]) for name in _RENDERING if name in found and data[name])]
     return xxh3_64_intdigest(_FIELD.join(parts))
 
 
 def _more(data: dict[str, Any]) -> bytes:
-    """The fields beside the prompt that make an engine work otherwise."""
+    """The fields beside the prompt that change the work of an engine."""
     names = data.keys() - _NO_PART
     if not names:
         return b""
@@ -156,7 +156,7 @@ def _one_of_several(prompt: Any, out: list[bytes]) -> None:
 
 
 def _rest(value: list[Any], start: int, out: list[bytes]) -> None:
-    """What there is from `start` on is too much to be looked at one by one."""
+    """The pieces from `start` on are too many to be read one by one."""
     reached("prompt_pieces")
     out += (_RECORD, _bytes_of(value[start:]))
 
@@ -210,7 +210,7 @@ def _part(part: Any) -> bytes:
 
 
 def _media(thing: Any) -> bytes:
-    """A stretch of bytes that only this image (by its URL or its data) has."""
+    """Bytes that are specific to this image (by its URL or its data)."""
     if isinstance(thing, dict):
         thing = thing.get("url") or thing.get("data") or thing
     digest = b"%016x" % xxh3_64_intdigest(_bytes_of(thing))
@@ -225,5 +225,5 @@ def _token_ids(ids: list[Any]) -> bytes:
 
 
 def _bytes_of(value: Any) -> bytes:
-    """Text, or JSON. Raises TypeError for what is nested deeper than can be written (254)."""
+    """Text, or JSON. Raises TypeError for values nested more than 254 levels deep."""
     return value.encode() if isinstance(value, str) else orjson.dumps(value)

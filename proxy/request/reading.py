@@ -1,4 +1,4 @@
-"""What a request asks for, read from its path or its body. Large bodies are read off the loop."""
+"""Reads the ask of a request from its path or its body. Large bodies are parsed off the loop."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 OnRead = Callable[["Ask | Failure"], None]
 Stop = Callable[[], None]
-"""What ends the reading of a body; its memory is then given back."""
+"""Stops the parsing of a body; its memory is then released."""
 
 
 def begin_reading(gate: Services, request: Request, route: Route, tell: OnRead) -> Stop | None:
-    """Have `tell` told what is asked for: at once, or later, which what is returned stops."""
+    """Call `tell` with the ask or a failure: at once, or later. The returned function stops that."""
     if route.kind is STICKY:
         tell(stored_ask(request.path))
     elif not route.json:

@@ -1,4 +1,4 @@
-"""What a unit's reply is by its status: one for the client, or a failure that is tried elsewhere first."""
+"""Classifies a unit's reply by its status: an answer for the client, or a failure that is retried first."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from cellgate.router.nouns import Outcome
 _OK = Outcome.OK
 _BUSY = (429, 503)
 _RESPONSE_ID = pattern(rb'"id"\s*:\s*"(resp_[^"]{1,200})"')
-# FastAPI's engines say so when they have no such path; clients get OpenAI's error shape and a reason instead.
+# The body of engines on FastAPI for an unknown path; clients get OpenAI's error shape with a reason instead.
 _NO_SUCH_PATH = str(len('{"detail":"Not Found"}')).encode()
 
 
 def lacks_path(head: ReplyHead) -> bool:
-    """Whether the engine does not know the path, which is not for its client to see."""
+    """Whether the engine does not know the path; the client must not see this answer."""
     return head.status == 404 and head.length == _NO_SUCH_PATH
 
 
 def failure_of(head: ReplyHead, unit: str, board: Board, now: float) -> Failure | None:
-    """The failure that a busy or broken unit's reply is; None: it is for the client."""
+    """The failure of a busy or failing unit; None: the reply is for the client."""
     status = head.status
     if (status < 500 and status != 429) or is_final(status, head.fields):
         return None
@@ -36,7 +36,7 @@ def failure_of(head: ReplyHead, unit: str, board: Board, now: float) -> Failure 
 
 
 def outcome_of(status: int) -> Outcome:
-    """What a reply that came whole counts as."""
+    """The outcome of a complete reply."""
     if status < 400:
         return _OK
     if status in _BUSY:
@@ -45,6 +45,6 @@ def outcome_of(status: int) -> Outcome:
 
 
 def response_id(body: bytes) -> str:
-    """The id of the stored response whose beginning this is; empty: it has none."""
+    """The id of the stored response that begins like this; empty: it has none."""
     found = _RESPONSE_ID.search(body)
     return found[1].decode("latin-1") if found is not None else ""

@@ -1,4 +1,4 @@
-"""What the data plane reports that belongs to no lease: counts, and what it has noticed.
+"""What the data plane reports beside its leases: counts and observations.
 
 In one process it is counted at once (control/local_reports.py); a worker passes it on
 (workers/remote_reports.py).
@@ -20,22 +20,22 @@ class Reports(Protocol):
         """A request is over."""
 
     def retried(self, unit: str) -> None:
-        """A request goes on to another unit because this one failed it."""
+        """A request is retried on another unit because this one failed."""
 
     def resumed(self, unit: str, result: ContinuationResult, reason: str = "") -> None:
-        """What became of a stream that `unit` broke, and why no more than that."""
+        """The result of a stream that `unit` broke, and why it was not resumed."""
 
     def forged(self) -> None:
-        """A stranger named a unit, or asked why a request goes to one."""
+        """A peer that is not trusted named a unit, or asked for an explanation."""
 
     def ignored(self) -> None:
-        """A header line of another system made no sense, and changed nothing."""
+        """A routing header had an invalid value and was ignored."""
 
     def health_checked(self, about: str, state: str) -> None:
-        """A load balancer that says who it is has asked about a unit, or about the gate."""
+        """A load balancer, known by its user agent, has checked the health of a unit or of the gate."""
 
     def restart_suspected(self, state: UnitState) -> None:
-        """A unit has ended a connection out of turn: it may have started anew."""
+        """A unit closed a connection unexpectedly: it may have restarted."""
 
     def gate_fault(self, reason: str) -> None:
         """A connection could not be opened, or accepted, through no fault of a unit."""

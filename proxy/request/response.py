@@ -1,9 +1,9 @@
-"""The response to one request: all that its client sees of it, from head to end, and the record of it.
+"""The response to one request: everything its client sees, from head to end, and its record.
 
 Attempts on units feed it, one after the other; it outlives each of them. Rules:
 1. It ends exactly once, by one of the methods that say so.
 2. Once its head was sent, its status and its framing stay what they are.
-3. Per chunk of a token (`on_token`): no JSON, no logging, no metric call, no task, no timer. What is kept is
+3. For each chunk of a token (`on_token`): no JSON, no logging, no metric call, no task, no timer. Data is
    kept by reference.
 """
 
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 _COMMENT = b": the unit is still working\n\n"
 _CLIENT_LEFT = 499
 _new = tuple.__new__
-"""What a named tuple's own constructor calls, in a third of the time; the fields stand in their order."""
+"""What the constructor of a named tuple calls, in a third of the time; the fields stand in their order."""
 
 
 class ResponseHost(Protocol):
-    """What all responses of a gate share."""
+    """What responses need of their gate."""
 
     def now(self) -> float: ...
     def new_id(self) -> bytes: ...
@@ -50,11 +50,12 @@ class Response:
     """What one client gets for one request.
 
     `begun`: a head was sent; `whole`: all was sent, and only the record is to come; `over`: it has ended.
-    `is_events`: it is a stream of events; `in_event`: the last of them was shown in part; `passes_raw`: whole
-    chunks of a unit may go on as they are.
+    `is_events`: it is a stream of events; `in_event`: the last of them was sent in part; `passes_raw`: whole
+    chunks of a unit may be passed on unchanged.
     `promised` is the head that the attempt in flight has, sent or not.
-    `last_at` is when something was last shown, or the clock for silence began anew; `paused`: the client
-    reads slower than its unit writes; `replay` is what it was shown of a stream, in case the unit breaks.
+    `last_at` is when something was last sent, or when the clock for stalls was restarted; `paused`: the
+    client reads slower than its unit writes; `replay` is what was sent of a stream, in case the unit breaks
+    it.
     """
 
     __slots__ = (
@@ -137,9 +138,9 @@ class Response:
     # -- fed by an attempt ---------------------------------------------------------------------------------
 
     def promise(self, head: ReplyHead, own_lines: bytes) -> bool:
-        """Take over the head of a unit's reply, to be sent with the first thing that is shown.
+        """Keep the head of a unit's reply, to be sent with the first part of the body.
 
-        False: the client was promised a stream, and this is none.
+        False: the client has got the head of a stream, and this reply is not one.
         """
         is_events = is_event_stream(head)
         if self.begun and not is_events:
@@ -151,12 +152,12 @@ class Response:
         return True
 
     def commit(self, state: UnitState, at: float, first: bytes) -> None:
-        """A unit shows its `first` bytes, at `at`; they are fed next."""
+        """The attempt commits at `at` with its `first` bytes, which are passed on next."""
         self.last_at = at
         self._unit_state, self._gaps = state, state.gaps_ms
         self._write = self._client.writer()
         self.in_event = False
-        # What a unit says that goes on for another is taken note of where it is stitched to the rest.
+        # For a resumed stream, the transcript is kept where the two parts are stitched together.
         self._chunks, self._fold_at = None, inf
         if self.is_events:
             self.events += 1
@@ -165,9 +166,9 @@ class Response:
         self._first = first
 
     def on_token(self, chunk: bytes) -> None:
-        """One whole chunk with the event of a token, in a stream that stands between two chunks and events.
+        """One whole chunk with the event of a token, in a stream that is between two chunks and two events.
 
-        Nearly every token comes this way, so little is called and little is touched.
+        Nearly every token takes this path, so it must call and touch as little as possible.
         """
         now = self.now()
         gap_ms = int((now - self.last_at) * 1000)
@@ -183,7 +184,7 @@ class Response:
         self._write(chunk)
 
     def count(self, events: int) -> None:
-        """So many events have come, with data in them."""
+        """Count events with data."""
         now = self.now()
         gap_ms = int((now - self.last_at) * 1000)
         self._gaps[gap_ms if gap_ms < GAPS_MS else -1] += 1
@@ -191,14 +192,14 @@ class Response:
         self.events += events
 
     def pass_on(self, data: bytes, body: bytes) -> None:
-        """Show a read of the unit as it came; `body` is what is in it."""
+        """Send a read of the unit unchanged; `body` is its content."""
         self._keep_chunk(self._framing.frame(body))
         self._send(data)
 
     def show(self, body: bytes, *, ended: bool) -> bool:
-        """Show a part of the body, behind the head if that was not sent yet; `ended`: it is the last part.
+        """Send a part of the body, after the head if that was not sent yet; `ended`: it is the last part.
 
-        False: HTTP would end it in the middle of an answer, so its end is not shown.
+        False: the framing would end in the middle of an event, so the end is not sent.
         """
         out = b"" if self.begun else self._head_bytes()
         if body:
@@ -213,28 +214,34 @@ class Response:
         return not lacks_end
 
     def pause(self, *, paused: bool) -> None:
-        """The client reads slower than its unit writes, or reads again: stalls and gaps count from now."""
+        """The client reads slower than its unit writes, or reads again: stalls and gaps are measured from now
+        on.
+        """
         self.paused = paused
         self.last_at = self.now()
 
     # -- what is kept of it --------------------------------------------------------------------------------
 
     def record_replay(self, *, whole: bool) -> None:
-        """Keep what is shown from now on, or the end of it. To be called before anything of a stream is."""
+        """Keep what is sent from now on (`whole`), or only its end. Must be called before anything is
+        sent.
+        """
         if self.is_events:
             self.replay = ReplayBuffer(framed=self._framing is CHUNKED, whole=whole)
             self._chunks = self.replay.chunks
             self._fold_at = self.sent + FOLD_BYTES if whole else inf
 
     def keep_tail(self) -> None:
-        """What was kept turned out to be of no use: from now on keep the end alone."""
+        """The stream cannot be resumed: from now on keep only its end."""
         assert self.replay is not None
         self.replay.keep_tail()
         if self._chunks is not None:
             self._chunks, self._fold_at = self.replay.chunks, inf
 
     def end_of_body(self) -> bytes:
-        """What was shown last, as far as it is kept; of a plain body what came with its head."""
+        """The end of what was sent, as far as it is kept; of a plain body the part that came with its
+        head.
+        """
         return self.replay.end() if self.replay is not None else self._first
 
     def _keep_chunk(self, framed: bytes) -> None:
@@ -244,19 +251,19 @@ class Response:
                 self._fold()
 
     def _fold(self) -> None:
-        """What was kept has grown large: only what it says is kept, or the end if that is of no use."""
+        """The replay buffer has grown large: keep only its text, or only the end if it cannot be resumed."""
         assert self.replay is not None
         self._fold_at = self.sent + FOLD_BYTES
         if self.replay.read().why_not:
             self.keep_tail()
 
     def record_break(self, unit: str) -> None:
-        """A unit has broken it in the middle."""
+        """A unit broke the stream."""
         for observer in self.observers:
             observer.broke(unit, self.now())
 
     def record_result(self, result: ContinuationResult) -> None:
-        """It is known what came of that."""
+        """The result of a break is known."""
         self.continued += result is ContinuationResult.CONTINUED
         for observer in self.observers:
             observer.settled(result)
@@ -264,7 +271,7 @@ class Response:
     # -- what the gate itself has to say -------------------------------------------------------------------
 
     def keep_warm(self, now: float, after_s: float) -> None:
-        """Send the head of a held stream, or a comment behind it, where nothing was shown for `after_s`."""
+        """Send the head of a held stream, or a comment after it, if nothing was sent for `after_s`."""
         if now - self.last_at <= after_s:
             return
         self.last_at = now
@@ -273,13 +280,13 @@ class Response:
             self._send(prefix + self._framing.frame(_COMMENT))
 
     def answer(self, status: int, body: bytes, lines: bytes) -> None:
-        """The end: an answer of the gate's own."""
+        """End the response with an answer of the gate."""
         self._write_own(status, body, lines)
         self.end(Outcome.OK if status < 400 else Outcome.GATE_ERROR)
 
     def refuse(self, failure: Failure, line: bytes = b"", *, reason: str = "") -> None:
-        """The end: a row of the failure table. `line` is one more header line, `reason` a word more to the
-        point than the kind of failure.
+        """End the response with a row of the failure table. `line` is one more header line, `reason` a more
+        precise word than the kind of failure.
         """
         row = failure.kind.row
         if row.retry_after_s is not None:
@@ -287,33 +294,33 @@ class Response:
         if row.retry_after_s is not None or row.is_final:
             line += b"x-cellgate-reason: %b\r\n" % (reason or failure.kind.value).encode()
         if row.is_final:
-            # What OpenAI's clients go by: else they ask twice more after any 5xx.
+            # OpenAI's clients retry twice after any 5xx unless this header says no.
             line += b"x-should-retry: false\r\n"
         self.closes = self.closes or row.closes
         self._write_own(row.status, error_body(failure), line)
         self.end(row.outcome, failure.kind.value)
 
     def break_off(self, failure: Failure) -> None:
-        """The end of what was begun: an error event where there are events, never a clean end."""
+        """End a response that has begun: with an error event in a stream, never with a clean end."""
         if self.is_events:
             event = error_event(failure)
-            # A large event may have been shown in part: it ends here.
+            # A large event may have been sent in part: it ends here.
             self._send(self._framing.frame(b"\n\n" + event if self.in_event else event))
         elif self._ends_by_close:
-            # Now and not behind a close: that would say goodbye first, where there is TLS.
+            # Abort at once: with TLS, a close would send a close_notify first.
             self._client.cut()
         self.closes = True
         self.end(failure.kind.row.outcome, failure.kind.value)
 
     def conclude(self, events: bytes) -> None:
-        """The end of a stream whose text is complete, though its unit did not come to the end of it."""
+        """End a stream whose text is complete, although its unit broke before the last events."""
         framed = self._framing.frame(events) if events else b""
         self._send(framed + self._framing.end)
         self.whole = True
         self.end(Outcome.OK)
 
     def crash(self) -> None:
-        """The end after a defect of the gate's own: 500, unless something was shown."""
+        """End the response after a defect of the gate: with 500, or an error event if something was sent."""
         known_as = self.request_id.decode("latin-1")
         failure = Failure(
             FailureKind.INTERNAL, f"the gate failed on this request; see its log, request id {known_as}"
@@ -327,13 +334,13 @@ class Response:
             self.refuse(failure)
 
     def left(self) -> None:
-        """The end: the client is gone."""
+        """End the response: the client has left."""
         if not self.sent:
             self.status = _CLIENT_LEFT
         self.end(Outcome.CLIENT_LEFT, "client_left")
 
     def end(self, outcome: Outcome, code: str = "") -> None:
-        """The end: all is written; the connection goes on to its next request, or closes."""
+        """End the response: all is written; the connection serves its next request, or closes."""
         self.over = True
         record = self._record(outcome, code)
         self._host.finished(record)

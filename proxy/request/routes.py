@@ -1,9 +1,9 @@
-"""The table of what each path is. A path that is not here is off, unless `pass_unlisted` is on.
+"""The table of paths. A path that is not here is refused, unless `pass_unlisted` is on.
 
 GENERATE asks a unit for work: retry, load, affinity, evidence. READ asks any usable unit for a fact.
-STICKY asks the unit that made the thing. OWN is answered by the gate. DENIED is engine administration:
-whoever may pause or reload an engine does so at the engine. DEVIOUS paths have empty or dot segments, or a
-backslash (/v1/models/../../pause): what they name depends on who reads them, so nobody after us gets to.
+STICKY asks the unit that created the object. OWN is answered by the gate. DENIED is engine administration: an
+operator who may pause or reload an engine does so at the engine. DEVIOUS paths have empty or dot segments, or
+a backslash (/v1/models/../../pause): programs read them differently, so they are not forwarded.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ _DENIED = re.compile(
     rb"|unload_lora_adapter|v2/repository)(?:/|$)"
 )
 
-# URLs as browsers read them have a backslash for a slash (https://url.spec.whatwg.org/#path-state).
+# Browsers read a backslash in a URL as a slash (https://url.spec.whatwg.org/#path-state).
 _DEVIOUS = re.compile(rb"//|/\.\.?(?:[/;]|$)|\\")
 
 _TRITON_MODEL = rb"/v2/models/[^/]+(?:/versions/\d+)?"
@@ -112,7 +112,7 @@ def find_route(path: bytes) -> Route:
     route = _EXACT.get(path)
     if route is not None:
         return route
-    # Engines decode a path before they look at it.
+    # Engines decode a path before they match it.
     decoded = unquote_to_bytes(path) if b"%" in path else path
     if _DEVIOUS.search(decoded):
         return _TWISTED
@@ -123,19 +123,19 @@ def find_route(path: bytes) -> Route:
 
 
 def template(path: bytes) -> str:
-    """The path, where it is the same for all requests of its route; empty where parts of it are names."""
+    """The path, if it is the same for all requests of its route; empty if parts of it are names."""
     return path.decode() if path in _EXACT else ""
 
 
 def why_refused(route: Route, method: bytes, *, pass_unlisted: bool) -> Failure | None:
-    """Why the gate does not even look at a request; None when it does."""
+    """Why the gate refuses a path or method; None when it does not."""
     if route.methods and method not in route.methods:
         return Failure(
             FailureKind.METHOD_NOT_ALLOWED,
             f"the method is not allowed; use {b', '.join(route.methods).decode()}",
         )
     if route.kind is GENERATE:
-        # Nearly all are.
+        # The usual case.
         return None
     if route.kind is DENIED:
         return Failure(

@@ -1,4 +1,4 @@
-"""What the header lines of a request say of how it is to be routed: session, tenant, priority, deadline."""
+"""Reads the routing headers of a request: session, tenant, priority, deadline."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cellgate.proxy.wire.heads import Fields
 from cellgate.router.nouns import Ask
 
 NAME_CHARS = 256
-"""A session or tenant of more characters is no name."""
+"""The longest name of a session or tenant, in characters."""
 PRIORITY_MAX = 1_000_000
 
 _TENANT = Ask._fields.index("tenant")
@@ -21,14 +21,14 @@ _new = tuple.__new__
 _ENVOY = b"x-envoy-expected-rq-timeout-ms"
 
 Read = Callable[[Ask, str, float], Ask]
-"""The ask with what one line says, at a time. Raises ValueError, in words, when the line makes no sense."""
+"""The ask with the value of one header, read at a time. Raises ValueError with what was expected."""
 
 
 class RoutingHeaders:
     """Reads the routing header lines: those of `names`.
 
-    `on_ignored` is told of each line that made no sense, of systems that are not the client: it changes
-    nothing.
+    `on_ignored` is called for each invalid header that was set by another system than the client; it is
+    ignored.
     """
 
     def __init__(self, headers: HeaderNames, on_ignored: Callable[[], None] = lambda: None) -> None:
@@ -43,7 +43,7 @@ class RoutingHeaders:
         self.names = frozenset((*self._reads, _ENVOY))
 
     def apply(self, ask: Ask, fields: Fields, now: float) -> Ask | Failure:
-        """`ask` with what the lines say, received at `now`."""
+        """`ask` with the values of the routing headers, received at `now`."""
         reads = self._reads
         for name, value in fields:
             if name in reads:
@@ -59,7 +59,7 @@ class RoutingHeaders:
         return ask
 
     def _envoys(self, ask: Ask, value: str, now: float) -> Ask:
-        """How long Envoy waits for the whole answer: nobody reads a first token that comes later."""
+        """How long Envoy waits for the whole answer: a first token that comes later is not read."""
         try:
             return _deadline(ask, value, now)
         except ValueError:
@@ -102,7 +102,7 @@ def _deadline(ask: Ask, value: str, now: float) -> Ask:
 
 
 def _credentials(ask: Ask, value: str, _now: float) -> Ask:
-    """Who shows the same credentials is the same tenant, unless a line says otherwise."""
+    """Requests with the same credentials are of the same tenant, unless a header names one."""
     if ask.tenant:
         return ask
     # As _replace does, in a quarter of the time: nearly every request has credentials.

@@ -1,7 +1,7 @@
-"""One request's selection of units: one after the other, until there is no other.
+"""The selection of units for one request: one after another, until there is none left.
 
-It keeps what the next choice depends on. Which unit it is to be is for the dispatcher to say, and whether
-there is to be another one for router/retry.py.
+It keeps what the next choice depends on. The dispatcher chooses the unit; router/retry.py decides whether
+there is another attempt.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _new = tuple.__new__
 
 
 class Selection:
-    """One request's, for `ask`, with a body of `size` bytes; `once`: it may be sent to one unit only.
+    """The selection for one request, with a body of `size` bytes; `once`: it may be sent to one unit only.
 
     `history` has the units that failed, `failure` what the last of them did; the other fields are those of
     PickRequest.
@@ -65,12 +65,12 @@ class Selection:
         self.explain_since = 0.0
         self.failure: Failure | None = None
         self.given: Lease | Failure | None = None
-        """What was found, until something is made of it."""
+        """What was found, until it is used."""
         self.history = _NO_ATTEMPTS
         self.units: tuple[str | None, ...] | None = None
 
     def apply_placement(self, request: Request, peer: str) -> Failure | None:
-        """Apply the headers by which a request names its units, or asks why; the failure if it may not."""
+        """Apply the headers that name units or ask for an explanation; the failure if the peer may not."""
         gate = self._gate
         if not may_place(peer, request.fields, gate.peers, gate.settings.admin_token):
             gate.reports.forged()
@@ -83,7 +83,7 @@ class Selection:
         if wanted.ordered:
             self.units = wanted.units or (None,)
         else:
-            # As if it had tried all others: whatever is decided later, it does not go there.
+            # All other units count as tried: no later decision can choose them.
             others = gate.board.units.keys() - set(wanted.units)
             self.units, self.history = (None,), Attempts(tried=tuple(others))
         if wanted.units:
@@ -93,9 +93,10 @@ class Selection:
     # -- which unit ----------------------------------------------------------------------------------------
 
     def acquire(self, waiter: Waiter, draws: bool, moved: bool) -> Lease | Failure | None:
-        """The next unit, or why there is none. None: it waits, and `waiter` is told later (see `settle`).
+        """The next unit, or why there is none. None: it waits, and `waiter` gets the result later (see
+        `take`).
 
-        `draws`: on the retry budget; `moved`: it lost one through no fault of its own.
+        `draws`: on the retry budget; `moved`: it lost its unit through no fault of its own.
         """
         self._draws = draws
         if moved:
@@ -110,7 +111,7 @@ class Selection:
         return None
 
     def acquire_other(self, waiter: Waiter, unit: str, step: Step) -> Lease | Refusal | None:
-        """Another one than `unit`, at once or not at all. None: there seems to be one; it is asked for."""
+        """Another unit than `unit`, at once or not at all. None: the result comes later."""
         self._draws = step.draws
         request = self._request((*self.history.tried, unit), not step.draws)
         found = self._dispatcher.acquire_other(request, waiter)
@@ -124,7 +125,7 @@ class Selection:
         return None
 
     def waits_again(self, waiter: Waiter) -> bool:
-        """Whether an ask that its unit has no room for goes back to the queue until it may have."""
+        """Whether a request that its unit has refused as full waits in the queue again."""
         if self._turned_away >= self._gate.board.rules.attempts - 1:
             return False
         request = self._request(self.history.tried, self._moved)._replace(must_wait=True)
@@ -136,25 +137,25 @@ class Selection:
         return True
 
     def take(self, found: Lease | Failure) -> Lease | Failure:
-        """Take what came of waiting."""
+        """Take the result of waiting."""
         self._end_wait(found.opened_at if isinstance(found, Lease) else None)
         self.given = found
         return self.resolve(found)
 
     def resolve(self, found: Lease | Failure) -> Lease | Failure:
-        """A unit, or what the client is to be told."""
+        """The lease, or the failure that the client gets."""
         if isinstance(found, Lease):
             unit: str | None = found.unit
         else:
             unit = self.units[-1] if self.units is not None else None
             found = found if found.kind.row.is_final else self.failure or found
         if self.units is not None and self.units[-1] is not None:
-            # From here on it is one for that unit.
+            # From here on it is bound to that unit.
             self.ask = self.ask._replace(unit=unit)
         return found
 
     def cancel(self) -> None:
-        """Nobody waits for a unit any more, nor takes the one that was found."""
+        """Stop waiting for a unit, and release one that was found."""
         pending = self._pending
         if pending is not None:
             self._end_wait()
@@ -189,7 +190,7 @@ class Selection:
     # -- whether there is to be another one ----------------------------------------------------------------
 
     def next_step(self, lease: Lease, failure: Failure) -> Step:
-        """What follows from the failure of an attempt that has shown nothing."""
+        """The step after an attempt that failed before its commit."""
         row, board = failure.kind.row, self._gate.board
         return next_step(
             self.history,
@@ -201,7 +202,7 @@ class Selection:
         )
 
     def failed(self, unit: str, step: Step, failure: Failure) -> None:
-        """Note that `unit` failed, and what follows."""
+        """Record that `unit` failed, and the step that follows."""
         self.history = self.history.after(unit, paid=step.draws)
         self.failure = failure
         if step.again:

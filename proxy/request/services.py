@@ -1,4 +1,4 @@
-"""What a request needs of the process it is answered in."""
+"""What a request needs of its gate or worker."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cellgate.router.unit_state import UnitState
 
 
 class Services(Protocol):
-    """The gateway, as a request sees it. Of `board` nothing is changed here: it may be a copy."""
+    """The gateway, as a request sees it. `board` is read only: it may be a replica."""
 
     settings: Settings
     board: Board
@@ -41,22 +41,24 @@ class Services(Protocol):
         """The connections to a unit."""
 
     def read_large(self, request: Request, tell: Callable[[Ask | Failure], None]) -> Callable[[], None]:
-        """Read a large body off the loop, then `tell`, in any case. What is returned stops that."""
+        """Parse a large body off the loop, then call `tell`, in any case. The returned function stops
+        that.
+        """
 
     def health_checked(self, request: Request, peer: str) -> None:
-        """An own path was asked for: it may be a load balancer's health check that says who it is."""
+        """A path of the gate was requested: it may be the health check of a load balancer."""
 
     def report_lines(self, fields: Fields) -> bytes:
-        """What the ingress is told of the gate with each response, in header lines."""
+        """Header lines of each response that report the load of the gate to the ingress."""
 
     def is_stopping(self) -> bool:
-        """True once the gate has begun to stop, and says so to whoever asks."""
+        """True once the gate has begun to stop; health checks report it."""
 
     def is_leaving(self) -> bool:
-        """True once responses close their connections: it stops, or a successor accepts in its place."""
+        """True once responses close their connections: the gate stops, or a successor accepts clients."""
 
     def finished(self, record: Finished) -> None:
         """A request is over."""
 
     def defect(self, what: str, error: Exception) -> None:
-        """Make a defect of the gate's own loud, and count it."""
+        """Log a defect of the gate, and count it."""

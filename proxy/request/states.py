@@ -11,61 +11,61 @@ class ExchangeState(IntEnum):
     """Where a request is."""
 
     PARSING = 0
-    """What it asks for is being read."""
+    """It is being parsed."""
     WAITING = auto()
-    """A unit is being found for it, at once or through the queue."""
+    """It waits for a unit: the result may come at once or through the queue."""
     HOLDING = auto()
-    """It was sent to a unit, of whose answer nothing was shown."""
+    """It was sent to a unit; nothing of the answer was passed on yet."""
     RELAYING = auto()
-    """The answer of a unit is being shown."""
+    """The answer of a unit is being passed on."""
     PROVING = auto()
-    """A unit is asked whether it can go on with a stream that another one broke."""
+    """A unit is asked to prove that it can resume a stream that another one broke."""
     RESUMED = auto()
-    """That unit was sent the request to go on, and nothing of its answer was shown."""
+    """That unit got the request to resume the stream; nothing of its answer was passed on yet."""
     OVER = auto()
-    """Its client has been told all that it will be told."""
+    """The response has ended."""
 
 
 class ExchangeEvent(IntEnum):
-    """What happens to it."""
+    """What happens to an exchange."""
 
     STARTED = 0
-    """It has come, whole."""
+    """The whole request has arrived."""
     ASKED = auto()
-    """It is known what it asks for, or that it cannot be."""
+    """The request is parsed, or cannot be."""
     GRANTED = auto()
-    """There is a unit."""
+    """A unit was found."""
     REFUSED = auto()
-    """There is none."""
+    """No unit was found."""
     REPLIED = auto()
     """The unit has sent the head of its reply."""
     COMMITTED = auto()
-    """Something of the unit's reply is about to be shown."""
+    """The attempt commits."""
     DONE = auto()
     """The unit's reply has ended, whole."""
     FAILED = auto()
-    """The attempt is over without a whole reply."""
+    """The attempt ended without a whole reply."""
     EVICTED = auto()
     """The unit went DOWN."""
     PROVEN = auto()
-    """The unit has proven that it can go on."""
+    """The unit has proven that it can resume the stream."""
     CONCLUDED = auto()
-    """The unit has helped to tell how the stream ends."""
+    """The text is complete, and the unit has provided what the last events need."""
     UNPROVEN = auto()
-    """The unit cannot go on, and no other could."""
+    """The unit cannot resume the stream, and neither could any other."""
     LEFT = auto()
     """The client is gone."""
     CRASHED = auto()
-    """A callback of it has failed: a defect of the gate's own."""
+    """A callback has failed: a defect of the gate."""
     TICKED = auto()
     """Time has passed."""
 
 
 class Transition(NamedTuple):
-    """What is done, and which states may follow."""
+    """The action for an event, and the states that may follow."""
 
     action: Callable[..., Any]
-    """Called with the exchange, and with what the event is about."""
+    """Called with the exchange and the arguments of the event."""
     follows: tuple[ExchangeState, ...]
 
 

@@ -1,6 +1,6 @@
 """The life of an exchange as a table: in which state which event does what, and which state may follow.
 
-tests/laws holds that each pair of a state and an event has a row, or a reason why it cannot be.
+A test in tests/laws checks that each pair of a state and an event has a row, or a reason why it cannot occur.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from cellgate.proxy.request.states import ExchangeEvent, ExchangeState, Table, T
 
 _S, _E = ExchangeState, ExchangeEvent
 _SENT = (_S.HOLDING, _S.PROVING, _S.RESUMED)
-# What begins an attempt may fail before it returns, and then all that follows from that has happened.
+# Starting an attempt may fail before it returns; then the exchange has already moved on.
 _ANY = tuple(ExchangeState)[1:]
 _ENDS = (_S.OVER,)
 
@@ -36,7 +36,7 @@ TABLE: Table = {
     (_S.HOLDING, _E.TICKED): Transition(clocks.tick, _ANY),
     (_S.RELAYING, _E.DONE): Transition(answering.finish, _ENDS),
     (_S.RELAYING, _E.FAILED): Transition(breaking.break_stream, _ANY),
-    # A unit that shuts down in good order goes on with its streams: a stall will show it otherwise.
+    # A unit that shuts down gracefully continues its streams; a stall shows when it does not.
     (_S.RELAYING, _E.EVICTED): Transition(_ignore, (_S.RELAYING,)),
     (_S.RELAYING, _E.LEFT): Transition(ending.leave, _ENDS),
     (_S.RELAYING, _E.TICKED): Transition(clocks.tick, _ANY),
@@ -53,9 +53,9 @@ TABLE: Table = {
     (_S.RESUMED, _E.EVICTED): Transition(breaking.move, _ANY),
     (_S.RESUMED, _E.LEFT): Transition(ending.leave, _ENDS),
     (_S.RESUMED, _E.TICKED): Transition(clocks.tick, _ANY),
-    # A body that is read off the loop may be read when nobody waits for it any more.
+    # A body may be parsed off the loop after its client has left.
     (_S.OVER, _E.ASKED): Transition(_ignore, _ENDS),
-    # A connection that closes tells of that, whatever it has been told.
+    # A connection always reports its close, even after the response has ended.
     (_S.OVER, _E.LEFT): Transition(_ignore, _ENDS),
     (_S.OVER, _E.TICKED): Transition(_ignore, _ENDS),
     **{(state, _E.CRASHED): Transition(ending.collapse, _ENDS) for state in ExchangeState},
@@ -89,4 +89,4 @@ IMPOSSIBLE: dict[tuple[ExchangeState, ExchangeEvent], str] = {
     **{(_S.RELAYING, event): _HEAD_ONCE for event in (_E.REPLIED, _E.COMMITTED)},
     **{(_S.OVER, event): _CLOSED for event in (*_OF_PICKS, *_OF_UNITS)},
 }
-"""Each other pair, and why it does not occur."""
+"""All other pairs, each with the reason why it does not occur."""

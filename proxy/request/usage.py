@@ -1,4 +1,4 @@
-"""What an answer says it has used: read off its end by name and not parsed, for only estimates go by it."""
+"""The token usage of an answer. It is searched in its end and not parsed, because only estimates use it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _CACHED = pattern(rb'"cached_tokens"\s*:\s*(\d{1,9})')
 
 
 def read_usage(end: bytes) -> Usage | None:
-    """The last `usage` object in the end of an answer, whole or in events; None where there is none.
+    """The last `usage` object in the end of an answer, plain or in events; None if there is none.
 
     https://platform.openai.com/docs/api-reference/chat/object: prompt_tokens, completion_tokens, and
     prompt_tokens_details.cached_tokens; input_tokens and output_tokens in responses.

@@ -36,7 +36,7 @@ class Resuming(Protocol):
         """All is said: these are the last events."""
 
     def refused(self, reason: str) -> None:
-        """The unit cannot go on, and no other could."""
+        """The unit cannot resume the stream, and neither could any other."""
 
     def failed(self, failure: Failure) -> None:
         """The unit failed before it was proven."""

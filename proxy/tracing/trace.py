@@ -81,13 +81,13 @@ class Trace:
         self.unit_lines = b""
 
     def waited(self, since: float, until: float) -> None:
-        """It had a place in the queue."""
+        """It was queued."""
         self._whole("queue", since, until, {})
 
     # -- attempts ------------------------------------------------------------------------------------------
 
     def attempted(self, lease: Lease, before: int) -> None:
-        """A unit is asked, after `before` others were."""
+        """An attempt on a unit begins, after `before` others."""
         unit = lease.unit_state.unit
         attributes = {**_server(unit.url), "cellgate.unit": unit.name, "cellgate.cell": unit.cell}
         if before:
@@ -128,11 +128,11 @@ class Trace:
     # -- continuations -------------------------------------------------------------------------------------
 
     def broke(self, unit: str, at: float) -> None:
-        """A unit broke what it had begun to answer."""
+        """A unit broke its answer after the commit."""
         self._breaks.append(Break(unit, at))
 
     def settled(self, result: ContinuationResult) -> None:
-        """It is known what came of the first break of which it was not."""
+        """The result of the first break without a result is known."""
         for broken in self._breaks:
             if broken.result is None:
                 broken.result = result

@@ -29,27 +29,27 @@ class RemoteReports:
         self._control.mention((ToControl.FINISHED, *message))
 
     def retried(self, unit: str) -> None:
-        """A request goes on to another unit because this one failed it."""
+        """A request is retried on another unit because this one failed."""
         self._control.mention((ToControl.RETRIED, unit))
 
     def resumed(self, unit: str, result: ContinuationResult, reason: str = "") -> None:
-        """What became of a stream that `unit` broke."""
+        """The result of a stream that `unit` broke."""
         self._control.mention((ToControl.RESUMED, unit, result.value, reason))
 
     def forged(self) -> None:
-        """A stranger named a unit, or asked why a request goes to one."""
+        """A peer that is not trusted named a unit, or asked for an explanation."""
         self.forgeries += 1
 
     def ignored(self) -> None:
-        """A header line of another system made no sense."""
+        """A routing header had an invalid value and was ignored."""
         self.ignored_lines += 1
 
     def health_checked(self, about: str, state: str) -> None:
-        """A load balancer that says who it is has asked."""
+        """A load balancer, known by its user agent, has checked the health of a unit or of the gate."""
         self._control.mention((ToControl.HEALTH_CHECKED, about, state))
 
     def restart_suspected(self, state: UnitState) -> None:
-        """A unit has ended a connection out of turn."""
+        """A unit closed a connection unexpectedly."""
         if not state.retired:
             state.restart_suspected_at = self._now()
             self._control.say((ToControl.RESTART_SUSPECTED, state.unit.name, self._replica.version))
