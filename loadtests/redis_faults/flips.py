@@ -118,7 +118,9 @@ async def _round(
     for name in names:
         down_at = await asyncio.to_thread(first.flipped, name, "down", since)
         told = [
-            flip for flip in await asyncio.to_thread(second.flips, since, name) if "reports it as down" in flip["line"]
+            flip
+            for flip in await asyncio.to_thread(second.flips, since, name)
+            if "reports it as down" in flip["line"]
         ]
         if down_at is None or not told:
             missed.append(f"{name}: down at {down_at} at the first gate, heard by the second: {bool(told)}")
