@@ -1,7 +1,7 @@
-"""Which streams may be continued by another unit, as far as the request tells. Pure.
+"""Which streams may be resumed by another unit, judged by their request. Pure.
 
-A list of what is known to be harmless, not of what is known to harm: a field that nobody here knows might
-mean anything. Fields: OpenAI's API, vLLM 0.6 to 0.33, SGLang 0.4 to 0.5.23.
+It is a list of harmless fields, not of harmful ones: an unknown field might mean anything.
+Fields: OpenAI's API, vLLM 0.6 to 0.33, SGLang 0.4 to 0.5.23.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ONLY_AS: dict[str, tuple[object, ...]] = {
     "modalities": (["text"],),
     "use_beam_search": (False,),
     "length_penalty": (1, 1.0),
-    # These look at what was generated, and another unit would take it for the prompt.
+    # These depend on the generated text, which another unit would take as part of the prompt.
     "frequency_penalty": (0, 0.0),
     "presence_penalty": (0, 0.0),
     "repetition_penalty": (1, 1.0),
@@ -64,7 +64,7 @@ def why_ineligible(body: dict[str, Any], *, chat: bool) -> str:
 
 
 def _is_one_of(value: object, known: tuple[object, ...]) -> bool:
-    # Compared and not written as JSON: values come as large and as deep as a client likes.
+    # Compared and not serialised: a client may send values of any size and depth.
     return any(type(value) is type(each) and value == each for each in known)
 
 

@@ -1,4 +1,4 @@
-"""Events of one reply on their way: which may go on to the client, and what is wrong with the next. Pure."""
+"""The events of one reply: which may be sent to the client, and what is wrong with the next. Pure."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from cellgate.proxy.wire.sse import (
 )
 
 TAIL_BYTES = 16 * 1024
-"""More of an event than that is shown before its end has come, if it goes on as it is."""
+"""A longer event is sent before its end has arrived, unless it must be rewritten."""
 _TOO_LARGE = f"an event larger than {LIMITS.event_bytes} bytes"
 
 
 class Passage:
-    """Holds the beginning of a stream until it shows what it is, and later the beginning of each event.
+    """Holds the beginning of a stream until its first event with data, and later the beginning of each event.
 
-    `in_event`: a large event was shown in part. `stitch` rewrites the events of a unit that goes on for
-    another: these must be whole.
+    `in_event`: a large event was sent in part. `stitch` rewrites the events of a unit that resumes a stream;
+    these must be whole.
     """
 
     __slots__ = ("_before", "_begun", "_size", "_tail", "in_event", "stitch")
@@ -34,28 +34,30 @@ class Passage:
         self._tail: list[bytes] = []
         self._size = 0
         self._before = b"\n"
-        """The byte before what comes next: a line end where an event may begin."""
+        """The byte before the next one: a line end where an event may begin."""
         self._begun = False
         self.in_event = False
         self.stitch: Stitch | None = None
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is held, and the next event is yet to begin."""
+        """Whether nothing is held, and the next byte begins an event."""
         return not self._size and not self.in_event
 
     @property
     def is_over(self) -> bool:
-        """Whether all was said, though the unit may not have ended."""
+        """Whether the answer is complete, although the unit may not have ended its stream."""
         return self.stitch is not None and self.stitch.is_over
 
     def begin(self, body: bytes, *, ended: bool) -> bytes | Failure | None:
-        """All that has come, once it shows work; None: not yet; or what is wrong. `ended`: that is all."""
+        """All that was received, once it has data; None: not yet; or the failure. `ended`: nothing
+        follows.
+        """
         events = self._take(body)
         if events and not self._begun:
             self._begun = True
             events = events.removeprefix(BOM)
-        # Mostly the very first bytes are those of data.
+        # Usually the first bytes are data.
         is_data = events.startswith(b"data:")
         if is_data or carries_data(events):
             if b"error" in events and is_error(events):
@@ -72,7 +74,7 @@ class Passage:
         return None
 
     def feed(self, body: bytes, *, ended: bool) -> tuple[bytes, Failure | None]:
-        """What may be shown now, and what is wrong with what follows."""
+        """What may be sent now, and what is wrong with the rest."""
         if self.in_event:
             return self._feed_rest(body, ended=ended)
         events = self._take(body)
@@ -96,7 +98,7 @@ class Passage:
         return good, failure
 
     def _feed_rest(self, body: bytes, *, ended: bool) -> tuple[bytes, Failure | None]:
-        """The rest of an event that was shown in part goes on as it comes."""
+        """The rest of an event that was sent in part is sent as it arrives."""
         end = first_end(body, self._before)
         if not end:
             self._before = body[-1:] or self._before

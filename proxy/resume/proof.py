@@ -1,7 +1,7 @@
-"""How another unit goes on with a broken stream: the proof that it can, and the request it gets. Pure.
+"""Resuming a broken stream on another unit: the proof that it can, and the request it gets. Pure.
 
-The text shown goes back as the beginning of the answer. Templates may trim or wrap it, so this is proven
-first: what the unit would be asked to continue is the prompt as it was, then that text, and nothing else.
+The text already sent is given to the unit as the beginning of the answer. Templates may trim or wrap it, so
+it is proven first that the unit would continue the original prompt followed by exactly this text.
 Wire formats: `/tokenize` and `/detokenize` of vLLM 0.6 to 0.33 and SGLang 0.4 to 0.5.23.
 """
 
@@ -21,7 +21,7 @@ _UNKNOWN_CHARACTER = "\ufffd"
 
 
 class UnprovenError(Exception):
-    """It cannot be shown that the unit would go on exactly where the text ends."""
+    """It is not proven that the unit would continue exactly where the text ends."""
 
 
 class ProofRequest(NamedTuple):
@@ -32,14 +32,14 @@ class ProofRequest(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """How many tokens the unit counts: of the prompt (None: it cannot tell), and of the text shown."""
+    """The unit's token counts: of the prompt (None: unknown), and of the text already sent."""
 
     prompt: int | None
     shown: int
 
 
 Proof = Generator[ProofRequest, dict[str, Any], Tokens]
-"""Asks its questions one by one, is sent the answers, and returns the counts. Raises UnprovenError."""
+"""A generator: yields requests, is sent the answers, and returns the counts. Raises UnprovenError."""
 
 
 def extended(body: dict[str, Any], text: str, *, chat: bool) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def extended(body: dict[str, Any], text: str, *, chat: bool) -> dict[str, Any]:
 
 
 def remaining(body: dict[str, Any], shown: int, *, chat: bool) -> dict[str, int] | None:
-    """The limits of `body` less the tokens shown; None when nothing is left to say."""
+    """The token limits of `body` less the tokens already sent; None when no token is left."""
     limits = {name: body[name] for name in _LIMITS if isinstance(body.get(name), int)}
     if not limits and not chat:
         limits = {"max_tokens": COMPLETION_TOKENS}
@@ -68,7 +68,7 @@ def remaining(body: dict[str, Any], shown: int, *, chat: bool) -> dict[str, int]
 
 
 def prove(body: dict[str, Any], text: str, *, chat: bool, engine: str) -> Proof:
-    """Prove that a unit that runs `engine` would go on with `body` where `text` ends."""
+    """Prove that a unit that runs `engine` would continue the answer to `body` where `text` ends."""
     if _UNKNOWN_CHARACTER in text:
         raise UnprovenError("its text contains a replacement character (U+FFFD)")
     model = {"model": body["model"]} if body.get("model") else {}
@@ -84,12 +84,12 @@ def prove(body: dict[str, Any], text: str, *, chat: bool, engine: str) -> Proof:
     after = yield from _tokens(_rendering(extended(body, text, chat=chat), chat=chat))
     common = _common(before, after)
     yield from _same(model, before, after, max(0, common - CONTEXT_TOKENS), text)
-    # Where the end of the prompt and the beginning of the text have become one token, it counts as shown.
+    # A token that spans the end of the prompt and the beginning of the text counts as sent.
     return Tokens(len(before), len(after) - common)
 
 
 def _rendering(body: dict[str, Any], *, chat: bool) -> dict[str, Any]:
-    """What /tokenize has to be asked for the tokens of the prompt of `body`."""
+    """The request to /tokenize for the prompt of `body`."""
     if not chat:
         return {name: body[name] for name in ("model", "prompt") if name in body}
     rendered = {name: body[name] for name in _RENDERED if body.get(name) is not None}
@@ -108,7 +108,9 @@ def _tokens(body: dict[str, Any]) -> Generator[ProofRequest, dict[str, Any], lis
 def _same(
     model: dict[str, Any], before: list[int], after: list[int], start: int, text: str
 ) -> Generator[ProofRequest, dict[str, Any], None]:
-    """What `after` holds from `start` on must read as what `before` holds from there, and then `text`."""
+    """The tokens of `after` from `start` on must decode to those of `before` from there, followed by
+    `text`.
+    """
     old = yield from _text(model, before[start:])
     new = yield from _text(model, after[start:])
     if new != old + text:

@@ -1,7 +1,7 @@
-"""What a client has been shown of a stream, kept in case its unit breaks. Pure.
+"""What a client was sent of a stream, kept in case its unit breaks it. Pure.
 
-Bytes are kept as they were sent and are read only when they are many or the stream has broken: as long as
-all is well, keeping costs an append. Of a stream that no unit could go on with, the end alone is kept.
+Bytes are kept as they were sent. They are parsed only when there are many or the stream has broken, so
+keeping them costs an append. Of a stream that no unit could resume, only the end is kept.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from cellgate.proxy.resume.transcript import DONE, Transcript
 from cellgate.proxy.wire.sse import is_end
 
 FOLD_BYTES = 12 * 1024
-"""So many bytes are kept raw; then what they say replaces them."""
+"""Above this many raw bytes they are replaced by their text."""
 _USUAL_ENDS = (b"e\r\ndata: [DONE]\n\n\r\n", b"data: [DONE]\n\n")
-"""How nearly all streams end: known without being read."""
+"""The usual end of a stream, recognised without parsing."""
 END_CHUNKS = 3
-"""The last token, what was used, and the end."""
+"""Enough for the last token, the usage and the end."""
 
 
 class ReplayBuffer:
@@ -34,18 +34,18 @@ class ReplayBuffer:
         self.chunks: list[bytes] | deque[bytes] = [] if whole else deque(maxlen=END_CHUNKS)
 
     def read(self) -> Transcript:
-        """Fold all that was kept, and say what it amounts to."""
+        """Parse all that was kept, and return the transcript."""
         transcript = self._transcript()
         transcript.read(self.chunks)
         self.chunks.clear()
         return transcript
 
     def end(self) -> bytes:
-        """What was shown last, as far as it has not been folded."""
+        """The end of what was sent, as far as it is still raw."""
         return b"".join(list(self.chunks)[-END_CHUNKS:])
 
     def keep_tail(self) -> None:
-        """Nobody could go on with it: from now on keep its end alone."""
+        """The stream cannot be resumed: from now on keep only its end."""
         self.whole = False
         self._transcript().skip()
         self.chunks = deque(self.chunks, maxlen=END_CHUNKS)
@@ -58,7 +58,7 @@ class ReplayBuffer:
         return transcript.has_choice and not transcript.is_done and not transcript.finish
 
     def _transcript(self) -> Transcript:
-        """What was folded so far. Most answers end before any of them is."""
+        """The transcript so far. Most answers end before anything is parsed."""
         if self._folded is None:
             self._folded = Transcript(framed=self._framed)
         return self._folded

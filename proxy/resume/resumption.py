@@ -1,7 +1,7 @@
-"""How a stream goes on that its unit broke: what was shown, the proof that another can go on, its request.
+"""Resuming a broken stream: what was sent, the proof that another unit can resume it, its request.
 
-What may be continued stands in eligible.py and transcript.py, how in proof.py. Here the
-questions of the proof are put to the unit, one after the other.
+eligible.py and transcript.py decide what may be resumed, proof.py how. This module sends the requests of the
+proof to the unit, one after another.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class Resuming(Protocol):
     """The exchange. One of these is called once after `Resumption.begin`, unless that is abandoned."""
 
     def go_on(self, body: bytes, replay: ReplayBuffer, stitch: Stitch) -> None:
-        """It is proven: send the unit this, and stitch what it answers to what is kept."""
+        """It is proven: send the unit this, and stitch its answer to what was sent before."""
 
     def conclude(self, events: bytes) -> None:
-        """All is said: these are the last events."""
+        """The text is complete: these are the last events."""
 
     def refused(self, reason: str) -> None:
         """The unit cannot resume the stream, and neither could any other."""
@@ -87,21 +87,21 @@ class Resumption:
         return transcript.why_not or ("" if self._replay.whole else "only its end is in the replay buffer")
 
     def last_events(self) -> bytes | None:
-        """What a complete text still lacks, if no unit need be asked for it."""
+        """The events that a complete text still lacks, if no unit is needed for them."""
         transcript = self._replay.read()
         if transcript.is_done:
             return b""
         return ending(self._body, transcript, None, chat=self._chat) if transcript.finish else None
 
     def begin(self, owner: Resuming, pool: Pool, engine: str, head: MakeHead, *, fresh: bool = False) -> None:
-        """Ask a unit that runs `engine` to go on; `owner` is told what came of it."""
+        """Ask a unit that runs `engine` to resume the stream; `owner` gets the result."""
         self._owner = owner
         transcript = self._replay.read()
         self._start = (
             len(transcript.text) if transcript.finish else token_start(transcript.text, stops_of(self._body))
         )
         if not self._start and not transcript.finish:
-            # It begins anew: it is the same request, and only the frame is stitched.
+            # It starts from the beginning: the request is the same, and only the frame is stitched.
             self._owner.go_on(
                 self._request.body, self._replay, Stitch(self._body, transcript, Tokens(None, 0), 0)
             )
@@ -109,7 +109,7 @@ class Resumption:
         self._pool, self._head = pool, head
         text = transcript.text[: self._start]
         if transcript.finish and not self._body.get("include_stop_str_in_output"):
-            # It was generated as well, and only its tokens are asked for here.
+            # The stop string was generated as well; only its tokens are counted here.
             text += transcript.stop
         self._proof = prove(self._body, text, chat=self._chat, engine=engine)
         self._ask(None, fresh=fresh)
@@ -122,7 +122,7 @@ class Resumption:
     # -- the unit's answers --------------------------------------------------------------------------------
 
     def answered(self, status: int, body: bytes) -> None:
-        """What it answered to a question."""
+        """The unit answered a request of the proof."""
         if status >= 500 or status == 429:
             kind = FailureKind.BUSY if status in (429, 503) else FailureKind.UNIT_ERROR
             self._owner.failed(Failure(kind, f"it answered {status} to the check before resuming the stream"))
@@ -141,7 +141,7 @@ class Resumption:
         assert self._proof is not None
         assert self._pool is not None
         try:
-            # The first "answer" is none, which starts the generator.
+            # Sending None starts the generator.
             question = self._proof.send(answer)  # type: ignore[arg-type]
         except StopIteration as end:
             self._proven(end.value)

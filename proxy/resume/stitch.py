@@ -1,6 +1,6 @@
-"""Two streams made one: the events of the unit that goes on, rewritten as if the first had sent them. Pure.
+"""Joins two streams: the events of the second unit are rewritten as if the first had sent them. Pure.
 
-The client has one id, one role, one count of tokens and one end; where the seam is, nothing tells.
+The client sees one id, one role, one token count and one end; the boundary is invisible.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ _COUNTS = ("prompt_tokens", "completion_tokens")
 
 
 class MismatchError(Exception):
-    """The unit that goes on says what cannot follow: something else than was shown, or no text at all.
+    """The second unit sent what cannot follow: a text that differs from what was sent before, or no text.
 
-    `shown` is what the client gets of what came before.
+    `shown` is what the client still gets of the events before it.
     """
 
     shown = b""
 
 
 class Stitch:
-    """Rewrites what one unit sends. `transcript` is what the client has been shown, and grows with it.
+    """Rewrites the events of one unit. `transcript` is what the client was sent, and grows with them.
 
-    It goes on from the first `start` characters of the text, which are `tokens` by its count. `is_over`: all
-    was said, the unit is not to be heard any more.
+    The unit continues after the first `start` characters of the text, which are `tokens` by its count.
+    `is_over`: the answer is complete, further events are ignored.
     """
 
     __slots__ = (
@@ -56,21 +56,21 @@ class Stitch:
         text = transcript.text
         start = len(text) if start is None else start
         self._stop_strings = BoundaryStops(text[:start], _stops(body, tokens.shown))
-        # What it has to say once more, because it was shown behind the place where it goes on.
+        # What it must repeat, because it was sent after the point where the unit starts.
         self._again = text[start:]
         self._spells_stops = bool(body.get("include_stop_str_in_output"))
         self._wants_usage = wants_usage(body)
         self._usage_so_far = _option(body, "continuous_usage_stats")
         self._options = body.get("stream_options")
         self._used: dict[str, Any] | None = None
-        """What it last told to have used, as of one answer."""
+        """The last usage it reported, summed over both parts."""
         self._events = 0
         """Of its text: usually one for each token."""
         self.is_over = False
 
     @property
     def options(self) -> dict[str, Any]:
-        """Fields its request needs besides: if the text may end here, its tokens must be counted here."""
+        """Additional fields of its request: if the text may end here, its tokens must be counted here."""
         if self._stop_strings.is_over or not self._wants_usage or not isinstance(self._options, dict):
             return {}
         return {"stream_options": {**self._options, "continuous_usage_stats": True}}
@@ -117,7 +117,7 @@ class Stitch:
         return event
 
     def _take_usage(self, document: dict[str, Any]) -> dict[str, Any] | None:
-        """What the client is told to have been used, as of one answer."""
+        """The usage for the client, summed over both parts."""
         usage, choices = document.get("usage"), document.get("choices") or []
         self._events += bool(choices) and not _is_role(choices[0])
         if not usage:
@@ -126,13 +126,13 @@ class Stitch:
             raise MismatchError("a usage in an unknown format")
         self._used = _summed(usage, self._tokens)
         if choices and not self._usage_so_far:
-            # It was asked for on our own account.
+            # The gate requested it, not the client.
             del document["usage"]
             return None
         return self._used
 
     def _stitch_choice(self, choice: dict[str, Any]) -> bool:
-        """Whether it has anything for the client."""
+        """Whether the choice has anything for the client."""
         part, key = (choice["delta"], "content") if choice.get("delta") is not None else (choice, "text")
         if part is not choice and self.transcript.has_role:
             part.pop("role", None)
@@ -144,7 +144,7 @@ class Stitch:
         return bool(text or choice.get("finish_reason") or (part is not choice and any(part.values())))
 
     def _past_boundary(self, choice: dict[str, Any], text: str) -> str:
-        """What is new of `text`; it ends where a stop string does that began before the boundary."""
+        """The new part of `text`; it ends at the end of a stop string that began before the boundary."""
         text, stop = self._stop_strings.feed(text)
         if stop is not None:
             if self._wants_usage and self._tokens.prompt is None and self._used is None:
@@ -167,7 +167,7 @@ class Stitch:
         return text[len(again) :]
 
     def _ended(self, document: dict[str, Any]) -> bytes:
-        """What follows the event that ends the text, when it is us who end it."""
+        """The events after the end of the text, when the gate ends it."""
         self.transcript.is_done = True
         usage, prompt = self._used, self._tokens.prompt
         if usage is None and prompt is not None:
@@ -194,7 +194,7 @@ def ending(
     if wants_usage(body) and not transcript.has_usage:
         if tokens is None or tokens.prompt is None:
             return None
-        # The token that ended the text has none, unless the text was cut there.
+        # The token that ended the text has no text, unless the text was cut there.
         shown_tokens = tokens.shown + (transcript.finish == "stop" and not transcript.stop)
         out += _event({**document, "choices": [], "usage": _usage(tokens.prompt, shown_tokens)})
     return out + _event(DONE)
@@ -211,7 +211,7 @@ def _option(body: dict[str, Any], name: str) -> bool:
 
 
 def _is_role(choice: dict[str, Any]) -> bool:
-    """Whether it only says who speaks."""
+    """Whether the choice has only a role."""
     delta = choice.get("delta") or {}
     return "role" in delta and not delta.get("content") and not choice.get("finish_reason")
 

@@ -1,10 +1,10 @@
 """Stop strings across the boundary between two units. Pure.
 
-1. An engine looks for stop strings in its own output only. One may have begun in what was shown (SGLang shows
-   such text), and only whoever knows both sides can see it end.
-2. vLLM shows no text that may yet become a stop string: it holds some characters back. So what was shown may
-   end within a token, where no model can go on as it would have. The next unit goes on from a place where
-   a token began, says what was shown behind it once more, and must say the same.
+1. An engine looks for stop strings in its own output only. One may have begun in the text that was sent
+   before (SGLang sends such text), so only the gate, which knows both parts, can see it end.
+2. vLLM holds back text that may become a stop string, so the text may end within a token, where no model can
+   continue as it would have. The next unit starts where a token began and must repeat exactly the text that
+   was sent after that point.
 
 Stop strings may be long: all here is linear in their length, and that is bounded (LIMITS.stop_bytes).
 """
@@ -28,7 +28,7 @@ def stops_of(body: dict[str, Any]) -> list[str]:
 
 
 def token_start(shown: str, stops: Iterable[str]) -> int:
-    """Where to go on: at the end of `shown`, or, with stop strings, at the last place where a token began."""
+    """Where to resume: at the end of `shown`, or, with stop strings, where its last token began."""
     if all(len(stop) < 2 for stop in stops):
         return len(shown)
     found = _LAST_WORD.match(shown)
@@ -69,7 +69,7 @@ class BoundaryStops:
 
     def __init__(self, shown: str, stops: Iterable[str]) -> None:
         self.stop = ""
-        """The stop string that has come to its end."""
+        """The stop string that is complete."""
         self._held = ""
         self._begun = []
         for stop in stops:
@@ -87,7 +87,7 @@ class BoundaryStops:
         return not self._begun
 
     def feed(self, text: str) -> tuple[str, str | None]:
-        """The text that may be shown now, and, when a stop string is complete, its part behind the
+        """The text that may be sent now, and, when a stop string is complete, its part after the
         boundary.
         """
         if not self._begun:
@@ -98,7 +98,7 @@ class BoundaryStops:
             if complete := next((match for match in begun if match.take(char)), None):
                 self.stop = complete.stop
                 return "", self._held[:behind]
-            # What has matched more than is behind the boundary has begun before it.
+            # A match that is longer than the text after the boundary began before it.
             begun = [match for match in begun if match.size > behind]
             if not begun:
                 break

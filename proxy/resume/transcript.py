@@ -1,7 +1,7 @@
 """The transcript of a stream of chat or completions: its text so far, read from its events. Pure.
 
-Only what is known to be plain text of one choice is taken for it. Whatever else an event carries (reasoning,
-tool calls, log probabilities, a second choice) makes the stream one that no other unit can go on with.
+Only plain text of one choice is accepted. Anything else in an event (reasoning, tool calls, log
+probabilities, a second choice) means that no other unit can resume the stream.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.wire.sse import extra_field, payload, split
 
 TEXT_CHARS = 1 << 20
-"""Longer texts are not continued: they would have to be sent as a prompt, and kept until then."""
+"""Longer texts are not resumed: they would have to be kept, and then sent as a prompt."""
 DONE = b"[DONE]"
 
 STOPPED_BY = ("stop_reason", "matched_stop")
@@ -29,11 +29,11 @@ _NO_TEMPLATE = (b"", b"")
 _PART_CHARS = 1 << 16
 """Texts are joined up to this length."""
 _FEW = 4
-"""So few pieces are not worth a look at all of them at once."""
+"""Fewer pieces than this are read one by one."""
 
 
 class Transcript:
-    """What one client has been shown of one answer; `framed`, when that is read in whole HTTP chunks.
+    """What one client was sent of one answer; `framed`: it is read in whole HTTP chunks.
 
     `frame` is what all its events have in common, `finish` its finish reason, `stop` the stop string behind
     that, `strange` what it has carried that is no plain text, `closed` whether its last event was complete,
@@ -87,7 +87,7 @@ class Transcript:
         return ""
 
     def read(self, pieces: Iterable[bytes]) -> None:
-        """Take in what was shown; what follows the last complete event waits for the next piece."""
+        """Add what was sent; an incomplete event waits for the next piece."""
         left, known = iter(pieces), len(self._parts)
         while self._template is _NO_TEMPLATE and (piece := next(left, None)) is not None:
             self._read_piece(piece)
@@ -98,7 +98,7 @@ class Transcript:
         self._parts[known:] = ["".join(self._parts[known:])]
 
     def _read_alike(self, pieces: list[bytes]) -> None:
-        """Read what is for the most part alike: all at once if it all is, else the more so in halves."""
+        """Read events that are mostly alike: all at once, or recursively in halves."""
         if len(pieces) > _FEW:
             if not self._match_all(pieces):
                 middle = len(pieces) // 2
@@ -118,7 +118,7 @@ class Transcript:
             self._read_event(event)
 
     def skip(self) -> None:
-        """What is read next does not follow what was read last."""
+        """The next piece does not follow the last one."""
         self._tail, self.closed = b"", True
 
     def _events(self, data: bytes) -> list[bytes]:
@@ -139,7 +139,7 @@ class Transcript:
             self._parse(data, event)
 
     def take(self, document: dict[str, Any]) -> None:
-        """Take the object of one event in."""
+        """Add the object of one event."""
         self.events += 1
         if not self.frame:
             self.frame = {key: document[key] for key in _FRAME if key in document}
@@ -149,7 +149,7 @@ class Transcript:
             self.has_choice = True
             if isinstance(choice, dict):
                 self._take_choice(choice)
-        # With a choice it is what has been used so far: that is not the last word.
+        # With a choice it is the usage so far, not the final one.
         self.has_usage = self.has_usage or (bool(document.get("usage")) and not choices)
 
     def _parse(self, data: bytes, event: bytes) -> None:
@@ -167,7 +167,7 @@ class Transcript:
             self._learn_template(event, self._parts[-1])
 
     def _learn_template(self, event: bytes, text: str) -> None:
-        """Nearly all events of a stream differ in their text alone: what stands around it is remembered."""
+        """Nearly all events of a stream differ only in their text: what surrounds it is the template."""
         key = b'"content":' if b'"content":' in event else b'"text":'
         for space in (b"", b" "):
             before, found, behind = event.partition(key + space + orjson.dumps(text))
@@ -175,10 +175,10 @@ class Transcript:
                 self._template = (before + key, behind + b"\r\n")
 
     def _match_all(self, pieces: list[bytes]) -> bool:
-        """Take in chunks that all match the template, each with one event; False, and none is taken, if not.
+        """Add chunks that all match the template, each with one event; False, and none is added, if not.
 
-        This is for each token of long streams: what stands between the halves of the template is the JSON of
-        a text, and many of them are parsed at once. An event more in a chunk would be no JSON there.
+        This runs for each token of long streams: between the halves of the template is the JSON of a text,
+        and many of them are parsed at once. A second event in a chunk would not be valid JSON there.
         """
         if not self.closed:
             return False
@@ -199,7 +199,7 @@ class Transcript:
         return len(casts) == len(events) and self._template is not _NO_TEMPLATE and self._take_texts(casts)
 
     def _take_texts(self, casts: list[bytes]) -> bool:
-        """Take in texts that are the JSON of one each; False, and none is, if they are not."""
+        """Add texts that are each the JSON of a string; False, and none is added, if they are not."""
         try:
             texts = orjson.loads(b"[%b]" % b",".join(casts))
         except orjson.JSONDecodeError:
@@ -229,7 +229,7 @@ class Transcript:
 
 
 def unsupported_in(document: dict[str, Any]) -> str:
-    """What the object of an event carries besides the plain text of one choice; empty: nothing."""
+    """What the object of an event has besides the plain text of one choice; empty: nothing."""
     choices = document.get("choices") or []
     if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
         return "choices in an unknown format"
@@ -247,5 +247,5 @@ def unsupported_in(document: dict[str, Any]) -> str:
 
 
 def _unknown(fields: dict[str, Any], known: frozenset[str]) -> str:
-    """A field that is not known and says something."""
+    """An unknown field with a value."""
     return next((key for key in fields.keys() - known if fields[key] not in _EMPTY), "")

@@ -1,8 +1,10 @@
-"""The memory all request bodies share: reading pauses when it is spent, and goes on when some comes back.
+"""The memory that all request bodies share: reading pauses when it is used up, and resumes when some is
+freed.
 
-1. A body draws as it comes, and ahead in proportion to that, up to what was declared. So who only declares a
-   large body has nothing, and who has sent a sixteenth can end: not all wait for one another.
-2. A part is kept for small bodies, which go on while large ones wait.
+1. A body reserves memory as it arrives, and ahead in proportion, up to its declared length. So a client that
+   only declares a large body reserves nothing, and one that has sent a sixteenth can complete its body:
+   bodies do not deadlock.
+   2. A part is kept for small bodies, which are read on while large ones wait.
 """
 
 from __future__ import annotations
@@ -12,9 +14,9 @@ from collections.abc import Callable
 from cellgate.proxy.config.limits import LIMITS
 
 _AHEAD = 16
-"""So many times what has come of a body is drawn for it."""
+"""A body may reserve this many times what has arrived of it."""
 _KEPT_PART = 8
-"""One part in so many is kept for small bodies."""
+"""One part in this many is kept for small bodies."""
 
 
 def wanted(size: int, length: int) -> int:
@@ -23,7 +25,7 @@ def wanted(size: int, length: int) -> int:
 
 
 class BodyMemory:
-    """Counts bytes. Whoever gets no for an answer leaves a callback and is called when bytes came back.
+    """Counts bytes. A caller that is refused leaves a callback, which is called when bytes are freed.
 
     `largest` is the size of the largest body there may be: one of them always has room.
     """
@@ -52,11 +54,11 @@ class BodyMemory:
         return True
 
     def hold(self, size: int) -> None:
-        """Count bytes that are there already, whether there was room for them or not."""
+        """Count bytes that have already arrived, whether there was room for them or not."""
         self.used += size
 
     def give(self, size: int) -> None:
-        """Give bytes back and call those who wait, in the order they came."""
+        """Free bytes and call the waiters, in their order."""
         self.used -= size
         if self._waiters:
             waiters, self._waiters = self._waiters, {}
@@ -64,7 +66,7 @@ class BodyMemory:
                 waiter()
 
     def wait(self, waiter: Callable[[], None]) -> None:
-        """Have `waiter` called once, after bytes came back; it asks anew then."""
+        """Have `waiter` called once, after bytes were freed; it must then reserve again."""
         self._waiters[waiter] = None
 
     def forget(self, waiter: Callable[[], None]) -> None:

@@ -13,16 +13,16 @@ REPLY_BYTES = 64 << 20
 
 
 class Caller(Protocol):
-    """Who is told what came of a call: one of the two, once, unless the call is abandoned."""
+    """Gets the result of a call: one of the two is called, once, unless the call is abandoned."""
 
     def answered(self, status: int, body: bytes) -> None: ...
     def failed(self, failure: Failure) -> None: ...
 
 
 class Call:
-    """One request on its way. Also the taker of its connection, and the sink of its reply.
+    """One request in flight. Also the taker of its connection, and the sink of its reply.
 
-    `over`: the caller was told, or the call is abandoned; `reply_head` is there once it has come.
+    `over`: the caller has the result, or the call is abandoned; `reply_head` is set once it has arrived.
     """
 
     __slots__ = ("_body", "_caller", "_conn", "_head", "_max_bytes", "_pool", "_reply", "over", "reply_head")
@@ -41,14 +41,14 @@ class Call:
         self.over = False
 
     def begin(self, *, fresh: bool = False) -> None:
-        """Send it on a connection, a new one if `fresh`. It may begin anew when it has failed."""
+        """Send it on a connection, a new one if `fresh`. A call that has failed may begin again."""
         self.over = False
         self._conn = self.reply_head = None
         self._reply = bytearray()
         self._pool.take(self, fresh=fresh)
 
     def abandon(self) -> None:
-        """Nobody waits for the reply any more."""
+        """Stop waiting for the reply."""
         if self.over:
             return
         self.over = True
@@ -81,6 +81,6 @@ class Call:
             self._caller.answered(head.status, bytes(self._reply))
 
     def on_failed(self, failure: Failure) -> None:
-        """There will be no (more of the) reply."""
+        """The reply failed."""
         self.over = True
         self._caller.failed(failure)

@@ -1,14 +1,14 @@
 """The client's side: bytes in, whole requests in order out, answers back.
 
 Rules:
-1. Requests are parsed as they come (intake.py) and answered one after the other, in order (RFC 9112, 9.3.2).
-2. What does not parse is answered after those before it, and the connection ends there.
-3. While a request is in flight its client is read on, up to 64 KiB of pipelined bytes, so that its leaving
-   is seen.
-4. No request is begun while the client has yet to read much of the answers before it.
-5. Whatever happens here, the exchange in flight is told once, and bodies give their memory back.
-6. What is parsed and begun in one turn of the loop is bounded (see limits.py); the rest goes on in the next,
-   in the same order, and nothing more is read until then.
+1. Requests are parsed as they arrive (intake.py) and answered one after another, in order (RFC 9112, 9.3.2).
+2. A malformed request is answered after those before it, and the connection is then closed.
+3. While a request is in flight its client is still read, up to 64 KiB of pipelined bytes, so that a close is
+   seen.
+4. No request is started while the client has not read most of the answers before it.
+5. The exchange in flight learns once that the client has left, and bodies free their memory.
+6. The work of one turn of the loop is bounded (see limits.py); the rest follows in the next turn, in the same
+   order, and nothing more is read until then.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 PIPELINED_BYTES = 64 * 1024
 CLOSE_S = 5.0
 _REQUEST_BYTES = LIMITS.request_bytes_per_turn // LIMITS.pipelined_requests_per_turn
-"""What a pipelined request costs, in bytes of bodies."""
+"""The cost of a pipelined request, in bytes of bodies."""
 
 
 class ClientExchange(Protocol):
@@ -57,7 +57,7 @@ class ConnectionHost(IntakeBounds, Protocol):
 
 
 class ClientConnection(asyncio.Protocol):
-    """One client connection. `deadline` is when the present phase must end; the gate's tick looks at it."""
+    """One client connection. `deadline` is when the present phase must end; the gate's tick checks it."""
 
     __slots__ = (
         "_ended",
@@ -100,12 +100,12 @@ class ClientConnection(asyncio.Protocol):
         try:
             self._open(transport)
         except Exception as error:
-            # Else it would stay open, and nobody would know of it.
+            # Otherwise it would stay open without an owner.
             self._host.defect("a client could not be accepted", error)
             cast(asyncio.Transport, transport).abort()
 
     def _open(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are no subclass of asyncio's, so this cannot be asserted.
+        # uvloop's transports are not subclasses of asyncio's, so this cannot be asserted.
         transport = cast(asyncio.Transport, transport)
         self._transport = transport
         peername = transport.get_extra_info("peername")
@@ -245,7 +245,7 @@ class ClientConnection(asyncio.Protocol):
             reset(self._transport)
 
     def leave_if_idle(self, linger_s: float) -> None:
-        """Close a connection on which nothing is in flight and nothing comes for so long: the gate stops."""
+        """Close a connection without a request in flight after this time, because the gate stops."""
         if self.is_idle():
             self.deadline = min(self.deadline, self._host.now() + linger_s)
 
@@ -264,12 +264,12 @@ class ClientConnection(asyncio.Protocol):
         return self._intake.begun_at > 0.0
 
     def is_slow(self, now: float, after_s: float) -> bool:
-        """True while a head is being read that began so long ago, and nothing else is under way."""
+        """True while only a head is being read that began this long ago."""
         is_reading = self.exchange is None and self._intake.in_head
         return is_reading and now - self._intake.begun_at > after_s
 
     def close_idle(self) -> None:
-        """End a connection on which nothing is under way: others need its place."""
+        """Close an idle connection, to make room for others."""
         if self._intake.reader.in_head:
             self._reject(
                 Failure(FailureKind.HEAD_TIMEOUT, "the request's head did not arrive while others waited")
@@ -278,7 +278,7 @@ class ClientConnection(asyncio.Protocol):
             self.close()
 
     def tick(self, now: float) -> None:
-        """Look at the clocks of this connection and of its exchange."""
+        """Check the deadlines of this connection and of its exchange."""
         if not self._reading and self._transport is not None and has_left(self._transport):
             self.cut()
         elif now > self.deadline:
@@ -291,7 +291,7 @@ class ClientConnection(asyncio.Protocol):
             self._reject(Failure(FailureKind.BODY_TIMEOUT, reason))
 
     def _expire(self) -> None:
-        """The deadline has passed: for a connection without a request that is the end, else a 408."""
+        """The deadline has passed: close a connection without a request, else answer 408."""
         self.deadline = inf
         if self._ended:
             self.cut()
@@ -304,7 +304,7 @@ class ClientConnection(asyncio.Protocol):
     # -- inside --------------------------------------------------------------------------------------------
 
     def serve(self) -> int:
-        """Serve what waits, as much as one turn of the loop allows; how many requests that were. Not
+        """Serve waiting requests, as many as one turn of the loop allows; returns their number. Not
         re-entrant: an exchange that ends at once comes back through `finish`.
         """
         if self._pumping or self._turn_due:
@@ -364,11 +364,11 @@ class ClientConnection(asyncio.Protocol):
         self.close()
 
     def update_reading(self) -> None:
-        """Read what the client sends, unless there is enough to do without."""
+        """Read from the client, unless enough is waiting already."""
         if self.exchange is not None or self._write_paused:
             is_full = self._queued_bytes > PIPELINED_BYTES
         else:
-            # Another turn of the loop goes on with it.
+            # The rest follows in another turn of the loop.
             is_full = bool(self._intake.reader.unread)
         if is_full or self._intake.awaiting_memory:
             if self._reading and self._transport is not None and not self._transport.is_closing():

@@ -1,4 +1,4 @@
-"""The failure table: for each kind of failure whose fault it is, what it proves, and what the client is told.
+"""The failure table: for each kind of failure whose fault it is, what it proves, and what the client gets.
 
 Every response of the gate that is not a unit's own is a row of this table. Rules:
 1. Only `Fault.UNIT` rows carry evidence; a client's or the gate's own failures never change a verdict.
@@ -26,9 +26,9 @@ class Fault(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FailureRow:
-    """One row. `strength` None means neutral; `retryable` means before anything was shown to the client.
+    """One row. `strength` None means neutral; `retryable` means before the commit.
 
-    `is_final`: whoever asks again gets the same, and is told not to.
+    `is_final`: a retry would get the same answer, and the client is told not to retry.
     """
 
     fault: Fault
@@ -93,7 +93,7 @@ class FailureKind(Enum):
     EVICTED = "evicted"
     INTERNAL = "internal"
     POISON_SUSPECTED = "poison_suspected"
-    # The unit's, before anything was shown.
+    # The unit's, before the commit.
     REFUSED = "refused"
     UNREACHABLE = "unreachable"
     CONNECT_TIMEOUT = "connect_timeout"
@@ -106,7 +106,7 @@ class FailureKind(Enum):
     FALSE_BUSY = "busy_without_work"
     UNIT_ERROR = "unit_error"
     FIRST_EVENT_ERROR = "first_event_error"
-    # The unit's, in the middle of an answer.
+    # The unit's, after the commit.
     TRUNCATED = "truncated"
     STREAM_ERROR = "stream_error"
     CUT = "cut"
@@ -149,7 +149,7 @@ TABLE: dict[FailureKind, FailureRow] = {
         Fault.GATE, 500, "internal_server_error", Outcome.GATE_ERROR, closes=True
     ),
     FailureKind.POISON_SUSPECTED: FailureRow(Fault.GATE, 502, _DOWN, Outcome.GATE_ERROR, is_final=True),
-    # The unit's, before anything was shown.
+    # The unit's, before the commit.
     FailureKind.REFUSED: _unit(503, Outcome.UNIT_ERROR, Strength.FATAL),
     FailureKind.UNREACHABLE: _unit(503, Outcome.UNIT_ERROR, Strength.STRONG),
     FailureKind.CONNECT_TIMEOUT: _unit(504, Outcome.UNIT_ERROR, Strength.STRONG),
@@ -158,12 +158,12 @@ TABLE: dict[FailureKind, FailureRow] = {
     FailureKind.GARBAGE: _unit(502, Outcome.UNIT_ERROR, Strength.WEAK, by_response=True),
     FailureKind.ANSWER_TIMEOUT: _unit(504, Outcome.UNIT_ERROR, Strength.STRONG),
     FailureKind.BUSY: _unit(503, Outcome.BUSY, None, by_response=True),
-    # The word of the gate before the unit (see placement.py).
+    # From the gate in front of the unit (see placement.py).
     FailureKind.NOT_HERE: _unit(503, Outcome.BUSY, Strength.STRONG),
     FailureKind.FALSE_BUSY: _unit(503, Outcome.UNIT_ERROR, Strength.STRONG, by_response=True),
     FailureKind.UNIT_ERROR: _unit(502, Outcome.UNIT_ERROR, Strength.WEAK, by_response=True),
     FailureKind.FIRST_EVENT_ERROR: _unit(502, Outcome.STREAM_ERROR, Strength.STRONG, by_response=True),
-    # The unit's, in the middle of an answer.
+    # The unit's, after the commit.
     FailureKind.TRUNCATED: FailureRow(Fault.UNIT, 502, _DOWN, Outcome.TRUNCATED, Strength.STRONG),
     FailureKind.STREAM_ERROR: FailureRow(Fault.UNIT, 502, _DOWN, Outcome.STREAM_ERROR, Strength.STRONG),
     FailureKind.CUT: FailureRow(Fault.UNIT, 503, _DOWN, Outcome.EVICTED),
@@ -173,9 +173,9 @@ TABLE: dict[FailureKind, FailureRow] = {
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One failure that happened: its kind, and a sentence for the person who has to act.
+    """One failure: its kind, and a sentence for the person who has to act.
 
-    `retry_after_s` is told where more is known than the row of its kind says.
+    `retry_after_s` replaces the value of the row.
     """
 
     kind: FailureKind
@@ -196,12 +196,12 @@ def error_body(failure: Failure) -> bytes:
 
 
 def error_event(failure: Failure) -> bytes:
-    """The SSE event that ends a stream honestly after tokens were shown."""
+    """The SSE event that ends a stream with an error after the commit."""
     return b"data: " + error_body(failure) + b"\n\n"
 
 
 def as_told(failure: Failure, unit: str, *, committed: bool) -> Failure:
-    """A unit's failure as its client is told: which unit, in which phase, who knows more; not where it is."""
+    """A unit's failure for the client: which unit, in which phase, where to read more; but no address."""
     phase = "in the middle of its answer" if committed else "before it answered"
     message = (
         f"unit {unit} failed {phase} ({failure.kind.value}); see /units and /events on the gate's admin port"

@@ -1,8 +1,8 @@
 """`fetch`: one bounded request to a server, for probes.
 
-A unit that no longer lets anyone in would pass for well as long as one old connection to it lives. So what
-proves most, a request with a body, goes on a new connection, and so does any other after something went wrong
-and at least every FRESH_S; between those a kept one does.
+A unit that accepts no more connections would look healthy as long as one old connection to it lives. So a
+request with a body (a canary) uses a new connection, and so does any other after a failure and at least every
+FRESH_S; otherwise a kept connection is used.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _TROUBLES = {
 
 
 def fetch_error(failure: Failure) -> FetchError:
-    """The same as probes know it."""
+    """The same, as probes know it."""
     return FetchError(_TROUBLES.get(failure.kind, Trouble.BROKEN), failure.message)
 
 
 class UnitFetch:
-    """The `Fetch` of one server (see probes/base.py). `heard` is called with each reply, whatever it says;
-    that somebody refuses is one too.
+    """The `Fetch` of one server (see probes/base.py). `heard` is called for each reply, whatever its status;
+    a refused connection counts as one.
     """
 
     def __init__(
@@ -126,13 +126,13 @@ class _Waiting:
 
     def failed(self, failure: Failure) -> None:
         if failure.kind is FailureKind.STALE_CONNECTION:
-            # It was closed while nobody used it, which says nothing about the server.
+            # It was closed while it was idle, which proves nothing about the server.
             self.call.begin(fresh=True)
         else:
             self._settle(fetch_error(failure))
 
     def abandon(self) -> None:
-        """Leave nothing behind: no timer, no wish for a connection and none that waits for a reply."""
+        """Leave nothing behind: no timer, no request for a connection, no connection waiting for a reply."""
         self._timer.cancel()
         self.call.abandon()
         self.done.cancel()
@@ -154,7 +154,7 @@ class _Waiting:
 
 
 class _Headers(Mapping[str, str]):
-    """The headers of a reply, read when somebody asks: few probes do."""
+    """The headers of a reply, parsed on demand: few probes use them."""
 
     __slots__ = ("_head",)
 

@@ -1,4 +1,4 @@
-"""A reply that has no end, followed as it comes, on a connection of its own."""
+"""Follows a reply without an end, on a connection of its own."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Following:
             self._conn.drop()
         self._pool.close()
 
-    # What the pool and the connection tell.
+    # Callbacks of the pool and the connection.
 
     def on_connected(self, conn: UnitConnection) -> None:
         self._conn = conn

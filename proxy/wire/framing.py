@@ -1,4 +1,4 @@
-"""How a client is told of a unit's reply: its head, and where its body ends. Pure."""
+"""The head of a unit's reply for the client, and the framing of its body. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _CHUNKED = b"transfer-encoding: chunked\r\n"
 
 
 class Framing(Enum):
-    """How the client is told where the body ends."""
+    """How the end of the body is framed for the client."""
 
     CHUNKED = auto()
     IDENTITY = auto()

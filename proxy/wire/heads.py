@@ -1,8 +1,8 @@
-"""Heads: what crosses the gate, what is dropped, what is added. Pure functions on bytes.
+"""Heads: what is forwarded, what is dropped, what is added. Pure functions on bytes.
 
-Header names are lower case from the moment they are parsed. A head is held in two parts: `lines`, which cross
-as they are, and `fields`, which the gate reads, replaces or drops. Hop-by-hop fields (RFC 9110, 7.6.1), and
-those that `Connection` names, never cross. Framing is always the gate's own.
+Header names are lower case once they are parsed. A head is held in two parts: `lines`, which are forwarded
+unchanged, and `fields`, which the gate reads, replaces or drops. Hop-by-hop fields (RFC 9110, 7.6.1), and
+those that `Connection` names, are never forwarded. Framing is always the gate's own.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _HOP_BY_HOP = frozenset(
     }
 )
 UNIT_FIELD = b"x-cellgate-unit"
-"""How a gate asks another one for a unit of it."""
+"""A gate sends this to another gate, to name one of its units."""
 PLACING_FIELDS = frozenset(
     {UNIT_FIELD, b"x-gateway-destination-endpoint", b"x-gateway-destination-endpoint-subset"}
 )
@@ -38,7 +38,7 @@ REQUEST_FIELDS = (
     | {
         # A compressed answer could not be scanned for events, so none is asked for.
         b"accept-encoding",
-        # The report that it asks for is the gate's to give.
+        # The gate itself gives the report that this asks for.
         b"endpoint-load-metrics-format",
         b"expect",
         b"host",
@@ -52,15 +52,15 @@ REQUEST_FIELDS = (
         b"x-request-id",
     }
 )
-"""Fields of a request that do not cross as they are."""
+"""Fields of a request that are not forwarded unchanged."""
 
 REPLY_FIELDS = _HOP_BY_HOP | {
     b"content-encoding",
     b"content-type",
-    # The gate's own report stands in the place of the engine's, which tells of one unit alone.
+    # The gate's own report replaces that of the engine, which covers only one unit.
     b"endpoint-load-metrics",
     b"endpoint-load-metrics-bin",
-    # What a gate between us and the unit says is for us; the ingress would take it for our own word.
+    # From a gate between this one and the unit; the ingress would take it as this gate's.
     b"x-cellgate-explain",
     b"x-cellgate-reason",
     b"x-cellgate-unit",
@@ -68,7 +68,7 @@ REPLY_FIELDS = _HOP_BY_HOP | {
     b"x-envoy-immediate-health-check-fail",
     b"x-request-id",
 }
-"""Fields of a reply that do not cross as they are (the content's are read, and put back)."""
+"""Fields of a reply that are not forwarded unchanged (those of the content are read, and put back)."""
 
 _STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in HTTPStatus}
 _ORDINARY_TOKENS = (b"keep-alive", b"close", b"Keep-Alive", b"Close")

@@ -1,8 +1,8 @@
-"""Which client connections make way for others when descriptors run short. Pure.
+"""Which client connections are closed first when file descriptors run short. Pure.
 
-First those that have never asked anything, then those that wait for their next request, then those whose head
-is long in coming; of each the oldest. Nobody whose request is whole, or whose body comes, is touched, nor who
-has been idle for a moment only: its request may be on its way.
+First those that have never sent a request, then those that are idle between requests, then those with a slow
+head; of each the oldest. A connection with a complete request or an arriving body is never closed, nor one
+that was idle for only a moment: its next request may be on its way.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from heapq import nsmallest
 from cellgate.proxy.wire.downstream import ClientConnection
 
 QUIET_S = 0.1
-"""Who has been idle for so long may make way."""
+"""A connection that has been idle for this long may be closed."""
 SLOW_HEAD_S = 2.0
-"""And so may a head that has been coming for so long."""
+"""So may one whose head has been arriving for this long."""
 
 
 def first_to_close(clients: Iterable[ClientConnection], most: int, now: float) -> list[ClientConnection]:
-    """At most so many connections that may be closed, the first to go first."""
+    """At most `most` connections that may be closed, in their order."""
     ranked: list[tuple[int, float, int, ClientConnection]] = []
     for order, client in enumerate(clients):
         if client.is_idle():

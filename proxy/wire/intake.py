@@ -1,12 +1,12 @@
-"""What a client sends: whole requests in order, their bodies within the memory for all, and in time.
+"""Reads whole requests of one client in order, within the shared memory for bodies and within deadlines.
 
 Rules:
-1. What does not parse is queued behind what came before it, and nothing is read after it: where the next
-   request would begin can no longer be known.
-2. A body that finds no memory is not read on until some comes back.
-3. A request has until a deadline to become whole: a later one the more of its body has come, and none while
-   its client waits for us.
-4. Memory that a body holds is given back once, whatever becomes of its request.
+1. The failure of a malformed request is queued after the requests before it, and nothing is read after it:
+   the begin of the next request is unknown.
+   2. A body without memory is not read on until some is freed.
+   3. A request must be complete by a deadline, which moves as its body arrives, and does not run while its
+      client waits for the gate.
+   4. The memory of a body is freed exactly once, however its request ends.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Sender(Protocol):
 
     @property
     def exchange(self) -> object | None:
-        """What answers a request of it, if there is one to be answered."""
+        """The exchange of the request that is being answered, if any."""
 
     def send(self, data: bytes) -> None: ...
     def update_reading(self) -> None: ...
@@ -54,7 +54,7 @@ class Sender(Protocol):
 
 
 class Intake:
-    """What has come of one client. `queue` has what is whole and waits to be answered.
+    """What one client has sent. `queue` has complete requests that wait to be answered.
 
     `begun_at` is when the last request began (0: there was none); `awaiting_memory`: a body is held back.
     """
@@ -111,7 +111,7 @@ class Intake:
         self._owes_continue = False
         self.queue.append(request)
         self._sender.deadline = inf
-        # What is there needs no room any more, but it counts.
+        # Bytes that have arrived need no reservation, but they count.
         missing = request.body_size - request.reserved
         if missing:
             request.reserved = request.body_size
@@ -124,23 +124,23 @@ class Intake:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing waits to be answered, nor is being read."""
+        """Whether no request waits or is being read."""
         return self.reader.request is None and not self.queue and not self.reader.unread
 
     @property
     def in_head(self) -> bool:
-        """Whether all that has come and is not answered is a part of a head."""
+        """Whether only a part of a head is unanswered."""
         return not self.queue and self.reader.in_head
 
     def end(self, failure: Failure) -> None:
         """Nothing more is read; the failure is answered in its turn."""
         self.queue.append(failure)
         self._await_no_memory()
-        # What was read of it is of no use any more, and the refused client may be long in leaving.
+        # The part that was read is useless now, and the refused client may stay connected for long.
         self._forget_unfinished()
 
     def answered(self, now: float) -> None:
-        """The request before is answered: until now it may have been us who kept the client from sending."""
+        """The previous request is answered: until now the gate may have kept the client from sending."""
         limits = self._host.limits
         if self.reader.request is None:
             self._sender.deadline = now + limits.idle_timeout_s
@@ -156,7 +156,7 @@ class Intake:
             self._host.memory.give(size)
 
     def forget_queue(self) -> None:
-        """What waits is not served any more: the answer before it was the last."""
+        """Drop the waiting requests: the connection closes after the last answer."""
         self.reader.unread = b""
         queue, self.queue = self.queue, deque()
         for item in queue:
@@ -164,7 +164,7 @@ class Intake:
                 self.release(item)
 
     def close(self) -> None:
-        """The client is gone. Unless each lets go of the other, they would be left to the collector."""
+        """The client has left. Reference cycles are broken, so that no garbage collection is needed."""
         self.forget_queue()
         self._forget_unfinished()
         self.reader.close()
@@ -172,7 +172,7 @@ class Intake:
         del self._sender
 
     def is_stalled(self, now: float) -> bool:
-        """Whether memory is held for a body that does not grow."""
+        """Whether memory is held by a body that has stopped arriving."""
         request = self.reader.request
         holds = request is not None and request.reserved > 0 and not self.awaiting_memory
         return holds and now - self._grown_at > LIMITS.body_stall_s
@@ -210,7 +210,7 @@ class Intake:
             self._sender.send(_CONTINUE)
 
     def _reserve(self, request: Request) -> bool:
-        """Draw on the memory for bodies, or wait for some."""
+        """Reserve memory for the body, or wait for some."""
         missing = wanted(request.body_size, request.length) - request.reserved
         if missing > 0:
             if not self._host.memory.take(missing, request.reserved):
@@ -224,7 +224,7 @@ class Intake:
         request = self.reader.request
         if request is not None and self._reserve(request):
             self.awaiting_memory = False
-            # Until now it was us who kept the body from growing.
+            # Until now the gate kept the body from arriving.
             self._grown_at = self._host.now()
             self._sender.update_reading()
             self._sender.serve()

@@ -1,4 +1,4 @@
-"""The way of one unit's probes to addresses other than the unit's own: nodes, exporters, agents."""
+"""How probes of a unit reach addresses other than the unit's own: nodes, exporters, agents."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class UnitNet:
         self._fetches: dict[str, UnitFetch] = {}
 
     def fetch(self, url: str) -> UnitFetch:
-        """A `Fetch` to the server of `url`; the same each time, for it keeps its connection."""
+        """A `Fetch` to the server of `url`; the same each time, because it keeps its connection."""
         fetch = self._fetches.get(url)
         if fetch is None:
             self._pools[url] = pool = self._pool(url, connect_timeout_s=self._connect_timeout_s)
@@ -92,7 +92,7 @@ class UnitNet:
             pool.purge(now)
 
     def close(self) -> None:
-        """Close what is open and idle; looks in flight are cancelled by who runs them."""
+        """Close idle connections; probes in flight are cancelled by their runner."""
         for pool in self._pools.values():
             pool.close()
 

@@ -1,4 +1,4 @@
-"""Connections to one unit: kept alive for reuse, opened anew where none is idle.
+"""Connections to one unit: kept alive for reuse, a new one is opened when none is idle.
 
 The name of the unit is resolved on every new connection. The youngest idle connection is taken first, and
 none that has been idle longer than the engines keep theirs (vLLM and SGLang close after 5 s).
@@ -29,26 +29,26 @@ time, so nothing is proven against it."""
 _OWN_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 
 MakeTls = Callable[[], ssl.SSLContext]
-"""What makes TLS towards https units, or gives what was made: most gates have no such unit."""
+"""Creates the TLS context for https units on first use: most gates have no such unit."""
 
 
 class Taker(Protocol):
-    """Who wants a connection. Exactly one of the two is called, once, unless the taker cancels."""
+    """Wants a connection. Exactly one of the two is called, once, unless the taker cancels."""
 
     def on_connected(self, conn: UnitConnection) -> None: ...
     def on_failed(self, failure: Failure) -> None: ...
 
 
 class GateStalledError(Exception):
-    """The gate did not run while it should have connected."""
+    """The gate's event loop was blocked while it should have connected."""
 
 
 class Pool:
     """The connections of the gate to one unit. Pools of several share a `read_scheduler`, or each has its
     own.
 
-    `on_broken` is called when the unit ends a connection out of turn, `on_gate_fault` with a reason when the
-    gate itself could not open one.
+    `on_broken` is called when the unit closes a connection unexpectedly, `on_gate_fault` with a reason when
+    the gate itself could not open one.
     """
 
     def __init__(
@@ -110,8 +110,9 @@ class Pool:
     def closed(self, conn: UnitConnection, *, broken: bool, unused: bool) -> None:
         """Note that a connection is gone.
 
-        `broken`: the unit ended it in the middle of an exchange; `unused`: before it took the next one.
-        One that is closed when it has hardly been idle was not closed for that: its process may be gone.
+        `broken`: the unit closed it during an exchange; `unused`: before it took the next one. A connection
+        that is closed after a very short idle time was not closed for being idle: the unit's process may be
+        gone.
         """
         if conn in self._idle:
             unused = True
@@ -138,7 +139,7 @@ class Pool:
             task.cancel()
 
     def report(self, error: Exception) -> None:
-        """Make a defect of the gate's own loud, wherever the loop's exception handler writes."""
+        """Report a defect of the gate to the loop's exception handler."""
         where = f"{self.host}:{self.port}"
         self._loop.call_exception_handler(
             {"message": f"a reply of {where} could not be processed", "exception": error}
@@ -155,7 +156,7 @@ class Pool:
             if self._loop.time() > deadline + LATE_S:
                 raise GateStalledError from None
             raise
-        # Counted only now: a connection whose making is cancelled never says that it was lost.
+        # Counted only now: connection_lost is never called for a connect that was cancelled.
         if conn.usable:
             self.connections[conn] = None
         return conn
@@ -187,12 +188,12 @@ class Pool:
         elif taker is None:
             self.give_back(task.result())
         else:
-            # A connection that was closed meanwhile says so when it is used.
+            # A connection that was closed meanwhile fails when it is used.
             taker.on_connected(task.result())
 
 
 def connect_failure(error: BaseException | None, where: str) -> Failure | None:
-    """Whose fault it is that no connection to `where` (HOST:PORT) was made."""
+    """The failure of a connection to `where` (HOST:PORT), by whose fault it is."""
     match error:
         case None:
             return None

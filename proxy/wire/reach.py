@@ -1,4 +1,4 @@
-"""The connections to all units, and the ways their probes go: made when first needed, gone with the unit."""
+"""The connections to all units and of their probes: created when first needed, closed with the unit."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class ProbeTransport(NamedTuple):
 class UnitPools:
     """Pools by unit.
 
-    `on_broken` is told of a unit that ended a connection out of turn, `on_gate_fault` why the gate itself
-    could not open one.
+    `on_broken` is called with a unit that closed a connection unexpectedly, `on_gate_fault` with the reason
+    why the gate could not open one.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class UnitPools:
         return pool
 
     def probe_transport(self, state: UnitState) -> ProbeTransport:
-        """The ways of a unit's probes."""
+        """How the probes of a unit reach it."""
 
         def heard() -> None:
             state.heard_at = self._loop.time()
@@ -78,7 +78,7 @@ class UnitPools:
         return ProbeTransport(UnitFetch(self.pool(state), self._loop, heard, state.unit.api_key), net)
 
     def net(self) -> Net:
-        """The way to servers that are no unit's."""
+        """Access to servers that belong to no unit."""
         return self._net(None, lambda: None)
 
     def _net(self, state: UnitState | None, heard: Callable[[], None]) -> UnitNet:
@@ -96,7 +96,7 @@ class UnitPools:
         return net
 
     def distrust(self, state: UnitState) -> None:
-        """Close what is idle: it leads to a process that is gone or cannot be trusted."""
+        """Close idle connections: their process is gone or cannot be trusted."""
         if state in self._pools:
             self._pools[state].purge()
 
@@ -108,7 +108,7 @@ class UnitPools:
             self._pools[state].close()
 
     def tick(self, now: float) -> None:
-        """Close what has been idle for too long, forget what nobody needs."""
+        """Close connections that have been idle for too long, forget unused pools."""
         for state, pool in list(self._pools.items()):
             pool.purge(now)
             if state.retired and not state.leases:

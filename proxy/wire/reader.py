@@ -1,10 +1,10 @@
-"""Requests out of bytes: parses what a client sends, within limits, and hands on what is whole.
+"""Parses requests from what a client sends, within limits, and passes on complete ones.
 
-1. A request is handed on when its last byte is there, in order; nothing of one that fails is.
-2. After a failure nothing more is read: where the next request would begin can no longer be known.
-3. What one turn of the loop parses is bounded: once a request is whole, or much was read that is no body, the
-   rest of a read is left for another turn.
-4. Work is linear in the bytes that come, and what is held is what was sent, however small its pieces were.
+1. A request is passed on when its last byte has arrived, in order; nothing of a failed one is.
+2. After a failure nothing more is read, because the begin of the next request is unknown.
+3. The work of one turn of the loop is bounded: once a request is complete, or many bytes outside of bodies
+   were read, the rest is left for another turn.
+4. Work and memory are linear in the bytes received, however small the pieces.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _METHOD = re.compile(rb"[A-Za-z]+ ")
 _SIZE_LINE_BYTES = len(b"12345678\r\n\r\n") + 4
 """What is around a chunk, with four bytes to spare for leading zeros or the like."""
 _BODY_BYTES_EACH = LIMITS.request_bytes_per_turn // LIMITS.parsed_bytes
-"""What a byte costs that is no body's: so many of these are the work of a whole turn."""
+"""The cost of a byte outside of bodies, relative to one of a body."""
 
 
 class RequestSink(Protocol):
-    """Whom a reader tells what it reads, from within `feed`."""
+    """Callbacks of a reader, called from within `feed`."""
 
     def begun(self, request: Request) -> None:
         """The first byte of a request has come."""
@@ -48,9 +48,9 @@ class RequestSink(Protocol):
 
 
 class RequestReader:
-    """Reads the requests of one connection. `fields_read` names the lines of a head that somebody reads.
+    """Reads the requests of one connection. `fields_read` are the names of the header fields that are used.
 
-    `request` is the one being read, `failure` what ended the reading, `unread` what has come and is left for
+    `request` is the one being read, `failure` the reason why reading ended, `unread` bytes that are left for
     another turn of the loop.
     """
 
@@ -130,7 +130,7 @@ class RequestReader:
         return at + (at - grown) * _BODY_BYTES_EACH
 
     def forget(self) -> Request | None:
-        """Give up what was read of a request; it is returned, so that its memory can be given back."""
+        """Drop the request that is being read; it is returned, so that its memory can be freed."""
         request, self.request, self._heading = self.request, None, None
         self._pieces.clear()
         self._body = io.BytesIO()
@@ -138,8 +138,8 @@ class RequestReader:
         return request
 
     def close(self) -> None:
-        """The connection is gone. Unless what holds us is let go of, closed connections pile up until garbage
-        is collected.
+        """The connection is closed. References are dropped, because otherwise closed connections pile up
+        until garbage is collected.
         """
         del self._parser, self._tell
 
@@ -147,7 +147,7 @@ class RequestReader:
         return 0 if self.request is None else self.request.body_size
 
     def _missing(self) -> int:
-        """How many bytes of a body of known length have yet to come."""
+        """How many bytes of a body of known length are missing."""
         request = self.request
         return 0 if request is None or self.in_head else request.length - request.body_size
 
@@ -160,10 +160,10 @@ class RequestReader:
         except httptools.HttpParserUpgrade:
             self._fail(Failure(FailureKind.METHOD_NOT_SUPPORTED, "CONNECT and upgrades are not supported"))
         except httptools.HttpParserCallbackError as error:
-            # A defect of our own, not of the request.
+            # A defect of the gate, not of the request.
             raise error.__context__ or error from None
         except httptools.HttpParserError as error:
-            # Where in a read a later request begins cannot be known, and so not how it begins.
+            # The offset at which a pipelined request begins is unknown, so its first bytes are as well.
             self._fail(_malformed(error, data if self._is_first else b""))
         else:
             if (request := self.request) is not None:
@@ -184,7 +184,7 @@ class RequestReader:
                 self._tell.body_read(request)
 
     def _collect(self, request: Request) -> None:
-        """Hold what came of a body as one: each piece by itself would take 33 bytes more."""
+        """Join the pieces of a body: each piece by itself would take 33 bytes more."""
         request.pieces += len(self._pieces)
         self._body.write(b"".join(self._pieces))
         self._pieces.clear()
@@ -217,7 +217,7 @@ class RequestReader:
     def on_header(self, name: bytes, value: bytes) -> None:
         request = self._heading
         if request is None:
-            # After the head these are trailers, which nobody asked for.
+            # After the head these are trailers, which are dropped.
             return
         name = name.lower()
         if name in self._fields_read:
@@ -268,7 +268,7 @@ class RequestReader:
             self._collect(request)
             if not self._is_within(request):
                 return
-            # What it holds, and no copy of it: one of a large body takes time.
+            # The buffer itself and no copy: copying a large body takes time.
             request.body = self._body.getvalue()
             self._body = io.BytesIO()
         self._is_first = False

@@ -1,9 +1,9 @@
-"""Replies out of bytes: parses what a unit sends, and decides where a reply ends.
+"""Parses replies from what a unit sends, and decides where a reply ends.
 
 1. A reply ends where HTTP says, decided here and nowhere else: a HEAD reply at its head, 1xx never ends an
    exchange, EOF is complete only for a body delimited by close.
-2. A second message in the same read means that the unit misbehaves: nothing of that read goes on.
-3. What is no body (heads, trailers, extensions of chunks) is bounded.
+2. A second message in the same read means that the unit misbehaves: nothing of that read is passed on.
+3. Heads, trailers and chunk extensions are limited in size.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class ReplyHead:
             elif name == b"content-type":
                 self.content_type = value
             elif name == b"transfer-encoding":
-                # Of several fields each is a coding of its own, and together they are none that is known.
+                # Several fields mean several codings, a combination that is not supported.
                 self.coding += value.strip().lower()
             elif name == b"content-encoding":
                 self.encoded = value != b"identity"
@@ -125,7 +125,7 @@ class ReplyReader:
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserCallbackError as error:
-            # It is one of our own callbacks that failed: nothing is wrong with the reply.
+            # One of the gate's callbacks failed: nothing is wrong with the reply.
             raise error.__context__ or error from None
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self.misbehaved = f"its reply does not parse: {error}"
@@ -146,7 +146,7 @@ class ReplyReader:
 
     def close(self) -> None:
         """Nothing more comes."""
-        # The parser holds our methods and we hold it: left to the collector, closed ones would pile up.
+        # The parser refers to our methods and we to it: without this, closed ones pile up until collection.
         del self._parser
 
     # -- the parser's callbacks ----------------------------------------------------------------------------
@@ -160,7 +160,7 @@ class ReplyReader:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_head:
-            # A trailer, which nobody asked for.
+            # A trailer, which is dropped.
             return
         name = name.lower()
         if name in REPLY_FIELDS:

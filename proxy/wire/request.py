@@ -1,4 +1,4 @@
-"""A request as it was read, and the checks of a head that the parser leaves to us. Pure."""
+"""A request as it was read, and the checks of its head that the parser does not do. Pure."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from cellgate.proxy.wire.heads import PLACING_FIELDS, REQUEST_FIELDS, Fields, co
 class Request:
     """One whole request. `lines` and `fields` hold its head (see heads.py).
 
-    `is_placed`: its sender has said which unit it is for (see placement.py); `is_explained`: it asks why it
-    goes where it goes (see docs/routing.md); `is_uncontinued`: no other unit is to go on with its stream.
+    `is_placed`: it names its unit (see placement.py); `is_explained`: it asks for an explanation of the
+    choice (see docs/routing.md); `is_uncontinued`: no other unit may resume its stream.
 
     `target` is path and query as sent, `path` without the query, `given_id` the client's request id, `length`
     the declared size of the body, `pieces` in how many it came (if more than one), `reserved` the bytes of
@@ -86,7 +86,7 @@ def check_head(request: Request, version: str) -> Failure | None:
         elif name == b"content-length":
             request.length = int(value)
         elif name not in REQUEST_FIELDS:
-            # For others to read.
+            # Read by other modules.
             continue
         elif name == b"x-request-id":
             request.given_id = value.strip()

@@ -1,9 +1,9 @@
 """The large reads of all connections, to units or to clients: parsed in turn, one connection after the other.
 
-The loop reads up to 256 kB of a connection at once, 32 times in one turn as long as more has come, and of all
+The loop reads up to 256 kB of a connection at once, 32 times in one turn while more has arrived, and of all
 connections that are ready in the same turn: with a few large bodies, or some hundred streams, that is more
-than a second of work. So what is more than a little is put aside, its connection is not read meanwhile, and
-one turn of the loop parses no more than a bounded part of all of it.
+than a second of work. So large reads are put aside, their connections are not read meanwhile, and one turn
+of the loop parses only a bounded part of all of them.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Callable
 from typing import Protocol
 
 PART_BYTES = 16384
-"""So much is parsed of one connection before the next has its turn."""
+"""Bytes that are parsed of one connection before the next has its turn."""
 PIECE_BYTES = 1024
-"""What each piece of a body counts as, beside its bytes: many small ones are what takes time."""
+"""What each piece of a body counts as, beside its bytes: many small pieces take the time."""
 
 
 class PendingRead(Protocol):
-    """A connection of which a read has yet to be parsed."""
+    """A connection with a read that is not parsed yet."""
 
     def go_on(self, size: int, /) -> tuple[int, bool]:
         """Parse about so many bytes of it, if there are any and they may be parsed now: what that cost in
@@ -28,8 +28,8 @@ class PendingRead(Protocol):
 
 
 class ReadScheduler:
-    """Whose read is parsed next. `soon` has something done in the next turn of the loop, which may cost
-    `bytes_per_turn`.
+    """Decides whose read is parsed next. `soon` schedules a callback for the next turn of the loop, which may
+    cost `bytes_per_turn`.
     """
 
     __slots__ = ("_bytes_per_turn", "_is_due", "_left", "_next", "_soon", "_waiting")
@@ -63,7 +63,7 @@ class ReadScheduler:
         self._go_on()
 
     def _go_on(self) -> None:
-        # Who joins from within waits for its turn.
+        # Connections that are added meanwhile wait for their turn.
         self._is_due = True
         try:
             while self._waiting and self._left > 0:

@@ -11,7 +11,7 @@ import re
 from itertools import pairwise
 
 BOM = b"\xef\xbb\xbf"
-"""May stand before the first event, and is no part of it."""
+"""May precede the first event, and is not a part of it."""
 
 _DATA = re.compile(rb"(?:^|[\r\n])data[:\r\n]")
 # Engines report a failure under status 200 as an event whose object begins with a non-null "error".
@@ -70,13 +70,13 @@ def split(data: bytes) -> tuple[list[bytes], bytes]:
 
 
 def payload(event: bytes) -> bytes | None:
-    """What the data lines of one event carry; None when it has none (a comment)."""
+    """The data of one event; None when it has none (a comment)."""
     lines = [line[5:].removeprefix(b" ") for line in event.splitlines() if line[:5] in (b"data:", b"data")]
     return b"\n".join(lines) if lines else None
 
 
 def extra_field(event: bytes) -> str:
-    """The name of a field that makes an event another than its data says; empty when there is none."""
+    """The name of a field beside `data` that changes the meaning of an event; empty when there is none."""
     for line in event.splitlines():
         name, _, value = line.partition(b":")
         if name == b"id" or (name == b"event" and value.strip() not in (b"", b"message")):
@@ -93,7 +93,7 @@ def is_end(data: bytes, end: bytes) -> bool:
 
 
 def carries_data(data: bytes) -> bool:
-    """True when any line of `data` is a data line: work was done, unlike for a `:` comment."""
+    """True when `data` has a data line, which shows progress; comments (`:`) do not."""
     if data.startswith(b"data:"):
         return True
     # Finding bytes costs a tenth of the pattern, and most of what has no such line has neither of these.
@@ -104,7 +104,7 @@ def carries_data(data: bytes) -> bool:
 def is_error(data: bytes) -> bool:
     """True when an event in `data` reports an engine's failure.
 
-    False for an error whose `code` is 4xx: that one says that the request is at fault.
+    False for an error whose `code` is 4xx: then the request is at fault.
     """
     return b"error" in data and len(before_error(data)) < len(data)
 

@@ -1,4 +1,4 @@
-"""What only the kernel knows of a connection, or can do to it. Where there is no TCP, nothing is done."""
+"""Access to what the kernel knows of a TCP connection. For other sockets nothing is done."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ UNSENT_BYTES = 64 * 1024
 more than any stream of tokens, so that a client that never reads would never hold back its unit.
 """
 HELD_BYTES = 16 * 1024
-"""Behind what the kernel has taken: from so much on the unit of a client that does not read is held back."""
+"""Bytes in the loop's buffer, beyond those in the kernel, from which on the unit of a slow client is
+paused.
+"""
 _NO_LINGER = struct.pack("ii", 1, 0)
 _GONE = (7, 8)
 """States of a TCP connection (tcp_states.h): reset, and closed by the other side."""
@@ -42,7 +44,9 @@ def has_left(transport: asyncio.BaseTransport) -> bool:
 
 
 def reset(transport: asyncio.WriteTransport) -> None:
-    """End a connection by a reset: a mere end would be a whole answer to who reads a body until the close."""
+    """Reset a connection: for a client that reads a body until the close, a normal close would end it
+    cleanly.
+    """
     sock = transport.get_extra_info("socket")
     if sock is not None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
@@ -50,11 +54,11 @@ def reset(transport: asyncio.WriteTransport) -> None:
 
 
 def took_all(transport: asyncio.BaseTransport) -> bool:
-    """Whether a unit took all of a request before it ended the connection. True where that cannot be told.
+    """Whether a unit received all of a request before it closed the connection. True if that is unknown.
 
     A server that had closed a kept connection before a request came never acknowledges that request: the
     connection was stale. One that has acknowledged it may have died of it. (A server may also close what it
-    takes for idle while a request waits to be read; that cannot be told, and is rare: engines close after
+    takes for idle while a request waits to be read; that cannot be seen, and is rare: engines close after
     5 s, and no connection is used here that has been idle for 4.)
     """
     sock = transport.get_extra_info("socket")

@@ -1,12 +1,12 @@
 """The unit's side: one connection to a unit, and what its bytes mean.
 
 Rules:
-1. Bytes are parsed (reply_reader.py) before anyone sees them: nothing of a read that does not parse goes on,
-   and the connection is dropped with it. The common read of a stream, exactly one chunk, is recognised by its
-   size line and need not trouble the parser.
+1. Bytes are parsed (reply_reader.py) before they are used: nothing of a malformed read is passed on, and its
+   connection is closed. The common read of a stream, exactly one chunk, is recognised by its size line and
+   does not need the parser.
 2. A connection is reused only after a reply that ended cleanly and said keep-alive.
-3. A large read is parsed in its turn (see rota.py), and nothing more is read before that. Where the client
-   cannot take more, it waits for that, too.
+3. A large read is parsed in its turn (see rota.py), and nothing more is read before that. It also waits while
+   the client is paused.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ _SIZE_LINE = len(b"1fff\r\n")
 
 
 class ReplySink(Protocol):
-    """Who receives a reply. Every method is called synchronously from the transport's callbacks."""
+    """Receives a reply. Every method is called synchronously from the transport's callbacks."""
 
     def on_read(self, data: bytes, pieces: list[bytes], conn: UnitConnection) -> None:
-        """A read that parsed: raw `data`, and the body `pieces` in it; `conn.reply` tells how far it is."""
+        """A parsed read: raw `data`, and the body `pieces` in it; `conn.reply` has the state of the reply."""
 
     def on_failed(self, failure: Failure) -> None:
-        """The reply will not (go on to) come; the connection is gone."""
+        """The reply failed; the connection is closed."""
 
 
 class TokenSink(Protocol):
-    """Who takes the chunks of a stream as they are."""
+    """Receives the chunks of a stream unchanged."""
 
     def on_token(self, chunk: bytes) -> None:
         """One whole chunk that holds the event of a token and ends it."""
@@ -62,7 +62,7 @@ class Home(Protocol):
 class UnitConnection(asyncio.Protocol):
     """One connection to a unit, carrying one request at a time; `reply` is what has come of its reply.
 
-    `raw` is set while the stream stands between two chunks and two events, by whoever relays it.
+    `raw` is set by the relaying response while the stream is between two chunks and two events.
     """
 
     __slots__ = (
@@ -109,7 +109,7 @@ class UnitConnection(asyncio.Protocol):
             transport.writelines((head, body))
 
     def drop(self) -> None:
-        """Forget the reply and close the connection at once: the unit must see that nobody listens."""
+        """Drop the reply and close the connection at once: the unit must stop working for it."""
         self._pool.forget(self)
         self._late = b""
         self.sink = self.raw = None
@@ -117,12 +117,12 @@ class UnitConnection(asyncio.Protocol):
             self.transport.abort()
 
     def discard(self) -> None:
-        """Forget the reply, and keep the connection if it has come whole: nobody would wait for the rest."""
+        """Drop the reply, and keep the connection if the reply is complete."""
         if not self.reply.ended:
             self.drop()
 
     def pause(self) -> None:
-        """Stop reading: whoever gets the bytes cannot take more."""
+        """Stop reading: the receiver is paused."""
         self._held = True
         self._update_reading()
 
@@ -141,7 +141,7 @@ class UnitConnection(asyncio.Protocol):
     # -- the transport's callbacks -------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are no subclass of asyncio's, so this cannot be asserted.
+        # uvloop's transports are not subclasses of asyncio's, so this cannot be asserted.
         transport = cast(asyncio.Transport, transport)
         self.transport = transport
 
@@ -187,7 +187,7 @@ class UnitConnection(asyncio.Protocol):
     def _parse(self, data: bytes) -> None:
         sink = self.sink
         if sink is None:
-            # Nobody asked: whatever this is, the connection cannot be trusted with a request.
+            # There was no request: the connection cannot be trusted with one.
             self.drop()
             return
         reply = self.reply
@@ -201,7 +201,7 @@ class UnitConnection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         if self.reused and not self.reply.begun and self.sink is not None and self.transport is not None:
-            # A stale connection is told from a unit that died of what it read.
+            # Distinguish a stale connection from a unit that died of the request.
             self.reply.begun = took_all(self.transport)
         return False
 
@@ -219,7 +219,7 @@ class UnitConnection(asyncio.Protocol):
         try:
             self._pool.closed(self, broken=waited and not unused and not ends_by_close, unused=unused)
         except Exception as error:
-            # Whoever waits for the reply is to be told all the same.
+            # The receiver of the reply must learn of the failure all the same.
             self._pool.report(error)
         if not waited:
             return
@@ -272,13 +272,13 @@ class UnitConnection(asyncio.Protocol):
             transport.resume_reading()
 
     def _crash(self, error: Exception) -> None:
-        # An exception that left the callback would close the transport without a word to the client.
+        # An exception that leaves the callback would close the transport without an answer to the client.
         self._pool.report(error)
         self._fail(FailureKind.INTERNAL, f"the gate failed on its reply: {error!r}")
 
     def _release(self) -> None:
         if self._late:
-            # There is something behind the end of its reply: this is no unit to send the next request to.
+            # There are bytes after the end of the reply: this connection must not get another request.
             self.drop()
             return
         self.sink = self.raw = None

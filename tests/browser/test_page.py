@@ -60,11 +60,11 @@ def test_trouble_comes_first_with_its_reason_and_its_node(
         await opened(stage, width=size[0], height=size[1], dark=dark)
         run = stage.page.run
         shown = await run(text("#trouble"))
-        assert "Needs a look: 3 units" in shown
+        assert "Needs attention: 3 units" in shown
         assert shown.index("no token in 1.3 s") < shown.index("stalled for") < shown.index("drained")
         assert "cell a, for 1m 15s, node a2-1" in shown
         assert "3 of 4 units: b1, b2, b3" in shown
-        assert "1 in flight there still" in shown
+        assert "1 still in flight there" in shown
         assert await run("[...document.querySelectorAll('.node.bad')].map(n => n.innerText).join()") == "a2-1"
         assert "drained" in await run("document.querySelectorAll('.cell')[1].innerText")
         assert await run(text("#summary")) == "7 of 12 units in rotation"
