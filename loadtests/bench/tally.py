@@ -41,13 +41,18 @@ class MeasuredConnection:
         return cls(await Connection.open(port))
 
     @property
+    def is_usable(self) -> bool:
+        """False once the server has closed it."""
+        return self._connection.is_usable
+
+    @property
     def reads(self) -> int:
         """How often bytes have come."""
         return self._connection.reads
 
     async def exchange(self, request: bytes) -> str | None:
         """Send `request` and wait for its answer. Returns what went wrong."""
-        if not self._connection.is_usable:
+        if not self.is_usable:
             return "the connection was closed between two requests"
         self.body = []
         reply = Reply(self._take)

@@ -45,6 +45,8 @@ class Lane:
         port = self.gate.port
         sent_at = time.perf_counter()
         try:
+            # One that was idle for long has been closed by its gate.
+            self.idle = [connection for connection in self.idle if connection.is_usable]
             if self.idle:
                 connection = self.idle.pop()
             else:
