@@ -28,6 +28,10 @@ class Job(NamedTuple):
     """One attempt: the tokens that have to be computed before it shows anything, and those it holds in the KV
     cache that others do not. It was sent at `sent_at`, and can be computed from `begins_at` on; `had_seat`:
     as far as seats go, at once.
+
+    The other fields are what was expected of it then. `held_blocks` of its prompt were held before, `record`
+    is what the prefix cache calls it, `ttft_s` is when the first token was due; the last three are those of
+    Expected (cost.py).
     """
 
     uncached_tokens: int
@@ -35,6 +39,14 @@ class Job(NamedTuple):
     sent_at: float = 0.0
     begins_at: float = 0.0
     had_seat: bool = True
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    held_blocks: int = 0
+    record: int = 0
+    ttft_s: float = 0.0
+    answer_tokens: float = 0.0
+    shared_blocks: int = 0
+    charged: float = 1.0
 
 
 class Prefilled(NamedTuple):
@@ -136,7 +148,7 @@ class Backlog:
         job = self._queued.pop(key, None)
         if job is None:
             return None
-        tokens, _, sent_at, _, had_seat = job
+        tokens = job.uncached_tokens
         self.computed_tokens = computed = self.computed_tokens + tokens
         self._decoding[key] = job, now, self._area + self.batch * (now - self._area_at), computed
         if (batch := len(self._decoding) + foreign) > self.peak_batch:
@@ -145,8 +157,8 @@ class Backlog:
         since, shown_at = self.front_since, self._shown_at
         self._begin_next(now)
         busy_s = now - since if now > since else 0.0
-        found_idle, follows = key == self._first, since > job.begins_at
-        return _new(Prefilled, (tokens, busy_s, now - sent_at, now - shown_at, found_idle, follows, had_seat))
+        ttft_s, found_idle, follows = now - job.sent_at, key == self._first, since > job.begins_at
+        return _new(Prefilled, (tokens, busy_s, ttft_s, now - shown_at, found_idle, follows, job.had_seat))
 
     def close(self, key: Hashable, now: float) -> Beside:
         """The attempt is over, however it ended. Nothing happens the second time.

@@ -329,7 +329,7 @@ class Board:
             lease.retry = False
             self.retries_in_flight -= 1
         if self.proven is not None and lease.ask.blocks and not lease.unit_state.retired:
-            self.proven.record(lease.unit, lease.ask.blocks, lease.prediction.expected.shared_blocks)
+            self.proven.record(lease.unit, lease.ask.blocks, lease.job.shared_blocks)
 
     def held(self, state: UnitState, blocks: Sequence[int]) -> int:
         """How many blocks at the beginning of a prompt a unit holds, as far as this gate or another knows."""
@@ -344,9 +344,7 @@ class Board:
         lease.on_evict = None
         state = lease.unit_state
         del state.leases[lease]
-        lease.beside = state.costs.remove(
-            lease, lease.ask, lease.prediction, now, in_vain=not lease.committed
-        )
+        lease.beside = state.costs.remove(lease, lease.ask, lease.job, now, in_vain=not lease.committed)
         self.in_flight -= 1
         self.retries_in_flight -= lease.retry
         if state.retired and not state.leases and state in self.leaving:

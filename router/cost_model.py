@@ -56,21 +56,6 @@ class Elsewhere(NamedTuple):
 NOTHING_ELSEWHERE = Elsewhere()
 
 
-class Prediction(NamedTuple):
-    """What was expected of an attempt when it was sent.
-
-    `held_blocks` of its prompt were held before, `record` is what the prefix cache calls it, `ttft_s` is when
-    the first token was due, `expected` is what was expected wherever it went.
-    """
-
-    prompt_tokens: int
-    cached_tokens: int
-    held_blocks: int
-    record: int
-    ttft_s: float
-    expected: Expected = Expected()
-
-
 class Usage(NamedTuple):
     """What an engine says an answer has used. `cached_tokens` is None where it does not tell."""
 
@@ -192,14 +177,14 @@ class CostModel:
         tokens_s = self.forecast.tokens_s
         return self.backlog.backlog_tokens(now, tokens_s, self.forecast.latency_s) / tokens_s
 
-    def add(self, key: object, ask: Ask, expected: Expected, held: int, now: float) -> Prediction:
+    def add(self, key: object, ask: Ask, expected: Expected, held: int, now: float) -> Job:
         """An attempt goes to the unit, which holds so many blocks of its prompt."""
         price, backlog, prefixes, blocks = self._price, self.backlog, self.prefixes, ask.blocks
         bytes_per_token = self.rates.bytes_per_token.value
         tokens = ask.prompt_bytes / bytes_per_token
         cached = held * BLOCK_BYTES / bytes_per_token * prefixes.trust if held else 0.0
         left = max(tokens - cached, 1.0)
-        answer_tokens = expected.answer_tokens
+        answer_tokens, shared, charged = expected
         batch = backlog.batch
         had_seat = not batch or batch + price.foreign_batch < backlog.peak_batch
         if backlog.kv_tokens + tokens + answer_tokens > price.kv_room or batch >= price.seat_room:
@@ -211,27 +196,43 @@ class CostModel:
         record = prefixes.record(blocks) if blocks else 0
         uncached = int(left)
         kv_tokens, begins_at = uncached + int(answer_tokens), now + self.rates.latency.value
-        backlog.open(key, _new(Job, (uncached, kv_tokens, now, begins_at, had_seat)), now)
-        return _new(Prediction, (int(tokens), int(cached), held, record, ttft_s, expected))
+        fields = (
+            uncached,
+            kv_tokens,
+            now,
+            begins_at,
+            had_seat,
+            int(tokens),
+            int(cached),
+            held,
+            record,
+            ttft_s,
+            answer_tokens,
+            shared,
+            charged,
+        )
+        job = _new(Job, fields)
+        backlog.open(key, job, now)
+        return job
 
-    def show(self, key: object, ask: Ask, prediction: Prediction, now: float) -> Prefilled | None:
+    def show(self, key: object, ask: Ask, job: Job, now: float) -> Prefilled | None:
         """The first token of an attempt has come."""
-        if prediction.record:
-            self.prefixes.prove(ask.blocks, prediction.record)
+        if job.record:
+            self.prefixes.prove(ask.blocks, job.record)
         return self.backlog.show(key, now, self._price.foreign_batch)
 
     def expect_shown(self, key: object, now: float) -> None:
         """The first token of a plain answer should have come; nothing shows whether it has."""
         self.backlog.show(key, now, self._price.foreign_batch)
 
-    def remove(self, key: object, ask: Ask, prediction: Prediction, now: float, *, in_vain: bool) -> Beside:
+    def remove(self, key: object, ask: Ask, job: Job, now: float, *, in_vain: bool) -> Beside:
         """An attempt is over; `in_vain`: it has shown nothing, so its prompt may not have been computed.
 
         Returns what was there while it was decoded.
         """
         beside = self.backlog.close(key, now)
-        if in_vain and prediction.record:
-            self.prefixes.forget(ask.blocks, prediction.record)
+        if in_vain and job.record:
+            self.prefixes.forget(ask.blocks, job.record)
         return beside
 
     def streamed(self, tokens: int, stream_s: float, beside: Beside) -> None:
@@ -246,10 +247,10 @@ class CostModel:
             batch = min(beside.batch + self._price.foreign_batch, self.seats.limit)
             self.rates.steps.learn((stream_s - prefill_s) / tokens, batch)
 
-    def used(self, ask: Ask, prediction: Prediction, usage: Usage) -> None:
+    def used(self, ask: Ask, job: Job, usage: Usage) -> None:
         """An answer has reported its usage."""
-        if usage.cached_tokens is not None and prediction.record:
-            expected = prediction.held_blocks * BLOCK_BYTES / self.rates.bytes_per_token.value
+        if usage.cached_tokens is not None and job.record:
+            expected = job.held_blocks * BLOCK_BYTES / self.rates.bytes_per_token.value
             self.prefixes.correct(expected, float(usage.cached_tokens))
         self.rates.used(ask.prompt_bytes, usage.prompt_tokens)
 

@@ -78,24 +78,18 @@ def dry_run(
 
 def cost_of(lease: Lease) -> Cost:
     """What the attempt of a lease was taken to cost, to be asked for as soon as it has been opened."""
-    costs, prediction, now = lease.unit_state.costs, lease.prediction, lease.opened_at
-    backlog, before, expected = costs.backlog, Backlog(), prediction.expected
-    own = max(prediction.prompt_tokens - prediction.cached_tokens, 1)
+    costs, job, now = lease.unit_state.costs, lease.job, lease.opened_at
+    backlog, before = costs.backlog, Backlog()
     if backlog.queued > 1:
         before.front_tokens, before.front_since = backlog.front_tokens, backlog.front_since
-    before.queued_tokens = backlog.queued_tokens - own
+    before.queued_tokens = backlog.queued_tokens - job.uncached_tokens
     before.batch = backlog.batch - 1
-    before.kv_tokens = backlog.kv_tokens - own - int(expected.answer_tokens)
-    spared = costs.spared_tokens(prediction.held_blocks, expected)
+    before.kv_tokens = backlog.kv_tokens - job.kv_tokens
+    expected = Expected(job.answer_tokens, job.shared_blocks, job.charged)
+    spared = costs.spared_tokens(job.held_blocks, expected)
     return Cost(
         *terms(
-            costs.forecast,
-            before,
-            prediction.prompt_tokens,
-            prediction.cached_tokens,
-            spared,
-            expected.answer_tokens,
-            now,
+            *(costs.forecast, before, job.prompt_tokens, job.cached_tokens, spared, job.answer_tokens, now)
         )
     )
 

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from math import inf
 
 from cellgate.router import panic
-from cellgate.router.backlog import ALONE
+from cellgate.router.backlog import ALONE, Job
 from cellgate.router.cost import Expected
-from cellgate.router.cost_model import CostModel, Prediction
+from cellgate.router.cost_model import CostModel
 from cellgate.router.nouns import Ask, Case, Cell, Evidence, Load, Rules, Unit, Verdict
 from cellgate.router.outliers import Outlier, Speed
 from cellgate.router.step_times import LARGE_TOKENS, StepTimes
@@ -174,7 +174,7 @@ class UnitState:
 
     def shown(self, lease: Lease, now: float) -> None:
         """An attempt has shown its first token (or the head of a plain body)."""
-        done = self.costs.show(lease, lease.ask, lease.prediction, now)
+        done = self.costs.show(lease, lease.ask, lease.job, now)
         if done is None or not lease.ask.stream:
             # A plain answer comes when all of it is computed, which says little about its prompt.
             return
@@ -186,7 +186,7 @@ class UnitState:
     def show_plain(self, now: float) -> None:
         """Take the prompts of plain answers as computed when they are due: nothing shows when they are."""
         for lease in self.leases:
-            if not (lease.ask.stream or lease.committed) and now >= lease.opened_at + lease.prediction.ttft_s:
+            if not (lease.ask.stream or lease.committed) and now >= lease.opened_at + lease.job.ttft_s:
                 self.costs.expect_shown(lease, now)
 
     def lower_limit(self, now: float) -> None:
@@ -238,9 +238,9 @@ class Lease:
     """One attempt on one unit, held from the pick until the stream has ended.
 
     `evicted` is set when the unit went DOWN; `on_evict` is called once at that moment. `first_at` is when
-    something was first shown to the client; `paused` while the client reads nothing; `prediction` is what was
-    expected of it; `beside` is what was there while it was decoded, once it is closed; `explanation` is the
-    header line that tells why it is for this unit, where the request has asked.
+    something was first shown to the client; `paused` while the client reads nothing; `job` is what it is for
+    the unit, and what was expected of it; `beside` is what was there while it was decoded, once it is closed;
+    `explanation` is the header line that tells why it is for this unit, where the request has asked.
     """
 
     __slots__ = (
@@ -251,10 +251,10 @@ class Lease:
         "evicted",
         "explanation",
         "first_at",
+        "job",
         "on_evict",
         "opened_at",
         "paused",
-        "prediction",
         "retry",
         "unit",
         "unit_state",
@@ -267,7 +267,7 @@ class Lease:
         self.unit_state = state
         self.unit = state.unit.name
         self.ask = ask
-        self.prediction: Prediction = state.costs.add(self, ask, expected, held, now)
+        self.job: Job = state.costs.add(self, ask, expected, held, now)
         self.beside = ALONE
         self.opened_at = now
         self.retry = retry

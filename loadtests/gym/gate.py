@@ -185,7 +185,7 @@ class Gate:
             self.board.answer_lengths.learn(lease.ask.model, sequence.answer_tokens)
         if request.usage:
             usage = Usage(sequence.prompt_tokens, sequence.answer_tokens, max(sequence.cached_tokens, 0))
-            state.costs.used(lease.ask, lease.prediction, usage)
+            state.costs.used(lease.ask, lease.job, usage)
         if not nothing_to_learn(state.case):
             self._watch.observe(state, Sign.GOOD, Strength.STRONG, "request", now)
 

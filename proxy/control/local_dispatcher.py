@@ -196,7 +196,7 @@ class LocalDispatcher:
         if usage is not None or lease.ask.stream:
             self._board.answer_lengths.learn(lease.ask.model, tokens)
         if usage is not None:
-            state.costs.used(lease.ask, lease.prediction, usage)
+            state.costs.used(lease.ask, lease.job, usage)
         self._routing.completed(lease, usage)
         if not nothing_to_learn(state.case):
             self._observe(state, Sign.GOOD, Strength.STRONG, "it finished a generation")

@@ -177,10 +177,7 @@ def header_line(lease: Lease, waited_s: float) -> bytes:
     """`x-cellgate-explain` for the attempt of a lease that has just been opened."""
     words = [f"unit={lease.unit}"]
     words += [f"{name}={value:.4f}" for name, value in cost_of(lease)._asdict().items()]
-    words += [
-        f"prompt_tokens={lease.prediction.prompt_tokens}",
-        f"cached_tokens={lease.prediction.cached_tokens}",
-    ]
+    words += [f"prompt_tokens={lease.job.prompt_tokens}", f"cached_tokens={lease.job.cached_tokens}"]
     return f"x-cellgate-explain: {' '.join(words)} waited_s={waited_s:.4f}\r\n".encode()
 
 

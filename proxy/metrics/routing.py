@@ -43,15 +43,15 @@ class RoutingMetrics(Collector):
 
     def shown(self, lease: Lease) -> None:
         """A unit has shown the first token of a stream."""
-        tally, due_s = self._tallies[lease.unit], lease.prediction.ttft_s
+        tally, due_s = self._tallies[lease.unit], lease.job.ttft_s
         tally.predicted.observe(due_s)
         tally.missed.observe(abs(lease.first_at - lease.opened_at - due_s))
 
     def completed(self, lease: Lease, usage: Usage | None) -> None:
         """A generation has ended well."""
-        tally, prediction = self._tallies[lease.unit], lease.prediction
-        tally.prompt += prediction.prompt_tokens
-        tally.expected += prediction.cached_tokens
+        tally, job = self._tallies[lease.unit], lease.job
+        tally.prompt += job.prompt_tokens
+        tally.expected += job.cached_tokens
         if usage is not None and usage.cached_tokens is not None:
             tally.found += usage.cached_tokens
 

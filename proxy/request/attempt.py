@@ -17,7 +17,7 @@ from typing import Protocol
 from cellgate.proxy.logs.defects import guarded
 from cellgate.proxy.request.dispatcher import Dispatcher
 from cellgate.proxy.request.response import Response
-from cellgate.proxy.resume.passage import Passage
+from cellgate.proxy.resume.passage import Passage, are_whole
 from cellgate.proxy.resume.replay_buffer import ReplayBuffer
 from cellgate.proxy.resume.stitch import Stitch
 from cellgate.proxy.wire.failure import Failure, FailureKind
@@ -64,7 +64,8 @@ class Attempt:
         self._response = response
         self._conn: UnitConnection | None = None
         self._has_head = False
-        self._passage = Passage()
+        # Born when something of a stream has to be held: mostly its events come whole.
+        self._passage: Passage | None = None
         self._pool: Pool | None = None
         self._request: tuple[bytes, bytes, bool] = (b"", b"", False)
         self._events_before = response.events
@@ -127,7 +128,8 @@ class Attempt:
     def go_on(self, replay: ReplayBuffer, stitch: Stitch) -> None:
         """The unit resumes a stream of which `replay` was shown; `stitch` joins both parts."""
         self._response.replay = replay
-        self._passage.stitch = stitch
+        passage = self._passage = self._passage or Passage()
+        passage.stitch = stitch
 
     # -- its end -------------------------------------------------------------------------------------------
 
@@ -182,38 +184,39 @@ class Attempt:
 
     def _hold(self, data: bytes, pieces: list[bytes], conn: UnitConnection) -> None:
         """Before the commit."""
-        head = conn.reply.head
-        if head is None or not (self._has_head or self._begin(head)):
+        reply, body = conn.reply, b"".join(pieces)
+        if not self._has_head and (reply.head is None or not self._begin(reply.head, conn)):
             return
-        if not self._response.is_events:
-            self._commit(data, b"".join(pieces), conn)
-            return
-        if not pieces and not conn.reply.ended:
-            # Most engines send the head of a stream by itself.
-            return
-        begun = self._passage.begin(b"".join(pieces), ended=conn.reply.ended)
-        if isinstance(begun, Failure):
-            self._give_up(conn, begun)
-        elif begun is not None:
-            self._commit(data, begun, conn)
+        if self._response.is_events:
+            if not pieces and not reply.ended:
+                # Most engines send the head of a stream by itself.
+                return
+            if self._passage is not None or not (body.startswith(b"data:") and are_whole(body)):
+                passage = self._passage = self._passage or Passage()
+                begun = passage.begin(body, ended=reply.ended)
+                if isinstance(begun, Failure):
+                    self._give_up(conn, begun)
+                if not isinstance(begun, bytes):
+                    return
+                body = begun
+        self._commit(data, body, conn)
 
-    def _begin(self, head: ReplyHead) -> bool:
+    def _begin(self, head: ReplyHead, conn: UnitConnection) -> bool:
         """Whether the reply that begins with `head` is one for the client."""
-        owner, conn = self._owner, self._conn
-        if not owner.accepts(head):
+        if not self._owner.accepts(head):
             self.over = True
             self._conn = None
-            if conn is not None:
-                conn.discard()
+            conn.discard()
             return False
         self._has_head = True
         lease = self.lease
         own_lines = b"x-cellgate-unit: %b\r\n%b" % (lease.unit.encode(), lease.explanation)
         if not self._response.promise(head, own_lines):
-            assert conn is not None
             reason = f"another unit answered {head.status} to the resumed stream"
             self._give_up(conn, Failure(FailureKind.EVICTED, reason))
             return False
+        # It is sent once, and streams are many.
+        conn.reply.head = None
         return True
 
     def _commit(self, data: bytes, body: bytes, conn: UnitConnection) -> None:
@@ -221,7 +224,9 @@ class Attempt:
         lease.commit(response.now())
         response.commit(lease.unit_state, lease.first_at, body)
         self._owner.committed(body, lease.first_at)
-        if body.endswith(b"\n\n") and self._passage.stitch is None and not conn.reply.ended:
+        passage = self._passage
+        is_open = not conn.reply.ended and (passage is None or passage.stitch is None)
+        if not response.is_events or (is_open and body.endswith(b"\n\n")):
             # It was checked already, or it is not a stream.
             self._show(data, body, None, conn)
         else:
@@ -230,7 +235,8 @@ class Attempt:
     def _reframe(self, data: bytes, body: bytes, conn: UnitConnection) -> None:
         """Send the complete part of `body` in a chunk of our own, and end the response if the unit does."""
         response, passage, failure = self._response, self._passage, None
-        if response.is_events:
+        if response.is_events and not (passage is None and are_whole(body)):
+            passage = self._passage = passage or Passage()
             body, failure = passage.feed(body, ended=conn.reply.ended)
             response.in_event = passage.in_event
         self._show(data, body, failure, conn)
@@ -238,9 +244,8 @@ class Attempt:
     def _show(self, data: bytes, body: bytes, failure: Failure | None, conn: UnitConnection) -> None:
         """Send `body`, the complete part of a read; then `failure`, or the end of the unit's reply."""
         response, passage = self._response, self._passage
-        stitch = passage.stitch
-        ended = conn.reply.ended or (stitch is not None and stitch.is_over)
-        may_pass_raw = response.passes_raw and stitch is None and passage.is_empty and not ended
+        ended = conn.reply.ended or (passage is not None and passage.is_over)
+        may_pass_raw = response.passes_raw and not ended and (passage is None or passage.is_empty)
         # A part of the next chunk's size may follow a chunk: then the read does not end with a chunk.
         conn.raw = response if may_pass_raw and conn.reply.clean and data.endswith(EVENT_ENDS) else None
         if not response.show(body, ended=ended and failure is None):

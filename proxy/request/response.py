@@ -52,7 +52,7 @@ class Response:
     `begun`: a head was sent; `whole`: all was sent, and only the record is to come; `over`: it has ended.
     `is_events`: it is a stream of events; `in_event`: the last of them was sent in part; `passes_raw`: whole
     chunks of a unit may be passed on unchanged.
-    `promised` is the head that the attempt in flight has, sent or not.
+    `promised` is the head that the attempt in flight has, until it is sent.
     `last_at` is when something was last sent, or when the clock for stalls was restarted; `paused`: the
     client reads slower than its unit writes; `replay` is what was sent of a stream, in case the unit breaks
     it.
@@ -355,7 +355,7 @@ class Response:
         self._client.send(data)
 
     def _head_bytes(self) -> bytes:
-        head = self.promised
+        head, self.promised = self.promised, None
         assert head is not None
         own = b"x-request-id: %b\r\n%b%b" % (
             self.request_id,

@@ -21,6 +21,11 @@ TAIL_BYTES = 16 * 1024
 _TOO_LARGE = f"an event larger than {LIMITS.event_bytes} bytes"
 
 
+def are_whole(events: bytes) -> bool:
+    """Whether these are whole events, if any, and none can report an error: they go on without a passage."""
+    return not events or (events.endswith(b"\n\n") and b"error" not in events)
+
+
 class Passage:
     """Holds the beginning of a stream until its first event with data, and later the beginning of each event.
 
@@ -41,8 +46,8 @@ class Passage:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is held, and the next byte begins an event."""
-        return not self._size and not self.in_event
+        """Whether nothing is held or rewritten, and the next byte begins an event."""
+        return not self._size and not self.in_event and self.stitch is None
 
     @property
     def is_over(self) -> bool:

@@ -66,13 +66,15 @@ class ReplyHead:
 class ReplyReader:
     """Reads the replies of one connection, one after the other.
 
-    `begun`: a byte of the reply has come; `head` is set once it is complete, `ended` once the reply is;
+    `begun`: a byte of the reply has come; `has_head`: its head is complete, which `head` is as long as nobody
+    has taken it away; `length` is that of the body, where it was declared; `ended`: the reply is complete.
     `pieces` are those of the body in the last read; `clean` is True between two chunks of a chunked body: of
     the next one at most its size was read. `keep_alive`: the unit takes another request when this has ended.
     `misbehaved` says what is wrong with the reply.
     """
 
     __slots__ = (
+        "_by_close",
         "_fields",
         "_in_head",
         "_interim",
@@ -83,8 +85,10 @@ class ReplyReader:
         "begun",
         "clean",
         "ended",
+        "has_head",
         "head",
         "keep_alive",
+        "length",
         "misbehaved",
         "pieces",
     )
@@ -95,15 +99,12 @@ class ReplyReader:
         self._fields: Fields = []
         # Bytes that have come since the last ones of a body: of heads, trailers, chunk extensions.
         self._overhead = 0
-        self._to_head = False
-        self._in_head = False
-        self._interim = False
-        self.begun = False
-        self.clean = False
-        self.ended = False
+        self._to_head = self._in_head = self._interim = self._by_close = False
+        self.begun = self.clean = self.ended = self.has_head = False
         self.keep_alive = False
         self.misbehaved = ""
         self.head: ReplyHead | None = None
+        self.length: bytes | None = None
         self.pieces: list[bytes] = []
 
     def expect(self, *, to_head: bool) -> None:
@@ -111,8 +112,8 @@ class ReplyReader:
         if self._to_head:
             # The parser still expects the body that a HEAD reply only announces.
             self._parser = httptools.HttpResponseParser(self)
-        self.head = None
-        self.begun = self.clean = self.ended = False
+        self.head = self.length = None
+        self.begun = self.clean = self.ended = self.has_head = self._by_close = False
         self._overhead = 0
         self._to_head = to_head
 
@@ -137,8 +138,7 @@ class ReplyReader:
 
     def is_ended_by_close(self) -> bool:
         """Whether the end of the connection is the end of the reply, which it is then."""
-        head = self.head
-        if head is None or self.ended or head.length is not None or head.coding:
+        if self.ended or not self._by_close:
             return False
         self.ended = True
         self.keep_alive = False
@@ -154,8 +154,6 @@ class ReplyReader:
     def on_message_begin(self) -> None:
         if self.ended:
             self.misbehaved = "it sent a second reply to one request"
-        self._lines = []
-        self._fields = []
         self._in_head = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -169,7 +167,8 @@ class ReplyReader:
             self._lines.append(b"%b: %b\r\n" % (name, value))
 
     def on_headers_complete(self) -> None:
-        status = self._parser.get_status_code()
+        status, lines, fields = self._parser.get_status_code(), self._lines, self._fields
+        self._lines, self._fields = [], []
         self._in_head = False
         self._interim = status < 200
         if self._interim or status > 599:
@@ -179,12 +178,14 @@ class ReplyReader:
                 self.misbehaved = f"{status} is not an HTTP status"
             return
         if self._overhead > _FEW_BYTES:
-            self._check_head()
+            self._check_head(lines, fields)
             if self.misbehaved:
                 return
         self._overhead = 0
         self.keep_alive = self._parser.should_keep_alive()
-        self.head = head = ReplyHead(status, self._lines, self._fields, to_head=self._to_head)
+        self.head = head = ReplyHead(status, lines, fields, to_head=self._to_head)
+        self.has_head, self.length = True, head.length
+        self._by_close = head.length is None and not head.coding
         if head.coding not in (b"", b"chunked"):
             self.misbehaved = "it uses a transfer coding that the gate did not ask for"
         if head.connection_tokens > LIMITS.connection_tokens:
@@ -210,18 +211,18 @@ class ReplyReader:
 
     def _check_overhead(self) -> None:
         """Look at what has come since the last bytes of a body."""
-        if self.head is None:
-            self._check_head()
+        if not self.has_head:
+            self._check_head(self._lines, self._fields)
             if self._overhead > HEAD_BYTES:
                 self.misbehaved = _TOO_LARGE
         elif self._overhead > HEAD_BYTES:
             # Trailers and chunk extensions are dropped; endless ones would keep the client for ever.
             self.misbehaved = f"it sent {HEAD_BYTES} bytes of trailers or chunk extensions"
 
-    def _check_head(self) -> None:
+    def _check_head(self, lines: list[bytes], fields: Fields) -> None:
         """Look at as much of a head as there is."""
-        if len(self._lines) + len(self._fields) > LIMITS.header_lines:
+        if len(lines) + len(fields) > LIMITS.header_lines:
             reached("header_lines")
             self.misbehaved = f"the head of its reply has more than {LIMITS.header_lines} lines"
-        elif self._overhead > HEAD_BYTES and head_size(self._lines, self._fields) > HEAD_BYTES:
+        elif self._overhead > HEAD_BYTES and head_size(lines, fields) > HEAD_BYTES:
             self.misbehaved = _TOO_LARGE

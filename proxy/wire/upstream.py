@@ -172,8 +172,8 @@ class UnitConnection(asyncio.Protocol):
         """
         if self._held or not self._late:
             return 0, False
-        late, at, head = self._late, self._late_at, self.reply.head
-        end = at + size if head is None or head.length is None else len(late)
+        late, at = self._late, self._late_at
+        end = at + size if self.reply.length is None else len(late)
         part = late[at:end]
         self._late, self._late_at = (late, end) if end < len(late) else (b"", 0)
         try:
@@ -235,7 +235,7 @@ class UnitConnection(asyncio.Protocol):
         if unused:
             self._fail(FailureKind.STALE_CONNECTION, "it had closed the kept-alive connection")
         else:
-            where = "before" if reply.head is None else "in the middle of"
+            where = "in the middle of" if reply.has_head else "before"
             self._fail(FailureKind.CLOSED_EARLY, f"it closed the connection {where} its reply")
 
     def pause_writing(self) -> None:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from cellgate.proxy.request.dispatcher import Pending, PickRequest, Waiter
 from cellgate.proxy.wire.failure import Failure
 from cellgate.proxy.workers.protocol import Message, ToControl, ask_out, failure_in, failure_out
+from cellgate.router.backlog import Job
 from cellgate.router.board import Board
-from cellgate.router.cost_model import Prediction, Usage
+from cellgate.router.cost_model import Usage
 from cellgate.router.nouns import Outcome, Refusal
 from cellgate.router.unit_state import Lease
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 OUTCOMES = tuple(Outcome)
 OUTCOME_INDEX = {outcome: index for index, outcome in enumerate(OUTCOMES)}
-_NO_PREDICTION = Prediction(0, 0, 0, 0, 0.0)
+_NO_JOB = Job(0, 0)
 """What was expected of an attempt, the control process knows."""
 
 
@@ -39,7 +40,7 @@ class RemoteLease(Lease):
         self.unit_state = state
         self.unit = state.unit.name
         self.ask = request.ask
-        self.prediction = _NO_PREDICTION
+        self.job = _NO_JOB
         self.opened_at = at
         self.retry = request.draws
         self.committed = self.evicted = self.closed = self.paused = self.was_paused = False

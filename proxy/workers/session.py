@@ -250,7 +250,7 @@ class WorkerSession:
             if first_at:
                 lease.committed, lease.first_at = True, first_at
                 # When its prompt was done is not known here, so nothing is learnt of that.
-                lease.unit_state.costs.show(lease, lease.ask, lease.prediction, self._plane.now())
+                lease.unit_state.costs.show(lease, lease.ask, lease.job, self._plane.now())
             self._hold(number, lease)
         self._control.greeted()
 

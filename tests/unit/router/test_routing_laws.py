@@ -95,7 +95,7 @@ class World:
         engine = self.engines[lease.unit]
         engine.queued += 1
         engine.served += 1
-        engine.busy_until = max(engine.busy_until, self.now) + lease.prediction.prompt_tokens / TOKENS_S
+        engine.busy_until = max(engine.busy_until, self.now) + lease.job.prompt_tokens / TOKENS_S
 
         def done() -> None:
             engine.queued -= 1
