@@ -22,8 +22,8 @@ def soonest_first(candidates: Sequence[Candidate], rng: random.Random) -> Sequen
     if len(candidates) == 1:
         return candidates
     ranked = sorted(candidates, key=_cost_s)
-    ties, until_s = 1, _cost_s(ranked[0]) + TIE_S
-    while ties < len(ranked) and _cost_s(ranked[ties]) <= until_s:
+    ties, until_s = 1, ranked[0].cost_s + TIE_S
+    while ties < len(ranked) and ranked[ties].cost_s <= until_s:
         ties += 1
     if ties > 1:
         ranked.insert(0, ranked.pop(int(rng.random() * ties)))

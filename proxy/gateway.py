@@ -37,7 +37,7 @@ from cellgate.proxy.request.table import TABLE
 from cellgate.proxy.wire.body_memory import BodyMemory
 from cellgate.proxy.wire.downstream import ClientConnection
 from cellgate.proxy.wire.failure import Failure
-from cellgate.proxy.wire.heads import REQUEST_FIELDS, Fields
+from cellgate.proxy.wire.heads import Fields
 from cellgate.proxy.wire.idle import first_to_close
 from cellgate.proxy.wire.pool import Pool
 from cellgate.proxy.wire.reach import UnitPools
@@ -89,7 +89,7 @@ class Gateway:
         self.large_reads = LargeReads(loop, read, self.memory)
         self.local_endpoints = LocalEndpoints(board)
         self.routing_headers = RoutingHeaders(settings.headers, reports.ignored)
-        self.fields_read = REQUEST_FIELDS | self.routing_headers.names
+        self.routing_fields = self.routing_headers.names
         self.peers = Peers(settings.trusted)
         self.observe: Observe | None = None
         self.entrance = Entrance(loop, self.connection)
@@ -100,7 +100,10 @@ class Gateway:
         self._unit_pools = unit_pools
         self._load_lines = load_lines
         self._access_log = access_log
-        self._stopping = self._handed_over = False
+        self.is_leaving = False
+        """True once responses close their connections: the gate stops, or a successor accepts clients."""
+        self._stopping = False
+        self._stop_line = response_line(stopping=False)
         self._empty = asyncio.Event()
         ticker.looks += [
             SmallBlocks(lambda: len(self.clients)).tick,
@@ -129,7 +132,8 @@ class Gateway:
 
     def announce_stop(self) -> None:
         """The gate stops: responses say so from now on."""
-        self._stopping = True
+        self._stopping = self.is_leaving = True
+        self._stop_line = response_line(stopping=True)
 
     async def stop(self, *, delay_s: float, drain_s: float) -> None:
         """Stop in good order: accept for `delay_s` more, let responses end for up to `drain_s`."""
@@ -146,7 +150,7 @@ class Gateway:
 
         Connections without a request are left alone: who sends the next one is answered, and told to close.
         """
-        self._handed_over = True
+        self.is_leaving = True
         await self._end(drain_s)
 
     async def _end(self, drain_s: float) -> None:
@@ -190,6 +194,7 @@ class Gateway:
                 unit="",
                 outcome=row.outcome,
                 attempts=0,
+                continued=0,
                 ttft_s=None,
                 duration_s=0.0,
                 events=0,
@@ -225,15 +230,11 @@ class Gateway:
 
     def report_lines(self, fields: Fields) -> bytes:
         """Header lines of each response that report the load of the gate to the ingress."""
-        return self._load_lines.line(fields) + response_line(stopping=self._stopping)
+        return self._load_lines.line(fields) + self._stop_line
 
     def is_stopping(self) -> bool:
         """True once the gate has begun to stop; health checks report it."""
         return self._stopping
-
-    def is_leaving(self) -> bool:
-        """True once responses close their connections: the gate stops, or a successor accepts clients."""
-        return self._stopping or self._handed_over
 
     def finished(self, record: Finished) -> None:
         """A request is over."""
@@ -282,7 +283,7 @@ class Gateway:
         return len(going)
 
     def _end_if_empty(self, _now: float) -> None:
-        if self.is_leaving() and not self.clients:
+        if self.is_leaving and not self.clients:
             self._empty.set()
 
     def _flush_log(self, _now: float) -> None:

@@ -34,9 +34,10 @@ class AnswerLengths:
 
     def learn(self, model: str | None, tokens: int) -> None:
         """An answer has ended, whole. One without tokens (an embedding) counts as one."""
-        tokens, self._seen[_ALL] = max(tokens, 1), self._seen[_ALL] + 1
-        self.mean += (tokens - self.mean) * max(1.0 / self._seen[_ALL], GAIN)
-        if model in self._means or len(self._means) < MODELS_MAX:
-            self._seen[model] += 1
-            mean = self._means.get(model, 0.0)
-            self._means[model] = mean + (tokens - mean) * max(1.0 / self._seen[model], GAIN)
+        seen, means, tokens = self._seen, self._means, max(tokens, 1)
+        seen[_ALL] = count = seen[_ALL] + 1
+        self.mean += (tokens - self.mean) * max(1.0 / count, GAIN)
+        if model in means or len(means) < MODELS_MAX:
+            seen[model] = count = seen[model] + 1
+            mean = means.get(model, 0.0)
+            means[model] = mean + (tokens - mean) * max(1.0 / count, GAIN)

@@ -128,17 +128,18 @@ class Backlog:
 
     def open(self, key: Hashable, job: Job, now: float) -> None:
         """An attempt was sent to the unit."""
+        tokens, begins_at = job.uncached_tokens, job.begins_at
         self._area += self.batch * (now - self._area_at)
         self._area_at = now
         if not self._queued:
-            self.front_tokens, self._shown_at, self._first = job.uncached_tokens, now, key
-            self.front_since = job.begins_at if job.begins_at > now else now
+            self.front_tokens, self._shown_at, self._first = tokens, now, key
+            self.front_since = begins_at if begins_at > now else now
         if now - self._written_at > WRITTEN_STEP_S:
             self._written, self._written_at = self.written_tokens(now), now
-        self._written += job.uncached_tokens
+        self._written += tokens
         self._queued[key] = job
         self.batch += 1
-        self.queued_tokens += job.uncached_tokens
+        self.queued_tokens += tokens
         self.kv_tokens += job.kv_tokens
 
     def show(self, key: Hashable, now: float, foreign: float = 0.0) -> Prefilled | None:
@@ -167,20 +168,17 @@ class Backlog:
         """
         self._area += self.batch * (now - self._area_at)
         self._area_at = now
-        was_in_front = bool(self._queued) and next(iter(self._queued)) == key
-        job, beside = self._queued.pop(key, None), ALONE
-        if job is not None:
-            self.queued_tokens -= job.uncached_tokens
-        elif (decoded := self._decoding.pop(key, None)) is not None:
+        beside, decoded = ALONE, self._decoding.pop(key, None)
+        if decoded is not None:
             job, shown_at, area, computed = decoded
             batch = (self._area - area) / (now - shown_at) if now > shown_at else float(self.batch)
-            beside = Beside(batch, self.computed_tokens - computed)
-        if job is not None:
-            self.kv_tokens -= job.kv_tokens
-            self.batch -= 1
-        if was_in_front:
-            # What was computed of it counts for nothing.
-            self._begin_next(now)
+            beside = _new(Beside, (batch, self.computed_tokens - computed))
+        elif key in self._queued:
+            job = self._leave_queue(key, now)
+        else:
+            return ALONE
+        self.kv_tokens -= job.kv_tokens
+        self.batch -= 1
         return beside
 
     def forget_peak(self) -> None:
@@ -201,6 +199,15 @@ class Backlog:
     def written_tokens(self, now: float) -> float:
         """Uncached tokens sent here of late: new to the prefix cache, and pushing others out of it."""
         return self._written * float(0.5 ** ((now - self._written_at) / WRITTEN_HALF_LIFE_S))
+
+    def _leave_queue(self, key: Hashable, now: float) -> Job:
+        was_in_front = next(iter(self._queued)) == key
+        job = self._queued.pop(key)
+        self.queued_tokens -= job.uncached_tokens
+        if was_in_front:
+            # What was computed of it counts for nothing.
+            self._begin_next(now)
+        return job
 
     def _begin_next(self, now: float) -> None:
         self.front_since, self.front_tokens, self._shown_at = now, 0, now

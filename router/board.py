@@ -344,7 +344,7 @@ class Board:
         lease.on_evict = None
         state = lease.unit_state
         del state.leases[lease]
-        lease.beside = state.costs.remove(lease, lease.ask, lease.job, now, in_vain=not lease.committed)
+        lease.beside = state.costs.remove(lease, now)
         self.in_flight -= 1
         self.retries_in_flight -= lease.retry
         if state.retired and not state.leases and state in self.leaving:

@@ -7,7 +7,8 @@ From them follows what an ask would cost there, in seconds (cost.py). Rules:
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Hashable
+from typing import NamedTuple, Protocol
 
 from cellgate.router.backlog import Backlog, Beside, Job, Prefilled
 from cellgate.router.cost import (
@@ -72,6 +73,14 @@ class Quote(NamedTuple):
     cached_tokens: float
 
 
+class Attempted(Hashable, Protocol):
+    """An attempt on a unit, by which its job is known: a lease. `committed`: it has shown something."""
+
+    ask: Ask
+    job: Job
+    committed: bool
+
+
 class CostModel:
     """What is known of one unit that bears on how soon it answers."""
 
@@ -117,13 +126,15 @@ class CostModel:
         ) = self._price  # fmt: skip
         answer_tokens, shared, charged = expected
         backlog, tokens = self.backlog, ask.prompt_bytes * byte_tokens
-        batch = backlog.batch
-        # As Backlog.backlog_tokens, without the call.
-        queued = backlog.queued_tokens - hidden
-        if (front := backlog.front_tokens) and (front_s := now - backlog.front_since) > 0.0:
-            queued += abs(front - front_s * tokens_s) - front
-        if queued < 0.0:
-            queued = 0.0
+        batch, queued = backlog.batch, 0.0
+        if backlog.queued_tokens:
+            # As Backlog.backlog_tokens, without the call.
+            queued = backlog.queued_tokens - hidden
+            if (front_s := now - backlog.front_since) > 0.0:
+                front = backlog.front_tokens
+                queued += abs(front - front_s * tokens_s) - front
+            if queued < 0.0:
+                queued = 0.0
         if backlog.kv_tokens + tokens + answer_tokens > kv_room or batch >= seat_room:
             return self.quote(ask, held, expected, now).terms[0], queued / sure_tokens_s
         total_s += queued * token_s + answer_tokens * (step_s + sequence_s * batch)
@@ -191,7 +202,9 @@ class CostModel:
             had_seat = False
             ttft_s = Cost(*terms(self.forecast, backlog, tokens, cached, 0.0, answer_tokens, now)).ttft_s
         else:
-            ahead = backlog.backlog_tokens(now, price.tokens_s, self.forecast.latency_s)
+            ahead = 0.0
+            if backlog.queued_tokens:
+                ahead = backlog.backlog_tokens(now, price.tokens_s, self.forecast.latency_s)
             ttft_s = price.ahead_s + (ahead + left) * price.token_s
         record = prefixes.record(blocks) if blocks else 0
         uncached = int(left)
@@ -215,25 +228,22 @@ class CostModel:
         backlog.open(key, job, now)
         return job
 
-    def show(self, key: object, ask: Ask, job: Job, now: float) -> Prefilled | None:
+    def show(self, attempt: Attempted, now: float) -> Prefilled | None:
         """The first token of an attempt has come."""
-        if job.record:
-            self.prefixes.prove(ask.blocks, job.record)
-        return self.backlog.show(key, now, self._price.foreign_batch)
+        if attempt.job.record:
+            self.prefixes.prove(attempt.ask.blocks, attempt.job.record)
+        return self.backlog.show(attempt, now, self._price.foreign_batch)
 
-    def expect_shown(self, key: object, now: float) -> None:
+    def expect_shown(self, attempt: Attempted, now: float) -> None:
         """The first token of a plain answer should have come; nothing shows whether it has."""
-        self.backlog.show(key, now, self._price.foreign_batch)
+        self.backlog.show(attempt, now, self._price.foreign_batch)
 
-    def remove(self, key: object, ask: Ask, job: Job, now: float, *, in_vain: bool) -> Beside:
-        """An attempt is over; `in_vain`: it has shown nothing, so its prompt may not have been computed.
-
-        Returns what was there while it was decoded.
-        """
-        beside = self.backlog.close(key, now)
-        if in_vain and job.record:
-            self.prefixes.forget(ask.blocks, job.record)
-        return beside
+    def remove(self, attempt: Attempted, now: float) -> Beside:
+        """An attempt is over: what was there while it was decoded."""
+        if attempt.job.record and not attempt.committed:
+            # It has shown nothing, so its prompt may not have been computed.
+            self.prefixes.forget(attempt.ask.blocks, attempt.job.record)
+        return self.backlog.close(attempt, now)
 
     def streamed(self, tokens: int, stream_s: float, beside: Beside) -> None:
         """A stream has sent so many tokens behind its first one in so many seconds, beside others.

@@ -105,7 +105,11 @@ def judge(case: Case, evidence: Evidence, rules: Rules) -> Judgement:
 
 def nothing_to_learn(case: Case) -> bool:
     """True when good news about the unit would change nothing: it is UP and nothing bad was heard of it."""
-    return case.verdict is _UP and not case.faults and not any(e.sign is Sign.BAD for e in case.window)
+    return (
+        case.verdict is _UP
+        and not case.faults
+        and not (case.window and any(e.sign is Sign.BAD for e in case.window))
+    )
 
 
 def _read(case: Case, evidence: Evidence) -> tuple[Case, bool]:

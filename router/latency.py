@@ -52,9 +52,9 @@ class Latency:
         if work_s > LATENCY_MAX_S:
             work_s = LATENCY_MAX_S
         least_s = _LEAST_S + work_s
-        most_s = (self.value + least_s) * (_CLIPS[seen] if seen < len(_CLIPS) else _CLIP)
-        if ttft_s > most_s:
-            ttft_s = most_s
+        usual_s = self.value + least_s
+        if ttft_s > usual_s:
+            ttft_s = min(ttft_s, usual_s * (_CLIPS[seen] if seen < len(_CLIPS) else _CLIP))
         weight = least_s**-2.0
         self._sum = total = self._sum * _FADE + weight * ttft_s
         self._tokens = tokens_sum = self._tokens * _FADE + weight * tokens

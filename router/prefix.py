@@ -74,7 +74,8 @@ class PrefixCache:
             held[block] = is_proven = held.pop(block, False)
             if not is_proven:
                 unproven[block] = unproven.get(block, 0) + 1
-        self._evict()
+        if len(held) > self.limit:
+            self._evict()
         return self._generation
 
     def prove(self, blocks: Sequence[int], generation: int) -> None:

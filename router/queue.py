@@ -70,17 +70,13 @@ class Queue:
         self.rules = rules
         self.retries = 0
         """How many of them draw on the retry budget."""
+        self.size = 0
+        """How many wait."""
         self._moved: dict[Ticket, None] = {}
         self._pools: dict[str, PoolQueue] = {}
 
     def __len__(self) -> int:
-        others = sum(len(queue.fair_queue) for queue in self._pools.values()) if self._pools else 0
-        return len(self._moved) + others
-
-    @property
-    def has_queue(self) -> bool:
-        """Whether anybody waits who has not lost a unit."""
-        return bool(self._pools)
+        return self.size
 
     @property
     def moved_count(self) -> int:
@@ -113,7 +109,7 @@ class Queue:
         if len(self._moved) >= max(self.rules.limit, 1):
             return False
         self._moved[ticket] = None
-        self.retries += ticket.retry
+        self._count(ticket, 1)
         return True
 
     def add(self, ticket: Ticket, now: float, *, tokens: int, size: int, tokens_s: float) -> Refusal | None:
@@ -139,11 +135,11 @@ class Queue:
         self._pools[ticket.pool] = queue
         queue.entries[ticket] = entered.entry
         queue.kinds[ticket.kind] += 1
-        self.retries += ticket.retry
+        self._count(ticket, 1)
         if entered.displaced is not None:
             displaced = entered.displaced.item
             queue.leave(displaced)
-            self.retries -= displaced.retry
+            self._count(displaced, -1)
             displaced.on_result(Refusal.FULL)
         return None
 
@@ -157,7 +153,7 @@ class Queue:
         """
         if ticket in self._moved:
             del self._moved[ticket]
-            self.retries -= ticket.retry
+            self._count(ticket, -1)
         elif ticket in self.pool(ticket.pool).entries:
             self._leave(ticket, served=False)
 
@@ -168,9 +164,13 @@ class Queue:
             queue.fair_queue.take(entry)
         else:
             queue.fair_queue.remove(entry)
-        self.retries -= ticket.retry
+        self._count(ticket, -1)
         if not queue.entries:
             del self._pools[ticket.pool]
+
+    def _count(self, ticket: Ticket, by: int) -> None:
+        self.size += by
+        self.retries += by * ticket.retry
 
     def __contains__(self, ticket: Ticket) -> bool:
         return ticket in self._moved or ticket in self.pool(ticket.pool).entries

@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable
 from math import inf
-from typing import NamedTuple, cast
+from typing import cast
 
 from cellgate.router.board import Board
 from cellgate.router.candidates import Bounds, Candidates, find_candidates
@@ -20,8 +20,7 @@ from cellgate.router.cost import Cost, Expected
 from cellgate.router.explore import SHARE, Explorer
 from cellgate.router.nouns import Ask, Candidate, Policy, Refusal
 from cellgate.router.queue import MOVED_S, PoolQueue, Queue, Ticket, TicketKind
-from cellgate.router.sampling import Sampler
-from cellgate.router.shared_prefixes import Reuses
+from cellgate.router.sampling import LOOK_AT_ALL, Sampler
 from cellgate.router.unit_state import Lease
 
 LOOKS = 16
@@ -31,12 +30,8 @@ _new = tuple.__new__
 OnResult = Callable[[Lease | Refusal], None]
 
 
-class Best(NamedTuple):
-    """The unit that ranks first, and what was expected of the ask (see Candidates)."""
-
-    row: Candidate
-    expected: Expected
-    shared: Reuses | None
+Best = tuple[Candidate, Candidates]
+"""The unit that ranks first, and those that it was found among."""
 
 
 class Router:
@@ -63,8 +58,8 @@ class Router:
         best = self._best(ask, now, tried, overcommit=overcommit)
         if isinstance(best, Refusal):
             return best
-        is_new = not (tried or evicted or retry)
-        if not best.row.has_room or (is_new and self.queue.has_queue and self.comes_after(ask)):
+        has_others = self.queue.size and not (tried or evicted or retry)
+        if not best[0].has_room or (has_others and self.comes_after(ask)):
             return Refusal.FULL
         return self._open(best, ask, now, retry=retry)
 
@@ -96,7 +91,7 @@ class Router:
         if refusal is None:
             return ticket
         best = refusal if must_wait else self._best(ask, now, tried)
-        if isinstance(best, Best) and best.row.has_room:
+        if not isinstance(best, Refusal) and best[0].has_room:
             return self._open(best, ask, now, retry=retry)
         return refusal
 
@@ -159,7 +154,8 @@ class Router:
             Bounds,
             (rules.backlog_s, wait_s, overcommit, self._by_seconds, self._by_cache, self._rng.random()),
         )
-        among = self._sampler.of(ask, now) if self._by_seconds else None
+        is_large = len(self.board.units) > LOOK_AT_ALL
+        among = self._sampler.of(ask, now) if is_large and self._by_seconds else None
         found = find_candidates(self.board, ask, now, tried, bounds, among)
         best = self._first(ask, now, found, overcommit)
         if among is not None and (best is None or not best.has_room):
@@ -167,7 +163,7 @@ class Router:
             found = find_candidates(self.board, ask, now, tried, bounds)
             best = self._first(ask, now, found, overcommit)
         if best is not None:
-            return _new(Best, (best, found.expected, found.shared))
+            return best, found
         if found.rows:
             return Refusal.LATE
         is_unknown = ask.model is not None and self.board.knows_model(ask.model) is False
@@ -211,11 +207,13 @@ class Router:
         return self.board.units[row.unit].costs.is_too_slow(ask, ttft_s, now)
 
     def _open(self, best: Best, ask: Ask, now: float, *, retry: bool = False) -> Lease:
-        self._sampler.record(ask, best.row.unit)
-        if best.shared is not None:
-            best.shared.count += 1.0
-        held = best.row.held_blocks if self._by_cache else None
-        return self.board.open(best.row.unit, ask, now, retry=retry, expected=best.expected, held=held)
+        row, found = best
+        if len(self.board.units) > LOOK_AT_ALL:
+            self._sampler.record(ask, row.unit)
+        if found.shared is not None:
+            found.shared.count += 1.0
+        held = row.held_blocks if self._by_cache else None
+        return self.board.open(row.unit, ask, now, retry=retry, expected=found.expected, held=held)
 
     def _serve_pool(self, pool: str, queue: PoolQueue, now: float) -> None:
         blocked = _Blocked()
@@ -229,7 +227,7 @@ class Router:
             if isinstance(best, Refusal) and best is not Refusal.UNSURE:
                 self.queue.remove(ticket)
                 ticket.on_result(best)
-            elif isinstance(best, Best) and best.row.has_room:
+            elif not isinstance(best, Refusal) and best[0].has_room:
                 self.queue.take(ticket)
                 ticket.on_result(self._open(best, ticket.ask, now, retry=ticket.retry))
             else:

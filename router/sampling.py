@@ -52,7 +52,7 @@ class Sampler:
 
     def record(self, ask: Ask, unit: str) -> None:
         """`ask` goes to `unit`, which will hold its prompt."""
-        if ask.blocks and len(self._board.units) > LOOK_AT_ALL:
+        if ask.blocks:
             self._holders.pop(ask.blocks[-1], None)
             self._holders[ask.blocks[-1]] = unit
             if len(self._holders) > HOLDERS_MAX:

@@ -73,12 +73,14 @@ class StepTimes:
         Prompts are computed one after the other or in one step, so the time of one begins when the one before
         it is done: to go by its time to first token would be to go by the length of the queue.
         """
-        self.rates.achieved(done.tokens, done.span_s)
-        self.rates.prefilled(done.tokens, done.busy_s, follows=done.follows, had_seat=done.had_seat)
-        if done.found_idle and done.had_seat:
-            work_s = done.tokens / self.rates.prefill_tokens_s.value
-            self.rates.latency.learn(done.tokens, work_s, done.ttft_s)
-        self._largest = max(self._largest, done.tokens)
+        tokens, busy_s, ttft_s, span_s, found_idle, follows, had_seat = done
+        rates = self.rates
+        rates.achieved(tokens, span_s)
+        rates.prefilled(tokens, busy_s, follows=follows, had_seat=had_seat)
+        if found_idle and had_seat:
+            rates.latency.learn(tokens, tokens / rates.prefill_tokens_s.value, ttft_s)
+        if tokens > self._largest:
+            self._largest = tokens
 
     def record_stall(self, tokens: int, still_s: float) -> None:
         """While a large prompt was computed, the engine's counters stood still for so long at the longest."""

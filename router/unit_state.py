@@ -10,7 +10,7 @@ from collections.abc import Callable
 from math import inf
 
 from cellgate.router import panic
-from cellgate.router.backlog import ALONE, Job
+from cellgate.router.backlog import Beside, Job
 from cellgate.router.cost import Expected
 from cellgate.router.cost_model import CostModel
 from cellgate.router.nouns import Ask, Case, Cell, Evidence, Load, Rules, Unit, Verdict
@@ -172,16 +172,11 @@ class UnitState:
         """What it gets now, for its weight: less while it is degraded or has only just come up."""
         return self.steady_weight * self.ramp(now, rules)
 
-    def shown(self, lease: Lease, now: float) -> None:
-        """An attempt has shown its first token (or the head of a plain body)."""
-        done = self.costs.show(lease, lease.ask, lease.job, now)
-        if done is None or not lease.ask.stream:
-            # A plain answer comes when all of it is computed, which says little about its prompt.
-            return
-        self.step_times.prefilled(done)
-        if done.tokens >= LARGE_TOKENS and self.counters_at:
-            ended = (still_s for since, still_s in self.stalls if since + still_s >= lease.opened_at)
-            self.step_times.record_stall(done.tokens, max(ended, default=0.0))
+    def record_large_prompt(self, tokens: int, sent_at: float) -> None:
+        """A large prompt, sent at `sent_at`, was computed: note for how long the engine's counters stood."""
+        if self.counters_at:
+            ended = (still_s for since, still_s in self.stalls if since + still_s >= sent_at)
+            self.step_times.record_stall(tokens, max(ended, default=0.0))
 
     def show_plain(self, now: float) -> None:
         """Take the prompts of plain answers as computed when they are due: nothing shows when they are."""
@@ -261,6 +256,8 @@ class Lease:
         "was_paused",
     )
 
+    beside: Beside
+
     def __init__(
         self, state: UnitState, ask: Ask, expected: Expected, held: int, now: float, retry: bool
     ) -> None:
@@ -268,7 +265,6 @@ class Lease:
         self.unit = state.unit.name
         self.ask = ask
         self.job: Job = state.costs.add(self, ask, expected, held, now)
-        self.beside = ALONE
         self.opened_at = now
         self.retry = retry
         self.committed = False
@@ -284,7 +280,12 @@ class Lease:
         """The unit has shown its first token (or the head of a plain body)."""
         self.committed = True
         self.first_at = now
-        self.unit_state.shown(self, now)
+        done = self.unit_state.costs.show(self, now)
+        if done is not None and self.ask.stream:
+            # A plain answer comes when all of it is computed, which says little about its prompt.
+            self.unit_state.step_times.prefilled(done)
+            if done.tokens >= LARGE_TOKENS:
+                self.unit_state.record_large_prompt(done.tokens, self.opened_at)
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else "evicted" if self.evicted else "open"

@@ -177,8 +177,9 @@ class LocalDispatcher:
         self._board.prove(lease)
         if lease.ask.stream and not resumed:
             self._routing.shown(lease)
-            # One prompt less to compute.
-            self._plane.room()
+            if self._router.queue.size:
+                # One prompt less to compute.
+                self._plane.room()
         if response_id:
             self._plane.stored.made(response_id, lease.unit)
 
@@ -210,7 +211,8 @@ class LocalDispatcher:
         self._metrics.attempt(lease.unit, outcome)
         if self._containment.watchful:
             self._containment.closed(lease, outcome)
-        self._plane.room()
+        if self._router.queue.size:
+            self._plane.room()
 
     def adopt(self, unit: str, ask: Ask, at: float, *, retry: bool) -> Lease | None:
         """Open a lease that a control process before this one gave; None: the unit is not known."""

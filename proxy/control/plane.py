@@ -190,7 +190,7 @@ class Plane:
 
     def room(self) -> None:
         """Room may have appeared: serve those who wait, once this turn of the loop is over."""
-        if len(self.router.queue) and not self._room_noted:
+        if self.router.queue.size and not self._room_noted:
             self._room_noted = True
             self._loop.call_soon(self._serve_waiting)
 

@@ -94,10 +94,8 @@ class LoadLines:
 
     def line(self, fields: Iterable[tuple[bytes, bytes]]) -> bytes:
         """The header line for a request with these fields, with its line end."""
-        for name, value in fields:
-            if name == FORMAT_FIELD:
-                return self.others.get(value.strip().lower(), self.usual)
-        return self.usual
+        form = dict(fields).get(FORMAT_FIELD)
+        return self.usual if form is None else self.others.get(form.strip().lower(), self.usual)
 
 
 class Orca:

@@ -26,9 +26,9 @@ class Finished(NamedTuple):
     unit: str
     outcome: Outcome
     attempts: int
+    continued: int
     ttft_s: float | None
     duration_s: float
     events: int
     bytes_in: int
     bytes_out: int
-    continued: int = 0

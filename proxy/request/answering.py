@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from cellgate.proxy.metrics.continuations import ContinuationResult
 from cellgate.proxy.request.breaking import give_up
-from cellgate.proxy.request.continuation import is_kept, why_not
+from cellgate.proxy.request.continuation import ROUTES, why_not
 from cellgate.proxy.request.opening import find_unit, refuse
 from cellgate.proxy.request.reply_status import failure_of, lacks_path, outcome_of, response_id
 from cellgate.proxy.request.routes import GENERATE, UNLISTED
@@ -27,29 +27,34 @@ _OK = Outcome.OK
 
 def judge_head(exchange: Exchange, head: ReplyHead) -> bool:
     """Whether the reply is sent to the client. A busy or failing unit means a retry elsewhere first."""
-    attempt, response, gate = exchange.attempt, exchange.response, exchange.gate
-    assert attempt is not None
-    unit = attempt.lease.unit
+    response, status = exchange.response, head.status
     for observer in response.observers:
-        observer.replied(head.status)
+        observer.replied(status)
     if not response.begun:
         # Otherwise the client has been shown a head before, of a unit that came to nothing.
-        response.status = head.status
+        response.status = status
+    return status < 400 or not _is_turned_down(exchange, head)
+
+
+def _is_turned_down(exchange: Exchange, head: ReplyHead) -> bool:
+    """Whether an error that a unit answered is not sent to the client."""
+    attempt, gate = exchange.in_flight(), exchange.gate
+    unit = attempt.lease.unit
     if lacks_path(head) and exchange.route.kind is GENERATE:
         exchange.let_go(Outcome.CLIENT_ERROR)
         path = exchange.request.path.decode("latin-1")
         refuse(exchange, Failure(FailureKind.NOT_SERVED, f"the engine of unit {unit} does not serve {path}"))
-        return False
+        return True
     now = gate.now()
     failure = failure_of(head, unit, gate.board, now)
     if failure is not None:
         attempt.lease.on_evict = None
         attempt.blame(failure, judged=exchange.route.kind is not UNLISTED)
-        return not _goes_elsewhere(exchange, attempt.lease, failure, now)
-    if response.begun and head.status >= 400:
+        return _goes_elsewhere(exchange, attempt.lease, failure, now)
+    if exchange.response.begun:
         give_up(exchange, f"unit {unit} answered {head.status} to the request to resume the stream")
-        return False
-    return True
+        return True
+    return False
 
 
 def _goes_elsewhere(exchange: Exchange, lease: Lease, failure: Failure, failed_at: float) -> bool:
@@ -59,7 +64,7 @@ def _goes_elsewhere(exchange: Exchange, lease: Lease, failure: Failure, failed_a
     answer. For observers the attempt still ends at `failed_at`, before the next one begins.
     """
     selection = exchange.selection
-    step = selection.next_step(lease, failure)
+    step = selection.next_step(lease, failure, once=exchange.route.kind is UNLISTED)
     if not step.again:
         return False
     other = selection.acquire_other(exchange, lease.unit, step)
@@ -94,11 +99,10 @@ def commit(exchange: Exchange, first: bytes, at: float) -> None:
     if exchange.continuation is not None:
         gate.dispatcher.committed(lease, resumed=True)
         return
-    request, ask = exchange.request, exchange.selection.ask
+    request, ask, route = exchange.request, exchange.selection.ask, response.route
     response.ttft_s = at - request.received_at
-    made = response_id(first) if exchange.route.name == "responses" else ""
-    gate.dispatcher.committed(lease, response_id=made)
-    if is_kept(exchange.route.name, ask):
+    gate.dispatcher.committed(lease, response_id=response_id(first) if route == "responses" else "")
+    if ask.stream and route in ROUTES:
         response.record_replay(whole=ask.continuable and not why_not(gate, request, ask))
 
 

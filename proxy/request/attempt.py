@@ -58,16 +58,18 @@ class Attempt:
         "over",
     )
 
+    # From `send` on.
+    _request: tuple[bytes, bytes, bool]
+
     def __init__(self, owner: Owner, dispatcher: Dispatcher, response: Response, lease: Lease) -> None:
         self._owner = owner
         self._dispatcher = dispatcher
         self._response = response
         self._conn: UnitConnection | None = None
         self._has_head = False
-        # Born when something of a stream has to be held: mostly its events come whole.
+        # Made when a part of a stream has to be held: most reads are whole events.
         self._passage: Passage | None = None
         self._pool: Pool | None = None
-        self._request: tuple[bytes, bytes, bool] = (b"", b"", False)
         self._events_before = response.events
         self.lease = lease
         self.over = False
@@ -184,21 +186,22 @@ class Attempt:
 
     def _hold(self, data: bytes, pieces: list[bytes], conn: UnitConnection) -> None:
         """Before the commit."""
-        reply, body = conn.reply, b"".join(pieces)
+        reply = conn.reply
         if not self._has_head and (reply.head is None or not self._begin(reply.head, conn)):
             return
-        if self._response.is_events:
-            if not pieces and not reply.ended:
-                # Most engines send the head of a stream by itself.
+        is_events = self._response.is_events
+        if is_events and not pieces and not reply.ended:
+            # Most engines send the head of a stream by itself.
+            return
+        body = b"".join(pieces)
+        if is_events and (self._passage is not None or not (body.startswith(b"data:") and are_whole(body))):
+            passage = self._passage = self._passage or Passage()
+            begun = passage.begin(body, ended=reply.ended)
+            if isinstance(begun, Failure):
+                self._give_up(conn, begun)
+            if not isinstance(begun, bytes):
                 return
-            if self._passage is not None or not (body.startswith(b"data:") and are_whole(body)):
-                passage = self._passage = self._passage or Passage()
-                begun = passage.begin(body, ended=reply.ended)
-                if isinstance(begun, Failure):
-                    self._give_up(conn, begun)
-                if not isinstance(begun, bytes):
-                    return
-                body = begun
+            body = begun
         self._commit(data, body, conn)
 
     def _begin(self, head: ReplyHead, conn: UnitConnection) -> bool:
@@ -215,7 +218,7 @@ class Attempt:
             reason = f"another unit answered {head.status} to the resumed stream"
             self._give_up(conn, Failure(FailureKind.EVICTED, reason))
             return False
-        # It is sent once, and streams are many.
+        # It is sent once, and is not kept as long as the stream lasts.
         conn.reply.head = None
         return True
 
@@ -225,12 +228,12 @@ class Attempt:
         response.commit(lease.unit_state, lease.first_at, body)
         self._owner.committed(body, lease.first_at)
         passage = self._passage
-        is_open = not conn.reply.ended and (passage is None or passage.stitch is None)
-        if not response.is_events or (is_open and body.endswith(b"\n\n")):
+        is_stitched = passage is not None and passage.stitch is not None
+        if response.is_events and (is_stitched or conn.reply.ended or not body.endswith(b"\n\n")):
+            self._reframe(data, body, conn)
+        else:
             # It was checked already, or it is not a stream.
             self._show(data, body, None, conn)
-        else:
-            self._reframe(data, body, conn)
 
     def _reframe(self, data: bytes, body: bytes, conn: UnitConnection) -> None:
         """Send the complete part of `body` in a chunk of our own, and end the response if the unit does."""

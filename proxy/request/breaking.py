@@ -33,7 +33,7 @@ def try_again(exchange: Exchange, failure: Failure) -> None:
         failure = Failure(FailureKind.CLOSED_EARLY, failure.message)
     exchange.lose(failure)
     selection, told = exchange.selection, as_told(failure, lease.unit, committed=False)
-    step = selection.next_step(lease, failure)
+    step = selection.next_step(lease, failure, once=exchange.route.kind is UNLISTED)
     selection.failed(lease.unit, step, told)
     if step.again:
         find_unit(exchange, draws=step.draws)

@@ -22,12 +22,8 @@ if TYPE_CHECKING:
     from cellgate.router.nouns import Ask
     from cellgate.router.unit_state import UnitState
 
-_ROUTES = ("chat", "completions")
-
-
-def is_kept(route: str, ask: Ask) -> bool:
-    """Whether the answer is kept: all of it where another unit could resume it, else its end."""
-    return ask.stream and route in _ROUTES
+ROUTES = ("chat", "completions")
+"""The answers of their streams are kept: all of each where another unit could resume it, else its end."""
 
 
 def why_not(gate: Services, request: Request, ask: Ask) -> str:
@@ -43,7 +39,7 @@ def why_not(gate: Services, request: Request, ask: Ask) -> str:
 
 def find_way(gate: Services, request: Request, ask: Ask, response: Response) -> Resumption | str:
     """How another unit would resume the stream, or why none can."""
-    if response.route not in _ROUTES:
+    if response.route not in ROUTES:
         return "only streams of chat and completions can be"
     if reason := why_not(gate, request, ask):
         return reason

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from cellgate.proxy.wire.request import Request
 
 # A member of an enum is a slow attribute on CPython 3.11.
+PARSING = ExchangeState.PARSING
 STARTED, ASKED, GRANTED, REFUSED, REPLIED, COMMITTED, DONE = tuple(ExchangeEvent)[:7]
 FAILED, EVICTED, PROVEN, CONCLUDED, UNPROVEN, LEFT, CRASHED, TICKED = tuple(ExchangeEvent)[7:]
 
@@ -71,13 +72,13 @@ class Exchange:
         observers: tuple[Observer, ...] = (),
     ) -> None:
         self.table = table
-        self.state = ExchangeState.PARSING
+        self.state = PARSING
         self.gate = gate
         self.client = client
         self.request = request
         self.route = route = find_route(request.path)
         self.response = Response(gate, client, request, route.name, observers)
-        self.selection = Selection(gate, len(request.body), observers, once=route.kind is UNLISTED)
+        self.selection = Selection(gate, request.body_size, observers)
         self.attempt: Attempt | None = None
         self.continuation: Continuation | None = None
         self.stop_reading: Stop | None = None

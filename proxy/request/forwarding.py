@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cellgate.proxy.request.response import Response
-from cellgate.proxy.wire.heads import crossing, forwarded_lines, unit_head
+from cellgate.proxy.wire.heads import forwarded_lines, unit_head
 
 if TYPE_CHECKING:
     from cellgate.proxy.wire.downstream import ClientConnection
@@ -28,4 +28,4 @@ def head_for_unit(
         forwarded_lines(request.fields, client.peer.encode(), b"https" if client.secure else b"http"),
         response.request_id,
     )
-    return unit_head(request.method, target, crossing(request.lines, request.fields), own=own, length=length)
+    return unit_head(request.method, target, request.lines, own=own, length=length)

@@ -36,14 +36,18 @@ def start(exchange: Exchange) -> None:
         exchange.state = OVER
         exchange.response.answer(*gate.local_endpoints.answer(request.path, stopping=gate.is_stopping()))
     else:
-        exchange.stop_reading = begin_reading(gate, request, route, exchange.asked)
+        found = begin_reading(gate, request, route, exchange.asked)
+        if callable(found):
+            exchange.stop_reading = found
+        else:
+            ask(exchange, found)
 
 
 def ask(exchange: Exchange, asked: Ask | Failure) -> None:
     """The request is parsed."""
     if isinstance(asked, Ask):
         request = exchange.request
-        asked = exchange.gate.routing_headers.apply(asked, request.fields, request.received_at)
+        asked = exchange.gate.routing_headers.apply(asked, request.routing, request.received_at)
     if isinstance(asked, Failure):
         exchange.state = OVER
         exchange.response.refuse(asked)

@@ -83,7 +83,9 @@ def read_prompt(data: dict[str, Any], body: bytes = b"") -> Prompt:
     # Mostly one of the names occurs in a body: it is searched once, and not once for each name.
     found = NAMES & data.keys()
     try:
-        text, seed, more = canonical(data, found), _seed(data, found), _more(data)
+        text, seed = canonical(data, found), _seed(data, found)
+        names = data.keys() - _NO_PART
+        more = _more(data, names) if names else b""
     except TypeError:
         text, seed, more = body, _seed(data, _NONE), b""
     blocks = block_hashes(text, seed)
@@ -128,11 +130,8 @@ def _seed(data: dict[str, Any], found: Set[str]) -> int:
     return xxh3_64_intdigest(_FIELD.join(parts))
 
 
-def _more(data: dict[str, Any]) -> bytes:
-    """The fields beside the prompt that change the work of an engine."""
-    names = data.keys() - _NO_PART
-    if not names:
-        return b""
+def _more(data: dict[str, Any], names: Set[str]) -> bytes:
+    """The fields of these names: those beside the prompt that change the work of an engine."""
     return _bytes_of({name: data[name] for name in sorted(names)} if len(names) <= LIMITS.fields else data)
 
 

@@ -19,14 +19,10 @@ Stop = Callable[[], None]
 """Stops the parsing of a body; its memory is then released."""
 
 
-def begin_reading(gate: Services, request: Request, route: Route, tell: OnRead) -> Stop | None:
-    """Call `tell` with the ask or a failure: at once, or later. The returned function stops that."""
+def begin_reading(gate: Services, request: Request, route: Route, tell: OnRead) -> Ask | Failure | Stop:
+    """The ask or a failure; of a large body a function that stops the parsing, and `tell` is called later."""
+    if route.json:
+        return gate.read_large(request, tell) if is_large(request.body) else read_ask(request.body)
     if route.kind is STICKY:
-        tell(stored_ask(request.path))
-    elif not route.json:
-        tell(plain_ask(request.target, request.body))
-    elif is_large(request.body):
-        return gate.read_large(request, tell)
-    else:
-        tell(read_ask(request.body))
-    return None
+        return stored_ask(request.path)
+    return plain_ask(request.target, request.body)

@@ -19,7 +19,7 @@ from cellgate.proxy.metrics.continuations import ContinuationResult
 from cellgate.proxy.request.observer import Observer
 from cellgate.proxy.resume.replay_buffer import FOLD_BYTES, ReplayBuffer
 from cellgate.proxy.wire.failure import Failure, FailureKind, error_body, error_event
-from cellgate.proxy.wire.framing import CHUNKED, Framing, framing_of, head_of, is_event_stream
+from cellgate.proxy.wire.framing import CHUNKED, Framing, framing_of, head_of
 from cellgate.proxy.wire.heads import Fields, is_request_id, own_response
 from cellgate.proxy.wire.reply_reader import ReplyHead
 from cellgate.router.nouns import Outcome
@@ -39,9 +39,10 @@ _new = tuple.__new__
 class ResponseHost(Protocol):
     """What responses need of their gate."""
 
+    is_leaving: bool
+
     def now(self) -> float: ...
     def new_id(self) -> bytes: ...
-    def is_leaving(self) -> bool: ...
     def report_lines(self, fields: Fields) -> bytes: ...
     def finished(self, record: Finished) -> None: ...
 
@@ -142,28 +143,26 @@ class Response:
 
         False: the client has got the head of a stream, and this reply is not one.
         """
-        is_events = is_event_stream(head)
+        is_events = head.is_events
         if self.begun and not is_events:
             return False
         self.promised, self._own_lines, self.is_events = head, own_lines, is_events
-        self._framing = framing_of(head, http10=self._request.http10, is_events=is_events)
-        self._ends_by_close = self._framing is not CHUNKED and head.length is None
-        self.passes_raw = is_events and self._framing is CHUNKED
+        self._framing = framing = framing_of(head, http10=self._request.http10)
+        self._ends_by_close = framing is not CHUNKED and head.length is None
+        self.passes_raw = is_events and framing is CHUNKED
         return True
 
     def commit(self, state: UnitState, at: float, first: bytes) -> None:
         """The attempt commits at `at` with its `first` bytes, which are passed on next."""
         self.last_at = at
-        self._unit_state, self._gaps = state, state.gaps_ms
-        self._write = self._client.writer()
         self.in_event = False
         # For a resumed stream, the transcript is kept where the two parts are stitched together.
-        self._chunks, self._fold_at = None, inf
+        self._chunks, self._fold_at, self._first = None, inf, first
         if self.is_events:
+            self._unit_state, self._gaps, self._write = state, state.gaps_ms, self._client.write
             self.events += 1
             state.life_at = at
-            first = b""
-        self._first = first
+            self._first = b""
 
     def on_token(self, chunk: bytes) -> None:
         """One whole chunk with the event of a token, in a stream that is between two chunks and two events.
@@ -193,7 +192,7 @@ class Response:
 
     def pass_on(self, data: bytes, body: bytes) -> None:
         """Send a read of the unit unchanged; `body` is its content."""
-        self._keep_chunk(self._framing.frame(body))
+        self._framed(body)
         self._send(data)
 
     def show(self, body: bytes, *, ended: bool) -> bool:
@@ -203,9 +202,7 @@ class Response:
         """
         out = b"" if self.begun else self._head_bytes()
         if body:
-            framed = self._framing.frame(body)
-            self._keep_chunk(framed)
-            out += framed
+            out += self._framed(body)
         lacks_end = ended and self.replay is not None and self.replay.is_incomplete()
         if ended and not lacks_end:
             out += self._framing.end
@@ -244,11 +241,14 @@ class Response:
         """
         return self.replay.end() if self.replay is not None else self._first
 
-    def _keep_chunk(self, framed: bytes) -> None:
+    def _framed(self, body: bytes) -> bytes:
+        """A part of the body as it is sent; the replay buffer keeps it."""
+        framed = self._framing.frame(body)
         if self._chunks is not None:
             self._chunks.append(framed)
             if self.sent > self._fold_at:
                 self._fold()
+        return framed
 
     def _fold(self) -> None:
         """The replay buffer has grown large: keep only its text, or only the end if it cannot be resumed."""
@@ -342,11 +342,31 @@ class Response:
     def end(self, outcome: Outcome, code: str = "") -> None:
         """End the response: all is written; the connection serves its next request, or closes."""
         self.over = True
-        record = self._record(outcome, code)
+        request = self._request
+        fields = (
+            self.request_id.decode("latin-1"),
+            self._client.peer,
+            request.method.decode("latin-1"),
+            request.path.decode("latin-1"),
+            self.route,
+            self.model,
+            self.status,
+            code,
+            self.unit,
+            outcome,
+            self.attempts,
+            self.continued,
+            self.ttft_s,
+            self.now() - request.received_at,
+            self.events,
+            request.body_size,
+            self.sent,
+        )
+        record = _new(Finished, fields)
         self._host.finished(record)
         for observer in self.observers:
             observer.over(record, self.now())
-        self._client.finish(self._request, keep_alive=not self.closes)
+        self._client.finish(request, keep_alive=not self.closes)
 
     # -- inside --------------------------------------------------------------------------------------------
 
@@ -362,38 +382,15 @@ class Response:
             self._own_lines,
             self._host.report_lines(self._request.fields),
         )
-        close = self.closes = self.closes or self._host.is_leaving()
+        close = self.closes = self.closes or self._host.is_leaving
         self.begun = True
-        return head_of(head, self._framing, is_events=self.is_events, own=own, close=close)
+        return head_of(head, self._framing, own=own, close=close)
 
     def _write_own(self, status: int, body: bytes, line: bytes) -> None:
         self.status = status
         own = b"x-request-id: %b\r\n%b" % (self.request_id, line)
-        self.closes = self.closes or self._host.is_leaving()
+        self.closes = self.closes or self._host.is_leaving
         data = own_response(status, body, own=own, close=self.closes)
         if self._request.method == b"HEAD":
             data = data[: len(data) - len(body)]
         self._send(data)
-
-    def _record(self, outcome: Outcome, code: str) -> Finished:
-        request = self._request
-        record = (
-            self.request_id.decode("latin-1"),
-            self._client.peer,
-            request.method.decode("latin-1"),
-            request.path.decode("latin-1"),
-            self.route,
-            self.model,
-            self.status,
-            code,
-            self.unit,
-            outcome,
-            self.attempts,
-            self.ttft_s,
-            self.now() - request.received_at,
-            self.events,
-            request.body_size,
-            self.sent,
-            self.continued,
-        )
-        return _new(Finished, record)

@@ -26,19 +26,17 @@ _new = tuple.__new__
 
 
 class Selection:
-    """The selection for one request, with a body of `size` bytes; `once`: it may be sent to one unit only.
+    """The selection for one request, with a body of `size` bytes.
 
     `history` has the units that failed, `failure` what the last of them did; the other fields are those of
     PickRequest.
     """
 
     __slots__ = (
-        "_dispatcher",
         "_draws",
         "_gate",
         "_moved",
         "_observers",
-        "_once",
         "_pending",
         "_size",
         "_turned_away",
@@ -50,14 +48,10 @@ class Selection:
         "units",
     )
 
-    def __init__(
-        self, gate: Services, size: int, observers: tuple[Observer, ...] = (), *, once: bool = False
-    ) -> None:
+    def __init__(self, gate: Services, size: int, observers: tuple[Observer, ...] = ()) -> None:
         self._observers = observers
         self._gate = gate
-        self._dispatcher = gate.dispatcher
         self._size = size
-        self._once = once
         self._moved = self._draws = False
         self._pending: Pending | None = None
         self._turned_away = 0
@@ -101,7 +95,7 @@ class Selection:
         self._draws = draws
         if moved:
             self._moved = True
-        found = self._dispatcher.acquire(self._request(self.history.tried, self._moved), waiter)
+        found = self._gate.dispatcher.acquire(self._request(self.history.tried, self._moved), waiter)
         if isinstance(found, Lease):
             self.given = found
             return found if self.units is None else self.resolve(found)
@@ -114,7 +108,7 @@ class Selection:
         """Another unit than `unit`, at once or not at all. None: the result comes later."""
         self._draws = step.draws
         request = self._request((*self.history.tried, unit), not step.draws)
-        found = self._dispatcher.acquire_other(request, waiter)
+        found = self._gate.dispatcher.acquire_other(request, waiter)
         if isinstance(found, Refusal):
             return found
         if isinstance(found, Lease):
@@ -129,7 +123,7 @@ class Selection:
         if self._turned_away >= self._gate.board.rules.attempts - 1:
             return False
         request = self._request(self.history.tried, self._moved)._replace(must_wait=True)
-        found = self._dispatcher.acquire(request, waiter)
+        found = self._gate.dispatcher.acquire(request, waiter)
         if isinstance(found, Lease | Failure):
             return False
         self._pending = found
@@ -162,7 +156,7 @@ class Selection:
             pending.cancel()
         given, self.given = self.given, None
         if isinstance(given, Lease) and not given.closed:
-            self._dispatcher.released(given, Outcome.GATE_ERROR)
+            self._gate.dispatcher.released(given, Outcome.GATE_ERROR)
 
     def _end_wait(self, at: float | None = None) -> None:
         pending, self._pending = self._pending, None
@@ -172,7 +166,6 @@ class Selection:
             observer.waited(since, at or self._gate.now())
 
     def _request(self, tried: tuple[str, ...], moved: bool) -> PickRequest:
-        failed = self.failure is not None
         # The fields stand in their order.
         fields = (
             self.ask,
@@ -181,7 +174,7 @@ class Selection:
             moved,
             self._draws,
             False,
-            failed,
+            self.failure is not None,
             self.units,
             self.explain_since,
         )
@@ -189,15 +182,17 @@ class Selection:
 
     # -- whether there is to be another one ----------------------------------------------------------------
 
-    def next_step(self, lease: Lease, failure: Failure) -> Step:
-        """The step after an attempt that failed before its commit."""
+    def next_step(self, lease: Lease, failure: Failure, *, once: bool) -> Step:
+        """The step after an attempt that failed before its commit; `once`: the request may be sent to one
+        unit only.
+        """
         row, board = failure.kind.row, self._gate.board
         return next_step(
             self.history,
-            retryable=row.retryable and not self._once,
+            retryable=row.retryable and not once,
             by_response=row.by_response and lease.unit_state.case.verdict is Verdict.UP,
             live=board.in_flight,
-            paid_live=self._dispatcher.paid_retries(),
+            paid_live=self._gate.dispatcher.paid_retries(),
             rules=board.rules,
         )
 

@@ -31,6 +31,8 @@ class Services(Protocol):
     peers: Peers
     routing_headers: RoutingHeaders
     local_endpoints: LocalEndpoints
+    is_leaving: bool
+    """True once responses close their connections: the gate stops, or a successor accepts clients."""
 
     def now(self) -> float: ...
 
@@ -53,9 +55,6 @@ class Services(Protocol):
 
     def is_stopping(self) -> bool:
         """True once the gate has begun to stop; health checks report it."""
-
-    def is_leaving(self) -> bool:
-        """True once responses close their connections: the gate stops, or a successor accepts clients."""
 
     def finished(self, record: Finished) -> None:
         """A request is over."""

@@ -9,6 +9,7 @@ from cellgate.router.cost_model import Usage
 _PROMPT = pattern(rb'"(?:prompt|input)_tokens"\s*:\s*(\d{1,9})')
 _ANSWER = pattern(rb'"(?:completion|output)_tokens"\s*:\s*(\d{1,9})')
 _CACHED = pattern(rb'"cached_tokens"\s*:\s*(\d{1,9})')
+_new = tuple.__new__
 
 
 def read_usage(end: bytes) -> Usage | None:
@@ -24,4 +25,5 @@ def read_usage(end: bytes) -> Usage | None:
     if prompt is None:
         return None
     answer, cached = _ANSWER.search(end, at), _CACHED.search(end, at)
-    return Usage(int(prompt[1]), int(answer[1]) if answer else 0, int(cached[1]) if cached else None)
+    tokens = int(prompt[1]), int(answer[1]) if answer else 0, int(cached[1]) if cached else None
+    return _new(Usage, tokens)

@@ -22,7 +22,7 @@ _TOO_LARGE = f"an event larger than {LIMITS.event_bytes} bytes"
 
 
 def are_whole(events: bytes) -> bool:
-    """Whether these are whole events, if any, and none can report an error: they go on without a passage."""
+    """Whether these are whole events, or nothing, and none can report an error: they need no passage."""
     return not events or (events.endswith(b"\n\n") and b"error" not in events)
 
 

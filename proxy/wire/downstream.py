@@ -57,7 +57,10 @@ class ConnectionHost(IntakeBounds, Protocol):
 
 
 class ClientConnection(asyncio.Protocol):
-    """One client connection. `deadline` is when the present phase must end; the gate's tick checks it."""
+    """One client connection. `deadline` is when the present phase must end; the gate's tick checks it.
+
+    `write` is the transport's own method: it checks nothing, and must not be used once the client has left.
+    """
 
     __slots__ = (
         "_ended",
@@ -75,6 +78,7 @@ class ClientConnection(asyncio.Protocol):
         "exchange",
         "peer",
         "secure",
+        "write",
     )
 
     def __init__(self, host: ConnectionHost) -> None:
@@ -93,6 +97,7 @@ class ClientConnection(asyncio.Protocol):
         self.peer = ""
         self.secure = False
         self.deadline = inf
+        self.write: Callable[[bytes], None] = _to_nobody
 
     # -- the transport's callbacks -------------------------------------------------------------------------
 
@@ -107,7 +112,7 @@ class ClientConnection(asyncio.Protocol):
     def _open(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are not subclasses of asyncio's, so this cannot be asserted.
         transport = cast(asyncio.Transport, transport)
-        self._transport = transport
+        self._transport, self.write = transport, transport.write
         peername = transport.get_extra_info("peername")
         self.peer = str(peername[0]) if peername else ""
         self.secure = transport.get_extra_info("sslcontext") is not None
@@ -158,7 +163,7 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_lost(self, _exc: Exception | None) -> None:
         self._ended = True
-        self._transport = None
+        self._transport, self.write = None, _to_nobody
         self.deadline = inf
         self._host.clients.pop(self, None)
         exchange, self.exchange = self.exchange, None
@@ -188,10 +193,6 @@ class ClientConnection(asyncio.Protocol):
         if transport is not None and not transport.is_closing():
             transport.write(data)
 
-    def writer(self) -> Callable[[bytes], None]:
-        """What writes to the client as `send` does, but unchecked: not to be used once it has left."""
-        return self._transport.write if self._transport is not None else self.send
-
     def finish(self, request: Request, *, keep_alive: bool) -> None:
         """The answer to `request` is complete; the next one may begin, or the connection ends."""
         self.exchange = self._serving = None
@@ -201,7 +202,11 @@ class ClientConnection(asyncio.Protocol):
         if not keep_alive or not request.keep_alive:
             self.close()
             return
-        self._intake.answered(self._host.now())
+        intake = self._intake
+        intake.answered(self._host.now())
+        if self._reading and not intake.queue and not intake.reader.unread:
+            # Most clients wait for the answer before they send more.
+            return
         try:
             self.serve()
         except Exception as error:
@@ -309,28 +314,30 @@ class ClientConnection(asyncio.Protocol):
         """
         if self._pumping or self._turn_due:
             return 0
-        self._pumping, intake = True, self._intake
-        left = LIMITS.pipelined_requests_per_turn
+        self._pumping, intake, served = True, self._intake, 0
         try:
-            while intake.queue and left and self._may_begin():
-                left -= 1
+            while intake.queue and served < LIMITS.pipelined_requests_per_turn and self._may_begin():
+                served += 1
                 item = intake.queue.popleft()
                 if not intake.queue:
                     self._queued_bytes = len(intake.reader.unread)
                 if isinstance(item, Failure):
                     self._refuse(item)
-                    return LIMITS.pipelined_requests_per_turn - left
+                    return served
                 self.deadline = inf
                 self._begin(item)
         finally:
             self._pumping = False
-        if (intake.queue or intake.reader.unread) and self._may_begin() and not intake.awaiting_memory:
-            self._turn_due = True
-            self._host.read_scheduler.join_next(self)
-            if not left:
-                reached("pipelined_requests_per_turn")
-        self.update_reading()
-        return LIMITS.pipelined_requests_per_turn - left
+        if intake.queue or intake.reader.unread:
+            if self._may_begin() and not intake.awaiting_memory:
+                self._turn_due = True
+                self._host.read_scheduler.join_next(self)
+                if served == LIMITS.pipelined_requests_per_turn:
+                    reached("pipelined_requests_per_turn")
+            self.update_reading()
+        elif not self._reading:
+            self.update_reading()
+        return served
 
     def _may_begin(self) -> bool:
         if self.exchange is not None or self._write_paused:
@@ -338,14 +345,16 @@ class ClientConnection(asyncio.Protocol):
         return self._transport is not None and not self._transport.is_closing()
 
     def _begin(self, request: Request) -> None:
-        self._serving = request
+        self._serving, exchange = request, None
         try:
             self.exchange = exchange = self._host.exchange(self, request)
+            exchange.start()
         except Exception as error:
+            if exchange is not None:
+                exchange.crashed(error)
+                return
             self._intake.release(request)
             self.crashed("a request could not be started", error)
-        else:
-            guarded(exchange, exchange.start)
 
     def _reject(self, failure: Failure) -> None:
         """Stop parsing; the failure is answered in its turn."""
@@ -381,3 +390,7 @@ class ClientConnection(asyncio.Protocol):
         if not self._reading and self._transport is not None and not self._transport.is_closing():
             self._reading = True
             self._transport.resume_reading()
+
+
+def _to_nobody(_data: bytes) -> None:
+    """There is no client."""

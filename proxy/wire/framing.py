@@ -32,26 +32,19 @@ class Framing(Enum):
 CHUNKED, IDENTITY = Framing.CHUNKED, Framing.IDENTITY
 
 
-def is_event_stream(head: ReplyHead) -> bool:
-    """Whether a reply is a stream of events that can be read."""
-    is_events = head.content_type[:17].lower() == b"text/event-stream"
-    return is_events and head.status == 200 and not head.encoded and not head.bodiless
-
-
-def framing_of(head: ReplyHead, *, http10: bool, is_events: bool) -> Framing:
+def framing_of(head: ReplyHead, *, http10: bool) -> Framing:
     """How the body of a reply goes to a client that speaks HTTP/1.0 or not."""
-    if http10 or head.bodiless or (head.length is not None and not is_events):
+    if http10 or head.bodiless or (head.length is not None and not head.is_events):
         return IDENTITY
     return CHUNKED
 
 
-def head_of(head: ReplyHead, framing: Framing, *, is_events: bool, own: bytes, close: bool) -> bytes:
+def head_of(head: ReplyHead, framing: Framing, *, own: bytes, close: bool) -> bytes:
     """The head of a reply as its client gets it, with our `own` lines."""
-    for name, value in head.fields:
-        if name in (b"content-type", b"content-encoding"):
-            own += b"%b: %b\r\n" % (name, value)
+    own += head.content_lines
     if framing is CHUNKED:
         own += _CHUNKED
-    elif head.length is not None and not is_events:
+    elif head.length is not None and not head.is_events:
         own += b"content-length: %b\r\n" % head.length
-    return client_head(head.status, crossing(head.lines, head.fields), own=own, close=close)
+    lines = crossing(head.lines, head.fields) if head.connection_tokens else head.lines
+    return client_head(head.status, lines, own=own, close=close)

@@ -112,22 +112,14 @@ def unit_head(method: bytes, target: bytes, lines: list[bytes], *, own: bytes, l
 
 def forwarded_lines(fields: Fields, peer: bytes, scheme: bytes) -> bytes:
     """X-Forwarded-For (the peer appended), -Proto and -Host (kept when a proxy before us set them)."""
-    chain = host = original = b""
-    for key, value in fields:
-        if key == b"host":
-            host = value
-        elif key == b"x-forwarded-for":
-            # Several fields are one list (RFC 9110, 5.3).
-            chain += value + b", "
-        elif key == b"x-forwarded-proto":
-            scheme = value
-        elif key == b"x-forwarded-host":
-            original = value
-    return b"x-forwarded-for: %b%b\r\nx-forwarded-proto: %b\r\nx-forwarded-host: %b\r\n" % (
+    given, chain = dict(fields), peer
+    if b"x-forwarded-for" in given:
+        # Several fields are one list (RFC 9110, 5.3).
+        chain = b", ".join([*(value for key, value in fields if key == b"x-forwarded-for"), peer])
+    return b"x-forwarded-for: %b\r\nx-forwarded-proto: %b\r\nx-forwarded-host: %b\r\n" % (
         chain,
-        peer,
-        scheme,
-        original or host,
+        given.get(b"x-forwarded-proto", scheme),
+        given.get(b"x-forwarded-host") or given.get(b"host", b""),
     )
 
 

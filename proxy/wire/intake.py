@@ -33,7 +33,7 @@ class IntakeBounds(Protocol):
     """What the clients of one listener share."""
 
     limits: Limits
-    fields_read: frozenset[bytes]
+    routing_fields: frozenset[bytes]
     memory: BodyMemory
 
     def now(self) -> float: ...
@@ -75,7 +75,7 @@ class Intake:
         self._host = host
         self._owes_continue = False
         self._grown_at = 0.0
-        self.reader = RequestReader(self, host.limits, host.now, host.fields_read)
+        self.reader = RequestReader(self, host.limits, host.now, host.routing_fields)
         self.queue: deque[Request | Failure] = deque()
         self.awaiting_memory = False
         self.begun_at = 0.0
@@ -84,15 +84,15 @@ class Intake:
 
     def begun(self, request: Request) -> None:
         """The first byte of a request has come."""
-        self.begun_at = begun_at = request.received_at
-        if self._sender.exchange is None:
-            self._sender.deadline = begun_at + self._host.limits.head_timeout_s
+        sender, self.begun_at = self._sender, request.received_at
+        if sender.exchange is None:
+            sender.deadline = request.received_at + self._host.limits.head_timeout_s
 
     def head_read(self, request: Request) -> None:
         """A head is complete and in order; its body comes next."""
-        self._owes_continue = request.expects_continue
-        if self._sender.exchange is None:
-            self._sender.deadline = self._host.now() + self._host.limits.body_timeout_s
+        sender, host, self._owes_continue = self._sender, self._host, request.expects_continue
+        if sender.exchange is None:
+            sender.deadline = host.now() + host.limits.body_timeout_s
         if self._owes_continue:
             self._maybe_continue()
 

@@ -48,7 +48,8 @@ class RequestSink(Protocol):
 
 
 class RequestReader:
-    """Reads the requests of one connection. `fields_read` are the names of the header fields that are used.
+    """Reads the requests of one connection. `routing_fields` are the names of header fields that say how a
+    request is to be routed; they are passed on.
 
     `request` is the one being read, `failure` the reason why reading ended, `unread` bytes that are left for
     another turn of the loop.
@@ -57,7 +58,6 @@ class RequestReader:
     __slots__ = (
         "_body",
         "_fed",
-        "_fields_read",
         "_has_whole",
         "_heading",
         "_is_first",
@@ -66,6 +66,7 @@ class RequestReader:
         "_parser",
         "_pieces",
         "_read_bytes",
+        "_routing_fields",
         "_tell",
         "failure",
         "request",
@@ -77,10 +78,10 @@ class RequestReader:
         tell: RequestSink,
         limits: Limits,
         now: Callable[[], float],
-        fields_read: Container[bytes] = REQUEST_FIELDS,
+        routing_fields: Container[bytes] = (),
     ) -> None:
         self._tell = tell
-        self._fields_read = fields_read
+        self._routing_fields = routing_fields
         self._limits = limits
         self._now = now
         self._parser = httptools.HttpRequestParser(self)
@@ -175,7 +176,7 @@ class RequestReader:
         if self.in_head:
             if self._fed > self._limits.head_bytes:
                 self._fail(self._head_too_large())
-            elif request.line_count() > LIMITS.header_lines:
+            elif len(request.lines) + len(request.fields) > LIMITS.header_lines:
                 self._fail(_too_many_lines())
         else:
             has_grown = bool(self._pieces)
@@ -220,18 +221,19 @@ class RequestReader:
             # After the head these are trailers, which are dropped.
             return
         name = name.lower()
-        if name in self._fields_read:
+        if name in self._routing_fields:
+            request.routing.append((name, value))
+        if name in REQUEST_FIELDS:
             request.fields.append((name, value))
-            if name in REQUEST_FIELDS:
-                return
-        request.lines.append(b"%b: %b\r\n" % (name, value))
+        else:
+            request.lines.append(b"%b: %b\r\n" % (name, value))
 
     def on_headers_complete(self) -> None:
         request = self._heading
         if request is None:
             return
         self._heading = None
-        if request.line_count() > LIMITS.header_lines:
+        if len(request.lines) + len(request.fields) > LIMITS.header_lines:
             self._fail(_too_many_lines())
             return
         limit = self._limits.head_bytes

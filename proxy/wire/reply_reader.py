@@ -25,15 +25,17 @@ class ReplyHead:
     """The head of a unit's reply, in `lines` and `fields` (see heads.py).
 
     `length` (as sent) and `coding` (of the transfer) tell how the body is delimited; neither: by close.
+    `content_lines` are those that say what the content is, for the client; `is_events`: it is a stream of
+    events that can be read.
     """
 
     __slots__ = (
         "bodiless",
         "coding",
         "connection_tokens",
-        "content_type",
-        "encoded",
+        "content_lines",
         "fields",
+        "is_events",
         "length",
         "lines",
         "status",
@@ -43,40 +45,42 @@ class ReplyHead:
         self.status = status
         self.lines = lines
         self.fields = fields
-        self.coding = b""
-        self.encoded = False
+        self.coding = self.content_lines = b""
         self.length: bytes | None = None
-        self.content_type = b""
         self.connection_tokens = 0
+        content_type, is_encoded = b"", False
         for name, value in fields:
             if name == b"content-length":
                 self.length = value
             elif name == b"content-type":
-                self.content_type = value
+                content_type = value
+                self.content_lines += b"content-type: %b\r\n" % value
             elif name == b"transfer-encoding":
                 # Several fields mean several codings, a combination that is not supported.
                 self.coding += value.strip().lower()
             elif name == b"content-encoding":
-                self.encoded = value != b"identity"
+                is_encoded = value != b"identity"
+                self.content_lines += b"content-encoding: %b\r\n" % value
             elif name == b"connection":
                 self.connection_tokens += value.count(b",") + 1
         self.bodiless = to_head or status in _BODILESS
+        may_be_read = status == 200 and not is_encoded and not to_head
+        self.is_events = may_be_read and content_type[:17].lower() == b"text/event-stream"
 
 
 class ReplyReader:
     """Reads the replies of one connection, one after the other.
 
     `begun`: a byte of the reply has come; `has_head`: its head is complete, which `head` is as long as nobody
-    has taken it away; `length` is that of the body, where it was declared; `ended`: the reply is complete.
+    has taken it away; `length` is then that of the body, where it was declared; `ended`: the reply is whole.
     `pieces` are those of the body in the last read; `clean` is True between two chunks of a chunked body: of
     the next one at most its size was read. `keep_alive`: the unit takes another request when this has ended.
     `misbehaved` says what is wrong with the reply.
     """
 
     __slots__ = (
-        "_by_close",
+        "_coding",
         "_fields",
-        "_in_head",
         "_interim",
         "_lines",
         "_overhead",
@@ -99,7 +103,8 @@ class ReplyReader:
         self._fields: Fields = []
         # Bytes that have come since the last ones of a body: of heads, trailers, chunk extensions.
         self._overhead = 0
-        self._to_head = self._in_head = self._interim = self._by_close = False
+        self._to_head = self._interim = False
+        self._coding = b""
         self.begun = self.clean = self.ended = self.has_head = False
         self.keep_alive = False
         self.misbehaved = ""
@@ -112,8 +117,8 @@ class ReplyReader:
         if self._to_head:
             # The parser still expects the body that a HEAD reply only announces.
             self._parser = httptools.HttpResponseParser(self)
-        self.head = self.length = None
-        self.begun = self.clean = self.ended = self.has_head = self._by_close = False
+        self.head = None
+        self.begun = self.clean = self.ended = self.has_head = False
         self._overhead = 0
         self._to_head = to_head
 
@@ -138,7 +143,7 @@ class ReplyReader:
 
     def is_ended_by_close(self) -> bool:
         """Whether the end of the connection is the end of the reply, which it is then."""
-        if self.ended or not self._by_close:
+        if not self.has_head or self.ended or self.length is not None or self._coding:
             return False
         self.ended = True
         self.keep_alive = False
@@ -154,10 +159,9 @@ class ReplyReader:
     def on_message_begin(self) -> None:
         if self.ended:
             self.misbehaved = "it sent a second reply to one request"
-        self._in_head = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._in_head:
+        if self.has_head:
             # A trailer, which is dropped.
             return
         name = name.lower()
@@ -169,7 +173,6 @@ class ReplyReader:
     def on_headers_complete(self) -> None:
         status, lines, fields = self._parser.get_status_code(), self._lines, self._fields
         self._lines, self._fields = [], []
-        self._in_head = False
         self._interim = status < 200
         if self._interim or status > 599:
             if status == 101:
@@ -184,8 +187,7 @@ class ReplyReader:
         self._overhead = 0
         self.keep_alive = self._parser.should_keep_alive()
         self.head = head = ReplyHead(status, lines, fields, to_head=self._to_head)
-        self.has_head, self.length = True, head.length
-        self._by_close = head.length is None and not head.coding
+        self.has_head, self.length, self._coding = True, head.length, head.coding
         if head.coding not in (b"", b"chunked"):
             self.misbehaved = "it uses a transfer coding that the gate did not ask for"
         if head.connection_tokens > LIMITS.connection_tokens:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.wire.failure import Failure, FailureKind
-from cellgate.proxy.wire.heads import PLACING_FIELDS, REQUEST_FIELDS, Fields, connection_tokens
+from cellgate.proxy.wire.heads import PLACING_FIELDS, Fields, connection_tokens, crossing
 
 
 class Request:
-    """One whole request. `lines` and `fields` hold its head (see heads.py).
+    """One whole request. `lines` and `fields` hold its head (see heads.py); `routing` are the lines that
+    say how it is to be routed.
 
     `is_placed`: it names its unit (see placement.py); `is_explained`: it asks for an explanation of the
     choice (see docs/routing.md); `is_uncontinued`: no other unit may resume its stream.
@@ -36,6 +37,7 @@ class Request:
         "pieces",
         "received_at",
         "reserved",
+        "routing",
         "target",
     )
 
@@ -46,6 +48,7 @@ class Request:
         self.path = b""
         self.lines: list[bytes] = []
         self.fields: Fields = []
+        self.routing: Fields = []
         self.given_id = b""
         self.http10 = False
         self.is_placed = False
@@ -59,10 +62,6 @@ class Request:
         self.pieces = 0
         self.reserved = 0
 
-    def line_count(self) -> int:
-        """About how many lines the head has: a line that crosses and is read as well counts twice."""
-        return len(self.lines) + len(self.fields)
-
     def head_size(self) -> int:
         """About how many bytes the head took."""
         fields = sum(len(name) + len(value) + 4 for name, value in self.fields)
@@ -71,9 +70,10 @@ class Request:
 
 def check_head(request: Request, version: str) -> Failure | None:
     """What is wrong with a head that parsed, if anything; fills in what is read from it."""
-    request.http10 = version == "1.0"
-    if not request.http10 and version != "1.1":
-        return Failure(FailureKind.BAD_REQUEST, f"HTTP/{version} is not supported; use HTTP/1.1")
+    if version != "1.1":
+        if version != "1.0":
+            return Failure(FailureKind.BAD_REQUEST, f"HTTP/{version} is not supported; use HTTP/1.1")
+        request.http10 = True
     if request.method == b"CONNECT":
         return Failure(
             FailureKind.METHOD_NOT_SUPPORTED, "CONNECT is not supported; send plain requests to the API"
@@ -85,9 +85,6 @@ def check_head(request: Request, version: str) -> Failure | None:
             hosts += 1
         elif name == b"content-length":
             request.length = int(value)
-        elif name not in REQUEST_FIELDS:
-            # Read by other modules.
-            continue
         elif name == b"x-request-id":
             request.given_id = value.strip()
         elif name == b"expect":
@@ -106,8 +103,10 @@ def check_head(request: Request, version: str) -> Failure | None:
             request.is_uncontinued = request.is_uncontinued or value.strip().lower() == b"off"
         elif name == b"connection":
             has_tokens = True
-    if has_tokens and (failure := _check_connection(request.fields)) is not None:
-        return failure
+    if has_tokens:
+        if (failure := _check_connection(request.fields)) is not None:
+            return failure
+        request.lines = crossing(request.lines, request.fields)
     if hosts != 1 and (hosts or not request.http10):
         return Failure(FailureKind.BAD_REQUEST, f"exactly one Host header is required, {hosts} were sent")
     return _check_target(request)

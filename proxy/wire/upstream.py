@@ -173,7 +173,8 @@ class UnitConnection(asyncio.Protocol):
         if self._held or not self._late:
             return 0, False
         late, at = self._late, self._late_at
-        end = at + size if self.reply.length is None else len(late)
+        is_sized = self.reply.has_head and self.reply.length is not None
+        end = len(late) if is_sized else at + size
         part = late[at:end]
         self._late, self._late_at = (late, end) if end < len(late) else (b"", 0)
         try:

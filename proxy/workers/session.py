@@ -250,7 +250,7 @@ class WorkerSession:
             if first_at:
                 lease.committed, lease.first_at = True, first_at
                 # When its prompt was done is not known here, so nothing is learnt of that.
-                lease.unit_state.costs.show(lease, lease.ask, lease.job, self._plane.now())
+                lease.unit_state.costs.show(lease, self._plane.now())
             self._hold(number, lease)
         self._control.greeted()
 
@@ -274,8 +274,8 @@ class WorkerSession:
             _new(
                 Finished,
                 (
-                    *("", "", "", "", route, "", status, "", unit, Outcome.OK, 0, ttft_s, duration_s),
-                    *(0, bytes_in, bytes_out, 0),
+                    *("", "", "", "", route, "", status, "", unit, Outcome.OK, 0, 0, ttft_s, duration_s),
+                    *(0, bytes_in, bytes_out),
                 ),
             )
         )

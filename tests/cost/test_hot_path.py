@@ -1,6 +1,6 @@
 """What a request and a chunk of a stream may cost: bytecodes, with everything on that is by default.
 
-A change that makes one of them 15 % dearer fails here. Who has a good reason raises the budget and says why;
+A change that makes one of them 5 % dearer fails here. Who has a good reason raises the budget and says why;
 who makes one cheaper lowers it.
 """
 
@@ -17,7 +17,7 @@ import pytest
 from tests.cost.bench import Bench, Cost, counted
 from tests.cost.traffic import END, HEAD, WHOLE, request, token
 
-MARGIN = 1.15
+MARGIN = 1.05
 TIMES = 40
 
 pytestmark = pytest.mark.skipif(
@@ -65,7 +65,7 @@ def carried_long(bench: Bench) -> Cost:
     return carried(bench, 20 * TIMES)
 
 
-MEASURES: dict[Callable[[Bench], Cost], int] = {plain: 6180, begun: 5640, carried: 141, carried_long: 177}
+MEASURES: dict[Callable[[Bench], Cost], int] = {plain: 6290, begun: 5710, carried: 141, carried_long: 178}
 """Each with its budget, in bytecodes of CPython 3.11."""
 
 

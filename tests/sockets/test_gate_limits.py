@@ -116,7 +116,7 @@ async def test_a_refused_client_that_does_not_leave_is_cut(monkeypatch: pytest.M
 @live
 async def test_nothing_is_begun_behind_an_answer_that_closes() -> None:
     async with stage(STREAM) as here, here.client() as client:
-        here.gateway._stopping = True
+        here.gateway.announce_stop()
         reply = await client.ask(get("/v1/models") + chat())
         assert (reply.status, reply.get("connection")) == (200, "close")
         assert await client.rest() == b""

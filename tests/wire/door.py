@@ -13,7 +13,7 @@ from cellgate.proxy.config.settings import Limits
 from cellgate.proxy.wire.body_memory import BodyMemory
 from cellgate.proxy.wire.downstream import ClientConnection
 from cellgate.proxy.wire.failure import Failure
-from cellgate.proxy.wire.heads import REQUEST_FIELDS, own_response
+from cellgate.proxy.wire.heads import own_response
 from cellgate.proxy.wire.request import Request
 from cellgate.proxy.wire.rota import ReadScheduler
 from tests.cost.bench import counted
@@ -35,7 +35,7 @@ class Door:
         read_scheduler: ReadScheduler | None = None,
     ) -> None:
         self.limits = limits or Limits()
-        self.fields_read: frozenset[bytes] = REQUEST_FIELDS
+        self.routing_fields: frozenset[bytes] = frozenset()
         self.memory = BodyMemory(self.limits.bodies_bytes, self.limits.body_bytes)
         self.clients: dict[ClientConnection, None] = {}
         self.requests: list[Request] = []

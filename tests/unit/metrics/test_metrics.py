@@ -42,6 +42,7 @@ DONE = Finished(
     unit="a1",
     outcome=Outcome.OK,
     attempts=1,
+    continued=0,
     ttft_s=0.2,
     duration_s=1.5,
     events=12,
