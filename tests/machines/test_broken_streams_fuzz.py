@@ -155,7 +155,7 @@ class Gate:
             shown, failure = passage.feed(piece, ended=is_last)
             self.shown += shown
             if failure is not None:
-                assert "no word of how many tokens" in failure.message
+                assert "no token counts" in failure.message
                 self.is_honest_end = True
                 return
             if shown and self.stitch is None:
