@@ -33,7 +33,7 @@ class Gate:
         self.begin()
 
     def begin(self) -> None:
-        """Watch the units."""
+        """Start the probes of all units."""
         self.plane.begin()
         self.plane.ticker.start()
 

@@ -248,7 +248,7 @@ class Gateway:
         return {"client": len(self.clients), "unit": len(self._unit_pools)}
 
     def is_full(self) -> bool:
-        """True while nobody can be accepted, for longer than a moment: descriptors are short."""
+        """True while no client can be accepted, because file descriptors are short."""
         return self.now() - self.entrance.shut_at > FULL_S
 
     def seen_until(self, now: float) -> float:

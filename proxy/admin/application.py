@@ -1,7 +1,7 @@
-"""The application behind the admin port: what the gate believes, why, and the operator's hand on it.
-All is answered from memory, and what load balancers ask most often not even here: see health_process.py.
+"""The application of the admin port: the state of units with reasons, and operations such as drain.
+Everything is answered from memory; /livez and /readyz are mostly answered by health_process.py.
 
-Errors are JSON, `{"error": {"code", "message"}}`, and the message says what to do. Who may do what: auth.py.
+Errors are JSON, `{"error": {"code", "message"}}`, with a message that says what to do. Permissions: auth.py.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def admin_server(view: AdminView) -> AdminServer:
 
 
 class _Admin:
-    """The pages; they read the view and hold nothing."""
+    """The handlers; they read the view and have no state."""
 
     def __init__(self, view: AdminView) -> None:
         self._view = view
@@ -77,7 +77,7 @@ class _Admin:
             self._routes["/poison/{name}/clear"] = {"POST": self.clear_poison}
 
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Keep strangers out, and turn everything that goes wrong into one line of JSON."""
+        """Check permissions, and answer every error with one line of JSON."""
         view = self._view
         no = refusal(request.method, request.path, request.remote, request.headers, view.token, view.peers)
         if no is not None:
@@ -106,18 +106,18 @@ class _Admin:
         return await page(request, name)
 
     def _found(self, path: str) -> tuple[dict[str, PageHandler], str]:
-        """What a path takes, and the name in it."""
+        """The handler of a path, and the name in it."""
         for pattern, pages in self._routes.items():
             if (name := _match(pattern, path)) is not None:
                 return pages, name
         raise NotHereError(f"unknown path {path}; the paths are: {', '.join(self._routes)}")
 
     async def page(self, _request: web.BaseRequest, _name: str) -> web.Response:
-        """The status page; what it shows it asks for at the other paths."""
+        """The status page; it requests its data from the other paths."""
         return reply(self._page, content_type="text/html; charset=utf-8", headers=self._page_headers)
 
     async def status(self, _request: web.BaseRequest, _name: str) -> web.Response:
-        """The fleet at a glance; not indented, because it is asked for every other second."""
+        """A summary of the fleet; not indented, because it is requested every two seconds."""
         view = self._view
         glance = status(view.board, view.now(), waiting=view.queue_size(), stopping=view.stopping())
         return reply(orjson.dumps(glance))
@@ -127,7 +127,7 @@ class _Admin:
         return reply(b"ok\n", content_type="text/plain; charset=utf-8")
 
     async def readyz(self, _request: web.BaseRequest, _name: str) -> web.Response:
-        """200 when there is somebody to send requests to."""
+        """200 when at least one unit is usable."""
         ready, body = readiness(self._view.board, self._view.stopping(), full=self._view.full())
         status = HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE
         return _json(body, status, readyz_headers(self._view.board, stopping=self._view.stopping()))
@@ -142,7 +142,7 @@ class _Admin:
         return _json([unit_view(state, now) for state in self._view.board])
 
     async def unit(self, _request: web.BaseRequest, name: str) -> web.Response:
-        """One unit, and in plain words why it is in or out of rotation."""
+        """One unit, with the reasons why it is in or out of rotation."""
         board = self._view.board
         state = board.units.get(name)
         if state is None:
@@ -155,7 +155,7 @@ class _Admin:
         return _json({"unit": name, "reason": reason}, status, unit_headers(self._view.board, name))
 
     async def explain(self, request: web.BaseRequest, _name: str) -> web.Response:
-        """What would become of a request now: of the one in the body, or of one like the parameters say."""
+        """What would happen to a request now: the one in the body, or one described by the parameters."""
         body = await self._bodies.read(request) if request.method == "POST" else None
         # Of a parameter that is there twice, the last counts.
         found = self._view.explain(dict(request.query.items()), body)
@@ -164,7 +164,7 @@ class _Admin:
         return _json(found)
 
     async def events(self, request: web.BaseRequest, _name: str) -> web.StreamResponse:
-        """What happened last, or, when asked, what happens from now on."""
+        """The last events, or, on request, a stream of new ones."""
         if "text/event-stream" in request.headers.get("Accept", "") or request.query.get("follow") == "1":
             parts = followed(self._view.events)
             return Stream(parts, "text/event-stream", (("Cache-Control", "no-store"),))
@@ -175,7 +175,7 @@ class _Admin:
         return _json(listing(self._poison, self._view.now()))
 
     async def clear_poison(self, request: web.BaseRequest, name: str) -> web.Response:
-        """Refuse this prompt no more, or none of them."""
+        """Allow this prompt again, or all of them."""
         known = {fingerprint_name(ban.fingerprint): ban.fingerprint for ban in self._poison.bans.all()}
         if name and name not in known:
             raise unknown("refused prompt", name, known)

@@ -1,9 +1,9 @@
 """Who may see and do what on the admin port. Pure.
 
 Probes and scrapers need no secret: liveness, readiness and metrics are for everyone. So is the status page,
-which is empty without what it asks for. All else shows addresses or changes rotation, and needs the token or
-a trusted peer: this machine, or one in a network that the configuration names. Who shows a token is judged by
-it alone: a wrong one is refused from anywhere.
+which has no data of its own. Everything else shows addresses or changes rotation, and needs the token or a
+trusted peer: this machine, or one in a network that the configuration names. A caller that sends a token is
+judged by it alone: a wrong one is refused from anywhere.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cellgate.proxy.config.trusted_peers import Peers, is_token
 OPEN_PATHS = frozenset({"/", "/livez", "/readyz", "/metrics"})
 
 _NOT_FROM_HERE = ("X-Forwarded-For", "Forwarded", "X-Real-IP", "Via", "Origin")
-"""A trusted peer that sends one of these speaks for somebody else: a proxy's client, a page in a browser."""
+"""A trusted peer that sends one of these acts for another: a proxy's client, a page in a browser."""
 
 
 def refusal(
@@ -46,7 +46,7 @@ def refusal(
 
 
 def _shown_token(headers: Mapping[str, str]) -> bytes | None:
-    """The token that the caller shows, if any: other schemes of authorization are for somebody else."""
+    """The token that the caller sends, if any: other schemes of authorization are not for the gate."""
     scheme, _, given = headers.get("Authorization", "").partition(" ")
     return given.encode(errors="surrogateescape") if scheme.lower() == "bearer" else None
 

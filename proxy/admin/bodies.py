@@ -1,4 +1,4 @@
-"""Bodies of requests to the admin port: how large, how late, and how many at a time they may be."""
+"""Bodies of requests to the admin port: limits of their size, time and number."""
 
 from __future__ import annotations
 

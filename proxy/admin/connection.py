@@ -21,7 +21,7 @@ from cellgate.proxy.wire.heads import own_response
 from cellgate.proxy.wire.tcp import bound_unsent, reset
 
 CONNECTIONS_MAX = 1024
-"""With more, the one that has been silent for longest is closed."""
+"""With more, the one that has been idle for longest is closed."""
 IDLE_S = 75.0
 HEAD_S = 10.0
 """From the first byte of a head to its end."""
@@ -32,7 +32,7 @@ SEND_TIMEOUT_S = 30.0
 CLOSE_S = 5.0
 """How long a connection that is closed may take to send what it has."""
 LINGER_S = 2.0
-"""How long a body that nobody reads is received, so that its sender sees the response."""
+"""How long an unused body is still received, so that its sender sees the response."""
 
 _LONG_LINE = Failure(
     FailureKind.HEAD_TOO_LARGE, f"a line of the request's head is larger than {LINE_BYTES} bytes"
@@ -42,7 +42,9 @@ _DEFECT = Failure(FailureKind.INTERNAL, "the gate failed on this request; see it
 
 
 class Connection(web.RequestHandler):
-    """`clients` are all of the server's, in the order of their last request; `on_defect` hears of defects."""
+    """`clients` are all of the server's, in the order of their last request; `on_defect` is called for
+    defects.
+    """
 
     __slots__ = ("_clients", "_clock", "_deadline", "_in_head", "_link", "_on_defect", "_unread")
 
@@ -104,7 +106,7 @@ class Connection(web.RequestHandler):
     # -- the life of a request -----------------------------------------------------------------------------
 
     def begun(self) -> None:
-        """A request is answered: no clock, but that its caller reads."""
+        """A request is being answered: the only timeout is that of a caller that does not read."""
         self._in_head = False
         self._deadline = inf
 
@@ -144,8 +146,8 @@ class Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """The response to what is no request, or to one whose handler has failed. Raises ConnectionError when
-        there is nobody to answer, or something was sent already.
+        """The response to a malformed request, or to one whose handler has failed. Raises ConnectionError
+        when the caller has left, or something was sent already.
         """
         if isinstance(exc, ConnectionError):
             raise exc

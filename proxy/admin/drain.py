@@ -1,4 +1,4 @@
-"""The operator's hand on rotation: units, and whole cells, drained and put back."""
+"""Draining and undraining of units and of whole cells."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cellgate.router.unit_state import UnitState
 
 
 async def drain_unit(view: AdminView, request: web.BaseRequest, name: str, *, drained: bool) -> web.Response:
-    """Take a unit out of rotation, what runs there finishes; or put it back. Raises NotHereError."""
+    """Drain a unit (its requests in flight finish), or undrain it. Raises NotHereError."""
     state = view.board.units.get(name)
     if state is None:
         raise unknown("unit", name, view.board.units)
@@ -38,7 +38,7 @@ async def drain_cell(view: AdminView, request: web.BaseRequest, name: str, *, dr
 
 
 def _set_drain(view: AdminView, states: Sequence[UnitState], *, drained: bool) -> list[str]:
-    """Do what the operator wants; the units that it has changed anything for."""
+    """Drain or undrain; returns the units that changed."""
     changed = [state.unit.name for state in states if state.drained is not drained]
     for state in states:
         view.set_drain(state.unit.name, drained)

@@ -16,7 +16,7 @@ NAMES_SHOWN = 20
 
 
 class NotHereError(Exception):
-    """Nothing is known by the name that was asked for; the message says what is."""
+    """There is nothing of this name; the message lists the names."""
 
 
 def unknown(noun: str, name: str, known: Iterable[str]) -> NotHereError:

@@ -1,4 +1,4 @@
-"""Events as they happen, for who follows them: server-sent events."""
+"""A live stream of events, as server-sent events."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HEARTBEAT_S = 10.0
 
 
 async def followed(events: EventLog) -> AsyncGenerator[bytes, None]:
-    """Events as they come, and a comment when none does."""
+    """New events, and a heartbeat comment when there are none."""
     follower = events.subscribe()
     try:
         yield b": what happens from now on; what happened before is in GET /events\n\n"

@@ -1,7 +1,7 @@
-"""Plain words about one unit, for whoever has to act on them. Pure.
+"""Explains the state of one unit to operators. Pure.
 
 Is it in or out of rotation, since when, on what evidence, what comes next and what can be done (outlook.py).
-Nothing is decided here: where a unit stands is in rotation.py, what follows from evidence in router/judge.py.
+This module decides nothing: rotation.py has the state of a unit, router/judge.py what follows from evidence.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from cellgate.router.stall import stall_limit_s
 from cellgate.router.unit_state import SLOW_START_LEAST, UnitState
 
 QUIET_S = 0.25
-"""A unit that has requests and was heard of more recently is not called stalled."""
+"""A shorter stall is not mentioned."""
 
 _HEADLINES: dict[Rotation, str] = {
     Rotation.DRAINED: "{unit} is out of rotation: an operator drained it. {requests} are still in flight. "
@@ -33,7 +33,7 @@ _SOURCES = {"request": "requests of clients", "progress": "the gate's own view o
 
 
 def explain(state: UnitState, moment: Moment) -> list[str]:
-    """All there is to say, the most important first; each item is one line."""
+    """The explanation, the most important first; each item is one line."""
     rotation = rotation_of(state, moment)
     return [
         _headline(state, rotation, moment),
@@ -74,7 +74,7 @@ def _faults(state: UnitState) -> list[str]:
 
 
 def _besides(state: UnitState, rotation: Rotation, moment: Moment) -> list[str]:
-    """What else is so now."""
+    """Other facts about its present state."""
     lines, rules, now = [], moment.rules, moment.now
     if rotation in (Rotation.IN, Rotation.SUSPECT):
         lines.append(f"{_requests(state)} are in flight.")
@@ -98,7 +98,7 @@ def _besides(state: UnitState, rotation: Rotation, moment: Moment) -> list[str]:
 
 
 def _heard(state: UnitState, moment: Moment) -> list[str]:
-    """The last word of every source: what is bad or open in full, what is good in one line."""
+    """The last evidence of every source: bad or neutral in full, good in one line."""
     case, news = state.case, sorted(state.last_evidence.values(), key=_at, reverse=True)
     told = [case.because, *(state.last_evidence.get(fault) for fault in case.faults)]
     lines = [
@@ -114,9 +114,9 @@ def _heard(state: UnitState, moment: Moment) -> list[str]:
 
 
 def _is_over(word: Evidence, case: Case) -> bool:
-    """Evidence from before a unit came up is answered by that; a node's report holds until the next.
+    """Evidence from before a unit came up is obsolete; that of a node is valid until the next.
 
-    A mere reading of the epoch was never for or against it.
+    A reading of the epoch alone is neither good nor bad.
     """
     if word.epoch is not None and word.sign is Sign.NEUTRAL:
         return True

@@ -1,11 +1,11 @@
 """Answers /livez and /readyz from a process of its own: at once, however busy the gate is.
 
-1. It looks at what a connection sends before it takes it. Whatever is not a plain question for one of the two
-   stays unread, and the connection goes to the gate, for good.
-2. What it says is what the gate last published, or that the gate has published nothing for too long.
-3. Connections are bounded in number and in silence. It ends when the gate's process does. Told to retire, it
-   accepts no more, answers those who are connected once more each, and goes on until then.
-4. It imports little, and none of what brings OpenSSL along: with that it starts in 50 ms and takes 11 MB.
+1. It peeks at what a connection sends. Anything but a plain request for one of the two stays unread, and the
+   connection is passed to the gate for good.
+   2. It answers what the gate published last, or that the gate has published nothing for too long.
+   3. Connections are limited in number and idle time. It ends with the gate's process. When told to retire,
+      it accepts no more, answers each connected client once more, and then ends.
+   4. It imports little and avoids OpenSSL, so it starts in 50 ms and takes 11 MB.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from cellgate.proxy.admin.health_request import HealthRequest, parse_health_requ
 from cellgate.proxy.admin.shared_status import SharedStatus
 
 STALLED_S = 2.0
-"""A loop that has published nothing for so long serves nobody now: not ready. It publishes every 0.25 s."""
+"""A gate that has published nothing for this long is blocked: not ready. It publishes every 0.25 s."""
 DEAD_S = 10.0
-"""And after so long a restart is the better chance: not alive."""
+"""After this long a restart is better: not alive."""
 
 NICE = -10
 HELD_MAX = 256
-"""Connections. Whoever comes when all are taken gets the place of the one that has been quiet longest."""
+"""The most connections. A new one replaces the one that has been idle for longest."""
 IDLE_S = 75.0
 SWEEP_S = 1.0
 RETIRE = b"r"
-"""What the gate says to it when another gate answers on the same listeners."""
+"""The gate sends this when another gate answers on the same listeners."""
 _PEEK_BYTES = 8 * 1024
 _DATE = "%a, %d %b %Y %H:%M:%S GMT"
 """RFC 9110, 5.6.7; `email.utils` has it as well, and takes 2 MB."""
@@ -42,7 +42,7 @@ _PHRASES = {200: "OK", 503: "Service Unavailable"}
 
 
 class _Connection:
-    """One connection, the rest of an answer that it has no room for, and until when it may send nothing."""
+    """One connection, the unsent rest of its answer, and until when it may be idle."""
 
     __slots__ = ("due", "keep_alive", "sock", "unsent")
 
@@ -74,7 +74,7 @@ class HealthProcess:
         self._retired = False
 
     def run(self) -> None:
-        """Answer until the gate is gone."""
+        """Answer until the gate has ended."""
         self._listen()
         self._gate.setblocking(False)
         self._selector.register(self._gate, selectors.EVENT_READ)
@@ -90,7 +90,7 @@ class HealthProcess:
             self._sweep()
 
     def _status(self) -> bytes:
-        """What the gate says; nothing: it is gone."""
+        """A message of the gate; empty: the gate has ended."""
         try:
             return self._gate.recv(len(RETIRE))
         except OSError:
@@ -115,7 +115,7 @@ class HealthProcess:
         except BlockingIOError:
             return
         except OSError:
-            # Out of descriptors or memory. The listener stays readable: to look at once would be to spin.
+            # Out of descriptors or memory. The listener stays readable, so an immediate retry would spin.
             self._selector.unregister(listener)
             return
         sock.setblocking(False)
@@ -125,11 +125,11 @@ class HealthProcess:
         visitor = _Connection(sock)
         self._selector.register(sock, selectors.EVENT_READ, partial(self._serve, visitor))
         self._note(visitor)
-        # Most have sent their question by now.
+        # Most have sent their request by now.
         self._serve(visitor)
 
     def _serve(self, visitor: _Connection) -> None:
-        """A visitor has sent something, or has room for the rest of an answer."""
+        """A client has sent something, or has room for the rest of an answer."""
         if visitor not in self._connections:
             return
         try:
@@ -152,7 +152,7 @@ class HealthProcess:
             self._send(visitor)
             return
         if data:
-            # Where even this cannot be sent, the gate lets too many lie already.
+            # If even this cannot be sent, too many connections wait for the gate already.
             with suppress(OSError):
                 socket.send_fds(self._gate, [b"."], [visitor.sock.fileno()])
         self._drop(visitor)
@@ -229,11 +229,11 @@ def _stalled(seconds: float) -> str:
 
 def main(fds: Sequence[int]) -> None:
     """`fds`: of the shared status, the gate, and the listeners."""
-    # Who stops the gate may tell all its processes at once; this one is needed until the gate has ended.
+    # A stop signal may go to all processes of the gate; this one is needed until the gate has ended.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with suppress(OSError):
-        # Where that is allowed: it does next to nothing, and must not wait while the gate has much to do.
+        # If allowed: it needs little CPU, but must not wait while the gate is busy.
         os.setpriority(os.PRIO_PROCESS, 0, NICE)
     shared_status, gate, *listeners = fds
     HealthProcess(

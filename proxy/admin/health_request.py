@@ -1,7 +1,7 @@
-"""Reads what may be a plain question for /livez or /readyz. Pure.
+"""Parses plain requests for /livez and /readyz. Pure.
 
-Plain is what probes send: GET or HEAD in one piece, HTTP/1.0 or 1.1, no body, nothing to negotiate. All else
-is for a whole HTTP server.
+Plain is what probes send: GET or HEAD in one piece, HTTP/1.0 or 1.1, no body, no negotiation. Everything else
+needs a full HTTP server.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class HealthRequest(NamedTuple):
 
 
 def parse_health_request(data: bytes) -> HealthRequest | None:
-    """The plain question at the beginning of `data`; None: there is something else."""
+    """The plain request at the beginning of `data`; None: it is something else."""
     match = _HEAD.match(data)
     if match is None:
         return None

@@ -14,7 +14,7 @@ from cellgate.proxy.admin.responses import Stream, refusal_reply
 from cellgate.proxy.wire.failure import Failure, FailureKind
 
 END_S = 1.0
-"""How long a gate that stops waits for answers under way."""
+"""How long a stopping gate waits for answers in flight."""
 
 _NO_HOST = Failure(FailureKind.BAD_REQUEST, "the request has no Host")
 _TOO_LARGE = Failure(FailureKind.BODY_TOO_LARGE, f"the request's body is larger than {BODY_BYTES} bytes")
@@ -43,7 +43,7 @@ class AdminServer(web.Server):
             client.tick(now)
 
     async def close(self) -> None:
-        """End what is open. Answers under way may end, for a while."""
+        """Close all connections. Answers in flight have a while to end."""
         self.pre_shutdown()
         await self.shutdown(END_S)
         for client in list(self.clients):
@@ -54,7 +54,7 @@ class AdminServer(web.Server):
         connection.begun()
         try:
             response = await self._answered(request)
-            # Sent here, for the next request waits until the caller has read of this response.
+            # Sent here, because the next request waits until the caller has read this response.
             if not request.keep_alive:
                 response.headers["Connection"] = "close"
             await response.prepare(request)

@@ -1,4 +1,4 @@
-"""What comes next for a unit, and when; and what an operator can do. In plain words, one line each. Pure."""
+"""What comes next for a unit, and when; and what an operator can do. One line each. Pure."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _SLOW = "compare clocks, temperatures and links of its nodes with those of the o
 
 
 def what_comes(state: UnitState, rotation: Rotation, moment: Moment) -> str:
-    """What happens next, and when, if nobody does anything."""
+    """What happens next, and when, without an operator."""
     rules, faults = moment.rules, sorted(state.case.faults)
     is_held_down = faults and not state.drained and not state.is_usable()
     panic_s = moment.now - moment.panic_at if moment.panic_at is not None else 0.0
@@ -54,7 +54,7 @@ def what_comes(state: UnitState, rotation: Rotation, moment: Moment) -> str:
 
 
 def advice(state: UnitState, rotation: Rotation) -> Iterator[str]:
-    """What an operator can do; nothing where there is nothing but to wait."""
+    """What an operator can do; nothing if waiting is all."""
     because, nodes = state.case.because, sorted({node for node, _ in state.case.faults})
     words = _ADVICE.get(rotation, "")
     if nodes and not state.is_usable():

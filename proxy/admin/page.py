@@ -1,4 +1,4 @@
-"""The status page as the admin port serves it: page.html as it is, with the policy that keeps a browser safe.
+"""The status page: page.html unchanged, with a Content-Security-Policy.
 
 The page holds no data and loads nothing from elsewhere. A browser knows its one script and one style by their
 hashes: text from outside could not run even if it became HTML.

@@ -1,4 +1,4 @@
-"""The admin port as one thing: the health process in front, the application behind it on the event loop.
+"""The admin port: the health process in front, the application behind it on the event loop.
 
 Both processes hold the listeners, so that no caller is refused while a health process that died is replaced.
 """
@@ -53,7 +53,7 @@ class AdminPort:
 
     @property
     def health_pid(self) -> int:
-        """The process at the door."""
+        """The health process."""
         return self._health_process.pid
 
     def tick(self, now: float) -> None:
@@ -61,7 +61,9 @@ class AdminPort:
         self._server.tick(now)
 
     def retire(self) -> None:
-        """Accept no more: another process answers on the same listeners. Who is connected is answered."""
+        """Accept no more: another process answers on the same listeners. Connected clients are still
+        answered.
+        """
         self._stop_listening()
         if self._keeper is not None:
             self._keeper.cancel()
@@ -94,7 +96,7 @@ class AdminPort:
         )
 
     async def _keep_health_process(self) -> None:
-        """Start another whenever it dies."""
+        """Replace it whenever it dies."""
         while True:
             code = await self._health_process.wait()
             log_line("error", f"admin port: its process ended with {code}; another is started")
@@ -111,7 +113,7 @@ class AdminPort:
                 return
 
     async def _end_health_process(self) -> None:
-        """It ends by itself, since its door is closed; unless it is stopped."""
+        """It ends by itself because its socket is closed, unless it is stopped."""
         try:
             async with asyncio.timeout(END_S):
                 await self._health_process.wait()
@@ -120,7 +122,7 @@ class AdminPort:
             await self._health_process.wait()
 
     def _receive(self) -> None:
-        """The health process hands over connections that nobody has read from."""
+        """The health process passes on connections of which nothing was read."""
         _, fds, _, _ = socket.recv_fds(self._door, _FDS_AT_ONCE, _FDS_AT_ONCE)
         for fd in fds:
             task = self._loop.create_task(self._serve(socket.socket(fileno=fd)))

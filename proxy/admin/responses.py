@@ -25,7 +25,7 @@ def reply(
 
 
 def refusal_reply(failure: Failure) -> web.Response:
-    """The response to what is refused before it is looked at; its connection ends with it."""
+    """The response to a request that is refused unread; it closes its connection."""
     response = reply(error_body(failure), failure.kind.row.status, headers=(("Connection", "close"),))
     response.force_close()
     return response

@@ -1,4 +1,4 @@
-"""Where a unit stands: in one word, what decides whether it gets requests. Pure."""
+"""The rotation state of a unit: in one word, what decides whether it gets requests. Pure."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Rotation(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """When a unit is looked at, and what only others know.
+    """The time at which a unit is shown, with facts that the Board does not have.
 
-    `canary_s` is within what time its next canary begins (0: it is on its way; None: none is planned),
-    `panic_at` since when the gate holds its rotation (None: it does not).
+    `canary_s` is within what time its next canary begins (0: it is in flight; None: none is planned),
+    `panic_at` since when the gate is in panic (None: it is not).
     """
 
     now: float
@@ -45,7 +45,7 @@ class Moment:
 
 
 def rotation_of(state: UnitState, moment: Moment) -> Rotation:
-    """The one thing that decides; what else is so of the unit changes nothing as long as this is."""
+    """The one fact that decides; other facts change nothing as long as it is true."""
     if state.drained:
         return Rotation.DRAINED
     if not state.is_usable():
@@ -60,10 +60,10 @@ def rotation_of(state: UnitState, moment: Moment) -> Rotation:
 
 
 def is_held(state: UnitState, board: Board, now: float) -> bool:
-    """Whether a unit is in rotation only because the gate takes itself to be cut off."""
+    """Whether a unit is in rotation only because of panic."""
     return board.panic_at is not None and state.is_usable() and state.is_unreachable(now)
 
 
 def silent_s(state: UnitState, now: float) -> float | None:
-    """For how long nothing has moved on a unit that has requests; None when it has none."""
+    """For how long a unit with requests has stalled; None when it has none."""
     return now - state.quiet_since if state.leases else None

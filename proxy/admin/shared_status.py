@@ -1,7 +1,7 @@
 """The status that the gate published last, in memory shared with its health process.
 
-Written by the event loop without a system call, read by the health process while that loop may stand still. A
-record is whole or it is not believed: it carries a checksum, so that neither side ever waits for the other.
+The event loop writes it without a system call; the health process reads it even while the loop is blocked. A
+record has a checksum, and an incomplete one is ignored, so neither side ever waits for the other.
 """
 
 from __future__ import annotations
@@ -33,11 +33,13 @@ class PublishedStatus(NamedTuple):
 
 
 class SharedStatus:
-    """One record. `fd` is for the other process; without one a new record is made, which says: starting."""
+    """One record. `fd` is for the other process; without one a new record is created, with the state
+    `starting`.
+    """
 
     def __init__(self, fd: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        # Memory and no file of a disk: to write it must never wait for one.
+        # In memory and not on a disk: writing must never wait.
         self.fd = os.memfd_create("shared-status") if fd is None else fd
         if fd is None:
             os.ftruncate(self.fd, SIZE)
@@ -47,8 +49,8 @@ class SharedStatus:
             self.publish(False, b'{"ready": false, "reason": "the gate is starting"}\n')
 
     def publish(self, ready: bool, body: bytes, lines: bytes = b"") -> None:
-        """Publish a status. To be called by the loop's own timer as well: a status that grows old is a sign,
-        too.
+        """Publish a status. Also called by the loop's timer, because an old status shows that the loop is
+        blocked.
         """
         if len(lines) + len(body) > SIZE - _BODY_AT:
             body = _TOO_LONG % (b"true" if ready else b"false")

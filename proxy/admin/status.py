@@ -1,6 +1,6 @@
-"""The whole fleet at a glance, for the status page and `cellgate top`: small rows, made anew each time. Pure.
+"""A summary of the fleet for the status page and `cellgate top`, created for each request. Pure.
 
-All there is to know of one unit is in unit_view.py.
+unit_view.py has all details of one unit.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def status(board: Board, now: float, *, waiting: int, stopping: bool) -> dict[st
 
 
 def load_s(state: UnitState, now: float) -> float:
-    """How long the prompts that wait at the unit will take to compute, as the router reckons."""
+    """How long the prompts at the unit will take to compute, as the router estimates."""
     forecast = state.costs.forecast
     tokens = state.costs.backlog.backlog_tokens(now, forecast.tokens_s) + forecast.foreign_tokens
     return tokens / forecast.tokens_s
@@ -57,7 +57,7 @@ def _row(state: UnitState, moment: Moment) -> dict[str, Any]:
 
 
 def _nodes(state: UnitState) -> list[dict[str, str]]:
-    """`state`: bad when anyone says so, unseen when nobody looks at the node itself or learns anything."""
+    """`state`: bad when any source reports so, unseen when no source has evidence of the node."""
     faulty = {node for node, _ in state.case.faults}
     good, bad = set(), {}
     for (node, _), word in state.last_evidence.items():

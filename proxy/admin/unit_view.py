@@ -1,6 +1,6 @@
-"""A unit as the admin port shows it: what is believed, the evidence behind it, and how busy it is. Pure.
+"""A unit as the admin port shows it: its verdict, the evidence behind it, and its load. Pure.
 
-`unit_view` is what the list of all units has of each; `unit_page` is all there is to know of one.
+`unit_view` is for the list of all units; `unit_page` has all details of one.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def unit_page(state: UnitState, board: Board, now: float, canary_s: float | None
 
 
 def _news(state: UnitState, of_node: str | None, now: float) -> dict[str, dict[str, Any]]:
-    """The last word of each source about a node, or about the unit as a whole (None)."""
+    """The last evidence of each source about a node, or about the unit as a whole (None)."""
     return {
         source: {"sign": word.sign.value, "reason": word.reason, "age_s": _age(word.at, now)}
         for (node, source), word in state.last_evidence.items()
@@ -74,7 +74,7 @@ def _news(state: UnitState, of_node: str | None, now: float) -> dict[str, dict[s
 
 
 def _behind(case: Case) -> list[Evidence]:
-    """The last few pieces, newest first; what the verdict was reached by is always among them."""
+    """The last few pieces, newest first; the one that decided the verdict is always among them."""
     last = list(reversed(case.window[-EVIDENCE_SHOWN:]))
     return (
         last if case.because is None or case.because in last else [*last[: EVIDENCE_SHOWN - 1], case.because]
@@ -102,7 +102,7 @@ def _load(load: Load, now: float) -> dict[str, Any]:
 
 
 def _routing(costs: CostModel, now: float) -> dict[str, Any]:
-    """What the router reckons with: rates as learnt, this gate's own work there, what is held of prompts."""
+    """What the router uses: measured rates, this gate's backlog there, prompts in the prefix cache."""
     rates, work, prefixes = costs.rates, costs.backlog, costs.prefixes
     return {
         "prefill_tokens_s": round(rates.prefill_tokens_s.value, 1),

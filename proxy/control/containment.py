@@ -1,8 +1,8 @@
 """Containment of poison: keeps a request that ends units away from them. router/poison.py judges.
 
-Here is what follows: where the request goes next, what waits until a suspect has shown what it is, whose
-prompt is refused, and what operators are told. It stands between a search and the router, and only as long
-as there is something to contain (`watchful`).
+This module acts on that: where the request goes next, which requests wait until a suspected prompt is proven
+or cleared, which prompts are refused, and what operators learn. It is between a selection and the router,
+only while there is something to contain (`watchful`).
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ from cellgate.router.router import OnResult
 from cellgate.router.unit_state import Lease, UnitState
 
 BANS_A_MINUTE = 5
-"""Where more prompts than these end units within a minute, it is the units: no more prompts are refused."""
+"""If more prompts than this end units within a minute, the units are at fault: no more prompts are
+refused.
+"""
 LOOKS = 64
-"""So many of those that are held are looked at in one turn."""
+"""Held requests that are checked in one turn of the loop."""
 _LOST = frozenset({FailureKind.CLOSED_EARLY, FailureKind.TRUNCATED, FailureKind.EVICTED, FailureKind.CUT})
 _REPORTED = frozenset({FailureKind.UNIT_ERROR, FailureKind.FIRST_EVENT_ERROR, FailureKind.STREAM_ERROR})
-"""Errors that may be the last words of an engine: they are of a death if the unit is lost soon."""
+"""Errors that may be the last ones of a dying engine: they count as a death if the unit is lost soon."""
 
 
 class Pick(Protocol):
@@ -44,8 +46,8 @@ class Pick(Protocol):
 
 @dataclass(eq=False, frozen=True, slots=True)
 class HeldRequest:
-    """One that waits until a suspect has shown what it is. `on_result` is called once, unless it is
-    let go.
+    """A request that waits until a suspected prompt is proven or cleared. `on_result` is called once, unless
+    it leaves.
     """
 
     ask: Ask
@@ -55,9 +57,10 @@ class HeldRequest:
 
 
 class Containment:
-    """One gate's. `pick` is the router's, `soon` the loop's, `answered` how many requests a unit answered.
+    """The containment of one gate. `pick` is `Router.pick`, `soon` schedules a callback, `answered` gives the
+    number of requests that a unit has answered.
 
-    `counts` are what metrics show; `on_ban` is told of each new ban of ours, and of each that is lifted.
+    `counts` are for metrics; `on_ban` is called with each new ban of this gate, and with each that is lifted.
     """
 
     def __init__(
@@ -85,7 +88,7 @@ class Containment:
         self._soon = soon
         self._answered = answered
         self._answered_before: dict[str, int] = {}
-        """How many a unit had answered when it last came up."""
+        """How many requests a unit had answered when it last came up."""
         self._banned_at: deque[float] = deque(maxlen=BANS_A_MINUTE)
         self._told: set[int] = set()
         self._held: dict[HeldRequest, None] = {}
@@ -96,8 +99,7 @@ class Containment:
     def broke(self, lease: Lease, kind: FailureKind, tokens: int, shown: int) -> None:
         """An attempt has failed. `tokens`: shown to its client in all; `shown`: of these by this unit."""
         state, ask, now = lease.unit_state, lease.ask, self._now()
-        # A unit that an operator has drained or taken off is stopped by them, and a stream that one alone has
-        # forgotten is no death.
+        # A drained or removed unit is stopped by its operator, and a single forgotten stream is not a death.
         if (
             state.drained
             or state.retired
@@ -154,7 +156,7 @@ class Containment:
     # -- for searches --------------------------------------------------------------------------------------
 
     def pick(self, ask: Ask, tried: tuple[str, ...], *, evicted: bool, retry: bool) -> Lease | Refusal:
-        """What Router.pick is, for one that may be suspected. HELD: it may wait for others to be cleared."""
+        """`Router.pick` for a prompt that may be suspected. HELD: it may wait until others are cleared."""
         if self.bars(ask, tried):
             return Refusal.POISON
         now, record = self._now(), self.ledger.records.get(ask.fingerprint)
@@ -172,14 +174,14 @@ class Containment:
         return answer
 
     def bars(self, ask: Ask, tried: Collection[str]) -> bool:
-        """Whether it may be sent to no unit any more."""
+        """Whether it must not be sent to any unit."""
         if self.bans.find(ask.fingerprint, self._now()) is not None:
             return True
         record = self.ledger.records.get(ask.fingerprint)
         return record is not None and record.ended and bool(tried)
 
     def failure(self, ask: Ask, tried: Collection[str]) -> Failure:
-        """What a client is told whose request is sent to no unit any more."""
+        """The failure for a client whose request must not be sent to any unit."""
         ban, mark = self.bans.find(ask.fingerprint, self._now()), fingerprint_name(ask.fingerprint)
         self.counts["ended" if tried else "refused"] += 1
         rest = f", for another {ban.until - self._now():.0f} s" if ban is not None else ""
@@ -189,7 +191,7 @@ class Containment:
         return Failure(FailureKind.POISON_SUSPECTED, reason)
 
     def hold(self, ask: Ask, tried: tuple[str, ...], on_result: OnResult) -> HeldRequest | None:
-        """Wait; `on_result` is called once, later. None: too many do, or there is nothing to wait for."""
+        """Wait; `on_result` is called once, later. None: too many wait, or no unit could serve it."""
         if not self._board.could_serve(ask, tried):
             return None
         if len(self._held) >= LIMITS.poison_held:
@@ -200,7 +202,7 @@ class Containment:
         return held
 
     def leave(self, held: HeldRequest) -> None:
-        """Nobody waits for this one any more."""
+        """The request waits no more."""
         self._held.pop(held, None)
 
     @property
@@ -211,12 +213,12 @@ class Containment:
     # -- for operators, and for other gates ----------------------------------------------------------------
 
     def take(self, ban: Ban) -> None:
-        """Refuse what another gate refuses."""
+        """Add a ban of another gate."""
         if self.ban_s and self.bans.add(ban):
             self.watchful = True
 
     def lift(self, fingerprint: int, by: str, *, tell: bool = True) -> bool:
-        """End a ban, and what stands against the prompt; False when there is none. `tell` others."""
+        """Lift a ban and clear the prompt; False when there is no ban. `tell`: publish it to other gates."""
         ban = self.bans.lift(fingerprint)
         self.ledger.answered(fingerprint)
         if ban is None:
@@ -230,13 +232,13 @@ class Containment:
     # -- inside --------------------------------------------------------------------------------------------
 
     def _works(self, state: UnitState) -> bool:
-        """Whether it has answered others since it came up, or is just doing so."""
+        """Whether the unit has answered other requests since it came up, or is doing so now."""
         name = state.unit.name
         before = self._answered_before.get(name, 0)
         return self._answered(name) > before or any(lease.committed for lease in state.leases)
 
     def _end(self, fingerprint: int) -> None:
-        """This is the one. It is told, and what it asks refused, as far as that is proven."""
+        """This prompt ends units: report it, and refuse it if that is proven."""
         record, now = self.ledger.records[fingerprint], self._now()
         if self.bans.find(fingerprint, now) is not None:
             return
@@ -274,7 +276,7 @@ class Containment:
         pick: Callable[..., Lease | Refusal],
         now: float,
     ) -> Lease | Refusal:
-        """A unit for one that has met a death."""
+        """A unit for a prompt that was in flight when a unit died."""
         if record.is_suspect:
             if now - self.ledger.last_at < SPACE_S:
                 return Refusal.HELD
@@ -292,7 +294,7 @@ class Containment:
             self._soon(self._serve)
 
     def _serve(self) -> None:
-        """Give units to those that are held, whoever was lost first coming first."""
+        """Give units to held requests, in the order in which they lost theirs."""
         self._serving = False
         now = self._now()
         for held in list(islice(sorted(self._held, key=self._since), LOOKS)):
@@ -311,7 +313,7 @@ class Containment:
 
 
 def fingerprint_name(fingerprint: int) -> str:
-    """A fingerprint as people and other gates read it."""
+    """A fingerprint as text, for people and other gates."""
     return f"{fingerprint:016x}"
 
 

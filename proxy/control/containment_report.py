@@ -1,4 +1,4 @@
-"""What is told of containment: to operators as JSON, and to a scrape as metrics."""
+"""Reports of containment: JSON for operators, and metrics."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _entry(ban: Ban, now: float) -> dict[str, Any]:
 
 
 class PoisonMetrics(Collector):
-    """What was contained, and what is."""
+    """The metrics of containment."""
 
     def __init__(self, containment: Containment) -> None:
         self._containment = containment

@@ -1,7 +1,7 @@
 """How soon each kind of fault takes a unit out of rotation: derived from the rules. Pure.
 
-The times are upper bounds for a gate that does not lag and units whose own work is quick; how much slow work
-lengthens them is said in cli/detection_table.py.
+The times are upper bounds for a gate that does not lag and units with short steps; cli/detection_table.py
+prints how much slow work lengthens them.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from cellgate.router.step_times import MARK_S
 SLACK_S = 0.2
 """For the network, and for the turns of the loops in between."""
 REFUSED_S = Readiness().period_s + SLACK_S
-"""Until readiness is asked for, and either refused or found."""
+"""Until readiness is probed, and either refused or confirmed."""
 
 
 class UnitKind(NamedTuple):
     """What the times of a unit depend on.
 
-    `counts`: its engine shows counters that grow with each step (None: not known before it is asked).
-    `agents`: all its nodes have one, only some, or none. `probe_s`: the longest period of its nodes' probes.
+    `counts`: its engine exposes counters that grow with each step (None: not known yet).
+    `agents`: whether all of its nodes have an agent, only some, or none. `probe_s`: the longest period of its
+    nodes' probes.
     """
 
     counts: bool | None
@@ -41,7 +42,9 @@ class UnitKind(NamedTuple):
 
 
 class FaultBound(NamedTuple):
-    """A fault, and within how many seconds it is found: while streams of ours run there, and while idle."""
+    """A fault, and within how many seconds it is found: with streams of this gate in flight, and while
+    idle.
+    """
 
     fault: str
     busy_s: float
@@ -49,7 +52,7 @@ class FaultBound(NamedTuple):
 
 
 def kinds(units: Sequence[Unit]) -> dict[UnitKind, list[str]]:
-    """The distinct kinds of units, and the names of those that are of each."""
+    """The distinct kinds of units, with the names of the units of each."""
     found: dict[UnitKind, list[str]] = {}
     for unit in units:
         have = sum(bool(node.agent) for node in unit.nodes)
@@ -61,7 +64,7 @@ def kinds(units: Sequence[Unit]) -> dict[UnitKind, list[str]]:
 
 
 def rows(kind: UnitKind, rules: Rules) -> list[FaultBound]:
-    """What is found within which time; of an engine that is not known yet, as if it counted its steps."""
+    """Which fault is found within which time; an unknown engine is taken as one that counts its steps."""
     counts, told_s = kind.counts is not False, LOOK_S + SLACK_S
     hang_s = busy_hang_s(rules, counts), idle_hang_s(rules, counts)
     found = []
@@ -81,19 +84,22 @@ def rows(kind: UnitKind, rules: Rules) -> list[FaultBound]:
 
 
 def canary_s(rules: Rules, counts: bool) -> float:
-    """How long a canary may take: at least as long as silence may; twice where only answers show work."""
+    """The timeout of a canary: at least that of a stall; twice that where only answers show progress."""
     return max(rules.canary_timeout_s, rules.silent_min_s) * (1.0 if counts else 2.0)
 
 
 def in_line_s(rules: Rules, counts: bool) -> float:
-    """How long the canary of a suspect may take without streams of ours: others may be before it in line."""
+    """The timeout of a suspect's canary without streams of this gate: other requests may be queued before
+    it.
+    """
     return canary_s(rules, True) * (1.0 if counts else IN_LINE)
 
 
 def busy_hang_s(rules: Rules, counts: bool) -> float:
-    """Until its silence is noticed on a tick, and the canary that this calls for has failed.
+    """Until the stall is noticed on a tick, and the canary that follows has failed.
 
-    Counters are as good as the tick before, when they were asked for, and stale ones hide it for a while.
+    Counters are as old as the previous tick, when they were requested, and old ones hide the stall for a
+    while.
     """
     noticed_s = rules.silent_min_s + TICK_S
     if counts:
@@ -102,10 +108,10 @@ def busy_hang_s(rules: Rules, counts: bool) -> float:
 
 
 def idle_hang_s(rules: Rules, counts: bool) -> float:
-    """Until a canary is due, after the last sign of life or the canary on its way; then two fail.
+    """Until a canary is due, after the last progress or the canary in flight; then two fail.
 
-    A canary on its way may be excused by what it moved itself just before the fault, and is repeated at once.
-    Where only answers show work, the next one may excuse itself: a request is there.
+    The canary in flight may be excused by progress just before the fault, and is repeated at once. Where only
+    answers show progress, the next one may be excused as well, because a request is in flight.
     """
     one_s, excused_s = canary_s(rules, counts), 0.0 if counts else canary_s(rules, True)
     due_s = max(rules.canary_idle_s, one_s)
@@ -113,19 +119,19 @@ def idle_hang_s(rules: Rules, counts: bool) -> float:
 
 
 def lost_machine_s(rules: Rules, counts: bool) -> float:
-    """Until its agent is missed, or the canary on its way is back; then one fails."""
+    """Until its agent is missed, or the canary in flight has ended; then one fails."""
     one_s = canary_s(rules, counts)
     excused_s = 0.0 if counts else canary_s(rules, True)
     return max(SILENCE_S + BEAT_S, one_s) + excused_s + in_line_s(rules, counts) + SLACK_S
 
 
 def degraded_s() -> float:
-    """Until only what is slow is counted, and enough comparisons in a row have said so."""
+    """Until only slow tokens are in the window, and enough comparisons in a row were slow."""
     return 2.0 * MARK_S + STREAK * COMPARE_S
 
 
 def _counts(engine: str) -> bool | None:
-    """Whether the engine has step counters; None for one that is yet to be found out."""
+    """Whether the engine has step counters; None for one that is not known yet."""
     if not engine:
         return None
     return any(role is MetricRole.STEPS and name.startswith(f"{engine}:") for name, role in METRICS.items())

@@ -1,6 +1,6 @@
-"""The dispatcher of a control plane in this process: finds units for requests, books what becomes of them.
+"""The dispatcher of a control plane in this process: finds units for requests and records their results.
 
-Which unit it is to be is for router/ to say, and for containment.py where units have died of what is asked.
+router/ chooses the unit; containment.py does for prompts that may end units.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from cellgate.router.queue import Ticket
 from cellgate.router.unit_state import Lease, UnitState
 
 COOL_S = 1.0
-"""A unit that answered with an error gets nothing for so long, as long as there is another."""
+"""A unit that answered with an error gets no requests for this long, if there is another."""
 _BUSY = Outcome.BUSY
 
 
 class LocalDispatcher:
-    """Of one control plane."""
+    """The dispatcher of one control plane."""
 
     def __init__(self, plane: Plane) -> None:
         self._plane = plane
-        """For what concerns all of it: room that has appeared, refusals, evidence."""
+        """Used for room that has appeared, refusals and evidence."""
         self._board = plane.board
         self._containment = plane.containment
         self._router = plane.router
@@ -80,7 +80,7 @@ class LocalDispatcher:
         if isinstance(ask, Failure):
             if request.units is None:
                 return ask
-            # Who has chosen the unit knows which one made a response, though this gate may not.
+            # The client has chosen the unit: it knows which one made the response.
             ask = request.ask._replace(unit=None)
         return request._replace(ask=ask)
 
@@ -102,11 +102,11 @@ class LocalDispatcher:
         return found
 
     def _wait(self, request: PickRequest, why: Refusal, waiter: Waiter) -> Lease | Refusal | QueuedRequest:
-        """A place in the queue, where waiting may help; why not, if it does not; or a unit that has room."""
+        """A place in the queue, if waiting may help; else why not; or a lease on a unit that has room."""
         ask, tried = request.ask, frozenset(request.tried)
         if request.units is not None:
             if why is Refusal.FULL:
-                # Whoever chose the unit may find another one with room: it need not wait for this one.
+                # The client that chose the unit may choose another one with room instead of waiting.
                 return why
             ask = _placed(ask, request.units[-1])
         queue = QueuedRequest(self, request, waiter, self._now())
@@ -116,7 +116,7 @@ class LocalDispatcher:
                 return Refusal.NO_UNIT
             queue.entry = held
             return queue
-        # It has lost its unit through no fault of its own, or the one there is answers in a moment.
+        # It lost its unit through no fault of its own, or the only unit waits for a canary.
         moved = request.moved or why is Refusal.UNSURE
         if why is not Refusal.FULL and not (moved and self._board.could_serve(ask, tried)):
             return why
@@ -128,7 +128,7 @@ class LocalDispatcher:
             size=request.size,
             moved=moved,
             retry=request.draws,
-            # Who may be given what is then for containment to say.
+            # Containment then decides which request may get which unit.
             must_wait=request.must_wait or self._containment.watchful,
         )
         if isinstance(place, Lease | Refusal):
@@ -138,7 +138,7 @@ class LocalDispatcher:
         return queue
 
     def resolve(self, queue: QueuedRequest, found: Lease | Refusal) -> None:
-        """Tell who waits what came of it."""
+        """Pass the result on to the waiter."""
         request, containment = queue.request, self._containment
         self._routing.waited(self._now() - queue.queued_at)
         if containment.watchful and (found is Refusal.POISON or containment.bars(request.ask, request.tried)):
@@ -152,7 +152,7 @@ class LocalDispatcher:
             queue.waiter.on_result(self._refused(request, found))
 
     def leave(self, place: Ticket | HeldRequest) -> None:
-        """Nobody waits there any more."""
+        """Remove a request that waits no more."""
         if isinstance(place, HeldRequest):
             self._containment.leave(place)
         else:
@@ -162,18 +162,20 @@ class LocalDispatcher:
         return FAILED_ALREADY if request.has_failure else self._plane.explain(why, request.ask)
 
     def _explain(self, lease: Lease, request: PickRequest) -> None:
-        """Say why a lease is for its unit: now, for it is told by what was there when it was opened."""
+        """Attach the explanation to a lease. Must be called at once, because it describes the present
+        state.
+        """
         try:
             lease.explanation = header_line(lease, lease.opened_at - request.explain_since)
         except Exception:
-            # Nobody has the lease yet.
+            # The exchange does not have the lease yet.
             self.released(lease, Outcome.GATE_ERROR)
             raise
 
     # -- what becomes of them ------------------------------------------------------------------------------
 
     def committed(self, lease: Lease, *, resumed: bool = False, response_id: str = "") -> None:
-        """Something is about to be shown to the client."""
+        """The attempt commits."""
         self._board.prove(lease)
         if lease.ask.stream and not resumed:
             self._routing.shown(lease)
@@ -184,7 +186,7 @@ class LocalDispatcher:
             self._plane.stored.made(response_id, lease.unit)
 
     def completed(self, lease: Lease, events: int, usage: Usage | None, at: float | None = None) -> None:
-        """A generation has ended well: a proof of life, and something to learn from."""
+        """A generation ended without a failure: it shows progress, and the cost model learns from it."""
         state, now = lease.unit_state, self._now() if at is None else at
         state.life_at = max(state.life_at, now)
         state.costs.errors.worked(now)
@@ -215,16 +217,18 @@ class LocalDispatcher:
             self._plane.room()
 
     def adopt(self, unit: str, ask: Ask, at: float, *, retry: bool) -> Lease | None:
-        """Open a lease that a control process before this one gave; None: the unit is not known."""
+        """Open a lease that the previous control process gave; None: the unit is not known."""
         return self._board.open(unit, ask, at, retry=retry) if unit in self._board.units else None
 
     def withdrawn(self, lease: Lease) -> None:
-        """Close a lease of which no attempt came."""
+        """Close a lease that was not used."""
         self._board.close(lease, self._now())
         self._plane.room()
 
     def blame(self, lease: Lease, failure: Failure, tokens: int, shown: int, *, judged: bool = True) -> None:
-        """An attempt has failed: evidence where it is the unit's fault; and it may have died of this."""
+        """An attempt has failed: evidence if it is the unit's fault; and its prompt may have ended the
+        unit.
+        """
         if judged:
             self._judge(lease, failure)
         self._containment.broke(lease, failure.kind, tokens, shown)
@@ -242,14 +246,14 @@ class LocalDispatcher:
             self._observe(lease.unit_state, Sign.BAD, strength, failure.message)
 
     def _observe(self, state: UnitState, sign: Sign, strength: Strength, reason: str) -> None:
-        # A unit that took over the name of another is not answerable for that one's requests.
+        # A new unit under the same name is not responsible for the old one's requests.
         if not state.retired:
             now = self._now()
             self._plane.prober.observe(Evidence(state.unit.name, sign, strength, "request", reason, now))
 
 
 class QueuedRequest:
-    """A request that waits: in the queue, or until a suspect has shown what it is."""
+    """A request that waits: in the queue, or for containment."""
 
     __slots__ = ("_dispatcher", "_found", "entry", "queued_at", "request", "waiter")
 
@@ -264,7 +268,7 @@ class QueuedRequest:
         self.waiter = waiter
 
     def on_result(self, found: Lease | Refusal) -> None:
-        """What came of it, from who has the queue."""
+        """The result, from the queue or from containment."""
         self._found, self.entry = found, None
         guarded(self.waiter, self._dispatcher.resolve, self, found)
 
@@ -276,7 +280,7 @@ class QueuedRequest:
         self.give_back()
 
     def give_back(self) -> None:
-        """Close a lease that has come and is not to be used."""
+        """Close a lease that was found and is not used."""
         found, self._found = self._found, None
         if isinstance(found, Lease) and not found.closed:
             self._dispatcher.released(found, Outcome.GATE_ERROR)

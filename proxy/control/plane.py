@@ -1,8 +1,8 @@
-"""The control plane of one gate: what is believed of its units, which of them a request gets, and what
-follows from a change of verdict. It has no client, and no connection to one.
+"""The control plane of one gate: the verdicts of its units, which of them a request gets, and what follows
+from a change of verdict. It has no client connections.
 
-It knows time only through the loop, chance only through the `random.Random` it is given, and the network only
-through `UnitPools`, so that a simulated world can replace all three.
+Time comes only from the loop, chance only from the given `random.Random`, and the network only from
+`UnitPools`, so that a simulation can replace all three.
 """
 
 from __future__ import annotations
@@ -47,25 +47,24 @@ Publish = Callable[[bool, bytes, bytes], None]
 
 
 class Front(Protocol):
-    """Who has the clients: the gateway of this process, or the workers."""
+    """What serves the clients: the gateway of this process, or the workers."""
 
     def connections(self) -> Mapping[str, int]:
         """How many connections are open by side (`client`, `unit`), but for those of probes."""
 
     def is_full(self) -> bool:
-        """True while nobody can be accepted, for longer than a moment: descriptors are short."""
+        """True while no client can be accepted, because file descriptors are short."""
 
     def seen_until(self, now: float) -> float:
-        """Until when it is known what units have shown."""
+        """Until when the progress of units is known."""
 
 
 class Plane:
-    """One gate's. `front` has to be set before it begins.
+    """The control plane of one gate. `front` must be set before it begins.
 
-    `publish` is told whether the gate is ready, and what /readyz is to show, in its body and in header lines;
-    `unit_tls` is for https units. What others want to know: `on_flip` of each change of verdict, `on_fleet`
-    of each fleet that is taken over, `on_units` that something has changed of units (True: whoever has a copy
-    is to have it before that returns).
+    `publish` is called with whether the gate is ready, and with the body and header lines of /readyz;
+    `unit_tls` is for https units. `on_flip` is called for each change of verdict, `on_fleet` for each new
+    fleet, `on_units` when units have changed (True: replicas must have the change before the call returns).
     """
 
     front: Front
@@ -106,7 +105,7 @@ class Plane:
         self.on_units: Callable[[bool], None] = lambda _at_once: None
         self.take_over: Callable[[Settings], str] = lambda anew: self.configure(anew.fleet)
         self.remember: Callable[[Fleet], None] = lambda _fleet: None
-        """Told of units that were known before this process, until their sources tell of them."""
+        """Called for units that were known before this process, until their sources report them."""
         self._stopping = False
         self._publish = publish
         self._refusals = Refusals(self.board)
@@ -151,7 +150,7 @@ class Plane:
             self.metrics.include(PoolMetrics(self.board, self.waiting))
 
     def _looks(self) -> tuple[Callable[[float], object], ...]:
-        """What is looked at with each tick, in this order."""
+        """What runs on each tick, in this order."""
         return (
             self._look_for_stalls,
             self.prober.sweep,
@@ -165,7 +164,7 @@ class Plane:
     # -- life ----------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Watch the units."""
+        """Start the probes of all units."""
         self.configure(self.settings.fleet)
 
     def announce_stop(self) -> None:
@@ -178,7 +177,7 @@ class Plane:
         return self._stopping
 
     async def close(self) -> None:
-        """Watch no more, and keep no connection."""
+        """Stop all probes and close all connections."""
         await self.prober.close()
         self.reach.close()
 
@@ -189,20 +188,22 @@ class Plane:
         return len(self.router.queue)
 
     def room(self) -> None:
-        """Room may have appeared: serve those who wait, once this turn of the loop is over."""
+        """Room may have appeared: serve waiting requests at the end of this turn of the loop."""
         if self.router.queue.size and not self._room_noted:
             self._room_noted = True
             self._loop.call_soon(self._serve_waiting)
 
     def explain(self, refusal: Refusal, ask: Ask) -> Failure:
-        """Why no unit could be given to `ask`, for the one who asked. It is counted."""
+        """The failure for an ask that got no unit. It is counted."""
         self.metrics.refusal(refusal)
         return self._refusals.explain(refusal, ask, self.router.drain_s(ask.model))
 
     # -- what is noticed of units --------------------------------------------------------------------------
 
     def suspect_restart(self, state: UnitState) -> None:
-        """A unit that has ended a connection out of turn may have started anew: ask before it gets more."""
+        """A unit closed a connection unexpectedly and may have restarted: probe it before it gets more
+        requests.
+        """
         if not state.retired and self.board.suspect_restart(state.unit.name, self.now()):
             self.prober.look_now(state.unit.name, Canary.name, EngineMetrics.name)
 
@@ -213,7 +214,9 @@ class Plane:
     # -- for operators, and sources of units ---------------------------------------------------------------
 
     def configure(self, fleet: Fleet) -> str:
-        """Take over a fleet, at start or while running; requests in flight go on. Says what changed."""
+        """Apply a fleet, at start or while running; requests in flight continue. Returns what changed, as
+        text.
+        """
         old = {state.unit.name: state for state in self.board}
         added, removed, probed_anew = self.board.configure(fleet, self.now())
         for unit in removed:
@@ -229,7 +232,7 @@ class Plane:
         return ", ".join(names) or "no unit added or removed"
 
     def set_drain(self, unit: str, drained: bool) -> bool:
-        """The operator's will; False when there is no such unit."""
+        """Drain or undrain a unit for an operator; False when there is no such unit."""
         known = self.board.drain(unit, drained=drained)
         self._publish_soon()
         self.room()
@@ -237,7 +240,7 @@ class Plane:
         return known
 
     def reload(self, settings: Settings) -> None:
-        """Take over the units of a configuration that was read anew."""
+        """Apply the units of a reloaded configuration."""
         changed = self.take_over(settings)
         self.events.add(Action("reload", "SIGHUP", detail=changed))
 
@@ -254,13 +257,13 @@ class Plane:
         if flip.after in (Verdict.DOWN, Verdict.STARTING):
             self.reach.distrust(state)
         if consequence.evicted:
-            # Not now: this may be called in the middle of one of the exchanges concerned.
+            # Later, because this may be called from within one of these exchanges.
             self._loop.call_soon(_evict, consequence.evicted)
         self.room()
         self._publish_soon()
 
     def _publish_soon(self) -> None:
-        """Units have changed: publish it once this turn is over, however many have in it."""
+        """Units have changed: publish it once, at the end of this turn of the loop."""
         if not self._publishing:
             self._publishing = True
             self._loop.call_soon(self._publish_now)

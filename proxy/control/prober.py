@@ -1,7 +1,7 @@
-"""The watch: keeps probes running on every unit and turns what is found into what must follow.
+"""Runs the probes of every unit, and acts on what they find.
 
-1. All evidence, of probes and of finished requests, goes through `observe`: nothing else flips a unit.
-2. A finding about a unit that has left the board, or was replaced under its name, is dropped.
+1. All evidence, of probes and of finished requests, goes through `observe`: nothing else changes a verdict.
+2. A finding about a unit that has left the Board, or was replaced under its name, is dropped.
 """
 
 from __future__ import annotations
@@ -135,17 +135,17 @@ class Prober:
         self._gate_probes = [kind() for kind in GATE_PROBES.values()]
         self._all: dict[str, list[Runner]] = {}
         self._runners: dict[str, dict[str, Runner]] = {}
-        """Those that look at the unit as a whole, by the name of their probe."""
+        """The probes of the unit as a whole, by name."""
         self._agents: dict[str, dict[str, Mapping[str, Any]]] = {}
-        """What the links to agents have noted, by unit and node."""
+        """The state of the connections to agents, by unit and node."""
         self._trust_from = -math.inf
         self.distrusted = 0
-        """How much evidence was not counted because the gate itself lagged."""
+        """How much evidence was not counted because the gate lagged."""
         self._tasks: dict[str, list[asyncio.Task[None]]] = {}
         self._ending: set[asyncio.Task[None]] = set()
 
     def start(self, unit: Unit) -> None:
-        """Watch a unit that is on the board; one watched already is watched anew. Needs a running loop."""
+        """Start the probes of a unit that is on the Board, or restart them. Needs a running loop."""
         self.stop(unit.name)
         state, tasks = self._board.units[unit.name], []
         runners = self._runners[unit.name] = {}
@@ -165,9 +165,9 @@ class Prober:
         self._tasks[unit.name] = tasks
 
     def _looks_at(self, unit: Unit) -> list[tuple[Node | None, Probe]]:
-        """Every probe of a unit, with the node that it looks at, if it is at one."""
+        """Every probe of a unit, with its node, if it is of one."""
         if not unit.url:
-            # Its source does not know yet where it is, and says so.
+            # Its source does not know the address yet.
             return []
         probes = self._gate_probes if unit.engine == VIA_GATE else self._probes
         looks: list[tuple[Node | None, Probe]] = [(None, probe) for probe in probes]
@@ -190,7 +190,7 @@ class Prober:
         return Runner(probe, context, partial(self._take, state), self._rng)
 
     def stop(self, name: str) -> None:
-        """Stop watching a unit; nothing happens when it is not watched."""
+        """Stop the probes of a unit, if it has any."""
         self._runners.pop(name, None)
         self._all.pop(name, None)
         self._agents.pop(name, None)
@@ -200,19 +200,19 @@ class Prober:
             task.add_done_callback(self._ending.discard)
 
     async def close(self) -> None:
-        """Stop watching all units; returns when no probe is left."""
+        """Stop all probes; returns when none is left."""
         for name in list(self._tasks):
             self.stop(name)
         await asyncio.gather(*self._ending, return_exceptions=True)
 
     def sweep(self, now: float) -> None:
-        """End the looks that take too long."""
+        """End probes that take too long."""
         for runners in self._all.values():
             for runner in runners:
                 runner.sweep(now)
 
     def observe(self, evidence: Evidence) -> Consequence:
-        """Fold evidence into the board, and see to what follows from it."""
+        """Give evidence to the Board, and act on what follows from it."""
         if evidence.at < self._trust_from and evidence.sign is Sign.BAD:
             evidence = self._distrusted(evidence)
         consequence = self._board.observe(evidence)
@@ -220,25 +220,25 @@ class Prober:
             self.look_now(evidence.unit, Canary.name)
         if consequence.flip is not None:
             if consequence.flip.after is Verdict.PROBATION:
-                # It may have started anew while it was down: that must be known before it gets users.
+                # It may have restarted while it was down: that must be known before it gets requests.
                 self.look_now(evidence.unit, EngineMetrics.name)
             self._on_consequence(consequence)
         return consequence
 
     def look_now(self, unit: str, *probes: str) -> None:
-        """Let these probes look at a unit now."""
+        """Run these probes of a unit now."""
         runners = self._runners.get(unit, {})
         for name in probes:
             if name in runners:
                 runners[name].nudge()
 
     def due_s(self, unit: str, probe: str, now: float) -> float | None:
-        """In how many seconds a probe looks again, as things stand; None when there is no such probe."""
+        """In how many seconds a probe is due; None when there is no such probe."""
         runner = self._runners.get(unit, {}).get(probe)
         return max(0.0, runner.due_at() - now) if runner is not None else None
 
     def agents(self) -> dict[tuple[str, str], AgentState]:
-        """How it stands with the agents, by unit and node."""
+        """Whether agents are connected, and their lost connections, by unit and node."""
         return {
             (unit, node): agent_state(notes)
             for unit, nodes in self._agents.items()
@@ -246,11 +246,11 @@ class Prober:
         }
 
     def trust_from(self, at: float) -> None:
-        """Count no bad news that rests on waiting before `at`: the gate itself has lagged."""
+        """Do not count bad evidence from timeouts that began before `at`, because the gate lagged."""
         self._trust_from = at
 
     def _distrusted(self, evidence: Evidence) -> Evidence:
-        # A refused connection or the word of an agent is a fact however late it is read.
+        # A refused connection or a report of an agent is a fact, however late it is read.
         if evidence.strength is Strength.FATAL:
             return evidence
         self.distrusted += 1
@@ -282,7 +282,7 @@ class Prober:
 
 
 def _bounded(models: Models) -> Models:
-    """What is read of a unit's list: each request is looked up in it, and all of it is shown to clients."""
+    """The limits of a unit's list of models: requests are looked up in it, and clients can list it."""
     if len(models.names) <= LIMITS.unit_models:
         return models
     reached("unit_models")
@@ -290,8 +290,8 @@ def _bounded(models: Models) -> Models:
 
 
 def _is_news(born: str, known: str | None) -> bool:
-    """Whether a process that started at `born` tells of a restart since `known`.
+    """Whether a process that started at `born` means a restart since `known`.
 
-    One that started earlier is another process behind the same port: an engine may have several front ends.
+    One that started earlier is another process on the same port: an engine may have several front ends.
     """
     return known is None or float(born) > float(known)

@@ -1,4 +1,4 @@
-"""Why no unit could be given to a request, in words for the one who asked."""
+"""Why a request got no unit: the failures for clients."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class Refusals:
         self._models = ModelNames(board)
 
     def explain(self, refusal: Refusal, ask: Ask, drain_s: float) -> Failure:
-        """The failure a refusal amounts to. `drain_s`: until all who wait have been served."""
+        """The failure for a refusal. `drain_s`: until all waiting requests have been served."""
         if refusal is Refusal.UNKNOWN_MODEL:
             known = self._models.names()
             more = f" and {len(known) - NAMES_SHOWN} more" if len(known) > NAMES_SHOWN else ""
             shown = ", ".join(known[:NAMES_SHOWN]) or "none"
             message = f"the model `{ask.model}` does not exist; the units here serve: {shown}{more}"
             return Failure(FailureKind.UNKNOWN_MODEL, message, param="model")
-        # It never ends while there is no unit.
+        # It is infinite while there is no unit.
         after_s = ceil(min(max(drain_s, 1.0), RETRY_MAX_S))
         if refusal is Refusal.FULL:
             reason = "every usable unit and the queue are full; retry after the time in Retry-After"

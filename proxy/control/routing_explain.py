@@ -1,6 +1,6 @@
-"""Why a request goes where it goes, for people: `/explain` of the admin port, and `x-cellgate-explain`.
+"""Explains which unit a request gets and why: `/explain` on the admin port, and `x-cellgate-explain`.
 
-What is shown is what the router reckons with (router/dry_run.py); looking at it changes nothing.
+It shows what the router uses (router/dry_run.py), and changes nothing.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ _WHY_NOT = {
 
 
 class RoutingExplain:
-    """Tells what would become of a request now. `now` is the gate's clock; `rng` decides where chance has a
-    say, in place of the gate's own.
+    """Explains what would happen to a request now. `now` is the gate's clock; `rng` replaces the gate's own
+    random numbers.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class RoutingExplain:
         self._router = router
         self._stored = stored
         self._routing_headers = RoutingHeaders(headers)
-        # What is told by a parameter here stands in these header lines of a request.
+        # The parameters, by the request headers that they replace.
         self._lines = {
             "session": headers.session.encode(),
             "tenant": headers.tenant.encode(),
@@ -81,7 +81,9 @@ class RoutingExplain:
         self._rng = rng
 
     def explain(self, query: Mapping[str, str], body: bytes | None = None) -> dict[str, Any] | Failure:
-        """What `/explain` answers, or what is wrong with the question; `body` is one as clients send it."""
+        """The answer of `/explain`, or what is wrong with its parameters; `body` is a request as clients send
+        it.
+        """
         known = PARAMETERS if body is not None else (*WITHOUT_BODY, *PARAMETERS)
         if (unknown := next((name for name in query if name not in known), None)) is not None:
             message = f"{unknown[:64]!r} is not a parameter; the parameters are: {', '.join(known)}"
@@ -106,7 +108,7 @@ class RoutingExplain:
         }
 
     def _ask(self, query: Mapping[str, str]) -> Ask | Failure:
-        """A request of which no text is given: nothing of it can be cached."""
+        """A request without text: nothing of it can be cached."""
         text = query.get("prompt_tokens", "0")
         if not (text.isascii() and text.isdigit() and int(text) <= TOKENS_MAX):
             message = f"prompt_tokens: expected an integer from 0 to {TOKENS_MAX}, found {text[:64]!r}"
@@ -148,7 +150,7 @@ class RoutingExplain:
         }
 
     def _notes(self, found: DryRun) -> list[str]:
-        """What else may decide."""
+        """Notes on what else may influence the choice."""
         if not self._router.policy.by_seconds:
             return ["this policy does not rank by costs; they are shown for information only"]
         notes, now = [], self._now()
@@ -212,5 +214,5 @@ def _asked(ask: Ask) -> dict[str, Any]:
 
 
 def _seconds(value: float) -> float | None:
-    """As JSON has it, which knows no infinity."""
+    """For JSON, which has no infinity."""
     return round(value, 4) if value < 1e9 else None

@@ -1,8 +1,9 @@
-"""What follows from nothing having happened: stalls, panic, outliers. Looked at on each tick of the gate.
+"""Checks on each tick of the gate what depends on time: stalls, panic, outliers.
 
-1. A unit that has work and shows none is silent: strong evidence, and its engine's counters are read at once.
-2. A gate that lags itself counts no bad news for a while: what came meanwhile is yet to be read.
-3. Panic and degradation are the Board's to decide; here they are told.
+1. A unit that has work and makes no progress stalls: strong evidence, and its engine's counters are read at
+   once.
+2. A gate that lags counts no bad evidence for a while, because good evidence may not have been read yet.
+3. The Board decides about panic and degraded units; this module reports them.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from cellgate.router.stall import SOURCE, find_stall, still_s
 from cellgate.router.unit_state import UnitState
 
 LAG_S = 0.25
-"""A tick that comes so much late shows that the gate itself lags."""
+"""A tick that is this late shows that the gate lags."""
 DISTRUST_S = 1.0
 QUIET_S = 0.25
-"""After so long without a token of ours, the engine's counters are looked at as often."""
+"""After this time without a token, the engine's counters are read this often."""
 
 _REPORT_EVERY_S = 10.0
-"""The gate's own faults are told once in so long."""
+"""Faults of the gate are reported at most once in this time."""
 
 
 class StallWatch:
-    """Judges by time."""
+    """The checks of one gate."""
 
     def __init__(self, board: Board, watch: Prober, events: EventLog, now: Callable[[], float]) -> None:
         self._board = board
@@ -38,14 +39,14 @@ class StallWatch:
         self._events = events
         self._now = now
         self.gate_faults = 0
-        """How many connections the gate could not open through no fault of a unit."""
+        """How many connections the gate could not open by its own fault."""
         self._compare_at = 0.0
         self._panic_at: float | None = None
         self._lag_reported_at = -_REPORT_EVERY_S
         self._fault_reported_at = -_REPORT_EVERY_S
 
     def tick(self, now: float, lag_s: float) -> None:
-        """Look at every unit; `lag_s` is how late this tick is."""
+        """Check every unit; `lag_s` is how late this tick is."""
         if lag_s > LAG_S:
             self._report_lag(lag_s, now)
         self._board.tick(now)
@@ -60,7 +61,7 @@ class StallWatch:
                 self._report_outlier(state)
 
     def gate_fault(self, reason: str) -> None:
-        """The gate could not open a connection: out of descriptors, of ports, or of a resolver."""
+        """The gate could not open a connection: no file descriptors, no ports, or no resolver."""
         self.gate_faults += 1
         if self._now() - self._fault_reported_at > _REPORT_EVERY_S:
             self._fault_reported_at = self._now()
@@ -71,7 +72,7 @@ class StallWatch:
             )
 
     def _check_stall(self, state: UnitState, now: float) -> None:
-        # The counters say whether the engine moves although nothing of ours does.
+        # The counters show whether the engine works on requests of others.
         if state.counters_at:
             self._prober.look_now(state.unit.name, EngineMetrics.name)
         state.record_stall(still_s(state, now))

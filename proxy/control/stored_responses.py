@@ -1,4 +1,6 @@
-"""Which unit made which stored response (`/v1/responses`): what follows on it can be answered there alone."""
+"""Which unit made which stored response (`/v1/responses`): only this unit can answer requests that follow
+it.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,14 @@ RESPONSES_KEPT = 10_000
 
 
 class StoredResponses:
-    """Remembers the last of them."""
+    """Remembers the most recent ones."""
 
     def __init__(self, board: Board) -> None:
         self._board = board
         self._made_by: OrderedDict[str, str] = OrderedDict()
 
     def made(self, response: str, unit: str) -> None:
-        """Note who made a response."""
+        """Record which unit made a response."""
         self._made_by[response] = unit
         if len(self._made_by) > RESPONSES_KEPT:
             self._made_by.popitem(last=False)
@@ -27,8 +29,8 @@ class StoredResponses:
     def bind(self, ask: Ask) -> Ask | Failure:
         """`ask`, bound to the unit that made the response it follows.
 
-        Where that is not known any unit may try, unless the ask is for nothing but that response (its unit is
-        "") and there are several.
+        If that is not known any unit may try, unless the ask is only for that response (its unit is "") and
+        there are several units.
         """
         unit = self._made_by.get(ask.follows) if ask.follows is not None else None
         if unit is not None:

@@ -1,4 +1,4 @@
-"""Where units come from beside the configuration: a file and a line here for each of config/sources.py."""
+"""Sources of units beside the configuration: a file and a line here for each of config/sources.py."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Discovery: where cells and units come from when the configuration does not list them.
 
-1. A source tells the whole of what it finds each time, never a difference; follow.py sees to what follows.
-2. A source that loses sight of its world says so and no more: what it told last stays.
+1. A source always reports everything it finds, never a difference; follow.py acts on changes.
+2. A source that fails only reports that: its last units are kept.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from typing import Any
 from cellgate.router.nouns import Cell, Unit
 
 GROUP = "group"
-"""What stands for a node where a unit as a whole is meant."""
+"""In place of a node: the unit as a whole."""
 
 
 def named(text: str) -> str:
-    """A name for a unit that can stand in a URL, a label and a log line, however it is called elsewhere."""
+    """A name for a unit that is valid in a URL, a label and a log line."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", text).strip("._-")[:128] or "unit"
 
 
 class SourceError(Exception):
-    """The world of a source cannot be seen. `str()` is one line: in which phase, and what can be done."""
+    """A source failed. `str()` is one line: in which phase, and what can be done."""
 
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:
-    """What a source holds against a unit, for as long as it tells it.
+    """A fault of a unit that a source reports, as long as it reports it.
 
     `node` is the node concerned, or GROUP. `fatal`: the unit cannot work while this
     stands; otherwise it is suspected once, and a canary decides.
@@ -42,7 +42,7 @@ class Suspicion:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """All that a source finds at one moment, in the order in which people are to see it.
+    """All that a source finds at one moment, in the order for display.
 
     `cells` are those that the source brings along, with their weights; a source of one configured cell has
     none. `epochs` name the incarnation of units, for those whose processes the source can tell apart.
@@ -55,8 +55,8 @@ class Found:
 
 
 Follow = Callable[[Any], AsyncGenerator[Found, None]]
-"""Follows a source: what is found, at once when its world is reached, then whenever it has changed.
+"""Follows a source: yields what is found, at first and then after each change.
 
-The same again is no news and costs nothing. Never ends by itself; raises LostError when the world is lost,
-and is then called anew after a pause. It must not block the loop.
+Repeating the same costs nothing. Never ends by itself; raises SourceError when the source fails, and is called
+again after a pause. It must not block the loop.
 """

@@ -1,7 +1,7 @@
 """Units from DNS: one for each address of a name (A, AAAA), or for each SRV record.
 
-1. Asked anew every `period_s`, whatever the TTL: who caches is the name server.
-2. An answer without any record changes nothing: clusters answer so while nothing is ready, and probes know.
+1. Queried every `period_s`, whatever the TTL: the name server caches.
+2. An answer without records changes nothing: clusters answer so while nothing is ready, and probes notice that.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cellgate.router.nouns import Node, Role, Unit
 
 PATIENCE_S = 5.0
 LATER = 0.001
-"""What each SRV priority before it makes of a weight: it gets what the others have no room for."""
+"""The factor of a weight for each earlier SRV priority: a later one gets what the others have no room for."""
 
 
 class Endpoint(NamedTuple):

@@ -1,8 +1,8 @@
 """Units from Amazon ECS: the running tasks that have the same value of a tag are one.
 
 1. Tags of each task, from its service or its definition: `cellgate:unit` (the unit's name), `cellgate:role`
-   (leader or follower), `cellgate:size` (how many tasks make the unit). Without the first it is none of ours.
-2. ECS is polled: it has no watch. A task that is told to stop leaves the list of running ones at once.
+   (leader or follower), `cellgate:size` (how many tasks make the unit). Tasks without the first are ignored.
+2. ECS is polled, because it has no watch. A stopping task leaves the list of running ones at once.
 3. The client is boto3, which blocks: it runs in a thread, and reads credentials and the region as boto3 does.
 """
 
@@ -99,7 +99,7 @@ def member(task: Mapping[str, Any], tags: Mapping[str, str]) -> Member:
 
 
 def _trouble(task: Mapping[str, Any], tags: Mapping[str, str]) -> tuple[str, bool]:
-    """What keeps a task from working, and whether that is certain."""
+    """The fault of a task, and whether it is certain."""
     if tags.get(ROLE_TAG) not in _RANKS:
         return f"its tag {ROLE_TAG} is neither leader nor follower", True
     if task.get("desiredStatus") == "STOPPED" or task.get("lastStatus") != "RUNNING":

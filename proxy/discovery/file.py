@@ -15,7 +15,7 @@ from cellgate.router.nouns import Unit
 
 
 async def follow(source: FileSource) -> AsyncGenerator[Found, None]:
-    """What is in the file, each time that it has changed."""
+    """The units of the file, each time it has changed."""
     before: bytes | None = None
     while True:
         data = await asyncio.to_thread(_bytes, source.path)
@@ -26,7 +26,7 @@ async def follow(source: FileSource) -> AsyncGenerator[Found, None]:
 
 
 def _bytes(path: str) -> bytes:
-    # Not its time: files of a ConfigMap are links that change, and a copy may keep the old time.
+    # Not by its time: files of a ConfigMap are links that change, and a copy may keep the old time.
     try:
         return Path(path).read_bytes()
     except OSError as error:
@@ -34,7 +34,7 @@ def _bytes(path: str) -> bytes:
 
 
 def _units(source: FileSource, data: bytes) -> tuple[Unit, ...]:
-    # Late, for a gate without such a file does without.
+    # Imported late, because most gates have no such file.
     from cellgate.proxy.discovery.file_units import units_in
 
     return units_in(source.path, data, source.like)

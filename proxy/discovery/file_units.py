@@ -1,4 +1,4 @@
-"""What may stand in a file of units, and the units that it says. Only gates that follow one import this."""
+"""The schema of a file of units, and its units. Only gates that follow one import this."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SCHEMA: dict[str, type[Keys]] = {
 
 
 def units_in(path: str, data: bytes, like: Unit) -> tuple[Unit, ...]:
-    """The units that the file at `path` says. Raises LostError."""
+    """The units of the file at `path`. Raises SourceError."""
     try:
         found, problems = yaml_file.parse(path, data, "units")
         keys = UnitsKeys.model_validate(found)

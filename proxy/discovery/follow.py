@@ -1,9 +1,9 @@
-"""Follows all sources at once and keeps the gate's fleet to what is configured and what they find.
+"""Follows all sources and keeps the gate's fleet to what is configured and what they find.
 
-1. What a source told last stays until it tells otherwise, or another takes its place and has told its own. So
-   does what the process before this one was told.
-2. What is held against a unit reaches the judge before the unit changes or goes, so that its requests move.
-3. A change of state (lost, back) is one event with its line in the log, however often it is tried.
+1. The last units of a source are kept until it reports others, or another source takes its place and has reported.
+   So are those that the previous process knew.
+   2. Faults of a unit reach the judge before the unit changes or is removed, so that its requests move.
+   3. A change of state (failed, works again) is one event and one log line, however often it is retried.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from cellgate.router.nouns import Evidence, Fleet, Sign, Strength
 
 PAUSE_S = 1.0
 PAUSE_MAX_S = 5.0
-"""How long to wait before a world that was lost is looked for again: doubled with each failure in a row."""
+"""The pause before a failed source is retried: doubled with each failure in a row."""
 
 
 class _Against(NamedTuple):
-    """Who holds something against whom: only who said a fatal thing can take it back."""
+    """Which source reports a fault of which unit: only that source can clear it."""
 
     kind: str
     unit: str
@@ -41,23 +41,23 @@ class World(Protocol):
         ...
 
     def configure(self, fleet: Fleet) -> str:
-        """Take over a fleet, and say what changed."""
+        """Apply a fleet; returns what changed."""
         ...
 
     def observe(self, evidence: Evidence) -> None:
-        """Fold evidence in; that about units which are not there is dropped."""
+        """Take evidence; that about unknown units is dropped."""
         ...
 
     def tell(self, action: Action) -> None:
-        """Note something that happened."""
+        """Record an event."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class _Followed:
-    """One source and what is known of it.
+    """One source and its state.
 
-    `lost` is why its world cannot be seen now, empty while it can. `left_out`: units whose names others have.
+    `lost` is why it fails now, empty while it works. `left_out`: units whose names others have.
     """
 
     source: Source
@@ -81,14 +81,14 @@ class Discovery:
         self._fixed = Fleet()
         self._followed: list[_Followed] = []
         self._parting: list[_Followed] = []
-        """Those that are configured no more, while the new ones have not all found something."""
+        """Sources that are no longer configured, until all new ones have found something."""
         self._before = Found()
-        """What was found before this process, for as long."""
+        """What the previous process had found, until then."""
         self._held: dict[_Against, Suspicion] = {}
-        """What was held against units and has not been taken back."""
+        """Reported faults that have not been cleared."""
 
     def take(self, fixed: Fleet, sources: Sequence[Source]) -> str:
-        """Take over what is configured, at start and at each reload. Says what changed at once."""
+        """Apply the configuration, at start and at each reload. Returns what changed at once."""
         self._fixed = fixed
         kept = {one.source: one for one in self._followed if one.source in sources}
         for one in self._followed:
@@ -103,17 +103,17 @@ class Discovery:
         return changed
 
     def remember(self, found: Found) -> None:
-        """Take over what was found before this process began, where that is not known better."""
+        """Take over what the previous process had found, unless something newer is known."""
         if any(one.found is None for one in self._followed):
             self._before = found
             self._apply()
 
     def connected(self) -> dict[str, bool]:
-        """Whether each source sees its world now, by title."""
+        """Whether each source works now, by title."""
         return {one.source.title: one.up for one in self._followed}
 
     async def close(self) -> None:
-        """Follow no source any more; the units stay."""
+        """Stop following; the units stay."""
         tasks = [one.task for one in self._followed if one.task is not None]
         for task in tasks:
             task.cancel()
@@ -132,7 +132,7 @@ class Discovery:
                 reason = "it ended"
             except SourceError as error:
                 reason = str(error)
-            except Exception as error:  # A fault of ours must not take away units that work.
+            except Exception as error:  # A defect of the gate must not remove working units.
                 reason = f"unexpected {error!r}; please report it"
             finally:
                 await follow.aclose()
@@ -166,7 +166,7 @@ class Discovery:
     # -- what follows --------------------------------------------------------------------------------------
 
     def _apply(self) -> str:
-        """Bring the judge and the fleet to what is found now. Says what changed in the fleet."""
+        """Apply what is found now to the judge and the fleet. Returns what changed in the fleet."""
         if all(one.found is not None for one in self._followed):
             self._parting.clear()
             self._before = Found()
@@ -175,7 +175,7 @@ class Discovery:
         for (one, _), names in zip(known, left_out[:-1], strict=True):
             self._leave_out(one, names)
         epochs, held = _says(known)
-        # Before the fleet changes: requests on a unit that is about to go or to be looked at anew must move.
+        # Before the fleet changes: requests on a unit that will be removed or replaced must move.
         self._tell_epochs(epochs)
         for against, suspicion in self._held.items():
             if against not in held:
@@ -185,7 +185,7 @@ class Discovery:
                 self._observe(against.kind, suspicion)
         self._held = held
         changed = self._world.configure(fleet)
-        # And after: a unit that is new, or looked at anew, has heard nothing of this. Others hear no news.
+        # And again afterwards, for units that are new or replaced; for others nothing changes.
         self._tell_epochs(epochs)
         for against, suspicion in held.items():
             if suspicion.fatal:
@@ -218,9 +218,9 @@ class Discovery:
 def _says(
     known: Sequence[tuple[_Followed, Found]],
 ) -> tuple[dict[tuple[str, str], str], dict[_Against, Suspicion]]:
-    """The incarnations, by kind of source and unit, and what is held against units. Who comes first is heard.
+    """The epochs, by kind of source and unit, and the faults of units. The first source of a name counts.
 
-    A source says nothing of a unit whose name somebody else has.
+    Reports about a unit whose name another one has are ignored.
     """
     epochs: dict[tuple[str, str], str] = {}
     held: dict[_Against, Suspicion] = {}

@@ -1,6 +1,6 @@
-"""A unit out of the pods or tasks that make it: whole, or with what is wrong with it. Pure.
+"""Makes a unit from its pods or tasks: complete, or with its faults. Pure.
 
-What is there becomes a unit in any case, so that people see it. Without a leader's address its URL is empty.
+An incomplete group becomes a unit as well, so that operators see it. Without a leader's address its URL is empty.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from cellgate.router.nouns import Node, Role, Unit
 class Member:
     """One pod or task of a unit.
 
-    `incarnation` is another one for each that ever was; `rank` 0 is the leader, None: not told; `size` is how
-    many there should be, None: not told, or no number; `key` is what all members of one unit have in common.
-    `trouble` is what keeps it from working (empty: nothing), `fatal` whether that is certain. `address` is
-    empty until it has one.
+    `incarnation` is unique for each instance; `rank` 0 is the leader, None: unknown; `size` is how many members
+    there should be, None: unknown or invalid; `key` is common to all members of one unit. `trouble` is its fault
+    (empty: none), `fatal` whether that is certain. `address` is empty until it has one.
     """
 
     name: str
@@ -35,7 +34,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class NodePorts:
-    """Where things listen on each node. `agent` 0: there are no agents."""
+    """The ports on each node. `agent` 0: there are no agents."""
 
     api: int
     agent: int = 0
@@ -52,7 +51,7 @@ class Group:
     numbered: bool = False
 
     def found(self, like: Unit, ports: NodePorts) -> Found:
-        """The unit, what is held against it, and, once it is whole, its incarnation."""
+        """The unit, its faults, and, once it is complete, its epoch."""
         members = sorted(self.members, key=lambda one: (one.rank is None, one.rank or 0, one.name))
         wrong = "; ".join(self._wrong(members))
         suspicions = [
@@ -71,7 +70,7 @@ class Group:
         return Found((unit,), suspicions=tuple(suspicions), epochs=epochs)
 
     def _wrong(self, members: Sequence[Member]) -> Iterator[str]:
-        """What is wrong with the group as a whole."""
+        """The faults of the group as a whole."""
         noun = self.noun
         sizes = sorted({one.size for one in members if one.size is not None})
         if not sizes:
@@ -95,7 +94,7 @@ class Group:
         return f" (missing: {', '.join(map(str, missing))})" if missing and self.numbered else ""
 
     def _epoch(self) -> str:
-        # A group that is made anew may keep its key, so that the members tell as well.
+        # A new group may keep the key of the old one, so the members count as well.
         born = "\n".join(sorted(one.incarnation for one in self.members))
         digest = hashlib.sha256(born.encode()).hexdigest()[:8]
         key = self.members[0].key[:8]
@@ -103,7 +102,7 @@ class Group:
 
 
 def together(founds: Sequence[Found]) -> Found:
-    """What was found of many groups as one."""
+    """The results of many groups together."""
     return Found(
         units=tuple(unit for one in founds for unit in one.units),
         suspicions=tuple(suspicion for one in founds for suspicion in one.suspicions),

@@ -1,7 +1,7 @@
-"""Objects of a Kubernetes cluster, listed and watched as the API wants it, through the asyncio client.
+"""Objects of a Kubernetes cluster, listed and watched through the asyncio client.
 
-1. A watch goes on from the last version heard, bookmarks included; only one that is gone (410) needs a list.
-2. A watch that ends or breaks is no loss. The world is lost when the next request gets no good answer.
+1. A watch continues from the last version received, bookmarks included; only 410 Gone needs a new list.
+2. A watch that ends or breaks is not a failure. The source fails when the next request fails.
 3. Objects stay plain JSON: the client's own classes cost a millisecond each, on the loop.
 """
 
@@ -21,12 +21,12 @@ import orjson
 from cellgate.proxy.discovery.base import SourceError
 
 WATCH_S = 60
-"""How long one watch lasts: the server ends it, and the next goes on where it ended."""
+"""How long one watch lasts: the server ends it, and the next continues from there."""
 QUIET_S = 15.0
-"""A server that says nothing for so long beyond that is gone, however open its connection is."""
+"""A server that sends nothing for this long beyond that counts as lost, even if the connection is open."""
 REQUEST_S = 10.0
 SHORT_S = 1.0
-"""A watch that ends sooner is followed by the next one only after as long, for the sake of the server."""
+"""The least time between the starts of two watches, to protect the server."""
 GONE = 410
 
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -36,7 +36,7 @@ Objects = dict[str, dict[str, Any]]
 
 
 class _GoneError(Exception):
-    """The version to go on from is too old: all has to be listed."""
+    """The version to continue from is too old: list everything again."""
 
 
 def own_namespace() -> str:
@@ -121,7 +121,7 @@ async def _events(api: Any, namespace: str, selector: str, version: str) -> Asyn
             if events:
                 yield events
     except aiohttp.ClientPayloadError:
-        # Cut off in the middle: the next watch goes on from there.
+        # The connection broke: the next watch continues from there.
         return
     finally:
         response.close()
@@ -146,7 +146,7 @@ def _refusal(status: int | None, reason: object) -> Exception:
 
 
 def _changes(known: Objects, event: Any) -> bool:
-    """Take over an event; False for one that changes nothing, as bookmarks do."""
+    """Apply an event; False for one that changes nothing, such as a bookmark."""
     match event["type"]:
         case "ADDED" | "MODIFIED":
             known[event["object"]["metadata"]["name"]] = event["object"]

@@ -1,9 +1,9 @@
 """Units from a Kubernetes LeaderWorkerSet: each group of its pods is one.
 
-1. A group has its leader at worker-index 0, and is whole with as many pods as their size annotation says.
-2. A pod that goes, or whose engine does not run, is fatal at once; one that is merely not ready is a
-   suspicion: readiness probes time out on busy engines, and pods of a node that lost touch are not ready.
-3. The group-key of most sets never changes, so an incarnation is told by the pods' own uids as well.
+1. The leader of a group has worker-index 0; a group is complete with as many pods as their size annotation says.
+2. A pod that is deleted, or whose engine does not run, is fatal at once; one that is merely not ready is a
+suspicion: readiness probes time out on busy engines, and pods of an unreachable node are not ready.
+3. The group-key of most sets never changes, so an epoch includes the uids of the pods.
 
 Labels and annotations: sigs.k8s.io/lws, "Labels, Annotations and Environment Variables".
 """
@@ -24,7 +24,7 @@ _MESSAGE_MAX = 160
 
 async def follow(source: LwsSource) -> AsyncGenerator[Found, None]:
     """The units at each change of a pod."""
-    # Late: an HTTP client comes with it, for which no other gate, and no command, has to wait.
+    # Imported late: it brings an HTTP client, which other gates and commands do not need.
     from cellgate.proxy.discovery.kubernetes import own_namespace, pods
 
     namespace, selector = source.namespace or own_namespace(), f"{PREFIX}name={source.name}"
@@ -62,7 +62,7 @@ def member(pod: Mapping[str, Any]) -> Member:
 
 
 def _trouble(pod: Mapping[str, Any]) -> tuple[str, bool]:
-    """What keeps a pod from working, and whether that is certain."""
+    """The fault of a pod, and whether it is certain."""
     status = pod.get("status", {})
     if pod["metadata"].get("deletionTimestamp"):
         return "its pod is being deleted", True
@@ -86,7 +86,7 @@ def _trouble(pod: Mapping[str, Any]) -> tuple[str, bool]:
 
 
 def _main_container(pod: Mapping[str, Any]) -> str:
-    """The engine's, by the rule of kubectl: the one that an annotation names, else the first."""
+    """The engine's container, by the rule of kubectl: the one that an annotation names, else the first."""
     named = pod["metadata"].get("annotations", {}).get(_MAIN)
     containers = pod.get("spec", {}).get("containers") or [{}]
     return str(named or containers[0].get("name", ""))

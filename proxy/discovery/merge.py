@@ -1,4 +1,4 @@
-"""One fleet out of what is configured and what is found. Pure."""
+"""Merges configured and discovered units into one fleet. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class MergedFleet(NamedTuple):
 
 
 def merge(fixed: Fleet, found: Sequence[Found]) -> MergedFleet:
-    """What is fixed, then all that was found, in this order. Who comes first keeps a name."""
+    """The configured units, then the found ones, in this order. The first unit keeps a name."""
     cells: dict[str, Cell] = {cell.name: cell for cell in fixed.cells}
     units: dict[str, Unit] = {unit.name: unit for unit in fixed.units}
     left_out = []

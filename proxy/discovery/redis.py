@@ -9,7 +9,7 @@ from cellgate.proxy.discovery.base import Found
 
 
 class Feed:
-    """Hands what was found in Redis to whoever follows it. One for each gate.
+    """Passes the units found in Redis to their follower. One for each gate.
 
     `on_taken` is called once the gate has taken over what was found.
     """

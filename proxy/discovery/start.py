@@ -43,7 +43,7 @@ class _PlaneWorld:
 
 
 class DiscoveryMetrics(Collector):
-    """Which sources see their worlds."""
+    """Which sources work."""
 
     def __init__(self, discovery: Discovery) -> None:
         self._discovery = discovery
@@ -56,7 +56,7 @@ class DiscoveryMetrics(Collector):
 
 
 def preload(settings: Settings) -> None:
-    """Import what the sources need. In a gate that serves, half a second of that would be felt."""
+    """Import what the sources need at start: later, half a second of imports would delay streams."""
     for source in settings.sources:
         if source.kind in PACKAGES:
             importlib.import_module(PACKAGES[source.kind][0])

@@ -1,1 +1,1 @@
-"""How a running gate gives its listening sockets, and what it knows of its units, to a new process."""
+"""Passes the listening sockets and the state of units from a running gate to a new process."""

@@ -1,11 +1,11 @@
-"""What a gate and its successor say to each other, over a pair of Unix sockets of which each has one.
+"""The messages between a gate and its successor, over a pair of Unix sockets.
 
 1. The successor says HELLO once it has read its configuration.
-2. The gate sends the listeners, and as JSON which is which and what it knows.
-3. The successor accepts clients, and says READY.
-4. The gate accepts no more, and sends what has changed since: units that were drained.
+2. The gate sends the listeners, and as JSON their names and the state of its units.
+3. The successor accepts clients, and sends READY.
+4. The gate accepts no more, and sends what has changed since: drained units.
 
-Lengths come before documents, 4 bytes in network order. Whoever closes before the end has failed.
+Documents are preceded by their length, 4 bytes in network order. A side that closes early has failed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ VARIABLE = "CELLGATE_HANDOVER"
 HELLO, READY = b"h", b"r"
 FDS_MAX = 64
 ANSWER_S = 10.0
-"""How long a gate that lives may take to answer."""
+"""How long a living gate may take to answer."""
 _LENGTH = struct.Struct("!I")
 
 

@@ -1,4 +1,4 @@
-"""The successor's side: what a gate that was started by another one gets from that."""
+"""The successor's side: what a gate inherits from the one that started it."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class Inheritance:
         return self._listeners.pop(name, [])
 
     def leave_to_child(self) -> None:
-        """A child of this process has all of it, and says when clients are accepted."""
+        """A child of this process uses the inheritance, and reports when clients are accepted."""
         self._sock.close()
         for unwanted in self._listeners.values():
             for listener in unwanted:
                 listener.close()
 
     async def accept(self) -> list[str] | None:
-        """Say that clients are accepted. The units that are drained now; None: nobody can tell any more."""
+        """Report that clients are accepted. Returns the units that are drained now; None: the gate has ended."""
         for unwanted in self._listeners.values():
             for listener in unwanted:
                 listener.close()
@@ -58,8 +58,8 @@ class Inheritance:
 
 
 def inherit(environ: MutableMapping[str, str] = os.environ) -> Inheritance | None:
-    """What the gate that started this process gives, if one did. Raises NoInheritanceError."""
-    # Not for the processes that this one will start.
+    """The inheritance, if another gate started this process. Raises NoInheritanceError."""
+    # Not for child processes.
     descriptor = environ.pop(VARIABLE, "")
     if not descriptor:
         return None

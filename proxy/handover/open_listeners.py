@@ -1,4 +1,4 @@
-"""What a gate accepts on, by purpose and address: inherited from a gate before it, or opened."""
+"""The listeners of a gate by purpose and address: inherited from the previous gate, or opened."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def listening_for(listeners: Listeners, purpose: str) -> Sequence[socket.socket]
 
 
 async def listeners_of(settings: Settings, heritage: Inheritance | None) -> Listeners:
-    """What to accept on: inherited, where the address is the same, or new. Raises OSError."""
+    """The listeners: inherited if the address is the same, else new. Raises OSError."""
     wanted = {LISTEN: settings.listen, ADMIN: settings.admin, AGENT_CHECK: settings.agent_check}
     found: dict[str, Sequence[socket.socket]] = {}
     for purpose, address in wanted.items():
@@ -37,7 +37,7 @@ async def listeners_of(settings: Settings, heritage: Inheritance | None) -> List
 
 @contextmanager
 def _binding(address: Address) -> Iterator[None]:
-    """Have an OSError say which address could not be had, and why in the system's own words."""
+    """Add the address to an OSError."""
     try:
         yield
     except OSError as error:

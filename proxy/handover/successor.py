@@ -1,6 +1,6 @@
-"""The gate's side: starts a successor, gives it everything, and leaves only once that one is ready.
+"""The gate's side: starts a successor, passes everything on, and ends only once that one is ready.
 
-Whatever goes wrong before that ends the successor, and the gate goes on as if nothing had been.
+Any failure before that ends the successor, and the gate continues unchanged.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ async def hand_over(
 ) -> int:
     """Have a successor take over; its process id. Raises HandoverError.
 
-    `tell` gives what it is told at first, `tell_last` what it is told once it accepts clients.
+    `tell` gives the first document for it, `tell_last` the one after it accepts clients.
     """
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
@@ -47,14 +47,14 @@ async def hand_over(
         except Exception as error:
             code = await asyncio.to_thread(_end, process)
             raise HandoverError(_why(error, code, limit_s)) from error
-        # It accepts clients: from here on there is no way back, and nothing that could be cancelled.
+        # It accepts clients: from here on there is no way back, and cancellation is impossible.
         with suppress(OSError):
             ours.sendall(frame_document(tell_last()))
     return process.pid
 
 
 def _start(theirs: socket.socket) -> subprocess.Popen[bytes]:
-    """The same command once more; new code, new configuration, if there is any."""
+    """Start the same command again, with new code and configuration if there is any."""
     try:
         return subprocess.Popen(
             [sys.executable, *sys.orig_argv[1:]],
@@ -72,9 +72,9 @@ async def _hear(ours: socket.socket, word: bytes) -> None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> int | None:
-    """End a successor that is none; its own exit code, if it had ended by itself."""
+    """Kill a failed successor; returns its exit code, if it had ended by itself."""
     with suppress(subprocess.TimeoutExpired):
-        # It has closed its end, most likely because it is just ending.
+        # It has closed its end, probably because it is ending.
         return process.wait(0.5)
     process.kill()
     process.wait()

@@ -1,7 +1,7 @@
-"""What a gate knows of its units, for its successor: so that this one is ready at once, and forgets no drain.
+"""The state of units for a successor, so that it is ready at once and keeps all drains.
 
-Times are `loop.time()`, which is one clock for all processes of a machine. What is learnt by traffic alone
-(rates, prefixes) is learnt anew. A view of another version says nothing.
+Times are `loop.time()`, which is one clock for all processes of a machine. What is measured on traffic (rates,
+prefixes) is measured again. A view of another version is ignored.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ VERSION = 1
 SOURCE = "predecessor"
 
 _COUNTED_HERE = (GATE_EPOCHS,)
-"""Who reads epochs as numbers that begin anew with each process of ours."""
+"""Readers of epochs whose numbers restart with each process of the gate."""
 
 KnownUnit = dict[str, Any]
 
@@ -34,7 +34,7 @@ def drained(board: Board) -> list[str]:
 
 
 def known_of(state: UnitState) -> KnownUnit:
-    """What is known of one unit, as JSON can say it."""
+    """The state of one unit for JSON."""
     case = state.case
     return {
         "name": state.unit.name,
@@ -54,7 +54,7 @@ def known_of(state: UnitState) -> KnownUnit:
 
 
 class InheritedView:
-    """What a predecessor knew, given to units as they come on the board."""
+    """The state from a predecessor, applied to units when they appear on the Board."""
 
     def __init__(self, known: Mapping[str, Any]) -> None:
         is_read = known["version"] == VERSION
@@ -62,15 +62,15 @@ class InheritedView:
         self._used = [name for name, unit in self._left.items() if _was_usable(unit)]
 
     def apply(self, board: Board) -> None:
-        """Give units that have come on the board since what was known of them."""
+        """Apply the known state to units that have appeared since."""
         for name in self._left.keys() & board.units.keys():
             unit, state = self._left.pop(name), board.units[name]
             if unit["url"] == state.unit.url:
                 take_over(state, unit)
 
     def is_warm(self, board: Board, *, may_come: bool) -> bool:
-        """Whether the gate may take the place of its predecessor: it uses a unit, if that one did, and has
-        heard of every unit that both use. `may_come`: units that are not on the board yet are waited for.
+        """Whether the gate may take over: it can use a unit, if the predecessor could, and has evidence of every unit
+        that both use. `may_come`: wait for units that are not on the Board yet.
         """
         if not self._used:
             return True
@@ -86,7 +86,7 @@ def _was_usable(unit: KnownUnit) -> bool:
 
 
 def take_over(state: UnitState, unit: KnownUnit) -> None:
-    """Believe of a unit what `known_of` said of it elsewhere."""
+    """Apply the result of `known_of` from another process to a unit."""
     verdict, since = Verdict(unit["verdict"]), unit["since"]
     sign = Sign.GOOD if verdict is Verdict.UP else Sign.BAD
     because = Evidence(state.unit.name, sign, Strength.STRONG, SOURCE, unit["reason"], since)
@@ -95,6 +95,6 @@ def take_over(state: UnitState, unit: KnownUnit) -> None:
     state.case = Case(verdict, since, epochs, reborn, passes=unit["passes"], because=because)
     state.drained = unit["drained"]
     state.life_at, state.risen_at = unit["life_at"], unit["risen_at"]
-    # What is configured wins over what was found out.
+    # The configuration takes precedence over detected values.
     state.models = state.models or frozenset(unit["models"])
     state.engine = state.engine or unit["engine"]

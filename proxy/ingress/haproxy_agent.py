@@ -64,7 +64,9 @@ class HaproxyAgent:
             self._servers.append(await loop.create_server(lambda: _Visitor(self, loop), sock=listener))
 
     def retire(self) -> None:
-        """Accept no more: another process answers on the same listeners. Who is connected is answered."""
+        """Accept no more: another process answers on the same listeners. Connected clients are still
+        answered.
+        """
         servers, self._servers = self._servers, []
         for server in servers:
             server.close()

@@ -1,8 +1,8 @@
 """The access log: one line per finished request, written off the hot path.
 
-1. A line is made at once and written by a thread of its own. Making lines there too would cost ten times as
-   much: two threads that run Python wait for each other, and records that wait are cold when they are read.
-2. A sink that is stuck costs log lines, oldest first and counted, never a request and never memory.
+1. A line is formatted at once and written by a separate thread. Formatting in the thread would cost ten times
+   as much: two threads that run Python wait for each other, and waiting records leave the CPU caches.
+   2. A blocked sink costs log lines, oldest first and counted, never a request and never unbounded memory.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from cellgate.proxy.logs.text import one_line, utc
 KEPT = 16_384
 """Lines that wait for the sink at most; some 6 MiB."""
 TEXT_MAX = 256
-"""Characters of a text that the client chose (path, model, id): a log line is no place to store a body in."""
+"""The most characters of a text that the client chose (path, model, id)."""
 CLOSE_TIMEOUT_S = 2.0
 COMPLAIN_EVERY_S = 10.0
 _NAMES = ("time", *Finished._fields)
 
 
 def stdout_sink() -> LogSink:
-    """Standard output, unbuffered: a thread that is stuck in a buffered one would hold up the exit."""
+    """Standard output, unbuffered: a thread that blocks in a buffered one would delay the exit."""
     return open(sys.stdout.fileno(), "wb", buffering=0, closefd=False)
 
 
@@ -54,7 +54,7 @@ class AccessLog:
         # One batch is being written and one may wait. While both are taken, lines stay in `_pending`.
         self._batches: queue.Queue[list[bytes] | None] = queue.Queue(maxsize=1)
         self._writer = threading.Thread(target=self._run, name="cellgate-access-log", daemon=True)
-        # Two counts, because each has one thread that adds to it.
+        # Two counters, because each is written by one thread.
         self._overflowed = 0
         self._failed = 0
         self._trouble = "it is stuck"
@@ -65,7 +65,7 @@ class AccessLog:
 
     @property
     def dropped(self) -> int:
-        """Lines that were never written, because the sink was stuck or broken."""
+        """Lines that were never written, because the sink was blocked or broken."""
         return self._overflowed + self._failed
 
     def write(self, record: Finished) -> None:
@@ -77,7 +77,7 @@ class AccessLog:
         self._pending.append(self._format(self._wall(), record))
 
     def flush(self) -> None:
-        """Hand what is pending to the writer. Never blocks; to be called a few times a second."""
+        """Pass pending lines to the writer. Never blocks; must be called a few times a second."""
         self._complain()
         if not self._pending:
             return
@@ -113,7 +113,7 @@ class AccessLog:
             try:
                 write_all(self._sink, b"".join(batch))
             except Exception as error:
-                # Whatever it was, the next batch is tried: a log that fell silent would look like no traffic.
+                # Try the next batch after any error: an empty log would look like no traffic.
                 self._failed += len(batch)
                 self._trouble = str(error) or repr(error)
 
@@ -128,7 +128,7 @@ def json_line(at: float, record: Finished) -> bytes:
     if len(record.path) + len(record.model) > TEXT_MAX:
         fields["path"], fields["model"] = _short(record.path), _short(record.model)
     try:
-        # A new object: orjson's own holds 4 KB or more for any line, as long as that waits.
+        # A copy: the buffer of orjson holds at least 4 KB for each waiting line.
         return orjson.dumps(fields) + b"\n"
     except TypeError:
         # A lone surrogate: orjson refuses it, json escapes it.

@@ -1,8 +1,8 @@
-"""Exceptions of the gate's own: none leaves a client without an answer, and none goes unseen.
+"""Defects, that is unexpected exceptions: none leaves a client without an answer, and each is logged.
 
-1. `guarded` is around whatever calls an exchange: its client, its unit, the queue, a clock. An exception that
-   comes out of it there ends this exchange and no other.
-2. All of them, those of tasks as well, come to the loop's exception handler: one line, and a count.
+1. `guarded` wraps all calls into an exchange: by its client, its unit, the queue, a timer. An exception ends
+   this exchange and no other.
+   2. All of them, and those of tasks, are passed to the loop's exception handler: one log line, and a count.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from cellgate.proxy.logs.log import log_line
 Args = TypeVarTuple("Args")
 
 REPORT_EVERY_S = 10.0
-"""A defect is told of at most once in so long, by its place in the code."""
+"""A defect is logged at most once in this time for each place in the code."""
 PLACES_KEPT = 64
 _FRAMES = 3
 
 
 class Guarded(Protocol):
-    """What has callbacks, and an end that does not depend on them."""
+    """An object with callbacks that can be ended when one fails."""
 
     def crashed(self, error: Exception) -> None:
-        """A callback has failed: come to an end. Never raises."""
+        """A callback has failed: end. Never raises."""
 
 
 def guarded(whose: Guarded, callback: Callable[[*Args], object], *args: *Args) -> None:
@@ -39,12 +39,12 @@ def guarded(whose: Guarded, callback: Callable[[*Args], object], *args: *Args) -
 
 
 def report_defect(loop: asyncio.AbstractEventLoop, what: str, error: Exception) -> None:
-    """Make a defect of the gate's own loud, and count it: wherever the loop's exception handler does."""
+    """Log and count a defect of the gate, through the loop's exception handler."""
     loop.call_exception_handler({"message": what, "exception": error})
 
 
 class Defects:
-    """Tells of the exceptions of one process, and counts them."""
+    """Logs the defects of one process, and counts them."""
 
     def __init__(
         self, log: Callable[..., None] = log_line, now: Callable[[], float] = time.monotonic

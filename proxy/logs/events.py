@@ -1,6 +1,6 @@
-"""What happened to the units: the last flips and operator actions with their reasons, and who follows live.
+"""The last flips and operator actions with their reasons, and the followers of the live stream.
 
-Every event is told three times in the same words: in the log, in `/events`, and to each follower.
+Every event has the same words in the log, in `/events` and in the live stream.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ _LEVELS: dict[Verdict | ActionKind, Level] = {
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """Something an operator did, or the gate by itself. `by` is who: an address, a signal, "gate".
+    """An action of an operator or of the gate. `by` is its origin: an address, a signal, "gate".
 
     `cell` is set where it concerns all units of one.
     """
@@ -85,7 +85,7 @@ class Action:
 class Follower:
     """One reader of the live stream: an async iterator of events that ends when the gate does.
 
-    A follower that does not keep up gets what was queued for it, an event of kind `cut`, and the end.
+    A follower that is too slow gets what was queued for it, an event of kind `cut`, and the end.
     """
 
     def __init__(self) -> None:
@@ -133,7 +133,7 @@ class EventLog:
         self._count = 0
 
     def add(self, happened: Flip | Action, evicted: Sequence[Lease] = ()) -> None:
-        """Take note of a flip (with the leases it evicted) or of an action."""
+        """Record a flip (with the leases that it evicted) or an action."""
         self._count += 1
         head: EventRecord = {"id": self._count, "time": utc(self._wall())}
         if isinstance(happened, Flip):
@@ -154,11 +154,11 @@ class EventLog:
 
     @property
     def followers(self) -> int:
-        """How many follow."""
+        """The number of followers."""
         return len(self._followers)
 
     def subscribe(self) -> Follower:
-        """Follow what happens from now on; to be given back with `unsubscribe`."""
+        """Follow new events; must be ended with `unsubscribe`."""
         follower = Follower()
         self._followers.add(follower)
         return follower
@@ -168,7 +168,7 @@ class EventLog:
         self._followers.discard(follower)
 
     def close(self) -> None:
-        """End all live streams: the gate is going."""
+        """End all live streams, because the gate stops."""
         for follower in self._followers:
             follower.end()
         self._followers.clear()
@@ -211,7 +211,7 @@ def _flip_line(flip: Flip, moved: int, cut: int, passes: int) -> str:
 
 
 def _prospect(after: Verdict, passes: int) -> str:
-    """What is going to happen to the unit, so that nobody has to look it up at night."""
+    """What happens next to the unit."""
     canaries = _canaries(passes)
     return {
         Verdict.STARTING: "it gets requests once a canary passes",

@@ -1,7 +1,7 @@
-"""The operator's log: one line per thing worth knowing, on stderr, each with a UTC timestamp.
+"""The log for operators: one line for each event, on stderr, with a UTC timestamp.
 
 1. A line stays one line whatever a unit put into a reason: control characters are escaped.
-2. Nothing of a gate that serves writes to stderr by itself: an output that nobody reads would stop it.
+2. Nothing else in a running gate writes to stderr: a blocked output would block the gate.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _LEVELS: dict[Level, int] = {"info": logging.INFO, "warning": logging.WARNING, "
 
 
 def log_line(level: Level, message: str) -> None:
-    """Tell the operator something."""
+    """Log one line."""
     _LOGGER.log(_LEVELS[level], "%s", message)
 
 
 def configure(form: Literal["console", "json"]) -> None:
-    """Say how lines look. Called once at start; warnings come out in the same form."""
+    """Set the format of lines. Called once at start; warnings get the same format."""
     root = logging.getLogger()
     root.handlers[:] = [LogWriter(stderr_sink(), _Json() if form == "json" else _Console())]
     root.setLevel(logging.WARNING)

@@ -1,7 +1,7 @@
-"""Writes the lines of the gate's own log from a thread of its own: whoever logs never waits for the output.
+"""Writes the gate's log from a separate thread, so that logging never waits for the output.
 
-Docker's log driver, or a pipe that nobody reads, can keep a write for ever. What waits then is bounded; the
-oldest lines are lost, counted, and told of once the output takes lines again.
+Docker's log driver, or a pipe without a reader, can block a write for ever. The number of waiting lines is
+limited; the oldest are dropped, counted, and reported once the output accepts lines again.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Protocol
 from cellgate.proxy.config.limits import LIMITS, reached
 
 FLUSH_S = 1.0
-"""How long the end of the process waits for an output that is slow."""
+"""How long the exit of the process waits for a slow output."""
 BUSY_S = 0.05
-"""How long to leave a non-blocking output alone that took nothing."""
+"""The pause after a non-blocking output has accepted nothing."""
 
 
 class LogSink(Protocol):
@@ -30,9 +30,9 @@ class LogSink(Protocol):
 
 
 def stderr_sink() -> LogSink:
-    """Standard error, unbuffered: a thread that is stuck in a buffered one would hold up the exit."""
+    """Standard error, unbuffered: a thread that blocks in a buffered one would delay the exit."""
     if sys.stderr is None:
-        # It was closed before we began, and its number may be a client's by now.
+        # It was closed before the start, and its descriptor may be a client's by now.
         return open(os.devnull, "wb", buffering=0)
     return open(sys.stderr.fileno(), "wb", buffering=0, closefd=False)
 
@@ -48,7 +48,7 @@ def write_all(sink: LogSink, data: bytes) -> None:
 
 
 class LogWriter(logging.Handler):
-    """Takes what is logged at once, and writes it to `sink` when that takes it."""
+    """Accepts lines at once, and writes them to `sink` when possible."""
 
     def __init__(self, sink: LogSink, form: logging.Formatter) -> None:
         super().__init__()
@@ -58,13 +58,13 @@ class LogWriter(logging.Handler):
         self._begin()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Have it written. Never raises and never blocks: a log must not be what stops the gate."""
+        """Queue a line. Never raises and never blocks."""
         try:
             line = self._line(record)
         except Exception as error:
             line = f"a line of the log could not be made: {error!r}\n".encode(errors="backslashreplace")
         if self._pid != os.getpid():
-            # Threads do not cross a fork; what was waiting there is written there.
+            # Threads do not survive a fork; lines that waited in the parent are written by the parent.
             self._begin()
             threading.Thread(target=self._run, name="cellgate-log", daemon=True).start()
             self._pid = os.getpid()
@@ -103,7 +103,7 @@ class LogWriter(logging.Handler):
             self._busy = False
 
     def _write(self, line: bytes) -> None:
-        # An output that is gone takes nothing any more, and there is nowhere to say so.
+        # The output is closed, and there is nowhere to report that.
         with suppress(OSError, ValueError):
             write_all(self._sink, line)
 

@@ -1,4 +1,4 @@
-"""What is kept of one finished request: the source of metrics and of the access log."""
+"""The record of one finished request: the source of metrics and of the access log."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ class Finished(NamedTuple):
     """One request, from its first byte to the last of its answer.
 
     `status` is what the client was sent (499: it left before), `code` the failure-table row or empty,
-    `unit` the unit that answered, or went on last (empty when none did), `attempts` how many units were
-    asked, `continued` how often another unit went on with a stream that was broken.
+    `unit` the last unit that answered (empty when none did), `attempts` the number of attempts, `continued`
+    how often another unit resumed a broken stream.
     """
 
     request_id: str

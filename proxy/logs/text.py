@@ -18,7 +18,7 @@ def utc(timestamp: float) -> str:
 
 @lru_cache(maxsize=4)
 def _second(timestamp: int) -> str:
-    """Lines come many a second, and a date takes as long to write as all the rest of one."""
+    """Cached: there are many lines in a second, and formatting a date takes as long as the rest of a line."""
     return datetime.fromtimestamp(timestamp, UTC).isoformat().removesuffix("+00:00")
 
 
@@ -28,7 +28,7 @@ def one_line(text: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as the two largest units of time that say something: 7s, 3m 5s, 2d 4h."""
+    """Seconds as the two largest units of time that matter: 7s, 3m 5s, 2d 4h."""
     left = int(seconds)
     parts: list[str] = []
     for size, letter in _STEPS:

@@ -1,5 +1,5 @@
-"""What a scrape shows of the gate's lines to others: agents of nodes, HAProxy, the access log; and of the
-gate as one engine. Each is included where its line is made, so that one that is not there shows nothing.
+"""Metrics of agents, of HAProxy's agent checks and of the access log; and of the gate as one engine. Each is
+registered where its subject is created, so one without a subject shows nothing.
 """
 
 from __future__ import annotations
@@ -65,8 +65,9 @@ class AccessLogMetrics(Collector):
 
 
 class PoolMetrics(Collector):
-    """The gate and its usable units as one engine, in vLLM's words: by these an endpoint picker of the
-    Gateway API Inference Extension compares the members of a pool. `waiting` is how many wait at the gate.
+    """The gate and its usable units as one engine, under vLLM's names, by which an endpoint picker of the
+    Gateway API Inference Extension compares the members of a pool. `waiting` is how many requests wait at the
+    gate.
     """
 
     def __init__(self, board: Board, waiting: Callable[[], int]) -> None:

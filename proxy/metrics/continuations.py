@@ -1,4 +1,4 @@
-"""What became of streams that a unit broke: counted once it is known, told as one event a unit later on."""
+"""Results of streams that a unit broke: each is counted, and one event for each unit sums them up."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from enum import Enum
 from cellgate.proxy.logs.events import Action, EventLog
 
 REPORT_AFTER_S = 1.0
-"""A unit breaks its streams together: what became of them is told so long after the first."""
+"""A unit breaks its streams together: the event follows this long after the first."""
 
 
 class ContinuationResult(Enum):
-    """What became of a stream that was broken in the middle."""
+    """The result of a broken stream."""
 
     CONTINUED = "continued"
-    """Another unit went on with it to its end, or until that one broke it as well, or its client left."""
+    """Another unit resumed it to its end, or until that one broke it as well, or its client left."""
     COMPLETED = "completed"
-    """All of the text had been shown; the gate said the rest."""
+    """The text was complete; the gate sent the last events."""
     NOT_CONTINUABLE = "not_continuable"
-    """Its request or its events do not allow it, or it was switched off."""
+    """Its request, its events or the configuration do not allow it."""
     REFUSED = "refused"
-    """The other unit could not go on, or not provably."""
+    """The other unit could not resume it, or could not prove it."""
     NO_UNIT = "no_unit"
     CLIENT_LEFT = "client_left"
 
 
 class Continuations:
-    """Takes note of them all. `count` is told of each."""
+    """Collects all results. `count` is called for each."""
 
     def __init__(self, count: Callable[[str, ContinuationResult], None], events: EventLog) -> None:
         self._count = count
@@ -43,7 +43,7 @@ class Continuations:
         self._unreported.setdefault(unit, Counter())[f"{what} ({reason})" if reason else what] += 1
 
     def tick(self, now: float) -> None:
-        """Tell what is due; called a few times a second."""
+        """Report events that are due; called a few times a second."""
         for unit in list(self._unreported):
             if now < self._due.setdefault(unit, now + REPORT_AFTER_S):
                 continue

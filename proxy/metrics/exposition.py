@@ -1,4 +1,4 @@
-"""What a scrape shows: the counts of `Metrics` and the state of the Board as Prometheus metric families.
+"""Renders the counts of `Metrics` and the state of the Board as Prometheus metric families.
 
 Series that may be watched by an alert exist at zero from the start: Prometheus sees no increase in a series
 that is born with its first event.
@@ -28,11 +28,11 @@ _FLIPS = tuple(permutations(Verdict, 2))
 
 
 class Exposition(Collector):
-    """Renders everything anew at each scrape; holds nothing of its own.
+    """Renders everything at each scrape; has no state.
 
     `waiting` tells how many requests wait for a unit, `connections` how many connections are open by side
     (`client`, `unit`), `suspended` how much evidence was not counted, `gate_faults` how many connections
-    the gate could not open through no fault of a unit; all are called at scrape only.
+    the gate could not open by its own fault; all are called at scrape only.
     """
 
     def __init__(

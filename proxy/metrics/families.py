@@ -14,7 +14,7 @@ MetricRow = tuple[Sequence[str], float]
 
 
 def counter(name: str, text: str, labels: Sequence[str], rows: Iterable[MetricRow]) -> Metric:
-    """What only grows; `_total` is added to its name."""
+    """A counter; `_total` is added to its name."""
     family = CounterMetricFamily(f"cellgate_{name}", text, labels=labels)
     for row, value in rows:
         family.add_metric(row, value)
@@ -22,7 +22,7 @@ def counter(name: str, text: str, labels: Sequence[str], rows: Iterable[MetricRo
 
 
 def gauge(name: str, text: str, labels: Sequence[str], rows: Iterable[MetricRow]) -> Metric:
-    """What is so now."""
+    """A gauge."""
     family = GaugeMetricFamily(f"cellgate_{name}", text, labels=labels)
     for row, value in rows:
         family.add_metric(row, float(value))
@@ -40,7 +40,7 @@ def histogram(
 
 
 def renamed(old: str, family: Metric) -> Iterator[Metric]:
-    """A family, and a copy under the name `old` that it had in the last release."""
+    """A family, and a copy under its `old` name of the last release."""
     copy = Metric(f"cellgate_{old}", f"Deprecated, now {family.name}.", family.type)
     for sample in family.samples:
         copy.add_sample(copy.name + sample.name.removeprefix(family.name), sample.labels, sample.value)

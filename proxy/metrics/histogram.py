@@ -1,4 +1,4 @@
-"""Histograms that cost two additions to feed: plain ints in a list, rendered only when somebody scrapes.
+"""Histograms that need two additions for each observation: plain ints in a list, rendered only at scrape.
 
 The bounds are those of LLM serving, where the usual web buckets (5 ms to 10 s) are wrong at both ends: a time
 to first token runs from a cached prefill to minutes of queue, a whole answer from a second to half an hour,

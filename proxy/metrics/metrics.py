@@ -1,7 +1,7 @@
-"""The gate's numbers: counted in plain ints while it works, rendered when Prometheus asks.
+"""The gate's counters: plain ints while it works, rendered at scrape.
 
 1. `finished` and `attempt` run once per request: no prometheus_client object is touched there.
-2. Gauges are not kept: exposition.py reads them off the Board at scrape, so that a removed unit vanishes.
+2. Gauges are not kept: exposition.py reads them from the Board at scrape, so a removed unit disappears.
 3. Every label is bounded by construction: unit and cell names from the configuration, enums, our own route
    names, status codes. Nothing that a client can choose (path, model, address) becomes a label.
 """
@@ -22,13 +22,13 @@ from cellgate.router.board import Board
 from cellgate.router.nouns import Flip, Outcome, Refusal, Verdict
 
 RECENT = 0.1
-"""The part that the latest has in a moving mean: what is recent is the last ten or twenty."""
+"""The weight of the latest value in a moving mean, which covers the last ten or twenty."""
 LAGS_KEPT = 240
-"""A minute of the gate's ticks: no lag goes unseen between two scrapes."""
+"""A minute of the gate's ticks, so that no lag is missed between two scrapes."""
 
 
 class Tally:
-    """What is counted of one unit. The one named "" is of requests that no unit answered."""
+    """The counts of one unit. The name "" is for requests that no unit answered."""
 
     __slots__ = ("continuations", "duration", "flips", "outcomes", "recent_ttft_s", "retries", "ttft")
 
@@ -53,7 +53,7 @@ class _Only(Collector):
 
 
 class Metrics:
-    """Counts everything that happens, and renders it with all that is included beside."""
+    """Counts what happens, and renders it with the registered collectors."""
 
     def __init__(self, board: Board) -> None:
         self.board = board
@@ -66,7 +66,7 @@ class Metrics:
         self.defects = 0
         """Exceptions in workers; those of this process are in proxy/logs/defects.py."""
         self.limits: defaultdict[str, int] = defaultdict(int)
-        """Bounds that took effect in workers; those of this process are in proxy/config/limits.py."""
+        """Limits that took effect in workers; those of this process are in proxy/config/limits.py."""
         self.bytes_in = 0
         self.bytes_out = 0
         self.lag = Histogram(LOOP_LAG_BOUNDS_S)
@@ -104,26 +104,26 @@ class Metrics:
         self.tally(unit).retries += 1
 
     def continuation(self, unit: str, result: ContinuationResult) -> None:
-        """What became of a stream that this unit broke in the middle."""
+        """The result of a stream that this unit broke."""
         self.tally(unit).continuations[result] += 1
 
     def refusal(self, reason: Refusal) -> None:
-        """A request was refused: no unit could be given to it."""
+        """A request was refused without a unit."""
         self.refusals[reason] += 1
 
     def loop_lag(self, seconds: float) -> None:
-        """The gate's tick came so many seconds late."""
+        """The gate's tick was late."""
         self.lag.observe(seconds)
         self.last_lags_s.append(seconds)
 
     def recent_ttft_s(self, unit: str) -> float | None:
-        """What clients waited for a first token of this unit of late; None when none has come yet."""
+        """The recent mean time to first token of this unit; None before the first."""
         return self.tallies[unit].recent_ttft_s if unit in self.tallies else None
 
     async def render(self) -> bytes:
         """Everything in Prometheus' text format.
 
-        The loop turns between two families: all at once take 0.7 ms a unit, and streams would feel it.
+        The loop turns between two families: all at once take 0.7 ms for each unit, which would delay streams.
         """
         self._forget_departed()
         parts = []
@@ -133,13 +133,13 @@ class Metrics:
         return b"".join(parts)
 
     def tally(self, unit: str) -> Tally:
-        """The counts of a unit, begun at zero."""
+        """The counts of a unit, zero at first."""
         if unit not in self.tallies:
             self.tallies[unit] = Tally()
         return self.tallies[unit]
 
     def _forget_departed(self) -> None:
-        """Units come and go under a gate that stays: the counts must not grow with every unit ever seen."""
+        """Drop the counts of removed units, which would otherwise accumulate."""
         known = {"", *self.board.units, *(state.unit.name for state in self.board.leaving)}
         for name in self.tallies.keys() - known:
             del self.tallies[name]

@@ -1,4 +1,4 @@
-"""What a scrape shows of routing: how good its predictions are, what prefix caches saved, and the queue."""
+"""Metrics of routing: the accuracy of predictions, hits of prefix caches, and the queue."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Tally:
 
 
 class RoutingMetrics(Collector):
-    """Counts in plain numbers while requests come and go. `ignored`: header lines that made no sense."""
+    """Counts in plain numbers. `ignored`: headers with invalid values."""
 
     def __init__(self, board: Board, queue: Queue) -> None:
         self._board = board
@@ -38,17 +38,17 @@ class RoutingMetrics(Collector):
         self._waits = Histogram(TTFT_BOUNDS_S)
 
     def waited(self, seconds: float) -> None:
-        """A request has left the queue, whatever for."""
+        """A request has left the queue, for any reason."""
         self._waits.observe(seconds)
 
     def shown(self, lease: Lease) -> None:
-        """A unit has shown the first token of a stream."""
+        """A unit has sent the first token of a stream."""
         tally, due_s = self._tallies[lease.unit], lease.job.ttft_s
         tally.predicted.observe(due_s)
         tally.missed.observe(abs(lease.first_at - lease.opened_at - due_s))
 
     def completed(self, lease: Lease, usage: Usage | None) -> None:
-        """A generation has ended well."""
+        """A generation ended without a failure."""
         tally, job = self._tallies[lease.unit], lease.job
         tally.prompt += job.prompt_tokens
         tally.expected += job.cached_tokens

@@ -1,8 +1,8 @@
-"""Whose turn it is to accept: workers share one listener, and the one with the fewest clients takes the next.
+"""Balances accepts: workers share one listener, and the one with the fewest clients accepts the next.
 
-Each worker writes what it has, and when that was, into a page of memory that all of them see, and looks there
-before it accepts. One whose turn it is not leaves the connection to the other, and looks again soon. One that
-has not written for a while is stuck, or gone, and has no turn. Why so: docs/decisions/016-workers.md.
+Each worker writes its number of clients and the time into a page of shared memory, and reads the page before it
+accepts. A worker that has more clients than another leaves the connection to that one for a moment. One that has
+not written for a while counts as blocked and is skipped. Reasons: docs/decisions/016-workers.md.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from cellgate.proxy.config.settings import Address
 from cellgate.proxy.process.listeners import AT_ONCE, Entrance
 
 YIELD_S = 0.002
-"""For so long a worker whose turn it is not looks away from the listener."""
+"""How long a worker ignores the listener when it is another one's turn."""
 STUCK_MS = 600
-"""A worker writes with each tick, four times a second."""
+"""A worker that has not written for this long counts as blocked; it writes with each tick."""
 PAUSE_S = 1.0
-"""Out of descriptors, or of memory: to look again at once would be to spin."""
+"""The pause when descriptors or memory are used up, because an immediate retry would spin."""
 _ABSENT = 0xFFFFFFFF
 _SLOT = 3
 """Clients, connections ever taken, milliseconds of the clock that all processes of a machine have."""
@@ -30,10 +30,10 @@ _SHORT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 class Page:
-    """What each worker has: clients now, and how many it ever took. To be made before the workers are."""
+    """The clients of each worker, and how many it ever accepted. Must be created before the workers."""
 
     def __init__(self, workers: int) -> None:
-        # Behind the slots: of the control process and of each worker, when it was last alive; 0: not yet.
+        # After the slots: when the control process and each worker was last alive; 0: not yet.
         self._beats = workers * _SLOT + 1
         self._shared = mmap.mmap(-1, (self._beats + workers) * 4)
         self._slots = memoryview(self._shared).cast("I")
@@ -42,47 +42,47 @@ class Page:
             self.leave(worker)
 
     def enter(self, worker: int, clients: int, now: float) -> None:
-        """It accepts now, and counts as having taken as many as the others: else all would be its own."""
+        """A worker begins to accept. It starts with the count of the others, or it would get all connections."""
         others = [at for at in self._others(worker) if self._slots[at] != _ABSENT]
         self._slots[_SLOT * worker + 1] = max((self._slots[at + 1] for at in others), default=0)
         self.note(worker, clients, now)
 
     def leave(self, worker: int) -> None:
-        """It accepts no more."""
+        """A worker accepts no more."""
         self._slots[_SLOT * worker] = _ABSENT
 
     def note(self, worker: int, clients: int, now: float) -> None:
-        """It has so many clients."""
+        """Record the number of clients of a worker."""
         self._slots[_SLOT * worker] = clients
         self._slots[_SLOT * worker + 2] = _ms(now)
 
     def beat(self, process: int, now: float) -> None:
-        """A process, the control process (-1) or a worker, is alive."""
+        """A process is alive: the control process (-1) or a worker."""
         self._slots[self._beats + process] = _ms(now) or 1
 
     def await_beat(self, process: int) -> None:
-        """It is started anew."""
+        """A process is restarted."""
         self._slots[self._beats + process] = 0
 
     def still_s(self, process: int, now: float) -> float | None:
-        """For how long a process has not been alive; None: it has not begun."""
+        """How long ago a process was last alive; None: it has not begun."""
         beat = self._slots[self._beats + process]
         passed_ms = (_ms(now) - beat) & 0xFFFFFFFF
-        # A clock that was read a moment later may stand a little before ours.
+        # Another process may have read the clock a moment later.
         return (passed_ms / 1000.0 if passed_ms < 1 << 31 else 0.0) if beat else None
 
     def take(self, worker: int) -> None:
-        """It has taken one."""
+        """A worker has accepted a connection."""
         self._slots[_SLOT * worker] += 1
         self._slots[_SLOT * worker + 1] = (self._slots[_SLOT * worker + 1] + 1) & 0x7FFFFFFF
 
     def is_next(self, worker: int, now: float) -> bool:
-        """Whether none has less than it, of those that are not stuck."""
+        """Whether no other worker that is not blocked has fewer clients."""
         slots, at, now_ms = self._slots, _SLOT * worker, _ms(now)
         own = slots[at], slots[at + 1]
         return all(
             own <= (slots[other], slots[other + 1])
-            # A clock that was read a moment later may stand a little before ours.
+            # Another process may have read the clock a moment later.
             or (now_ms - slots[other + 2] + STUCK_MS) & 0xFFFFFFFF > 2 * STUCK_MS
             for other in self._others(worker)
         )
@@ -96,8 +96,8 @@ def _ms(now: float) -> int:
 
 
 class SharedEntrance(Entrance):
-    """Accepts in turns with other workers. `clients` says how many there are, `trouble` is told why none can
-    be accepted.
+    """Accepts in balance with other workers. `clients` gives the number of clients, `trouble` is called with the
+    reason when none can be accepted.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class SharedEntrance(Entrance):
         return port
 
     def tick(self, now: float) -> None:
-        """Let the others know how many clients there are now, and the supervisor that there is somebody."""
+        """Publish the number of clients to the other workers, and a sign of life to the supervisor."""
         self._page.beat(self._worker, now)
         if self._listeners:
             self._page.note(self._worker, self._clients(), now)
@@ -153,7 +153,7 @@ class SharedEntrance(Entrance):
             listener.close()
 
     def _knock(self, listener: socket.socket) -> None:
-        """Somebody is there."""
+        """A connection waits on the listener."""
         page, own, now = self._page, self._worker, self._loop.time()
         page.note(own, self._clients() + len(self._arriving), now)
         for _ in range(AT_ONCE):

@@ -1,8 +1,7 @@
 """The replica of the Board that each worker has: what is sent of the fleet and its units, and taken over.
 
-It is good for what needs no decision: responses of the gate's own, which units there are, what they run.
-Which unit a request goes to is never decided by it. A new control process learns from it what the one before
-believed.
+It serves what needs no decision: responses of the gate's own, the list of units and their models. It never
+decides which unit a request gets. A new control process takes over the state of the previous one from it.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from cellgate.router.outliers import Outlier
 from cellgate.router.unit_state import UnitState
 
 ReplicaUnit = dict[str, Any]
-"""What is told of one unit."""
+"""The state of one unit, as it is sent."""
 
 _FIELDS = tuple(field.name for field in fields(Unit) if field.name != "nodes")
 _FALLEN = (Verdict.DOWN, Verdict.STARTING)
 
 
 def fleet_out(fleet: Fleet) -> Message:
-    """A fleet as it is sent: without nodes, which only probes look at."""
+    """A fleet as it is sent: without nodes, which only probes need."""
     cells = [(cell.name, cell.weight, cell.spill_s) for cell in fleet.cells]
     return cells, [tuple(getattr(unit, name) for name in _FIELDS) for unit in fleet.units]
 
@@ -39,7 +38,7 @@ def fleet_in(plain: Message) -> Fleet:
 
 
 class BoardUpdates:
-    """Finds out what has changed of the units of a board since it was told last."""
+    """Finds what has changed of the units of a board since the last message."""
 
     def __init__(self, board: Board) -> None:
         self._board = board
@@ -47,7 +46,7 @@ class BoardUpdates:
         self._lives: dict[str, float] = {}
 
     def units(self, now: float) -> list[ReplicaUnit]:
-        """What has changed of units, but for when they last showed life."""
+        """The units that have changed, apart from the time of their last progress."""
         told, self._told, changed = self._told, {}, []
         for name, state in self._board.units.items():
             known = _known(state, now)
@@ -57,12 +56,12 @@ class BoardUpdates:
         return changed
 
     def lives(self) -> list[tuple[str, float]]:
-        """Which units have shown life, and when."""
+        """Which units have made progress, and when."""
         before, self._lives = self._lives, {name: state.life_at for name, state in self._board.units.items()}
         return [(name, at) for name, at in self._lives.items() if before.get(name) != at]
 
     def all(self, now: float) -> list[ReplicaUnit]:
-        """All of all units."""
+        """The full state of all units."""
         return [_known(state, now) | {"life_at": state.life_at} for state in self._board]
 
 
@@ -72,17 +71,17 @@ class BoardReplica:
     def __init__(self, rules: Rules) -> None:
         self.board = Board(rules)
         self.version = 0
-        """Of the fleet, as the control process counts."""
+        """The version of the fleet, as counted by the control process."""
         self._fleet: Message = ()
 
     def take_fleet(self, version: int, fleet: Message, now: float) -> list[UnitState]:
-        """Take over a fleet; the units that are gone by it."""
+        """Apply a fleet; returns the units that were removed."""
         self.version, self._fleet = version, fleet
         old = dict(self.board.units)
         return [old[unit.name] for unit in self.board.configure(fleet_in(fleet), now).removed]
 
     def take_units(self, units: list[ReplicaUnit]) -> list[UnitState]:
-        """Take over what has changed of units; those that have gone down by it, or started anew."""
+        """Apply changes of units; returns those that went down or restarted."""
         fallen = []
         for known in units:
             state = self.board.units.get(known["name"])
@@ -94,25 +93,25 @@ class BoardReplica:
         return fallen
 
     def take_lives(self, lives: list[tuple[str, float]]) -> None:
-        """Units have shown life."""
+        """Units have made progress."""
         for name, at in lives:
             if (state := self.board.units.get(name)) is not None:
                 state.life_at = max(state.life_at, at)
 
     def known(self) -> tuple[Message, dict[str, Any]] | None:
-        """Fleet and view for a new control process; None: nothing was told yet."""
+        """Fleet and state for a new control process; None: nothing was received yet."""
         return (self._fleet, view_of(self.board)) if self.version else None
 
 
 def take(state: UnitState, known: ReplicaUnit) -> None:
-    """Take over what was told of a unit."""
+    """Apply the received state of a unit."""
     life_at = state.life_at
     take_over(state, {"life_at": life_at, **known})
     state.life_at = max(life_at, state.life_at)
     state.models, state.engine = frozenset(known["models"]), known["engine"]
     state.restart_suspected_at = known["restart_suspected_at"]
     state.outlier = Outlier(known["degraded"])
-    # What it has at all workers is not counted here: it has a place or none.
+    # The load of all workers is not known here, only whether the unit has room.
     state.limit = inf if known["has_place"] else 0.0
     load = known["load"]
     state.load = None if load is None else Load(state.unit.name, *load)

@@ -1,8 +1,8 @@
-"""A worker's client of the control process: what it says, what it asks, and what becomes of that meanwhile.
+"""A worker's client of the control process: sends messages, and keeps requests until they are answered.
 
-1. While there is no control process, what is to be told waits for the next one. So does what is asked, for a
-   second, and is asked anew.
-2. Each question gets one answer: a lease, or why there is none.
+1. Without a control process, messages wait for the next one. Requests wait as well, for a second, and are then
+   sent again.
+   2. Each request gets one answer: a lease, or why there is none.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from cellgate.proxy.workers.socket_link import Link
 from cellgate.router.unit_state import Lease
 
 QUEUED_S = 0.01
-"""A question that takes longer is about one that waits."""
+"""A request without an answer for this long waits in the queue."""
 WITHOUT_CONTROL_S = 1.0
-"""So long a question waits for a control process; a new one is there after a fifth of it."""
+"""How long a request waits for a control process; a new one is ready after a fifth of it."""
 SILENT_S = 1.0
-"""A control process that has not been heard for so long is taken for lost; it speaks four times a second."""
+"""A control process that has sent nothing for this long counts as lost; it sends four times a second."""
 UNSAID_MAX = 65_536
 
 
@@ -43,20 +43,20 @@ class RemoteRequest:
 
     @property
     def queued_at(self) -> float | None:
-        """Since when it has a place in the queue, as far as can be seen from here; None: it has none."""
+        """Since when it has been queued, as far as this process knows; None: it is not."""
         return self.asked_at if self._client.now() - self.asked_at > QUEUED_S else None
 
     def resolve(self, found: Lease | Failure) -> None:
-        """What the control process answers, or that there will be no answer."""
+        """The answer of the control process, or a failure without one."""
         guarded(self._waiter, self._waiter.on_result, found)
 
     def cancel(self) -> None:
-        """Nobody waits for the answer any more."""
+        """Cancel the request."""
         self._client.leave(self.number)
 
 
 class ControlClient:
-    """One worker's. `greet` gives what a new control process is told first, `heard` is told what it says."""
+    """The client of one worker. `greet` gives the first message for a new control process, `heard` gets its messages."""
 
     def __init__(
         self,
@@ -75,11 +75,11 @@ class ControlClient:
         self._asks: dict[int, RemoteRequest] = {}
 
     def __len__(self) -> int:
-        """Questions that are open."""
+        """Requests without an answer yet."""
         return len(self._asks)
 
     def meet(self) -> Link:
-        """There is a control process, the first or another one, to be connected by what is returned."""
+        """A control process has started; returns the link to be connected to it."""
         before = self._link
         link = Link(self._loop, self._hear, lambda: self._lost(link))
         self._link, self._heard_at = link, self._loop.time()
@@ -94,25 +94,25 @@ class ControlClient:
         return link
 
     def has_control(self) -> bool:
-        """Whether there is somebody to ask."""
+        """Whether there is a control process."""
         return self._link is not None and self._loop.time() - self._heard_at <= SILENT_S
 
     def close(self) -> None:
-        """Send what was said, and end."""
+        """Send pending messages, and end."""
         if self._link is not None:
             self._link.close()
 
     # -- saying --------------------------------------------------------------------------------------------
 
     def say(self, message: Message) -> None:
-        """Say something that is to be acted on at once."""
+        """Send a message at once."""
         if self._link is not None:
             self._link.send(message)
         else:
             self._unsaid.append(message)
 
     def mention(self, message: Message) -> None:
-        """Say something for which nobody waits."""
+        """Send a message that is not urgent."""
         if self._link is not None:
             self._link.later(message)
         else:
@@ -121,7 +121,7 @@ class ControlClient:
     # -- asking --------------------------------------------------------------------------------------------
 
     def ask(self, request: PickRequest, waiter: Waiter) -> RemoteRequest:
-        """Have a unit found, and tell `waiter`. The lease will have the number of the question."""
+        """Acquire a unit for `waiter`. The lease will have the id of the request."""
         self._number = number = self._number + 1
         self._asks[number] = question = RemoteRequest(self, number, request, waiter, self.now())
         if self._link is not None:
@@ -131,16 +131,16 @@ class ControlClient:
         return question
 
     def leave(self, number: int) -> None:
-        """Nobody waits for that answer any more."""
+        """Cancel a request."""
         if self.answered(number) is not None:
             self.mention((ToControl.CANCEL, number))
 
     def answered(self, number: int) -> RemoteRequest | None:
-        """The question of that number, which is closed; None: nobody waits for it any more."""
+        """Remove and return the request with this id; None: it was cancelled."""
         return self._asks.pop(number, None)
 
     def tick(self, now: float) -> None:
-        """Give up what a control process that stands still was asked before it did."""
+        """Give up requests that a blocked control process has not answered."""
         if self._link is not None and not self.has_control():
             for number, question in list(self._asks.items()):
                 if now - question.asked_at > WITHOUT_CONTROL_S:

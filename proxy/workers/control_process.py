@@ -22,14 +22,14 @@ from cellgate.proxy.workers.worker_metrics import WorkerTotals
 from cellgate.router.nouns import Fleet
 
 GREETING_S = 0.3
-"""So long one that takes the place of another waits for all workers to tell what they have open."""
+"""How long a new control process waits for all workers to report their open leases."""
 BLIND_S = 1.0
-"""A worker that has told nothing for longer is stuck: what units show is judged without it."""
+"""A worker without a status for longer is blocked: the progress of units is judged without it."""
 
 
 class ControlProcess:
-    """Of one gate, with a plane that has not begun. `listeners` are those that workers accept on: here they
-    are only held; `is_first`: there was no control process before.
+    """The control process of one gate, with a plane that has not begun. `listeners` are those of the workers: here
+    they are only kept open; `is_first`: there was no control process before.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class ControlProcess:
         self.dispatcher = LocalDispatcher(plane)
         self.reports = LocalReports(plane)
         self.version = 0
-        """Of the fleet: with each that is taken over there is one more."""
+        """The version of the fleet, counted up with each change."""
         self.sessions: dict[int, WorkerSession] = {}
         """By the number of the worker."""
         self.all_accept = asyncio.Event()
@@ -54,7 +54,7 @@ class ControlProcess:
         self.lost_attempts = 0
         """Those that were open at workers which ended."""
         self.knows_all = is_first
-        """Whether it has heard what is open at workers: before, no unit is given to anybody."""
+        """Whether all workers have reported their open leases; before that no leases are given."""
         self._loop = loop
         self._workers = plane.settings.workers
         self._held = listeners
@@ -80,7 +80,7 @@ class ControlProcess:
         return port
 
     def begin(self) -> None:
-        """Watch the units."""
+        """Start the probes of all units."""
         self.plane.begin()
         self.plane.ticker.start()
         if not self.knows_all:
@@ -92,21 +92,21 @@ class ControlProcess:
         self._broadcast((ToWorker.OPEN,))
 
     def announce_stop(self) -> None:
-        """Be not ready from now on, and say so."""
+        """Report not ready from now on."""
         self.plane.announce_stop()
 
     async def stop(self, *, delay_s: float, drain_s: float) -> None:
-        """Stop when all workers have; they are told as well, and by the same clock."""
+        """Stop once all workers have; they get the same message and times."""
         self.announce_stop()
         await self._end(delay_s + drain_s + LAG_S)
 
     async def leave_to_successor(self, *, drain_s: float) -> None:
-        """Another control process has been told all, and its workers accept."""
+        """A successor has taken over, and its workers accept clients."""
         await self._end(drain_s)
 
     async def _end(self, drain_s: float) -> None:
         self._is_leaving = True
-        # Whoever connects once the workers have closed theirs is to be refused.
+        # Clients that connect after the workers have closed their listeners must be refused.
         held, self._held = self._held, ()
         for listener in held:
             listener.close()
@@ -117,14 +117,14 @@ class ControlProcess:
         await self.close()
 
     async def close(self) -> None:
-        """Look at nothing any more."""
+        """Stop the timer and the plane."""
         self.plane.ticker.stop()
         await self.plane.close()
 
     # -- workers -------------------------------------------------------------------------------------------
 
     def meet(self, number: int) -> Link:
-        """There is a worker of this number, to be connected by what is returned."""
+        """A worker of this number has started; returns the link to be connected to it."""
         session = WorkerSession(self, number, self.totals.setdefault(number, WorkerTotals()), self._loop)
         link = session.link = Link(self._loop, session.hear, lambda: self._lost(session))
         if (before := self.sessions.get(number)) is not None:
@@ -151,14 +151,14 @@ class ControlProcess:
         return sum(session.accepting for session in self.sessions.values())
 
     def on_accepting(self) -> None:
-        """One more accepts."""
+        """One more worker accepts clients."""
         if self.accepting() >= self._workers:
             self.all_accept.set()
 
     def learn(self, fleet: Message, view: dict[str, Any]) -> None:
-        """Take over what the control process before this one believed, if nothing else was learnt yet.
+        """Take over the state of the previous control process, if nothing newer is known yet.
 
-        Units that it had found are there before they are found anew, with their drains and leases.
+        Discovered units are there at once, with their drains and leases, before they are discovered again.
         """
         if not self._has_learnt:
             self._has_learnt = True
@@ -169,7 +169,7 @@ class ControlProcess:
                 self._inform(session)
 
     def greeted(self) -> None:
-        """A worker has told what it has open."""
+        """A worker has reported its open leases."""
         self._greeted += 1
         if self._greeted >= self._workers:
             self._know_all()
@@ -182,7 +182,7 @@ class ControlProcess:
                 session.begin()
 
     def reported(self, status: WorkerStatus) -> None:
-        """A worker has told what it has seen."""
+        """A worker has sent its status."""
         plane = self.plane
         if status.lag_s > LAG_S:
             plane.prober.trust_from(plane.now() + DISTRUST_S)
@@ -194,7 +194,7 @@ class ControlProcess:
             plane.metrics.limits[name] += times
         self._log_dropped += status.log_dropped
         if status.version != self.version:
-            # Names may mean other units by now; what there is comes again.
+            # Names may mean other units by now; the status is sent again.
             return
         states = plane.board.units
         for name, at in status.lives:
@@ -207,7 +207,7 @@ class ControlProcess:
     # -- for the plane: see Front --------------------------------------------------------------------------
 
     def connections(self) -> Mapping[str, int]:
-        """How many are open by side, at all workers; those of probes are here."""
+        """How many connections are open by side, at all workers, and those of probes here."""
         told = [session.status for session in self.sessions.values() if session.status is not None]
         return {
             "client": sum(status.clients for status in told),
@@ -215,11 +215,11 @@ class ControlProcess:
         }
 
     def is_full(self) -> bool:
-        """Workers have room, as far as can be seen from here."""
+        """Workers have room, as far as this process knows."""
         return False
 
     def seen_until(self, now: float) -> float:
-        """Judge by what the slowest worker has told, unless it is stuck."""
+        """As of the oldest status of a worker that is not blocked."""
         sessions = self.sessions.values()
         told = [each.status.at for each in sessions if each.status is not None and len(each)]
         return max(min([now, *told]), now - BLIND_S)
@@ -227,7 +227,7 @@ class ControlProcess:
     # -- what workers are told -----------------------------------------------------------------------------
 
     def _inform(self, session: WorkerSession) -> None:
-        """Tell a worker all. It forgets what it knows by this, so that must have been heard before."""
+        """Send a worker the full state. It replaces the worker's replica, so that must have been received before."""
         if not session.informed:
             session.informed = True
             session.link.send(self._fleet_now())
@@ -246,7 +246,7 @@ class ControlProcess:
 
     def _units_changed(self, at_once: bool) -> None:
         if at_once:
-            # An operator's will: workers have it before it is acknowledged, should this process end.
+            # A drain: workers must have it before it is acknowledged, in case this process ends.
             self._push()
         elif not self._pushing:
             self._pushing = True

@@ -1,9 +1,8 @@
-"""What a worker and the control process say to each other, and how it stands on their socket.
+"""The messages between a worker and the control process, and their encoding.
 
-A message is a tuple whose first item says what it is. All that is said in one turn of the loop is one frame:
-its length in 4 bytes, and a list of messages as marshal writes it. Marshal, because it is the fastest that
-takes tuples, bytes and infinities, and makes nothing but plain values; both ends are forks of one process, so
-that they have one version of it.
+A message is a tuple that begins with its kind. All messages of one turn of the loop are one frame: its length in
+4 bytes, and a list of messages encoded by marshal. Marshal is the fastest that takes tuples, bytes and
+infinities, and creates only plain values; both ends are forks of one process, so they have the same version.
 """
 
 from __future__ import annotations
@@ -22,30 +21,30 @@ Message = tuple[Any, ...]
 
 _LENGTH = struct.Struct("!I")
 _VERSION = 2
-"""Later ones look for what occurs twice, which takes longer than to write it twice."""
+"""Later versions search for repeated objects, which takes longer than writing them twice."""
 FRAME_MAX = 1 << 28
 
 
 class ToControl:
-    """What a worker says, and what follows in the message. Ids are of requests, and of their leases."""
+    """Messages of a worker, with their fields. Ids are those of requests, and of their leases."""
 
     HELLO = 0
-    """Fleet and view (None: nothing yet), leases: what it knows of units, and has open."""
+    """Fleet and state of units (None: nothing yet), open leases."""
     ACCEPTING = 1
     ACQUIRE = 2
-    """Id, `PickRequest`: a unit is to be found for it. The answer is GRANTED or REFUSED."""
+    """Id, `PickRequest`: acquire a unit. The answer is GRANTED or REFUSED."""
     CANCEL = 3
-    """Id: nobody waits for that any more."""
+    """Id: the request is cancelled."""
     COMMITTED = 4
-    """Id, at, resumed: the lease of that id has shown something."""
+    """Id, at, resumed: the attempt has committed."""
     RELEASED = 5
     """Id, outcome, at."""
     COMPLETED = 6
     """Id, events, usage, at, was_paused."""
     BLAME = 7
-    """Id, failure, tokens shown to the client in all, and by this unit, judged: that attempt has failed."""
+    """Id, failure, tokens sent to the client in all, and by this unit, judged: the attempt has failed."""
     STORED = 8
-    """Response, unit: who has it."""
+    """Response, unit: the unit that stores it."""
     FINISHED = 9
     """Route, status, unit, TTFT, duration, bytes in, bytes out."""
     RETRIED = 10
@@ -63,18 +62,18 @@ class ToControl:
 
 
 class ToWorker:
-    """What the control process says, and what follows in the message."""
+    """Messages of the control process, with their fields."""
 
     FLEET = 0
-    """Version, cells, units: all that is configured or discovered."""
+    """Version, cells, units: the whole fleet."""
     UNITS = 1
-    """What has changed of units: a list of `Known`."""
+    """Changes of units: a list of `Known`."""
     PULSE = 2
-    """`Pulse`: four times a second; also, that the control process is there."""
+    """`Pulse`: four times a second; also the sign of life of the control process."""
     OPEN = 3
     """Clients may be accepted."""
     GRANTED = 4
-    """Id, unit, at, header line: a lease is open under that id."""
+    """Id, unit, at, header line: a lease was opened under this id."""
     REFUSED = 5
     """Id, failure."""
     EVICTED = 6
@@ -82,18 +81,18 @@ class ToWorker:
 
 
 class WorkerStatus(NamedTuple):
-    """What a worker tells once a tick. Counts are what came since the last one."""
+    """The status that a worker sends once a tick. Counts are since the last one."""
 
     version: int
-    """Of the fleet that names of units are of."""
+    """The version of the fleet that names of units refer to."""
     at: float
     lag_s: float
     lives: list[tuple[str, float]]
-    """Units that have shown life, and when."""
+    """Units that have made progress, and when."""
     gaps: list[tuple[str, list[tuple[int, int]]]]
     """Gaps between tokens, by unit: milliseconds, and how many."""
     paused: list[tuple[int, bool]]
-    """Leases whose clients have begun, or ceased, to read nothing."""
+    """Leases whose clients were paused, or read again."""
     clients: int
     connections: int
     """Those to units."""
@@ -108,14 +107,14 @@ class WorkerStatus(NamedTuple):
 
 
 class Pulse(NamedTuple):
-    """What the control process tells once a tick."""
+    """What the control process sends once a tick."""
 
     at: float
     lives: list[tuple[str, float]]
     load_line: bytes
     """The header line of the gate's load."""
     load_lines: dict[bytes, bytes]
-    """The same in other words, by format."""
+    """The same in other formats."""
     panic_at: float | None
 
 
@@ -126,7 +125,7 @@ def framed(messages: list[Message]) -> bytes:
 
 
 class Frames:
-    """Takes what was read, gives the messages that are whole. What is no frame raises ValueError."""
+    """Decodes what was read into complete messages. Invalid frames raise ValueError."""
 
     __slots__ = ("_rest",)
 
@@ -150,7 +149,7 @@ class Frames:
 
 
 FEW_BLOCKS = 16
-"""So many are sent as they are sooner than they are packed."""
+"""Up to this many it is faster to send them unpacked."""
 _BLOCKS = Ask._fields.index("blocks")
 _new = tuple.__new__
 

@@ -1,4 +1,4 @@
-"""The dispatcher of a worker: asks the control process for units, and tells it what becomes of them.
+"""The dispatcher of a worker: acquires units from the control process, and reports the results of leases.
 
 It never has a unit at once: the waiter is told when that has answered, as if it had waited in the queue.
 """
@@ -28,7 +28,7 @@ _NO_JOB = Job(0, 0)
 
 
 class RemoteLease(Lease):
-    """The worker's end of a lease that is open at the control process, under the same id."""
+    """The worker's side of a lease that is open at the control process, under the same id."""
 
     __slots__ = ("id", "told_paused")
 
@@ -50,13 +50,13 @@ class RemoteLease(Lease):
         self.on_evict = None
 
     def commit(self, now: float) -> None:
-        """The unit has shown something."""
+        """The attempt commits."""
         self.committed = True
         self.first_at = now
 
 
 class RemoteDispatcher:
-    """Of one worker, whose `board` is a replica."""
+    """The dispatcher of one worker, whose `board` is a replica."""
 
     def __init__(self, board: Board, control: ControlClient, now: Callable[[], float]) -> None:
         self._board = board
@@ -85,21 +85,21 @@ class RemoteDispatcher:
         return refusal
 
     def paid_retries(self) -> int:
-        """How many requests in flight draw on the retry budget: here; the control process knows of all."""
+        """How many requests of this worker draw on the retry budget; the control process counts all."""
         return self._board.retries_in_flight
 
     # -- what becomes of them ------------------------------------------------------------------------------
 
     def committed(self, lease: Lease, *, resumed: bool = False, response_id: str = "") -> None:
-        """Something is about to be shown to the client."""
+        """The attempt commits."""
         self._board.prove(lease)
         self._control.mention((ToControl.COMMITTED, _id(lease), lease.first_at, resumed))
         if response_id:
-            # At once, for its client may go on from it.
+            # At once, because the client may refer to the response in its next request.
             self._control.say((ToControl.STORED, response_id, lease.unit))
 
     def completed(self, lease: Lease, events: int, usage: Usage | None) -> None:
-        """A generation has ended well."""
+        """A generation ended without a failure."""
         told = None if usage is None else tuple(usage)
         self._control.mention((ToControl.COMPLETED, _id(lease), events, told, self._now(), lease.was_paused))
 
@@ -117,7 +117,7 @@ class RemoteDispatcher:
     # -- what the control process says ----------------------------------------------------------------------
 
     def greeting(self) -> list[Message]:
-        """What is open, for a new control process."""
+        """The open leases, for a new control process."""
         self.pauses()
         return [
             (n, a.unit, ask_out(a.ask), a.opened_at, a.retry, a.first_at, a.paused)
@@ -125,17 +125,17 @@ class RemoteDispatcher:
         ]
 
     def pauses(self) -> list[tuple[int, bool]]:
-        """Leases whose clients have begun, or ceased, to read nothing since this was asked last."""
+        """Leases whose clients were paused, or read again, since the last call."""
         changed = [lease for lease in self._leases.values() if lease.paused is not lease.told_paused]
         for lease in changed:
             lease.told_paused = lease.paused
         return [(lease.id, lease.paused) for lease in changed]
 
     def granted(self, number: int, unit: str, at: float, explanation: bytes) -> None:
-        """A lease is open there."""
+        """A lease was granted."""
         question = self._control.answered(number)
         if question is None:
-            # It was told that nobody waits.
+            # The cancellation was sent meanwhile.
             return
         state = self._board.units[unit]
         lease = RemoteLease(number, state, question.request, at, explanation)
@@ -146,7 +146,7 @@ class RemoteDispatcher:
         question.resolve(lease)
 
     def refused(self, number: int, why: Message) -> None:
-        """There is no unit."""
+        """The request was refused."""
         if (question := self._control.answered(number)) is not None:
             question.resolve(failure_in(why))
 

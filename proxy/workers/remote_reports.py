@@ -1,4 +1,4 @@
-"""Reports of a worker: passed on to the control process, which counts them with those of the others."""
+"""Reports of a worker, sent to the control process, which adds them to those of the others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cellgate.router.unit_state import UnitState
 
 
 class RemoteReports:
-    """Of one worker. What may come often, and in numbers alone, is told with the worker's status."""
+    """The reports of one worker. Frequent counts are sent with the worker's status."""
 
     def __init__(self, control: ControlClient, replica: BoardReplica, now: Callable[[], float]) -> None:
         self._control = control
@@ -23,7 +23,7 @@ class RemoteReports:
         self.ignored_lines = 0
 
     def finished(self, record: Finished) -> None:
-        """A request is over. What only the access log tells is left out."""
+        """A request is over. Fields that only the access log uses are left out."""
         r = record
         message: Message = (r.route, int(r.status), r.unit, r.ttft_s, r.duration_s, r.bytes_in, r.bytes_out)
         self._control.mention((ToControl.FINISHED, *message))

@@ -1,8 +1,8 @@
-"""A worker's session at the control process: what it asks is answered, what it tells is booked, what it
-leaves is closed.
+"""A worker's session at the control process: answers its requests, records its reports, and closes its leases when
+it ends.
 
-1. Each of its leases is one here, under the same id; the Board sees no difference to one of this process.
-2. When the worker is gone its leases are closed and its requests forgotten, at once and once.
+1. Each lease of the worker is an ordinary lease on the Board, under the same id.
+2. When the worker ends, its leases are closed and its requests dropped, exactly once.
 """
 
 from __future__ import annotations
@@ -51,23 +51,23 @@ class Control(Protocol):
     version: int
     """Of the fleet."""
     knows_all: bool
-    """Whether it has heard what is open at workers: before, no unit is given to anybody."""
+    """Whether all workers have reported their open leases; before that no leases are given."""
 
     def learn(self, fleet: Message, view: dict[str, Any]) -> None:
-        """A worker knows what the control process before this one believed."""
+        """A worker has the state of the previous control process."""
 
     def greeted(self) -> None:
-        """A worker has told what it has open."""
+        """A worker has reported its open leases."""
 
     def on_accepting(self) -> None:
-        """One more accepts."""
+        """One more worker accepts clients."""
 
     def reported(self, status: WorkerStatus) -> None:
-        """A worker has told what it has seen."""
+        """A worker has sent its status."""
 
 
 class WorkerSession:
-    """One worker's, of this number. `link` is set before anything is heard; `totals` outlive it."""
+    """The session of the worker with this number. `link` is set before the first message; `totals` outlive it."""
 
     link: Link
 
@@ -79,7 +79,7 @@ class WorkerSession:
         self.status: WorkerStatus | None = None
         """The last one."""
         self.informed = False
-        """Whether it has been told of the units."""
+        """Whether it has got the fleet."""
         self.accepting = False
         self._control = control
         self._loop = loop
@@ -87,7 +87,7 @@ class WorkerSession:
         self._dispatcher = control.dispatcher
         self._pending: dict[int, Pending] = {}
         self._early: dict[int, Message] = {}
-        """What was asked before all was known that is open."""
+        """Requests that came before all open leases were known."""
         self._leases: dict[int, Lease] = {}
         self._released: tuple[int, Lease | None] = (0, None)
         self._evicted: list[int] = []
@@ -112,15 +112,15 @@ class WorkerSession:
         }
 
     def __len__(self) -> int:
-        """Leases that it has open."""
+        """Its open leases."""
         return len(self._leases)
 
     def hear(self, message: Message) -> None:
-        """Act on what it says."""
+        """Handle its messages."""
         self._handlers[message[0]](*message[1:])
 
     def begin(self) -> None:
-        """Answer what was asked early."""
+        """Answer the early requests."""
         early, self._early = self._early, {}
         for number, plain in early.items():
             self._acquire(number, plain)
@@ -144,7 +144,7 @@ class WorkerSession:
         request = request_in(plain)
         if request.draws:
             if request.must_wait:
-                # It is refused nothing for its retry, and so takes nothing from the budget of all workers.
+                # A refusal of the retry budget must not be charged to the budget.
                 request = request._replace(draws=False)
             elif not self._has_budget():
                 self._refuse(number, _ENOUGH_RETRIES)
@@ -162,20 +162,20 @@ class WorkerSession:
         return has_budget(board.in_flight, self._dispatcher.paid_retries(), board.rules)
 
     def resolve(self, asker: Asker, found: Lease | Failure) -> None:
-        """What came of a request for a unit, at once or later."""
+        """Send the result of a pick request, at once or later."""
         number = asker.number
         self._pending.pop(number, None)
         if isinstance(found, Lease):
             self._hold(number, found)
             self.link.send((ToWorker.GRANTED, number, found.unit, found.opened_at, found.explanation))
         elif found is NOT_QUEUED:
-            # The words of its unit are gone by now.
+            # The unit's own answer was dropped meanwhile.
             self._refuse(number, self._plane.explain(Refusal.FULL, asker.request.ask))
         else:
             self._refuse(number, found)
 
     def crashed(self, number: int, error: Exception) -> None:
-        """A request for a unit could not be answered."""
+        """A pick request could not be answered."""
         report_defect(self._loop, "a worker's request for a unit failed", error)
         self._refuse(number, Failure(FailureKind.INTERNAL, "the gate failed on this request; see its log"))
 
@@ -191,7 +191,7 @@ class WorkerSession:
         if (pending := self._pending.pop(number, None)) is not None:
             pending.cancel()
         elif (lease := self._leases.pop(number, None)) is not None:
-            # It was given a unit just now, and nothing was sent there.
+            # It was given a unit at the same moment, and nothing was sent there.
             self._dispatcher.withdrawn(lease)
 
     # -- leases --------------------------------------------------------------------------------------------
@@ -233,7 +233,7 @@ class WorkerSession:
             self._dispatcher.blame(lease, failure_in(failure), tokens, shown, judged=judged)
 
     def _lease(self, number: int) -> Lease | None:
-        """One that is open, or was released with the last word about leases."""
+        """A lease that is open, or was released by the message before."""
         released, lease = self._released
         return lease if released == number else self._leases.get(number)
 
@@ -249,7 +249,7 @@ class WorkerSession:
             lease.paused = paused
             if first_at:
                 lease.committed, lease.first_at = True, first_at
-                # When its prompt was done is not known here, so nothing is learnt of that.
+                # The end of its prefill is not known here, so the cost model does not learn from it.
                 lease.unit_state.costs.show(lease, self._plane.now())
             self._hold(number, lease)
         self._control.greeted()
@@ -269,7 +269,7 @@ class WorkerSession:
         bytes_out: int,
     ) -> None:
         self.totals.requests += 1
-        # What only the worker's access log tells is left out. The fields stand in their order.
+        # Fields that only the worker's access log uses are left out. The fields stand in their order.
         self._control.reports.finished(
             _new(
                 Finished,
@@ -300,7 +300,7 @@ class WorkerSession:
 
 
 class Asker:
-    """Stands for the exchange at the worker that waits for a unit."""
+    """The representative of an exchange at the worker that waits for a unit."""
 
     __slots__ = ("_session", "number", "pending", "request")
 
@@ -315,7 +315,7 @@ class Asker:
         self._session.resolve(self, found)
 
     def crashed(self, error: Exception) -> None:
-        """To find a unit for it, or to tell so, has failed."""
+        """Finding a unit, or sending the result, has failed."""
         if self.pending is not None:
             self.pending.cancel()
         self._session.crashed(self.number, error)

@@ -1,8 +1,8 @@
-"""One end of the socket between a worker and the control process: messages are collected and go out together.
+"""One end of the socket between a worker and the control process: messages are collected and sent together.
 
-1. What somebody waits for (`send`) goes out when this turn of the loop is over; what nobody waits for
-   (`later`) goes along with that, or after a few milliseconds.
-2. Messages arrive in the order in which they were given.
+1. Urgent messages (`send`) are sent at the end of this turn of the loop; others (`later`) with the next urgent one,
+   or after a few milliseconds.
+   2. Messages arrive in the order in which they were given.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cellgate.proxy.logs.log import log_line
 from cellgate.proxy.workers.protocol import Frames, Message, framed
 
 LAZY_S = 0.005
-"""So late at most the control process hears of what it need not answer, such as a place that is free now."""
+"""The longest delay of a message that is not urgent, such as a released lease."""
 
 
 class Link(asyncio.Protocol):
@@ -41,23 +41,23 @@ class Link(asyncio.Protocol):
         self.closed = False
 
     def send(self, message: Message) -> None:
-        """Say something as soon as this turn of the loop is over."""
+        """Send a message at the end of this turn of the loop."""
         self._out.append(message)
         if self._soon is None:
             self._soon = self._loop.call_soon(self._flush)
 
     def later(self, message: Message) -> None:
-        """Say something before long."""
+        """Send a message within `LATER_S`."""
         self._out.append(message)
         if self._later is None and self._soon is None:
             self._later = self._loop.call_later(LAZY_S, self._flush)
 
     async def connect(self, sock: socket.socket) -> None:
-        """The other end is at the other end of `sock`."""
+        """Connect to the other end through `sock`."""
         await self._loop.create_unix_connection(lambda: self, sock=sock)
 
     def write(self, frame: bytes) -> None:
-        """Send a frame that has been made already, behind all that was said."""
+        """Send an encoded frame after all pending messages."""
         if self._transport is None:
             self._early += (framed(self._out), frame)
             self._out = []
@@ -67,7 +67,7 @@ class Link(asyncio.Protocol):
             self._transport.write(frame)
 
     def close(self) -> None:
-        """Send what was said, and close."""
+        """Send pending messages, and close."""
         self._flush()
         if self._transport is not None:
             self._transport.close()
@@ -96,7 +96,7 @@ class Link(asyncio.Protocol):
             for message in self._frames.feed(data):
                 self._heard(message)
         except Exception as error:
-            # Whatever is wrong, the other end cannot be understood any more: it is as good as gone.
+            # After an invalid frame the rest cannot be decoded: treat the other end as lost.
             self._loop.call_exception_handler(
                 {"message": "workers: a message could not be handled", "exception": error}
             )

@@ -1,12 +1,11 @@
 """The first process of a gate with workers: starts the control process and the
 workers, and replaces those that end.
 
-1. It has no loop, and no thread but that of the log, which each process begins for itself: what is
-   forked from it begins clean and at once.
-2. Signals come here, and are passed on; so do the service manager's words. All have the listeners, of which
-   there is one each.
-3. Whoever has served is replaced when it ends. One that ends before the gate has served ends the gate.
-4. One that stands still (stopped, or in an endless loop) is killed, and so replaced.
+1. It has no event loop, and no thread except that of the log, which each process starts for itself: forked
+   processes start clean and at once.
+   2. It gets the signals and passes them on, and talks to the service manager. All processes share the listeners.
+   3. A process that ends is replaced. If one ends before the gate was ready, the gate ends.
+   4. A blocked process (stopped, or in an endless loop) is killed, and so replaced.
 """
 
 from __future__ import annotations
@@ -39,17 +38,17 @@ from cellgate.proxy.workers.worker_app import run_worker
 CONTROL = -1
 """Its number; workers count from 0."""
 LIVED_S = 2.0
-"""One that has lived for so long is replaced at once; others after a pause, doubled each time."""
+"""A process that has lived this long is replaced at once; others after a pause, doubled each time."""
 PAUSE_S = 0.1
 PAUSE_MAX_S = 5.0
 LATE_S = 30.0
-"""So long after all should have ended they are killed."""
+"""Processes that have not ended this long after they should are killed."""
 CONTROL_STILL_S = 3.0
-"""Nobody new is served without a control process, so one that has stood still for so long is replaced."""
+"""A control process that was blocked for this long is replaced: without it no new request is served."""
 WORKER_STILL_S = 30.0
-"""A worker's clients are lost with it, and others take who comes: there is more time to go on."""
+"""A blocked worker gets more time, because its clients are lost with it, and others accept new ones."""
 LAG_S = 1.0
-"""If the supervisor itself was held up for longer, so were the others, perhaps: they get their time anew."""
+"""If the supervisor itself was delayed for longer, the others may have been as well: their time restarts."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 _ENDING = (signal.SIGTERM, signal.SIGINT)
 
@@ -65,7 +64,7 @@ class Child:
 
     @property
     def name(self) -> str:
-        """What it is, for people."""
+        """Its name in the log."""
         return f"{_title(self.number)} (process {self.pid})"
 
 
@@ -73,9 +72,9 @@ class Child:
 class ControlStart:
     """What a control process is started with.
 
-    `channel` leads to the supervisor, `heritage` to a gate before this one; `restarts`: so many control
-    processes ended before; `beat` is called, with the loop's time, as long as it is alive; `reloaded`: units
-    may be others than in `settings`.
+    `channel` leads to the supervisor, `heritage` to the previous gate; `restarts`: the number of control processes
+    that have ended; `beat` is called with the loop's time as a sign of life; `reloaded`: the units may differ from
+    those in `settings`.
     """
 
     settings: Settings
@@ -124,7 +123,7 @@ class Supervisor:
         self._woken, self._waker = socket.socketpair()
         self._children: dict[int, Child] = {}
         self._due: dict[int, float] = {}
-        """Who is to be started, and when."""
+        """The processes to be started, and when."""
         self._unlinked: set[int] = set()
         """Workers that could not be introduced to the control process."""
         self._short_lives: dict[int, int] = {}
@@ -134,7 +133,7 @@ class Supervisor:
         """Whether units may be others than at the start."""
         self._served = False
         self._judges_from = 0.0
-        """When it is looked again who stands still."""
+        """When blocked processes are checked again."""
         self._end_by: float | None = None
         self._code = 0
 
@@ -179,7 +178,7 @@ class Supervisor:
         child = self._children[number] = Child(number, pid, ours, time.monotonic())
         self._selector.register(ours, selectors.EVENT_READ, child)
         self._starts += number == CONTROL
-        # Whoever is new is introduced to those on the other side.
+        # A new process is connected to those on the other side.
         for other in list(self._children):
             if (other == CONTROL) is not (number == CONTROL):
                 self._introduce(max(number, other))
@@ -193,7 +192,7 @@ class Supervisor:
                 supervisor_channel.send(self._children[CONTROL].line, {"do": "meet", "worker": worker}, one)
                 supervisor_channel.send(self._children[worker].line, {"do": "meet", "worker": worker}, other)
         except (KeyError, BrokenPipeError, ConnectionResetError):
-            # One of them is gone. Who comes in its place is introduced as well.
+            # One of them has ended. Its replacement will be connected as well.
             return
         except OSError as error:
             log_line(
@@ -203,7 +202,7 @@ class Supervisor:
             self._unlinked.add(worker)
 
     def _tell(self, child: Child, what: dict[str, Any]) -> None:
-        # One that is gone, or does not read, is seen to elsewhere.
+        # A process that has ended, or does not read, is handled elsewhere.
         with suppress(OSError):
             supervisor_channel.send(child.line, what)
 
@@ -214,8 +213,8 @@ class Supervisor:
             _name("cellgate-ctl" if number == CONTROL else f"cellgate-{number}")
             signal.set_wakeup_fd(-1)
             for each in _SIGNALS:
-                # They may be sent to all processes of a service; what they mean comes from the supervisor.
-                # Not ignored, for programs that are started from here would ignore them as well.
+                # They may be sent to all processes of a service; only the supervisor acts on them.
+                # Not ignored, because programs that are started from here would inherit that.
                 signal.signal(each, _nothing)
             self._selector.close()
             for sock in (ours, self._woken, self._waker, *(child.line for child in self._children.values())):
@@ -223,7 +222,7 @@ class Supervisor:
             code = uvloop.run(self._control(line) if number == CONTROL else self._worker(number, line))
         except BaseException as error:
             log_line("error", f"{_title(number)} failed: {error!r}")
-        # What is to be done at the end of a process is done at the end of this one as well.
+        # Exit handlers of a process must run at the end of this one as well.
         sys.exit(code)
 
     async def _control(self, line: socket.socket) -> int:
@@ -277,7 +276,7 @@ class Supervisor:
             self._short_lives[child.number] = 0
             return 0.0
         count = self._short_lives[child.number] = self._short_lives.get(child.number, 0) + 1
-        # The first time it may well have been an accident.
+        # The first early end may be an accident.
         return 0.0 if count == 1 else min(PAUSE_S * 2.0**count, PAUSE_MAX_S)
 
     # -- what comes ----------------------------------------------------------------------------------------
@@ -309,7 +308,7 @@ class Supervisor:
                 os.kill(child.pid, signal.SIGKILL)
 
     def _replace_still(self, now: float) -> None:
-        """Kill who stands still; that it has ended is seen as of any other."""
+        """Kill blocked processes; their end is then handled like any other."""
         if self._end_by is not None or now < self._judges_from:
             return
         for child in self._children.values():
@@ -320,7 +319,7 @@ class Supervisor:
             if still_s > limit_s:
                 log_line("error", f"{child.name} has been blocked for {still_s:.0f} s and is killed")
                 os.kill(child.pid, signal.SIGKILL)
-                # Killed once: by the time it is gone there may be another one.
+                # Killed once: by the time it has ended there may be a new one.
                 self._page.beat(child.number, now)
 
     def _heard(self, child: Child) -> None:
@@ -334,7 +333,7 @@ class Supervisor:
         else:
             notify(*what["words"])
             if any(word.startswith("MAINPID=") for word in what["words"]):
-                # There is a successor. What workers have ends there.
+                # There is a successor. Requests in flight end at these workers.
                 self._end()
                 self._pass_on(signal.SIGUSR2, but=CONTROL)
 
