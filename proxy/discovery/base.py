@@ -57,6 +57,6 @@ class Found:
 Follow = Callable[[Any], AsyncGenerator[Found, None]]
 """Follows a source: yields what is found, at first and then after each change.
 
-Repeating the same costs nothing. Never ends by itself; raises SourceError when the source fails, and is called
-again after a pause. It must not block the loop.
+Repeating the same costs nothing. Never ends by itself; raises SourceError when the source fails, and is
+called again after a pause. It must not block the loop.
 """

@@ -1,7 +1,8 @@
 """Units from DNS: one for each address of a name (A, AAAA), or for each SRV record.
 
 1. Queried every `period_s`, whatever the TTL: the name server caches.
-2. An answer without records changes nothing: clusters answer so while nothing is ready, and probes notice that.
+2. An answer without records changes nothing: clusters answer so while nothing is ready, and probes notice
+   that.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Makes a unit from its pods or tasks: complete, or with its faults. Pure.
 
-An incomplete group becomes a unit as well, so that operators see it. Without a leader's address its URL is empty.
+An incomplete group becomes a unit as well, so that operators see it. Without a leader's address its URL is
+empty.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from cellgate.router.nouns import Node, Role, Unit
 class Member:
     """One pod or task of a unit.
 
-    `incarnation` is unique for each instance; `rank` 0 is the leader, None: unknown; `size` is how many members
-    there should be, None: unknown or invalid; `key` is common to all members of one unit. `trouble` is its fault
-    (empty: none), `fatal` whether that is certain. `address` is empty until it has one.
+    `incarnation` is unique for each instance; `rank` 0 is the leader, None: unknown; `size` is how many
+    members there should be, None: unknown or invalid; `key` is common to all members of one unit. `trouble`
+    is its fault (empty: none), `fatal` whether that is certain. `address` is empty until it has one.
     """
 
     name: str

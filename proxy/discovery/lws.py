@@ -1,8 +1,9 @@
 """Units from a Kubernetes LeaderWorkerSet: each group of its pods is one.
 
-1. The leader of a group has worker-index 0; a group is complete with as many pods as their size annotation says.
+1. The leader of a group has worker-index 0; a group is complete with as many pods as their size annotation
+   says.
 2. A pod that is deleted, or whose engine does not run, is fatal at once; one that is merely not ready is a
-suspicion: readiness probes time out on busy engines, and pods of an unreachable node are not ready.
+   suspicion: readiness probes time out on busy engines, and pods of an unreachable node are not ready.
 3. The group-key of most sets never changes, so an epoch includes the uids of the pods.
 
 Labels and annotations: sigs.k8s.io/lws, "Labels, Annotations and Environment Variables".

@@ -43,7 +43,9 @@ class Inheritance:
                 listener.close()
 
     async def accept(self) -> list[str] | None:
-        """Report that clients are accepted. Returns the units that are drained now; None: the gate has ended."""
+        """Report that clients are accepted. Returns the units that are drained now; None: the gate has
+        ended.
+        """
         for unwanted in self._listeners.values():
             for listener in unwanted:
                 listener.close()

@@ -1,7 +1,7 @@
 """The state of units for a successor, so that it is ready at once and keeps all drains.
 
-Times are `loop.time()`, which is one clock for all processes of a machine. What is measured on traffic (rates,
-prefixes) is measured again. A view of another version is ignored.
+Times are `loop.time()`, which is one clock for all processes of a machine. What is measured on traffic
+(rates, prefixes) is measured again. A view of another version is ignored.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class InheritedView:
                 take_over(state, unit)
 
     def is_warm(self, board: Board, *, may_come: bool) -> bool:
-        """Whether the gate may take over: it can use a unit, if the predecessor could, and has evidence of every unit
-        that both use. `may_come`: wait for units that are not on the Board yet.
+        """Whether the gate may take over: it can use a unit, if the predecessor could, and has evidence of
+        every unit that both use. `may_come`: wait for units that are not on the Board yet.
         """
         if not self._used:
             return True

@@ -1,8 +1,8 @@
 """Balances accepts: workers share one listener, and the one with the fewest clients accepts the next.
 
-Each worker writes its number of clients and the time into a page of shared memory, and reads the page before it
-accepts. A worker that has more clients than another leaves the connection to that one for a moment. One that has
-not written for a while counts as blocked and is skipped. Reasons: docs/decisions/016-workers.md.
+Each worker writes its number of clients and the time into a page of shared memory, and reads the page before
+it accepts. A worker that has more clients than another leaves the connection to that one for a moment. One
+that has not written for a while counts as blocked and is skipped. Reasons: docs/decisions/016-workers.md.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ class Page:
             self.leave(worker)
 
     def enter(self, worker: int, clients: int, now: float) -> None:
-        """A worker begins to accept. It starts with the count of the others, or it would get all connections."""
+        """A worker begins to accept. It starts with the count of the others, or it would get all
+        connections.
+        """
         others = [at for at in self._others(worker) if self._slots[at] != _ABSENT]
         self._slots[_SLOT * worker + 1] = max((self._slots[at + 1] for at in others), default=0)
         self.note(worker, clients, now)
@@ -96,8 +98,8 @@ def _ms(now: float) -> int:
 
 
 class SharedEntrance(Entrance):
-    """Accepts in balance with other workers. `clients` gives the number of clients, `trouble` is called with the
-    reason when none can be accepted.
+    """Accepts in balance with other workers. `clients` gives the number of clients, `trouble` is called with
+    the reason when none can be accepted.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """A worker's client of the control process: sends messages, and keeps requests until they are answered.
 
-1. Without a control process, messages wait for the next one. Requests wait as well, for a second, and are then
-   sent again.
+1. Without a control process, messages wait for the next one. Requests wait as well, for a second, and are
+   then sent again.
    2. Each request gets one answer: a lease, or why there is none.
 """
 
@@ -56,7 +56,9 @@ class RemoteRequest:
 
 
 class ControlClient:
-    """The client of one worker. `greet` gives the first message for a new control process, `heard` gets its messages."""
+    """The client of one worker. `greet` gives the first message for a new control process, `heard` gets its
+    messages.
+    """
 
     def __init__(
         self,

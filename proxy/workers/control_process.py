@@ -28,8 +28,8 @@ BLIND_S = 1.0
 
 
 class ControlProcess:
-    """The control process of one gate, with a plane that has not begun. `listeners` are those of the workers: here
-    they are only kept open; `is_first`: there was no control process before.
+    """The control process of one gate, with a plane that has not begun. `listeners` are those of the workers:
+    here they are only kept open; `is_first`: there was no control process before.
     """
 
     def __init__(
@@ -227,7 +227,9 @@ class ControlProcess:
     # -- what workers are told -----------------------------------------------------------------------------
 
     def _inform(self, session: WorkerSession) -> None:
-        """Send a worker the full state. It replaces the worker's replica, so that must have been received before."""
+        """Send a worker the full state. It replaces the worker's replica, so that must have been received
+        before.
+        """
         if not session.informed:
             session.informed = True
             session.link.send(self._fleet_now())

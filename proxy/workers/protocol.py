@@ -1,7 +1,7 @@
 """The messages between a worker and the control process, and their encoding.
 
-A message is a tuple that begins with its kind. All messages of one turn of the loop are one frame: its length in
-4 bytes, and a list of messages encoded by marshal. Marshal is the fastest that takes tuples, bytes and
+A message is a tuple that begins with its kind. All messages of one turn of the loop are one frame: its length
+in 4 bytes, and a list of messages encoded by marshal. Marshal is the fastest that takes tuples, bytes and
 infinities, and creates only plain values; both ends are forks of one process, so they have the same version.
 """
 

@@ -1,6 +1,6 @@
 """The dispatcher of a worker: acquires units from the control process, and reports the results of leases.
 
-It never has a unit at once: the waiter is told when that has answered, as if it had waited in the queue.
+It never has a unit at once: the waiter gets the result later, as if it had waited in the queue.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 OUTCOMES = tuple(Outcome)
 OUTCOME_INDEX = {outcome: index for index, outcome in enumerate(OUTCOMES)}
 _NO_JOB = Job(0, 0)
-"""What was expected of an attempt, the control process knows."""
+"""The prediction of an attempt is kept at the control process."""
 
 
 class RemoteLease(Lease):

@@ -1,5 +1,5 @@
-"""A worker's session at the control process: answers its requests, records its reports, and closes its leases when
-it ends.
+"""A worker's session at the control process: answers its requests, records its reports, and closes its leases
+when it ends.
 
 1. Each lease of the worker is an ordinary lease on the Board, under the same id.
 2. When the worker ends, its leases are closed and its requests dropped, exactly once.
@@ -67,7 +67,9 @@ class Control(Protocol):
 
 
 class WorkerSession:
-    """The session of the worker with this number. `link` is set before the first message; `totals` outlive it."""
+    """The session of the worker with this number. `link` is set before the first message; `totals` outlive
+    it.
+    """
 
     link: Link
 

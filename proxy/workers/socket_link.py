@@ -1,7 +1,7 @@
 """One end of the socket between a worker and the control process: messages are collected and sent together.
 
-1. Urgent messages (`send`) are sent at the end of this turn of the loop; others (`later`) with the next urgent one,
-   or after a few milliseconds.
+1. Urgent messages (`send`) are sent at the end of this turn of the loop; others (`later`) with the next
+   urgent one, or after a few milliseconds.
    2. Messages arrive in the order in which they were given.
 """
 

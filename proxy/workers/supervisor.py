@@ -3,7 +3,8 @@ workers, and replaces those that end.
 
 1. It has no event loop, and no thread except that of the log, which each process starts for itself: forked
    processes start clean and at once.
-   2. It gets the signals and passes them on, and talks to the service manager. All processes share the listeners.
+   2. It gets the signals and passes them on, and talks to the service manager. All processes share the
+      listeners.
    3. A process that ends is replaced. If one ends before the gate was ready, the gate ends.
    4. A blocked process (stopped, or in an endless loop) is killed, and so replaced.
 """
@@ -72,9 +73,9 @@ class Child:
 class ControlStart:
     """What a control process is started with.
 
-    `channel` leads to the supervisor, `heritage` to the previous gate; `restarts`: the number of control processes
-    that have ended; `beat` is called with the loop's time as a sign of life; `reloaded`: the units may differ from
-    those in `settings`.
+    `channel` leads to the supervisor, `heritage` to the previous gate; `restarts`: the number of control
+    processes that have ended; `beat` is called with the loop's time as a sign of life; `reloaded`: the units
+    may differ from those in `settings`.
     """
 
     settings: Settings
