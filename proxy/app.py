@@ -55,7 +55,7 @@ async def live(app: App, heritage: Inheritance | None) -> int:
 
 
 class Core(Protocol):
-    """What the other parts are put around: a gate of one process, or the control process of several."""
+    """The core of the parts: a gate of one process, or the control process of several."""
 
     plane: Plane
 
@@ -69,9 +69,9 @@ class Core(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Starter:
-    """Who has started this process, and is told how it goes: the service manager, or the supervisor.
+    """The parent that gets status reports: the service manager, or the supervisor.
 
-    `on_signal` is how signals come here, if not to this process; `pid` is the process that they come to.
+    `on_signal` registers for signals that another process receives; `pid` is the process that receives them.
     """
 
     notify: Callable[..., None] = notify
@@ -83,7 +83,8 @@ class Starter:
 class App:
     """All the parts of one gate. `listeners` are what it accepts on, by purpose and address.
 
-    What /readyz shows has to be published on `shared_status`; `let_clients_in` says whether they were let in.
+    What /readyz shows must be published on `shared_status`; `let_clients_in` is set once clients are
+    accepted.
     """
 
     def __init__(
@@ -112,7 +113,7 @@ class App:
         self._discovery: Discovery | None = None
         plane.ticker.looks.append(self._admin.tick)
         self._recovery = attend(plane, partial(webhook_context, settings.tls))
-        # Now, since an untimely SIGUSR2 would end a process that does not know it.
+        # Now, because an early SIGUSR2 would end a process without a handler.
         self._signals = Signals(
             core,
             settings.timeouts,
@@ -125,7 +126,7 @@ class App:
     # The life of all parts.
 
     async def open(self, heritage: Inheritance | None) -> None:
-        """Watch the units, and accept clients: at once, or once it knows what was known before it."""
+        """Start the probes, and accept clients: at once, or after taking over from the previous gate."""
         plane, settings, feed = self._plane, self._settings, Feed()
         self._core.begin()
         self._discovery = discover(plane, feed)
@@ -138,7 +139,7 @@ class App:
         if settings.agent_check is not None:
             await self._agent.start(listening_for(self._listeners, AGENT_CHECK))
             plane.metrics.include(AgentCheckMetrics(self._agent))
-        # Last, for a gate before this one may end it until it hears that clients are accepted.
+        # Last, because the previous gate may kill this one until it knows that clients are accepted.
         if await self._let_clients_in(self._signals):
             self._announce()
             self._starter.ready()
@@ -166,10 +167,10 @@ class App:
         await self._admin.close()
 
     async def _get_warm(self, view: InheritedView) -> None:
-        """Know of each unit what was known before, and have heard of each that is used."""
+        """Wait until the inherited state is applied and there is evidence of each unit in use."""
         may_come = bool(self._settings.sources)
         view.apply(self._plane.board)
-        # By then the gate before it has given it up; unless that is gone, and there is nobody but this one.
+        # By then the previous gate has given up, unless it has ended and this is the only one.
         with suppress(TimeoutError):
             async with asyncio.timeout(self._settings.timeouts.handover_s):
                 while not view.is_warm(self._plane.board, may_come=may_come):
@@ -226,14 +227,14 @@ class App:
 
 
 def _shared(plane: Plane, port: Callable[[], int], access: RedisAccess, feed: Feed) -> RedisLink | None:
-    # Its client takes a quarter of a second and ten megabytes, which most gates have no use for.
+    # Imported late: the client takes a quarter of a second and ten megabytes, which most gates do not need.
     from cellgate.proxy.sharing.start import share
 
     return share(plane, port, access, feed)
 
 
 def _view(plane: Plane, settings: Settings) -> AdminView:
-    # Chance of its own: to look must change nothing.
+    # Its own random numbers, so that an explanation changes nothing.
     choice = RoutingExplain(
         plane.router, plane.stored, settings.headers, settings.policy, plane.now, random.Random()
     )

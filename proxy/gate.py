@@ -1,4 +1,4 @@
-"""A gate of one process: both planes on one loop, and the one timer that looks at both."""
+"""A gate of one process: both planes on one loop, with one timer for both."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cellgate.proxy.wire.pool import MakeTls
 
 
 class Gate:
-    """One gate, of a plane that has not begun and a gateway that is served by it."""
+    """One gate, with a plane that has not begun and a gateway that uses it."""
 
     def __init__(self, plane: Plane, gateway: Gateway) -> None:
         self.plane = plane
@@ -28,7 +28,7 @@ class Gate:
         plane.metrics.include(AccessLogMetrics(gateway.log_dropped))
 
     async def start(self, tls: ssl.SSLContext | None = None) -> None:
-        """Listen and begin to watch the units. Raises OSError when the address cannot be had."""
+        """Listen and start the probes. Raises OSError when the address is not available."""
         await self.gateway.listen(tls)
         self.begin()
 
@@ -43,12 +43,12 @@ class Gate:
         return self.gateway.port
 
     def announce_stop(self) -> None:
-        """Be not ready from now on, and say so in all responses."""
+        """Not ready from now on; responses close their connections."""
         self.plane.announce_stop()
         self.gateway.announce_stop()
 
     async def stop(self, *, delay_s: float, drain_s: float) -> None:
-        """Stop in good order: not ready, accept for `delay_s` more, let responses end for up to `drain_s`."""
+        """Stop gracefully: not ready, accept for `delay_s` more, let responses end for up to `drain_s`."""
         self.announce_stop()
         await self.gateway.stop(delay_s=delay_s, drain_s=drain_s)
         await self._close()
@@ -71,7 +71,7 @@ def local_gateway(
     access_log: AccessLog,
     read: ReadBody,
 ) -> Gateway:
-    """A gateway before a control plane of the same process."""
+    """A gateway with a control plane in the same process."""
     return Gateway(
         plane.settings,
         loop,
@@ -98,7 +98,7 @@ def make_gate(
     publish: Publish = lambda _ready, _body, _lines: None,
     unit_tls: MakeTls | None = None,
 ) -> Gate:
-    """A gate of these settings; what is handed in is described at Plane and Gateway."""
+    """A gate with these settings; the arguments are described at Plane and Gateway."""
     ticker = Ticker(loop)
     plane = Plane(settings, loop, rng, ticker, events=events, publish=publish, unit_tls=unit_tls)
     return Gate(plane, local_gateway(plane, loop, rng, access_log, read))

@@ -1,7 +1,6 @@
-"""The data plane of one process: its clients, their requests, and the way to the units they are given.
+"""The data plane of one process: its clients, their requests, and the connections to units.
 
-It decides nothing about units: which one a request gets says the dispatcher, what is believed of them stands
-on a board that it only reads.
+It decides nothing about units: the dispatcher chooses them, and it only reads the Board.
 """
 
 from __future__ import annotations
@@ -48,20 +47,20 @@ from cellgate.router.nouns import Ask
 from cellgate.router.unit_state import UnitState
 
 FULL_S = 1.0
-"""A gate that accepts nobody for so long is not ready."""
+"""A gate that has accepted no client for this long, for lack of descriptors, is not ready."""
 LINGER_S = 0.5
-"""How long a gate that stops keeps connections without a request: one may be on its way."""
+"""How long a stopping gate keeps idle connections: a request may be in transit."""
 
 Observe = Callable[[ClientConnection, Request, float], tuple[Observer, ...]]
-"""Who is told of the steps of a request that a client has sent, at a time."""
+"""The observers of a request that a client has sent, at a time."""
 
 
 class Gateway:
-    """Of one process, on one loop.
+    """The gateway of one process, on one loop.
 
-    `board` is the control plane's own, or a worker's copy; `load_lines` tell the ingress of the gate's load;
-    `read` parses large bodies off the loop. Before anybody is accepted, `entrance` may be replaced, and
-    `observe` set.
+    `board` is that of the control plane, or a worker's replica; `load_lines` are header lines that report the
+    gate's load to the ingress; `read` parses large bodies off the loop. Before clients are accepted,
+    `entrance` may be replaced, and `observe` set.
     """
 
     def __init__(
@@ -131,12 +130,12 @@ class Gateway:
         return self.entrance.port
 
     def announce_stop(self) -> None:
-        """The gate stops: responses say so from now on."""
+        """The gate stops: responses close their connections from now on."""
         self._stopping = self.is_leaving = True
         self._stop_line = response_line(stopping=True)
 
     async def stop(self, *, delay_s: float, drain_s: float) -> None:
-        """Stop in good order: accept for `delay_s` more, let responses end for up to `drain_s`."""
+        """Stop gracefully: accept for `delay_s` more, let responses end for up to `drain_s`."""
         self.announce_stop()
         await asyncio.sleep(delay_s)
         if drain_s > 0.0:
@@ -148,7 +147,7 @@ class Gateway:
     async def leave_to_successor(self, *, drain_s: float) -> None:
         """Another process accepts from the same queue now: let responses end for up to `drain_s`, then end.
 
-        Connections without a request are left alone: who sends the next one is answered, and told to close.
+        Idle connections stay open: the next request is answered, and its connection is then closed.
         """
         self.is_leaving = True
         await self._end(drain_s)
@@ -163,7 +162,7 @@ class Gateway:
 
     async def close(self) -> None:
         """All connections have ended."""
-        # One turn for those that were aborted to say goodbye.
+        # One turn for aborted connections to close.
         await asyncio.sleep(0)
         self._access_log.close()
 
@@ -179,7 +178,7 @@ class Gateway:
         return Exchange(TABLE, self, client, request, observers)
 
     def refused(self, client: ClientConnection, failure: Failure) -> None:
-        """A request did not even parse."""
+        """A malformed request was answered."""
         row = failure.kind.row
         self.finished(
             Finished(
@@ -218,7 +217,9 @@ class Gateway:
         return self._unit_pools.pool(state)
 
     def read_large(self, request: Request, tell: Callable[[Ask | Failure], None]) -> Callable[[], None]:
-        """ReadBody a large body off the loop, then `tell`, in any case. What is returned stops that."""
+        """Parse a large body off the loop, then call `tell`, in any case. Returns a function that stops
+        it.
+        """
         return self.large_reads.start(request, tell)
 
     def health_checked(self, request: Request, peer: str) -> None:
@@ -252,7 +253,7 @@ class Gateway:
         return self.now() - self.entrance.shut_at > FULL_S
 
     def seen_until(self, now: float) -> float:
-        """Until when it is known what units have shown: it is seen as it comes."""
+        """Until when the progress of units is known: here always until now."""
         return now
 
     def log_dropped(self) -> int:
@@ -269,13 +270,13 @@ class Gateway:
                 client.crashed("a client's clocks", error)
 
     def _shed(self, _now: float) -> None:
-        """Close the idle connections that are too many."""
+        """Close surplus idle connections."""
         too_many = len(self.clients) - self.board.in_flight - LIMITS.idle_connections
         if too_many > 0:
             self._make_room(too_many)
 
     def _make_room(self, most: int) -> int:
-        """Close at most so many connections that are least missed; how many it were."""
+        """Close up to `most` connections that may be closed (see wire/idle.py); returns how many."""
         going = first_to_close(self.clients, most, self.now())
         for client in going:
             client.close_idle()
@@ -291,6 +292,6 @@ class Gateway:
 
 
 def _share_of_bodies(settings: Settings) -> int:
-    """The bytes of memory for bodies: those of the gate, or a worker's part, in which one body has room."""
+    """The memory for bodies in bytes: that of the gate, or a worker's part, which is enough for one body."""
     whole, workers = settings.limits.bodies_bytes, settings.workers
     return whole if workers == 1 else max(whole // workers, settings.limits.body_bytes)

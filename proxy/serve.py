@@ -1,4 +1,4 @@
-"""The entry: makes of settings the processes of a gate, and of each of them its parts."""
+"""The entry: starts the processes of a gate from its settings, and creates the parts of each."""
 
 from __future__ import annotations
 
@@ -40,22 +40,24 @@ if TYPE_CHECKING:
 def serve(settings: Settings, reload: Reload) -> int:
     """Run a gate until it is told to stop; returns the exit code. What signals mean: process/signals.py.
 
-    Raises ConfigError when descriptors are too few, OSError when it cannot listen, NoInheritanceError when
-    what a gate before it promised did not come.
+    Raises ConfigError when there are too few file descriptors, OSError when it cannot listen,
+    NoInheritanceError when the inheritance from the previous gate did not arrive.
     """
     descriptors.check(settings.workers)
     configure("json" if settings.access_log == "json" else "console")
     return_large_blocks()
     preload(settings)
     if settings.workers > 1:
-        from cellgate.proxy.workers.supervisor import supervise  # Late, for one process needs none of it.
+        from cellgate.proxy.workers.supervisor import (
+            supervise,
+        )  # Imported late, because a gate of one process does not need it.
 
         return supervise(settings, reload, inherit(), run_control)
     return uvloop.run(_serve(settings, reload, inherit()))
 
 
 async def _serve(settings: Settings, reload: Reload, heritage: Inheritance | None) -> int:
-    """Be a gate of one process until told to end."""
+    """Run a gate of one process until it is told to end."""
     listeners = await listeners_of(settings, heritage)
     large, shared_status, tracing = LargeBodies(), SharedStatus(), trace(settings.tracing)
     gate = make_gate(
@@ -84,7 +86,7 @@ async def _serve(settings: Settings, reload: Reload, heritage: Inheritance | Non
 
 
 async def run_control(start: ControlStart) -> int:
-    """Be the control process of a gate with workers until told to end."""
+    """Run the control process of a gate with workers until it is told to end."""
     from cellgate.proxy.workers.control_process import ControlProcess
     from cellgate.proxy.workers.supervisor_channel import SupervisorChannel
     from cellgate.proxy.workers.worker_metrics import WorkerMetrics
@@ -107,7 +109,7 @@ async def run_control(start: ControlStart) -> int:
     async def let_clients_in(life: Signals) -> bool:
         control.let_clients_in()
         await life.wait_for(control.all_accept)
-        # It may have been told to end before that.
+        # It may have been told to end already.
         return control.all_accept.is_set()
 
     starter = Starter(channel.notify, channel.ready, channel.on_signal, os.getppid())
@@ -128,9 +130,7 @@ async def run_control(start: ControlStart) -> int:
 
 
 def _read_anew(settings: Settings, reload: Reload) -> Settings:
-    """What the control process before this one may have been told by SIGHUP; only units and cells may be
-    others.
-    """
+    """The settings after a reload by the previous control process; only units and cells may differ."""
     try:
         anew = reload()
     except ConfigError as error:

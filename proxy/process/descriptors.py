@@ -1,9 +1,9 @@
-"""Descriptors: how many this process may have, whether they are enough, who comes in while they run short.
+"""File descriptors: the limit of this process, whether it is enough, and admission while they run short.
 
-While they run short, connections without a request are closed for those who come. When there are none, a
-client that waits to be accepted is better off than one that is accepted and cannot be served, or is dropped
-as the system does when none is left. So accepting pauses while there is still room for what is under way:
-streams go on, probes are made, the admin port answers.
+While they run short, idle connections are closed for new clients. When there are none, it is better to let a
+client wait in the accept queue than to accept one that cannot be served, or is dropped by the system. So
+accepting pauses while enough descriptors are left for the work in flight: streams continue, probes run, the
+admin port answers.
 """
 
 from __future__ import annotations
@@ -16,37 +16,37 @@ from cellgate.proxy.config.load_process import ConfigError
 from cellgate.proxy.config.settings import Settings
 
 OWN = 64
-"""Of a process without any client: listeners, probes of a few units, the admin port."""
+"""Used by a process without clients: listeners, probes of a few units, the admin port."""
 FOR_A_WORKER = 2
-"""A worker's socket to the one that starts it, or to the control process; and another while it is
-replaced."""
+"""For each worker a socket to the supervisor, or to the control process; and another one during a
+replacement."""
 FOR_A_REQUEST = 2
 """A connection to the client, and one to the unit."""
 KEPT_PART = 16
-"""Of those allowed, one in so many is kept for what is under way; but at least `KEPT_LEAST`."""
+"""One in this many is reserved for work in flight; but at least `KEPT_LEAST`."""
 KEPT_LEAST = 8
 FRESH_S = 0.5
-"""By then a client that came has its connection to a unit, or needs none yet."""
+"""After this time a new client has its connection to a unit, or needs none yet."""
 EPISODE_S = 60.0
-"""Descriptors that run short again so soon after are short for the same reason: it is told once."""
+"""A shortage this soon after another one has the same reason, and is not logged again."""
 
 _ANY = 1 << 30
 _HOW = "LimitNOFILE= under systemd, or --ulimit nofile= with docker"
 
 
 def allowed() -> int | None:
-    """How many this process may have; None: as many as it likes."""
+    """The limit of this process; None: no limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return None if soft == resource.RLIM_INFINITY else soft
 
 
 def in_use() -> int:
-    """How many it has."""
+    """How many are in use."""
     return len(os.listdir("/proc/self/fd"))
 
 
 def check(workers: int) -> None:
-    """Raises ConfigError, in one line, when so many processes need more descriptors than are allowed."""
+    """Raises ConfigError, in one line, when `workers` need more descriptors than are allowed."""
     most = allowed()
     needed = OWN + (FOR_A_WORKER * workers if workers > 1 else 0)
     if most is not None and needed > most:
@@ -57,7 +57,7 @@ def check(workers: int) -> None:
 
 
 def shortage(settings: Settings) -> str:
-    """What to say at start when units take more requests than there are descriptors for; empty: nothing."""
+    """A warning at start when units take more requests than there are descriptors for; else empty."""
     most, wanted = allowed(), sum(unit.max_in_flight for unit in settings.fleet.units)
     room = ((most or 0) - OWN) // FOR_A_REQUEST * settings.workers
     if most is None or room >= wanted:
@@ -77,11 +77,11 @@ def how() -> str:
 
 
 class Descriptors:
-    """Says who may come in. `tell` is told of a shortage. `make_room` closes idle connections, at most so
-    many, and says how many it has.
+    """Decides how many clients are accepted. `tell` is called for a shortage. `make_room` closes at most so
+    many idle connections, and returns how many it closed.
 
-    To count those in use takes a while (0.1 ms for a thousand), so it is done anew only after half of those
-    that were left may have been taken.
+    Counting takes a while (0.1 ms for a thousand), so it is repeated only after half of the remaining ones
+    may have been used.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Descriptors:
         self._short_at = -EPISODE_S
 
     def has_room(self, now: float) -> int:
-        """How many more clients may be accepted at once; called for each who comes."""
+        """How many more clients may be accepted at once; called for each new client."""
         if self._most is None:
             return _ANY
         if now - self._fresh_since > FRESH_S:
@@ -112,12 +112,12 @@ class Descriptors:
         if self._credit >= 0:
             return 1 + self._credit
         used = self._count()
-        # Whoever came just now may be about to open another one; but no more of them than are here.
+        # Each recent client may be about to open another one.
         left = self._most - self._kept - used - min(self._fresh, used)
         self._credit = left // (2 * FOR_A_REQUEST)
         if left >= 0:
             return 1 + self._credit
-        # Those are free with the next turn of the loop; until then it is what is kept that they come from.
+        # These are free with the next turn of the loop; until then the reserve is used.
         freed = self._make_room(max(FOR_A_REQUEST, self._kept // 2))
         self._credit = freed // FOR_A_REQUEST
         if now - self._short_at >= EPISODE_S:
@@ -126,5 +126,5 @@ class Descriptors:
                 "closed for new ones, and no client is accepted while there are none to close"
             )
         self._short_at = now
-        # One, and then those who were let in are to be heard, or they would be the next to make way.
+        # Accept one, and read from it first, or it would be the next idle one to be closed.
         return min(freed, 1)

@@ -1,4 +1,4 @@
-"""The collector of garbage, in a process that lives long."""
+"""Settings of the garbage collector for a long-lived process."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import gc
 
 
 def calm_the_collector() -> None:
-    """Let the collector of garbage find little to do."""
-    # What is alive now lives as long as the process, so collections need not look at it again; and requests
-    # leave few cycles behind, so that young collections may be rare.
+    """Reduce the work of the garbage collector."""
+    # Objects that exist now live as long as the process, so collections can skip them; and requests create
+    # few cycles, so young collections may be rare.
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 50)

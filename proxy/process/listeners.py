@@ -1,4 +1,4 @@
-"""Listening sockets: opened by us, so that another process can have them as well, and closed politely."""
+"""Listening sockets: opened here, so that another process can inherit them, and closed without resets."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.config.settings import Address
 
 BACKLOG = 4096
-"""Connections that may wait to be accepted; who finds no room tries again after 1 s, then 2 s. Usually the
+"""The length of the accept queue; a client that finds it full retries after 1 s, then 2 s. Usually the
 kernel's own limit is as high (net.core.somaxconn).
 """
 HANDSHAKE_S = 0.25
-"""How long a handshake that has begun may take to end."""
+"""How long a handshake in progress may take."""
 PAUSE_S = 0.1
-"""How long nobody is accepted when there is no room for more."""
+"""The pause in accepting when there is no room for more clients."""
 AT_ONCE = 64
-"""So many clients are accepted before anything else is done."""
+"""The most clients that are accepted in one turn of the loop."""
 _SO_ATTACH_FILTER = 26
-# Classic BPF over the TCP header: byte 13 has the flags; a SYN is dropped, all else is let through.
+# Classic BPF over the TCP header: byte 13 has the flags; a SYN is dropped, anything else passes.
 _DROP_SYN = struct.pack("HBBI" * 4, 0x30, 0, 0, 13, 0x45, 0, 1, 0x02, 0x06, 0, 0, 0, 0x06, 0, 0, 0xFFFFFFFF)
 
 
 def tls_options(tls: ssl.SSLContext | None) -> dict[str, Any]:
-    """How the loop is to accept clients: by TLS, if there is any, and in bounded time."""
+    """How the loop accepts clients: with TLS, if configured, and a timeout of the handshake."""
     return {} if tls is None else {"ssl": tls, "ssl_handshake_timeout": LIMITS.tls_handshake_s}
 
 
 async def listen(address: Address, backlog: int) -> list[socket.socket]:
-    """A listener on each address that the host's name stands for. Raises OSError."""
+    """A listener on each address of the host name. Raises OSError."""
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(
         address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -60,10 +60,10 @@ async def listen(address: Address, backlog: int) -> list[socket.socket]:
 
 
 class Entrance:
-    """Where clients come in. `connection` makes the protocol of each.
+    """Accepts clients. `connection` creates the protocol of each.
 
-    `has_room` says, at a time, for how many more there is room at once; while there is none, those who come
-    wait in the queue of the listener.
+    `has_room` returns for how many more clients there is room at a time; while there is none, clients wait in
+    the accept queue.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, connection: Callable[[], asyncio.Protocol]) -> None:
@@ -80,7 +80,7 @@ class Entrance:
         self._is_looking = False
         self._arriving: set[asyncio.Task[Any]] = set()
         self.shut_at = math.inf
-        """Since when nobody is accepted for want of room; infinity: not so."""
+        """Since when no client is accepted for lack of room; infinity: clients are accepted."""
 
     async def open(
         self,
@@ -105,7 +105,7 @@ class Entrance:
         return self._port
 
     def close(self) -> None:
-        """Accept no more. Whoever waits is reset, unless another process has the listeners, too."""
+        """Accept no more. Waiting clients are reset, unless another process has the listeners, too."""
         self._port = 0
         for pending in (self._pause, self._resuming):
             if pending is not None:
@@ -118,15 +118,15 @@ class Entrance:
     async def _accept(self) -> None:
         create = self._loop.create_server
         for listener in self._listeners:
-            # A server that ends closes its socket; who waits is reset only when the last one is closed.
+            # A server closes its socket; waiting clients are reset only when the last copy is closed.
             sock = listener.dup()
             options = tls_options(self._tls)
             self._servers.append(await create(self._enter, sock=sock, backlog=self._backlog, **options))
 
     def _enter(self) -> asyncio.Protocol:
-        """One more client is accepted; whether others are after it is seen now."""
+        """One more client is accepted; accept others that wait."""
         room = self._room() if self._pause is None else 0
-        # Not now: this is called while the server accepts.
+        # Later, because this is called while the server accepts.
         if room > 1 and not self._is_looking:
             self._is_looking = True
             self._loop.call_soon(self._accept_others)
@@ -135,7 +135,7 @@ class Entrance:
         return self._connection()
 
     def _room(self) -> int:
-        """For how many more there is room at once; when there is none, it is looked for again later."""
+        """For how many more there is room; when there is none, it is checked again later."""
         room = self.has_room(now := self._loop.time())
         if not room:
             self.shut_at = now
@@ -143,12 +143,12 @@ class Entrance:
         return room
 
     def _accept_others(self) -> None:
-        """The server accepts one client in a turn of the loop: when many come, or turns are long, each would
-        wait for as many turns as there are clients before it.
+        """Accept several clients in one turn of the loop. The server accepts one in each turn, so with many
+        clients or long turns each would wait for as many turns as there are clients before it.
         """
         self._is_looking = False
         for listener in self._listeners if self._pause is None else ():
-            # Nobody is there, or nobody can be accepted: that the server will tell.
+            # No client waits, or none can be accepted: the server handles that.
             with suppress(OSError):
                 for _ in range(AT_ONCE):
                     sock, _ = listener.accept()
@@ -165,7 +165,7 @@ class Entrance:
         task.add_done_callback(self._arriving.discard)
 
     async def _connect(self, sock: socket.socket) -> None:
-        # It may have left meanwhile, or TLS does not come about.
+        # It may have left meanwhile, or the TLS handshake failed.
         with suppress(OSError):
             await self._loop.connect_accepted_socket(self._connection, sock, **tls_options(self._tls))
 
@@ -190,10 +190,10 @@ class Entrance:
             server.close()
 
     async def close_politely(self) -> None:
-        """Accept all who have come, then close: nobody is reset, and who comes later is refused."""
+        """Accept all waiting clients, then close: none is reset, and later ones are refused."""
         if self._listeners:
             _let_nobody_in(self._listeners)
-            # Who is in the middle of the handshake may end it.
+            # Handshakes in progress may end.
             await asyncio.sleep(HANDSHAKE_S)
         for sock in _waiting(self._listeners):
             sock.setblocking(False)
@@ -203,17 +203,17 @@ class Entrance:
 
 
 def _let_nobody_in(listeners: Sequence[socket.socket]) -> None:
-    """Ignore who begins to connect: it tries again after a second, and is refused then."""
+    """Drop new SYNs: the client retries after a second, and is refused then."""
     program = ctypes.create_string_buffer(_DROP_SYN, len(_DROP_SYN))
     option = struct.pack("HxxxxxxP", len(_DROP_SYN) // 8, ctypes.addressof(program))
     for listener in listeners:
-        # Where the system has no such filters, the microseconds before the close remain.
+        # Without such filters a client may be reset in the microseconds before the close.
         with suppress(OSError):
             listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, option)
 
 
 def _waiting(listeners: Sequence[socket.socket]) -> Iterator[socket.socket]:
-    """Accept who waits in the queues."""
+    """Accept the clients in the queues."""
     for listener in listeners:
         with suppress(OSError):
             while True:

@@ -1,4 +1,4 @@
-"""What becomes of memory that was used. Where the C library is not glibc, what it does by itself."""
+"""Returns unused memory to the system. With a C library other than glibc it does nothing."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Callable
 
 LARGE_BLOCK_BYTES = 64 * 1024
 HEAP_BYTES_MAX = 64 << 20
-"""To look through a larger heap takes more than some 20 ms."""
+"""Trimming a larger heap takes more than some 20 ms."""
 CROWD = 64
-"""So many clients leave holes that are worth a look, …"""
+"""After this many clients have left, trimming is worthwhile, …"""
 FEW = 8
-"""… once in a tick no more than this leave."""
+"""… once at most this many leave within a tick."""
 _M_MMAP_THRESHOLD = -3
 """Of malloc.h, for mallopt(3)."""
 
 
 def return_large_blocks() -> None:
-    """Have the C library give each block of `LARGE_BLOCK_BYTES` or more back to the system when it is freed.
+    """Have the C library return each block of `LARGE_BLOCK_BYTES` or more to the system when it is freed.
 
     glibc does so at first, but keeps ever larger blocks once some were freed: after a wave of large bodies a
     process would stay as large as it has ever been.
@@ -28,8 +28,8 @@ def return_large_blocks() -> None:
 
 
 class SmallBlocks:
-    """Has the C library give smaller blocks back once a crowd of clients has left: by itself it returns no
-    more than the end of its heap, and one block in use there keeps all that is below.
+    """Trims the heap once many clients have left: by itself the C library returns only the end of its heap,
+    and one block in use there keeps everything below it.
 
     `clients` says how many there are.
     """
@@ -40,7 +40,7 @@ class SmallBlocks:
         self._heap_begin = _heap_end()
 
     def tick(self, _now: float) -> None:
-        """Look whether the crowd has left: half of it, and hardly anybody is leaving now."""
+        """Trim the heap if half of the most clients have left, and hardly any are leaving now."""
         before, self._last = self._last, self._clients()
         self._most = max(self._most, self._last)
         if self._most >= CROWD and self._last <= self._most // 2 and before - self._last <= FEW:
@@ -50,7 +50,7 @@ class SmallBlocks:
 
 
 def return_small_blocks() -> None:
-    """Have the C library give all whole pages back to the system that nothing is in."""
+    """Have the C library return all unused whole pages to the system."""
     with contextlib.suppress(AttributeError):
         ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))
 

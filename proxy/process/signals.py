@@ -1,7 +1,7 @@
 """From start to exit: what the signals mean.
 
-SIGTERM: stop in good order; a second one, or SIGINT: stop now. SIGHUP: read the configuration of units anew.
-SIGUSR2: start a successor; once that one accepts clients, let what is here end, and exit.
+SIGTERM: stop gracefully; a second one, or SIGINT: stop now. SIGHUP: reload the configuration of units.
+SIGUSR2: start a successor; once it accepts clients, let requests in flight end, and exit.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ class Stoppable(Protocol):
     """A gate, as far as its end is concerned."""
 
     def announce_stop(self) -> None:
-        """The gate is about to stop: whoever asks from now on is told so."""
+        """The gate is about to stop: health checks report it from now on."""
         ...
 
     async def stop(self, *, delay_s: float, drain_s: float) -> None:
-        """Stop in good order."""
+        """Stop gracefully."""
         ...
 
     async def leave_to_successor(self, *, drain_s: float) -> None:
-        """End what is here; another process accepts clients."""
+        """Let requests in flight end; another process accepts clients."""
         ...
 
 
@@ -38,10 +38,10 @@ OnSignal = Callable[[int, Callable[[], None]], object]
 
 
 class Signals:
-    """Waits for signals and acts on them. `hand_over` says whether there is a successor now.
+    """Waits for signals and acts on them. `hand_over` returns whether there is a successor now.
 
-    `on_signal` is how signals come here, if not to this process; `pid` is the process that they come to;
-    `tell` is told what happens.
+    `on_signal` registers for signals that another process receives; `pid` is the process that receives them;
+    `tell` is called with what happens.
     """
 
     def __init__(
@@ -99,18 +99,19 @@ class Signals:
             await self._gate.stop(delay_s=0.0, drain_s=0.0)
 
     def _terminate(self) -> None:
-        # The first one after a hand-over changes nothing: a service manager tells all gates of a service.
+        # The first one after a hand-over changes nothing: a service manager signals all processes of a
+        # service.
         if self._gently.is_set():
             self._hurry.set()
             return
         self._gently.set()
         if not self._succeeded.is_set():
-            # At once: whoever is answered between now and the turn in which `run` goes on is told as well.
+            # At once: answers before the turn in which `run` continues must report it as well.
             self._gate.announce_stop()
 
     def _begin_handing_over(self) -> None:
         if self._pid == 1:
-            # Its end is the end of the container, whoever else runs in it.
+            # When process 1 ends, the container ends.
             self._tell("error", "no hand-over: this is process 1; start another gate, then send SIGTERM here")
         elif self._gently.is_set() or self._succeeded.is_set():
             self._tell("warning", "no hand-over: this gate is stopping already")
@@ -127,7 +128,7 @@ class Signals:
             self._handing_over = None
 
     async def _unless_in_a_hurry(self, ending: Awaitable[None]) -> None:
-        """Wait for `ending`; a hurry ends it."""
+        """Wait for `ending`; a signal to stop now cancels it."""
         task = asyncio.ensure_future(ending)
         hurried = self._loop.create_task(self._hurry.wait())
         await asyncio.wait([task, hurried], return_when=asyncio.FIRST_COMPLETED)

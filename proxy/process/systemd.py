@@ -1,4 +1,4 @@
-"""Tells systemd how the gate is, where it is one of its services (sd_notify: datagrams to NOTIFY_SOCKET)."""
+"""Reports the state of the gate to systemd (sd_notify: datagrams to NOTIFY_SOCKET)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from cellgate.proxy.logs.log import log_line
 
 
 def notify(*words: str, environ: Mapping[str, str] = os.environ) -> None:
-    """Send assignments such as READY=1. Nothing happens where nobody listens."""
+    """Send assignments such as READY=1. Without systemd nothing happens."""
     address = environ.get("NOTIFY_SOCKET", "")
     if not address:
         return
-    # A leading @ stands for the abstract namespace.
+    # A leading @ means the abstract namespace.
     place = "\0" + address[1:] if address.startswith("@") else address
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:

@@ -1,4 +1,4 @@
-"""The one timer of a process: whatever has a deadline is looked at a few times a second."""
+"""The one timer of a process: all deadlines are checked a few times a second."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from cellgate.proxy.logs.defects import report_defect
 
 
 class Ticker:
-    """Calls all of `looks` with the time, in their order, every TICK_S seconds.
+    """Calls all of `looks` with the time, in order, every TICK_S seconds.
 
-    What fails of one keeps nothing else from being looked at. `lag_s` is how late this tick is.
+    A failure of one does not stop the others. `lag_s` is how late this tick is.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -28,7 +28,7 @@ class Ticker:
         self._handle = self._loop.call_at(self._due, self._tick)
 
     def stop(self) -> None:
-        """There is no other tick."""
+        """Stop the timer."""
         if self._handle is not None:
             self._handle.cancel()
 

@@ -1,6 +1,6 @@
 """TLS on each side: towards clients, units and webhooks.
 
-What verifies others is made when it is first needed: it holds the system's authorities, which take 2 MB.
+A context that verifies others is created on first use, because the system's authorities take 2 MB.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What is done about a unit that stays DOWN: decided in planner.py, done by command.py or webhook.py."""
+"""Recovery of a unit that stays DOWN: planner.py decides, command.py or webhook.py acts."""

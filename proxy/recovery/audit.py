@@ -1,7 +1,7 @@
-"""The audit log: a line of JSON for all that recovery does, appended and on the disk before it goes on.
+"""The audit log: a line of JSON for each step of recovery, written to disk before recovery continues.
 
-Written by a thread of its own, since a disk may take its time; a daemon, so that one that takes for ever does
-not keep the gate from ending.
+Written by a separate thread, since a disk may be slow; a daemon thread, so that a blocked disk does not keep
+the gate from ending.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 
 WRITE_S = 10.0
-"""A disk that takes longer is as good as none."""
+"""A write that takes longer counts as failed."""
 
 
 async def record(path: str, entry: Mapping[str, Any]) -> None:
@@ -58,7 +58,7 @@ def append(path: str, line: bytes) -> None:
     is_new = not Path(path).exists()
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
     try:
-        # In one call, so that lines of several gates stay lines.
+        # In one call, so that lines of several gates do not mix.
         if os.write(fd, line) < len(line):
             raise OSError(None, "the disk took only a part of a line", path)
         os.fsync(fd)
@@ -69,7 +69,7 @@ def append(path: str, line: bytes) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """A new file is on the disk once its entry in the folder is."""
+    """A new file is durable only once its directory entry is."""
     fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

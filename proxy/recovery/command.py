@@ -1,6 +1,6 @@
-"""Runs the command of a remedy: no shell, bounded in time and in output, killed with all that it has started.
+"""Runs the command of a remedy: no shell, limited in time and output, killed with all its child processes.
 
-It reads the dossier as JSON on its standard input, and finds the most of it in its environment.
+It gets the incident as JSON on its standard input, and most of it in environment variables.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from cellgate.proxy.recovery.nouns import Incident, RecoveryReport, RecoveryResu
 
 OUTPUT_KEPT = 4096
 FLOOD_BYTES = 1024 * 1024
-"""Who prints more than this is killed: to read it all would cost the gate's streams their time."""
+"""A command that prints more is killed, because reading it would delay the gate's streams."""
 REAP_S = 5.0
 _READ_BYTES = 64 * 1024
 
 
 class _Output:
-    """Both outputs of a command. Keeps the end; `flooded` comes true when there is too much."""
+    """Both outputs of a command. Keeps the end; `flooded` becomes true when there is too much."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -40,7 +40,7 @@ class _Output:
         return self._end.decode("utf-8", "replace")
 
     def close(self) -> None:
-        """Read what is there, and no more: a child in the background may hold the other end for ever."""
+        """Read what is available: a background child may hold the other end open for ever."""
         if not self.flooded.is_set():
             self._read()
         self._loop.remove_reader(self._reading)
@@ -100,7 +100,7 @@ def _report(remedy: Remedy, code: int | None, output: _Output, *, killed: bool) 
 
 
 async def _start(remedy: Remedy, about: Incident, output: int) -> asyncio.subprocess.Process:
-    # Memory and no pipe: a command that reads nothing of it must not make us wait.
+    # In memory and not a pipe: a command that does not read it must not block the gate.
     told = os.memfd_create("incident")
     try:
         with os.fdopen(os.dup(told), "wb") as file:
@@ -122,7 +122,7 @@ async def _start(remedy: Remedy, about: Incident, output: int) -> asyncio.subpro
 async def _kill(process: asyncio.subprocess.Process) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    # What sleeps in the kernel is not gone yet; it is not waited for beyond this.
+    # A process that sleeps in the kernel may not have ended yet; do not wait longer for it.
     with suppress(TimeoutError):
         async with asyncio.timeout(REAP_S):
             await process.wait()

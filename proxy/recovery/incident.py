@@ -1,4 +1,4 @@
-"""What a command or a webhook is told of the unit to be recovered: JSON, and environment variables."""
+"""The incident that a command or a webhook gets: JSON, and environment variables."""
 
 from __future__ import annotations
 
@@ -69,6 +69,6 @@ def environment(about: Incident, base: Mapping[str, str]) -> dict[str, str]:
         "SINCE": about["since"],
         "ATTEMPT": str(about["attempt"]),
     }
-    # Tokens and passwords of the gate come by such variables, too.
+    # Tokens and passwords of the gate are in such variables, too.
     kept = {name: value for name, value in base.items() if not name.startswith("CELLGATE_")}
     return kept | {f"CELLGATE_{name}": value for name, value in told.items()}

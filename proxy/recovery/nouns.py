@@ -1,4 +1,4 @@
-"""The nouns of recovery: what is known of a unit, what is done for it, and what became of that."""
+"""The nouns of recovery: incident, remedy, report."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class RecoveryResult(Enum):
     TIMEOUT = "timeout"
     FLOODED = "flooded"
     CANCELLED = "cancelled"
-    """The unit came back, or the gate may not act any more, before anything was done."""
+    """The unit came back, or the gate must not act any more, before anything was done."""
     CUT_OFF = "cut_off"
     """The gate ended while the command was running."""
     UNRECORDED = "unrecorded"
@@ -32,7 +32,7 @@ class RecoveryResult(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RecoveryReport:
-    """What became of one attempt. `detail` is for a person; `output` is the end of what was printed."""
+    """The result of one attempt. `detail` is for people; `output` is the end of what was printed."""
 
     result: RecoveryResult
     detail: str
@@ -40,6 +40,6 @@ class RecoveryReport:
 
 
 Act = Callable[[Remedy, Incident], Awaitable[RecoveryReport]]
-"""Does what a remedy says. Bounded in time by `timeout_s`; raises nothing but CancelledError."""
+"""Executes a remedy, within its `timeout_s`; raises only CancelledError."""
 AuditRecord = Callable[[str, Mapping[str, Any]], Awaitable[None]]
 """Appends a line to the audit log at a path. Raises OSError when it is not on the disk."""

@@ -1,10 +1,10 @@
-"""Decides which units are to be recovered now. Pure: what is remembered and seen, and now, to what to begin.
+"""Decides which units to recover now. Pure: from remembered and observed state and the time to actions.
 
-1. Only a unit that is DOWN is acted upon, and none that is drained or in the hands of its orchestrator.
-2. Its clock runs only while the gate may act: after panic, a lost network or a drain, patience begins anew.
+1. Only units that are DOWN are recovered, and none that is drained or being replaced by its orchestrator.
+2. The clock of a unit runs only while the gate may act: after panic, a lost network or a drain it restarts.
 3. At any time no more units of a cell are being recovered than its remedy has room for.
-4. A unit that this gate has not seen UP since its processes started may still be starting: it is given the
-   time of a backoff first.
+4. A unit that has not been UP since its processes started may still be starting: it gets the time of a
+   backoff first.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class UnitRow(NamedTuple):
 
     @property
     def is_new(self) -> bool:
-        """Whether it has yet to be seen UP since its processes started."""
+        """Whether it has not been UP since its processes started."""
         return self.risen_at <= self.born_at
 
 
@@ -43,8 +43,8 @@ class RecoveryState:
     """What is remembered of one unit.
 
     `down_at`: since when it has been DOWN without having been UP or started anew; `up_at`: since when UP;
-    `rest_until`: no attempt before; `is_running`: an attempt is under way; `is_awaited`: there was one, and
-    the unit has yet to come back.
+    `rest_until`: no attempt before; `is_running`: an attempt is running; `is_awaited`: there was one, and the
+    unit has not come back yet.
     """
 
     cell: str
@@ -66,7 +66,7 @@ RecoveryStates = Mapping[str, RecoveryState]
 
 
 class RecoveryPlan(NamedTuple):
-    """What is remembered from now on; units to begin with, to give up, and those held meanwhile."""
+    """The state to remember; units to recover now, to give up, and those that must wait."""
 
     states: dict[str, RecoveryState]
     begin: tuple[str, ...] = ()
@@ -82,7 +82,7 @@ def plan_recovery(
     *,
     may_act: bool,
 ) -> RecoveryPlan:
-    """What to do now for all units of the cells that have a remedy."""
+    """The plan for all units of cells with a remedy."""
     wards = [row for row in rows if row.cell in remedies]
     after = {row.unit: _seen(states.get(row.unit), row, remedies[row.cell], now) for row in wards}
     sick = [row for row in wards if _is_sick(after[row.unit], row)]
@@ -105,17 +105,17 @@ def plan_recovery(
 
 
 def ended(state: RecoveryState, remedy: Remedy, now: float, *, cancelled: bool) -> RecoveryState:
-    """An attempt is over. One that was cancelled before anything was done counts for nothing."""
+    """An attempt is over. One that was cancelled before anything was done does not count."""
     if cancelled:
         return replace(state, is_running=False, is_awaited=False, tries=max(0, state.tries - 1))
     return replace(state, is_running=False, rest_until=now + remedy.patience_s(state.tries))
 
 
 def _seen(state: RecoveryState | None, row: UnitRow, remedy: Remedy, now: float) -> RecoveryState:
-    """The course after a look at its unit."""
+    """The state after an observation of its unit."""
     state = state or RecoveryState(row.cell)
     if row.drained:
-        # The operator has taken over; what was tried before does not count afterwards.
+        # The operator has taken over; earlier attempts do not count afterwards.
         return RecoveryState(row.cell, down_at=now, is_running=state.is_running)
     if row.in_hand:
         return replace(state, down_at=now, up_at=None)
@@ -131,8 +131,8 @@ def _seen(state: RecoveryState | None, row: UnitRow, remedy: Remedy, now: float)
 
 
 def _up(state: RecoveryState, row: UnitRow, remedy: Remedy, now: float) -> RecoveryState:
-    """It came back. What was tried is forgotten once it has stayed for as long as it is given to come back,
-    so that one that falls again and again is not restarted for ever.
+    """It came back. Attempts are forgotten once it has stayed UP for as long as it is given to come back, so
+    that a unit that fails again and again is not restarted for ever.
     """
     up_at = row.since if state.up_at is None else state.up_at
     if now - up_at >= remedy.patience_s(state.tries):
@@ -141,8 +141,8 @@ def _up(state: RecoveryState, row: UnitRow, remedy: Remedy, now: float) -> Recov
 
 
 def _may_return(state: RecoveryState, remedies: Mapping[str, Remedy], now: float) -> bool:
-    """Whether a unit that is not there (any more) is remembered: one that is discovered goes while it is made
-    anew, and comes back under its name.
+    """Whether a unit that is not in the fleet is remembered: a discovered unit disappears while it is
+    recreated, and comes back under the same name.
     """
     remedy = remedies.get(state.cell)
     is_awaited = remedy is not None and state.tries and now < state.rest_until + remedy.backoff_s
@@ -150,7 +150,7 @@ def _may_return(state: RecoveryState, remedies: Mapping[str, Remedy], now: float
 
 
 def _is_sick(state: RecoveryState, row: UnitRow) -> bool:
-    """Whether something is to be done about a unit sooner or later."""
+    """Whether the unit needs recovery sooner or later."""
     left_alone = row.drained or row.in_hand or state.is_running or state.gave_up
     return row.verdict is Verdict.DOWN and not left_alone
 

@@ -1,8 +1,8 @@
-"""Recovery: does what the planner decides, one task for each attempt, and tells everyone of it.
+"""Recovery: executes what the planner decides, one task for each attempt, and reports it.
 
-1. Nothing is done that is not in the audit log first; whoever cannot write it does nothing.
-2. Right before the deed it looks once more: a unit that came back, or a gate that may not act, cancels it.
-3. Time, the deed and the log are handed in, so that a simulated world can replace them.
+1. Every action is in the audit log first; without the log nothing is done.
+2. Right before an action it checks again: a unit that came back, or a gate that must not act, cancels it.
+3. Time, action and log are passed in, so that a simulation can replace them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Counts = MutableMapping[tuple[str, str], int]
 
 @dataclass(frozen=True, slots=True)
 class RecoveryPorts:
-    """How recovery reaches the world. `waits` says why nothing may be done now (empty: it may be)."""
+    """The environment of recovery. `waits` returns why nothing may be done now (empty: it may)."""
 
     now: Callable[[], float]
     wall: Callable[[], float]
@@ -62,18 +62,18 @@ class Recovery:
         self._reported_waiting = False
         self._tasks: set[asyncio.Task[None]] = set()
         self.is_over = False
-        """Nothing is begun any more."""
+        """Whether no attempt may begin any more."""
         self.configure(remedies)
 
     def configure(self, remedies: Mapping[str, Remedy]) -> None:
-        """Go by other remedies from now on; what is under way ends by the old ones."""
+        """Use other remedies from now on; running attempts keep the old ones."""
         self._remedies = dict(remedies)
         for cell in remedies:
             for result in RecoveryResult:
                 self._counts.setdefault((cell, result.value), 0)
 
     def tick(self, now: float) -> None:
-        """Look at all units; to be called more often than each second."""
+        """Check all units; must be called at least once a second."""
         if now < self._due or not self._remedies:
             return
         self._due = now + PERIOD_S
@@ -90,16 +90,16 @@ class Recovery:
                 task.add_done_callback(self._tasks.discard)
 
     def hand_over(self) -> dict[str, Any]:
-        """Begin nothing more, and say what is remembered of each unit, ready for JSON."""
+        """Begin nothing more, and return the remembered state of each unit for JSON."""
         self.is_over = True
         return {unit: asdict(state) for unit, state in self.states.items()}
 
     def go_on(self) -> None:
-        """There is no successor after all."""
+        """The hand-over failed: continue."""
         self.is_over = False
 
     def take_over(self, known: Mapping[str, Any]) -> None:
-        """Remember what another gate did, which ends by itself what it has begun."""
+        """Take over the state of another gate, which ends its own running attempts."""
         now = self._ports.now()
         for unit, fields in known.items():
             state = RecoveryState(**fields)
@@ -108,7 +108,7 @@ class Recovery:
                 self.states[unit] = state if is_over else ended(state, remedy, now, cancelled=False)
 
     async def close(self) -> None:
-        """Begin nothing more; what is running is ended, and recorded as that."""
+        """Begin nothing more; running attempts are ended, and recorded as ended."""
         self.is_over = True
         for task in list(self._tasks):
             task.cancel()
@@ -165,7 +165,7 @@ class Recovery:
             self._report("recovery_unrecorded", entry["unit"], f"{remedy.audit}: {error.strerror or error}")
 
     def _why_not(self, unit: str) -> str:
-        """Why an attempt that was decided is not to be made after all."""
+        """Why a planned attempt must not be made after all."""
         state = self._board.units.get(unit)
         if state is None:
             return "the unit left the configuration"
@@ -238,5 +238,5 @@ def _row(state: UnitState) -> UnitRow:
 
 
 def _is_in_hand(state: UnitState) -> bool:
-    """Whether a source of units says that it goes, or that a node of it does not run."""
+    """Whether a source of units reports that it is being removed, or that a node of it does not run."""
     return any(source in SOURCES for _, source in state.case.faults)

@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from cellgate.proxy.control.plane import Plane
 
 TROUBLE_S = 10.0
-"""A gate that could not open a connection so recently, through no fault of a unit, does not act."""
+"""A gate that could not open a connection this recently, by its own fault, does not act."""
 
 
 def attend(plane: Plane, tls: Callable[[], ssl.SSLContext]) -> Recovery:
-    """Begin to recover the units of `plane`; `tls` makes what verifies webhooks."""
+    """Begin to recover the units of `plane`; `tls` creates the context that verifies webhooks."""
     gate_faults, trouble_at = 0, -TROUBLE_S
 
     async def act(remedy: Remedy, about: Incident) -> RecoveryReport:
         if remedy.command:
             return await command.run(remedy, about)
-        # Not at the start: its HTTP client takes 10 MB, which most gates have no use for.
+        # Imported late: its HTTP client takes 10 MB, which most gates do not need.
         webhook = await asyncio.to_thread(import_module, "cellgate.proxy.recovery.webhook")
         report: RecoveryReport = await webhook.caller(tls())(remedy, about)
         return report

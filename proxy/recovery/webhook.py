@@ -1,4 +1,4 @@
-"""Calls the webhook of a remedy: one signed POST, bounded in time and in what is read of the answer.
+"""Calls the webhook of a remedy: one signed POST, limited in time and in the size of the answer.
 
 `X-Cellgate-Signature` is `sha256=` and the hex HMAC-SHA256, with the secret, over the value of
 `X-Cellgate-Timestamp` (seconds since 1970), a full stop, and the body.
@@ -28,7 +28,7 @@ def sign(secret: str, timestamp: str, body: bytes) -> str:
 
 
 def caller(tls: ssl.SSLContext, wall: Callable[[], float] = time.time) -> Act:
-    """What calls webhooks, and verifies them by `tls`."""
+    """Calls webhooks, verified by `tls`."""
 
     async def call(remedy: Remedy, about: Incident) -> RecoveryReport:
         body, timestamp = orjson.dumps(about), str(int(wall()))

@@ -1,4 +1,4 @@
-"""Where a gate tells other gates that they reach it."""
+"""The address under which other gates reach this one."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from contextlib import suppress
 from cellgate.proxy.config.settings import Address, Settings
 
 _ANY = {"0.0.0.0": "192.0.2.1", "::": "2001:db8::1"}
-"""Hosts that stand for all addresses, and a far one of the same family: the way there leads through the
-address that others know this machine by."""
+"""Wildcard hosts, each with a remote host of the same family: the route to it shows the address of this
+machine that others can reach."""
 
 
 def own_url(settings: Settings, port: int) -> str:
-    """The configured URL, or that of the address listened on; empty when none can be told."""
+    """The configured URL, or that of the listen address; empty when it cannot be determined."""
     if settings.advertise:
         return settings.advertise
     host = settings.listen.host

@@ -1,7 +1,7 @@
-"""What gates tell each other of prompts that end units: a JSON document for each. docs/redis.md describes it.
+"""Bans of prompts that gates share: a JSON document for each. docs/redis.md describes it.
 
-Advisory as all else in Redis: what makes no sense, is of a gate that nobody knows, or has no end, changes
-nothing but a count. How long a ban holds here is bounded by this gate's own `poison.ban_s`.
+Advisory like everything in Redis: a document that is invalid, of an unknown gate, or without an end is
+counted and ignored. The time of a ban here is limited by this gate's own `poison.ban_s`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from cellgate.router.bans import Ban
 VERSION = 1
 DOCUMENT_MAX = 4096
 MEMBERS_MAX = 1024
-"""So many entries of the index are looked at."""
+"""The most entries of the index that are read."""
 LEFT_MS_MAX = 1 << 40
 LIFTED_MS = 1000
-"""So long it can be read that a ban was lifted."""
+"""How long the end of a ban stays readable."""
 _BEGIN = b'{"poison":'
 _MARK = re.compile(r"[0-9a-f]{16}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -39,7 +39,7 @@ class BanDocument(NamedTuple):
 
 
 class BanWrite(NamedTuple):
-    """What is to be written: the document of a prompt, and for how long."""
+    """A document to be written, and its expiry."""
 
     mark: str
     document: bytes
@@ -48,12 +48,12 @@ class BanWrite(NamedTuple):
 
 
 def is_ban(document: bytes) -> bool:
-    """Whether what came on the channel is to be one of these."""
+    """Whether a message on the channel is of this kind."""
     return document.startswith(_BEGIN)
 
 
 def read_ban(document: bytes) -> BanDocument | None:
-    """What a document says; None when that is nothing that can be used."""
+    """The content of a document; None when it is invalid."""
     try:
         found = orjson.loads(document) if len(document) <= DOCUMENT_MAX else None
     except orjson.JSONDecodeError:
@@ -82,7 +82,7 @@ class SharedBans:
         return [self.row(ban, lifted=False) for ban in self._containment.bans.all() if not ban.gate]
 
     def row(self, ban: Ban, *, lifted: bool) -> BanWrite:
-        """What to write of a ban that begins, or has been lifted."""
+        """The document of a ban that begins, or was lifted."""
         left_ms = 0 if lifted else max(1, round(1000 * (ban.until - self._now())))
         told = {
             "poison": fingerprint_name(ban.fingerprint),
@@ -102,7 +102,9 @@ class SharedBans:
         )
 
     def heard(self, document: Any, gates: Collection[str], left_ms: int | None = None) -> bool:
-        """Take over what one of `gates` tells; False when it does not count. `left_ms`: as the key has it."""
+        """Apply a document of one of `gates`; False when it is ignored. `left_ms`: the time to live of its
+        key.
+        """
         told = read_ban(document) if isinstance(document, bytes) else None
         if told is None or told.gate not in gates or told.gate == self._gate:
             return False

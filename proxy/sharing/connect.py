@@ -1,4 +1,4 @@
-"""Connections to Redis: from a URL, bounded in time, and what went wrong in words that hold no password."""
+"""Connections to Redis: from a URL, with timeouts, and with errors that show no password."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ Connect = Callable[[], Redis]
 
 
 def connector(access: RedisAccess, tls: Tls = _NO_TLS) -> Connect:
-    """What makes a client of the Redis at a URL: redis://, rediss:// (verified by `tls.ca`, and shown
-    `tls.unit_cert`, as units are), or unix://.
+    """A factory of clients for the Redis at a URL: redis://, rediss:// (verified by `tls.ca`, with
+    `tls.unit_cert` as client certificate), or unix://.
 
-    Raises ValueError when the URL is none, or holds a password; it does not show what it holds.
+    Raises ValueError when the URL is invalid or has a password, without showing it.
     """
     if _URL.fullmatch(access.url) is None:
         raise ValueError(_NO_URL)
@@ -50,7 +50,8 @@ def connector(access: RedisAccess, tls: Tls = _NO_TLS) -> Connect:
             password=access.password,
             protocol=2,
             socket_connect_timeout=EXCHANGE_S,
-            # A clock for each answer doubles what an exchange costs: who asks bounds the exchange as a whole.
+            # A timeout for each answer doubles the cost of an exchange: the caller limits the exchange as a
+            # whole.
             socket_timeout=None,
             retry=Retry(NoBackoff(), 0),
             **(secured if access.url.startswith("rediss:") else {}),
@@ -71,7 +72,7 @@ def is_refusal(error: Exception) -> bool:
 
 
 def refusal_reason(error: ResponseError) -> str:
-    """Why it does not take what it is told, in words."""
+    """Why Redis does not accept writes."""
     if isinstance(error, NoPermissionError):
         return "its access control list does not let this user write there: docs/redis.md has the rights"
     return "it is full, or read-only"

@@ -1,9 +1,9 @@
-"""From what the gates of units say to the Board: their verdicts become evidence, their numbers load.
+"""Applies the reports of other gates to the Board: their verdicts become evidence, their numbers load.
 
-1. A gate's word is believed as it stands: it has seen the canaries. But a unit that this gate itself found
-   out of reach comes back by this gate's own look (probes/gate_word.py), whatever others tell.
-2. A drain there is one here, and ends with it.
-3. A unit that is reached by way of another gate now is the same unit: what was learnt of it goes along.
+1. A report is believed as it is, because that gate runs the canaries. But a unit that this gate could not
+   reach itself comes back only by this gate's own probe (probes/gate_word.py).
+   2. A drain at the other gate is one here, and ends with it.
+   3. A unit that is now reached through another gate is the same unit, and keeps its measured values.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from cellgate.router.nouns import Case, Evidence, Load, Sign, Strength, Verdict
 from cellgate.router.unit_state import UnitState
 
 _CUT = 256
-"""Epochs are published in so many characters: the last of more may be incomplete."""
+"""Published epochs are cut to this many characters: the last one may be incomplete."""
 
 
 class FleetEvidence:
-    """Folds sights into a board. `observe` takes evidence, `drain` sets the will of an operator, `tell` notes
-    it.
+    """Applies reports to a Board. `observe` takes evidence, `drain` drains a unit, `tell` records the
+    event.
     """
 
     def __init__(
@@ -42,19 +42,19 @@ class FleetEvidence:
         self._tell = tell
         self._states: dict[str, UnitState] = {}
         self._drained: dict[str, str] = {}
-        """Units that a gate wants nothing for, and which gate."""
+        """Units that are drained at a gate, and which gate."""
         self._epochs: dict[str, tuple[str, str, int]] = {}
-        """By unit: whose reading of its epochs was the last, what it was, and of which incarnation."""
+        """By unit: the gate of the last epoch, that epoch, and the number of the incarnation."""
 
     def take(self, fleet_unit: FleetUnit, now: float) -> None:
-        """Take over what is known of one unit; one that is not on the board (yet) is left alone."""
+        """Apply the report of one unit, if it is on the Board."""
         state = self._board.units.get(fleet_unit.name)
         if state is None:
             return
         before, self._states[fleet_unit.name] = self._states.get(fleet_unit.name, state), state
         if before is not state:
             _carry_over(before, state)
-        # What it runs, not how it is reached: that is in its unit.
+        # The engine and models; the address is in its unit.
         state.engine = fleet_unit.latest.report.engine or state.engine
         if fleet_unit.gone_since is None:
             self._take_load(state, fleet_unit)
@@ -63,11 +63,11 @@ class FleetEvidence:
         for evidence in _words(state, fleet_unit, self._board.rules.passes, now):
             self._observe(evidence)
         if before is not state:
-            # It has not started anew, and need not be loaded slowly.
+            # It has not restarted, so no slow start is needed.
             state.risen_at = before.risen_at
 
     def keep(self, names: set[str]) -> None:
-        """These are all units there are."""
+        """Forget all other units."""
         for kept in (self._states, self._drained, self._epochs):
             for name in kept.keys() - names:
                 del kept[name]
@@ -80,7 +80,7 @@ class FleetEvidence:
         if state.load is not None and state.load.at >= at:
             return
         running = report.running if report.running is not None else fleet_unit.in_flight
-        # Requests that its gates have in flight and the engine does not know of yet come to it in a moment.
+        # Requests in flight at its gates that the engine does not report yet will reach it in a moment.
         waiting = max(report.waiting or 0, fleet_unit.in_flight - running)
         sent_since = sum(1 for _ in takewhile(lambda lease: lease.opened_at > at, reversed(state.leases)))
         own = state.in_flight - sent_since
@@ -112,7 +112,7 @@ class FleetEvidence:
 
 
 def _words(state: UnitState, fleet_unit: FleetUnit, passes: int, now: float) -> Iterator[Evidence]:
-    """What brings the case of a unit to where its gate has it; each piece is observed before the next."""
+    """The evidence that brings the case of a unit to the verdict of its gate, to be observed in order."""
     report, at = fleet_unit.latest
     reason = f"{report.verdict.value} at its gate" + (f": {report.reason}" if report.reason else "")
 
@@ -137,19 +137,19 @@ def _words(state: UnitState, fleet_unit: FleetUnit, passes: int, now: float) -> 
 
 
 def is_own_finding(case: Case, strength: Strength = Strength.WEAK) -> bool:
-    """Whether the unit is down by what this gate has seen itself, with no less than this strength."""
+    """Whether the unit is down by evidence of this gate itself, of at least this strength."""
     if case.verdict not in (Verdict.DOWN, Verdict.PROBATION) or case.because is None:
         return False
     return case.because.strength >= strength and not case.because.source.startswith("gate ")
 
 
 def _is_newer_doubt(case: Case, report: UnitReport, at: float) -> bool:
-    """Whether the unit is suspected, and its gate has not reported since that it is well."""
+    """Whether the unit is suspected, and its gate has not reported it as healthy since."""
     return case.verdict is Verdict.SUSPECT and (report.verdict is Verdict.SUSPECT or at <= case.since)
 
 
 def _is_other(known: str, read: str) -> bool:
-    """Whether a process that was read is there no more. Others may come to be read one after the other."""
+    """Whether a process in the known epoch has ended. New ones may be added one after another."""
     before = known.split(",")
     if len(known) >= _CUT:
         before.pop()

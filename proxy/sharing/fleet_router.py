@@ -1,8 +1,8 @@
-"""The fleet's router: keeps a gate's fleet, and what it believes of it, to what other gates tell in Redis.
+"""The fleet router: keeps a gate's fleet and its verdicts to what other gates publish in Redis.
 
-1. Redis gone: the last fleet holds. A gate that is missed in it is asked itself, at its /readyz, before
-   anything is believed to be gone.
-2. Nothing here waits for Redis, and no request waits for anything here.
+1. Without Redis the last fleet is kept. A gate whose reports are missing is probed at its /readyz before its
+   units count as gone.
+   2. Nothing here waits for Redis, and no request waits for this module.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 CHECK_S = 0.5
 READY_S = 1.0
-"""How long a gate may take to say that it is ready: it does from memory."""
+"""The timeout of a gate's /readyz, which it answers from memory."""
 
 
 class FleetRouter:
-    """What a gate does whose units are other gates'. `tick` and `heard` are called by it."""
+    """For a gate whose units belong to other gates. The gate calls `tick` and `heard`."""
 
     def __init__(self, plane: Plane, roster: Roster, feed: Feed) -> None:
         self._plane = plane
@@ -42,7 +42,7 @@ class FleetRouter:
         feed.on_taken = self._apply_all
 
     def heard(self, _: Seen) -> None:
-        """A verdict has changed: what follows does at once, for all that were heard of in this turn."""
+        """A verdict has changed: apply all changes of this turn at once."""
         if not self._is_due:
             self._is_due = True
             asyncio.get_running_loop().call_soon(lambda: self.tick(self._plane.now()))
@@ -73,7 +73,7 @@ class FleetRouter:
     # -- asking gates --------------------------------------------------------------------------------------
 
     async def _check(self) -> None:
-        """Ask those gates that are missed or did not let a request in whether they are ready."""
+        """Check the readiness of gates that are missing or have refused a request."""
         now, missed = self._plane.now(), self._roster.missed(self._plane.now())
         for name in [name for name in missed if self._units.successor(name)]:
             missed.discard(name)

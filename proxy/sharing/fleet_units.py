@@ -1,9 +1,9 @@
-"""Which units there are by what gates tell, and by way of which gate each is reached. Pure.
+"""The units of the fleet by the reports of gates, and through which gate each is reached. Pure.
 
-1. A unit stays as long as a gate holds on to it (see Roster), and for FORGET_S more, so that a fleet that
-   has fallen is not taken for one that never was.
-2. Of several gates of a unit one is its way: the same for as long as that one is there, and not the same one
-   for all units, so that gates share the work.
+1. A unit stays as long as a gate reports it (see Roster), and for FORGET_S more, so that a fleet that is down
+   is not taken for an empty one.
+   2. Of several gates of a unit one is its route: the same as long as it is available, and different ones for
+      different units, so that gates share the work.
 3. A gate that has just appeared gets units of others only after SETTLE_S: it may be about to restart again.
 """
 
@@ -28,17 +28,17 @@ USABLE = (Verdict.UP, Verdict.SUSPECT)
 
 
 class TimedView(NamedTuple):
-    """What one gate says, and when it did."""
+    """The report of one gate, and its time."""
 
     report: UnitReport
     at: float
 
 
 class FleetUnit(NamedTuple):
-    """One unit of the fleet. `name` is its own on the Board; `said` is the word of the gate that is its way,
-    `in_flight` how many requests all gates have there, `drained_by` names a gate that wants none there.
+    """One unit of the fleet. `name` is its name on the Board; `latest` is the report of the gate that is its
+    route, `in_flight` how many requests all gates have there, `drained_by` names a gate that has drained it.
 
-    `gone_since`: no gate holds on to it any more since then, and `said` is the last that was heard.
+    `gone_since`: no gate reports it since then, and `latest` is the last report.
     """
 
     name: str
@@ -49,13 +49,13 @@ class FleetUnit(NamedTuple):
 
 
 class FleetUnits:
-    """The fleet as it is known. `lost` are URLs of gates that do not answer, as was found out elsewhere."""
+    """The known fleet. `lost` are URLs of gates that do not answer, set by the caller."""
 
     def __init__(self, roster: Roster) -> None:
         self._roster = roster
         self._sights: dict[tuple[str, str], FleetUnit] = {}
         self._since: dict[str, float] = {}
-        """Since when each gate, by its URL, is heard of."""
+        """Since when each gate, by its URL, reports."""
         self.lost: set[str] = set()
 
     def refresh(self, now: float) -> dict[str, FleetUnit]:
@@ -64,7 +64,7 @@ class FleetUnits:
         for (unit, _), report, at in self._roster.everything():
             if report.gate_url:
                 by_url, one = told[report.cell, unit], TimedView(report, at)
-                # At one place there may be a gate that stops and its successor.
+                # One URL may belong to a gate that stops and to its successor.
                 by_url[report.gate_url] = max(by_url.get(report.gate_url, one), one, key=_standing)
         self._note_gates((url for by_url in told.values() for url in by_url), now)
         shared = _shared(unit for _, unit in told.keys() | self._sights.keys())
@@ -76,7 +76,7 @@ class FleetUnits:
         return {fleet_unit.name: fleet_unit for fleet_unit in self._sights.values()}
 
     def successor(self, gate: str) -> bool:
-        """Whether another gate is heard of since, at the very place of this one: it has been started anew."""
+        """Whether another gate has begun to report at the same URL: this one was restarted."""
         reports = [(report, at) for (_, name), report, at in self._roster.everything() if name == gate]
         if not reports:
             return False

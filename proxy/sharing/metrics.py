@@ -1,4 +1,4 @@
-"""What a scrape shows of the gate's line to Redis."""
+"""Metrics of the gate's connection to Redis."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _COUNTS = {
 
 
 class RedisMetrics(Collector):
-    """The line to Redis, and what other gates have open on our units."""
+    """The connection to Redis, and the attempts of other gates on shared units."""
 
     def __init__(self, link: RedisLink, board: Board) -> None:
         self._link = link

@@ -1,9 +1,9 @@
-"""What gates tell each other of prefix caches: a JSON document for each gate. docs/redis.md describes it.
+"""Hashes of cached prompts that gates share: a JSON document for each gate. docs/redis.md describes it.
 
-It holds hashes of blocks of prompts (request/prompt.py), by unit, that the gate has proven there just now.
-Pure but for the Board. Advisory as all else in Redis: a document that makes no sense, or is of a gate that
-tells of no such unit, changes nothing but a count. One that lies makes units look cheaper for some prompts,
-until what their engines say they have found corrects it.
+It has hashes of blocks of prompts (request/prompt.py), by unit, that the gate has just proven there. Pure
+except for the Board. Advisory like everything in Redis: a document that is invalid, or of a gate that does
+not report the unit, is counted and ignored. A wrong one makes units look cheaper for some prompts, until the
+cached tokens that their engines report correct that.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from cellgate.router.unit_state import UnitState
 
 VERSION = 1
 HASHES_A_BEAT = 256
-"""So many hashes are told for the first time in one heartbeat: 3 kB."""
+"""The most new hashes in one heartbeat: 3 kB."""
 BEATS = 2
-"""In so many heartbeats each is told: who reads as often as this gate writes misses one now and then."""
+"""Each hash is published in this many heartbeats, because a reader misses one now and then."""
 HASHES_MAX = 1024
-"""So many hashes of one document are taken over."""
+"""The most hashes that are read of one document."""
 DOCUMENT_MAX = 64 * 1024
 GATES_MAX = 64
-"""The documents of so many other gates are read."""
+"""The most other gates whose documents are read."""
 _BLOCK_BITS = 60
 
 PrefixDocument = dict[str, list[int]]
@@ -46,7 +46,7 @@ def written(gate: str, told: Mapping[str, list[int]]) -> bytes:
 
 
 def read(document: Any) -> tuple[str, PrefixDocument] | None:
-    """Who tells, and what; None when that is nothing that can be used."""
+    """The gate and its hashes; None when the document is invalid."""
     try:
         found = (
             orjson.loads(document) if isinstance(document, bytes) and len(document) <= DOCUMENT_MAX else None
@@ -68,7 +68,7 @@ def read(document: Any) -> tuple[str, PrefixDocument] | None:
 
 
 class _Part(NamedTuple):
-    """What was told of one unit in one beat. `reborn`: as its case had it then."""
+    """What was published of one unit in one heartbeat. `reborn`: as its case had it then."""
 
     unit_state: UnitState
     reborn: tuple[str, float] | None
@@ -76,7 +76,7 @@ class _Part(NamedTuple):
 
 
 class PrefixSharing:
-    """One gate's part in it. `roster` holds what other gates say of units."""
+    """The part of one gate. `roster` has the reports of other gates."""
 
     def __init__(self, board: Board, gate: str, roster: Roster, now: Callable[[], float]) -> None:
         self.remote = board.remote = RemotePrefixes()
@@ -86,24 +86,24 @@ class PrefixSharing:
         self._roster = roster
         self._now = now
         self._beats: list[list[_Part]] = []
-        """What was told in the last beats."""
+        """What was published in the last heartbeats."""
         self._heard: dict[str, int] = {}
         """By gate: the hash of the document that was read last."""
 
     def document(self) -> tuple[bytes | None, int]:
-        """What there is to tell in this beat (None: nothing), and how many hashes are told the first time."""
+        """What to publish in this heartbeat (None: nothing), and how many hashes are new."""
         news, states = self._proven.take(HASHES_A_BEAT, self._now()), self._board.units
         beat = [_Part(states[u], states[u].case.reborn, hashes) for u, hashes in news.items() if u in states]
         self._beats = [*self._beats[1 - BEATS :], beat]
         told = PrefixDocument()
         for part in (part for beat in self._beats for part in beat):
-            # What was proven of another incarnation is gone.
+            # The cache of an earlier incarnation is gone.
             if part.unit_state.case.reborn == part.reborn and not part.unit_state.retired:
                 told.setdefault(part.unit_state.unit.name, []).extend(part.hashes)
         return (written(self._gate, told) if told else None), sum(len(part.hashes) for part in beat)
 
     def heard(self, gate: str, document: Any) -> int | None:
-        """Take over what stands at another gate's key: how many hashes. None: it does not count."""
+        """Apply the document of another gate; returns the number of hashes. None: it is ignored."""
         mark = hash(document) if isinstance(document, bytes) else 0
         if mark and self._heard.get(gate) == mark:
             return 0
@@ -122,7 +122,7 @@ class PrefixSharing:
         return taken
 
     def _is_of_now(self, state: UnitState, gate: str) -> bool:
-        """Whether that gate tells of the unit, and means the incarnation that this one knows."""
+        """Whether that gate reports the unit with the same epoch."""
         report = self._roster.said(state.unit.name, gate)
         if report is None:
             return False

@@ -1,8 +1,7 @@
-"""What a gate and Redis say to each other: writing documents, the index of who writes what, and reading.
+"""The commands of a gate to Redis: writing documents, the index of writers, and reading.
 
-Each exchange is a batch of commands, bounded in time, of at most SLICE units: the loop turns between two, so
-that no stream feels how many units there are. What Redis refuses, it refuses command by command; the rest
-counts.
+Each exchange is a batch of commands with a timeout, for at most SLICE units. The loop turns between two, so
+that streams are not delayed by the number of units. Redis refuses single commands; the others still count.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ Command = tuple[str | bytes | int, ...]
 
 
 class IndexEntry(NamedTuple):
-    """An entry of an index: this gate tells of this unit, which is of this cell."""
+    """An entry of an index: this gate reports this unit of this cell."""
 
     cell: str
     unit: str
@@ -56,7 +55,7 @@ class RedisCommands:
         return members, refused
 
     async def publish(self, flips: Iterable[UnitReport], expiry_ms: int) -> None:
-        """Write these, and tell of them on the channel of flips."""
+        """Write these, and publish them on the channel of flips."""
         for part in _slices(flips):
             commands: list[Command] = []
             for report in part:
@@ -66,12 +65,12 @@ class RedisCommands:
             await self._exchange(commands)
 
     async def cells(self) -> list[str]:
-        """All cells that anybody tells of."""
+        """All cells with reports."""
         (found,) = await self._exchange([("SMEMBERS", self._names.cells)])
         return sorted(_texts(found))[:CELLS_MAX]
 
     async def index(self, cells: Sequence[str]) -> set[IndexEntry]:
-        """Who tells of units of these cells."""
+        """The reporting gates of the units of these cells."""
         if not cells:
             return set()
         found = await self._exchange([("SMEMBERS", self._names.units_of(cell)) for cell in cells])
@@ -98,7 +97,7 @@ class RedisCommands:
             )
 
     async def get(self, members: Iterable[IndexEntry]) -> AsyncIterator[tuple[IndexEntry, Any, Any]]:
-        """What stands at each key, and the milliseconds that it has left; as found, whatever that is."""
+        """The value of each key, unchecked, and its time to live in milliseconds."""
         for part in _slices(members):
             keys = [self._names.unit(member.unit, member.gate) for member in part]
             answers = await self._exchange([(word, key) for key in keys for word in ("GET", "PTTL")])
@@ -106,7 +105,7 @@ class RedisCommands:
                 yield row
 
     async def publish_bans(self, rows: Iterable[BanWrite], *, publish: bool = True) -> None:
-        """Write these bans, or that they are lifted, and tell of them on the channel of flips."""
+        """Write these bans, or their ends, and publish them on the channel of flips."""
         for part in _slices(rows):
             commands: list[Command] = []
             for row in part:
@@ -117,12 +116,14 @@ class RedisCommands:
             await self._exchange(commands)
 
     async def bans(self) -> set[str]:
-        """The prompts that anybody refuses."""
+        """The prompts that any gate refuses."""
         (found,) = await self._exchange([("SMEMBERS", self._names.poison)])
         return set(islice(_texts(found), BANS_MAX))
 
     async def get_bans(self, marks: Iterable[str]) -> AsyncIterator[tuple[str, Any, Any]]:
-        """What stands at the key of each, and the milliseconds that it has left; what is gone is delisted."""
+        """The value of each key and its time to live in milliseconds; missing ones are removed from the
+        index.
+        """
         for part in _slices(marks):
             keys = [self._names.ban(mark) for mark in part]
             answers = await self._exchange([(word, key) for key in keys for word in ("GET", "PTTL")])
@@ -132,11 +133,11 @@ class RedisCommands:
                 yield row
 
     async def put_prefixes(self, gate: str, document: bytes, expiry_ms: int) -> None:
-        """Write what this gate tells of prefix caches. It is no loss if that is refused."""
+        """Write this gate's hashes of cached prompts. A refusal does no harm."""
         await self._exchange([("SET", self._names.prefixes(gate), document, "PX", expiry_ms)])
 
     async def get_prefixes(self, gates: Iterable[str]) -> AsyncIterator[tuple[str, Any]]:
-        """What stands at the keys of these gates; None: nothing."""
+        """The documents of these gates; None: there is none."""
         for part in _slices(gates):
             answers = await self._exchange([("GET", self._names.prefixes(gate)) for gate in part])
             for row in zip(part, answers, strict=True):
@@ -150,7 +151,7 @@ class RedisCommands:
         batch = self._client.pipeline(transaction=False)
         for command in commands:
             batch.execute_command(*command)
-        # Ended in the middle, it closes its connection: no later exchange finds an answer of this one.
+        # A cancelled exchange closes its connection, so no later one reads its answers.
         async with asyncio.timeout(EXCHANGE_S):
             return await batch.execute(raise_on_error=False)
 

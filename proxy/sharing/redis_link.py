@@ -1,8 +1,8 @@
-"""The gate's line to Redis: writes what it knows of its units, reads what other gates do. Advisory.
+"""The gate's connection to Redis: writes reports of its units, reads those of other gates. Advisory.
 
-1. Nobody waits for it: it runs in tasks of its own, and whatever fails there ends in a pause and a new try.
-2. Every exchange with Redis is bounded in time. While there is none the roster keeps what it has.
-3. One line in the log for each change of state; passwords are in none.
+1. Nothing waits for it: it runs in its own tasks, and any failure leads to a pause and a retry.
+2. Every exchange with Redis has a timeout. Without Redis the roster keeps what it has.
+3. Each change of state is one log line without passwords.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from cellgate.proxy.sharing.unit_report import (
 )
 
 REFUSED_PAUSE_S = 5.0
-"""Between two tries with credentials that were refused: some servers lock out who asks too often."""
+"""The pause after refused credentials: some servers lock out clients that retry too often."""
 FLIPS_KEPT = 1024
 BAN_BEATS = 8
-"""The index of refused prompts is read once in so many beats (2 s); each is told of at once as well."""
+"""The index of bans is read once in this many heartbeats (2 s); new ones are also published at once."""
 ABSENT_MAX = 240
-"""An entry of an index whose document was missing in so many beats (a minute) is taken off the index."""
+"""An entry of an index is removed after its document was missing in this many heartbeats (a minute)."""
 FORGET_BEATS = 24
-"""So often what was said of units and gates that are gone is looked for."""
+"""How often reports of removed units and gates are searched."""
 
 _COUNTS = (
     "beats",
@@ -64,7 +64,7 @@ _WHAT_NOW = "this gate routes by its own observations and keeps trying"
 
 
 class LinkState(Enum):
-    """How it stands with Redis, and what the operator is told when it comes to be so."""
+    """The state of the connection, with the log line for it."""
 
     AWAY = "away"
     REFUSED = "refused"
@@ -81,9 +81,9 @@ _WORDS = {
 
 
 class RedisLink:
-    """`views` gives what there is to tell, `roster` takes what others tell. `on_flip` is called for each
-    change of verdict that another gate tells of, `tell` with each line for the operator. `all_cells`: what
-    is told of any cell is read, and not only of those that there is something to tell of.
+    """`views` gives the reports to publish, `roster` takes those of others. `on_flip` is called for each
+    change of verdict that another gate publishes, `tell` with each log line. `all_cells`: reports of all
+    cells are read, and not only of those that this gate reports.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class RedisLink:
         self.counts = dict.fromkeys(_COUNTS, 0)
 
     def start(self) -> None:
-        """Begin, and go on until `close`."""
+        """Begin, and run until `close`."""
         self._tasks = [
             asyncio.create_task(self._forever(self._beats, tells=True), name="redis beats"),
             asyncio.create_task(self._forever(self._tells, tells=False), name="redis flips told"),
@@ -139,37 +139,37 @@ class RedisLink:
         ]
 
     async def close(self) -> None:
-        """End; what was written expires by itself."""
+        """End; written documents expire by themselves."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def flipped(self, report: UnitReport) -> None:
-        """A verdict of ours has changed: tell it now. Never waits."""
+        """A verdict of this gate has changed: publish it now. Never waits."""
         if len(self._flips) < FLIPS_KEPT:
             self._flips.append(report)
         self._wake.set()
 
     def banned(self, row: BanWrite) -> None:
-        """A prompt is refused from now on, or no more: tell it now. Never waits."""
+        """A ban has begun or ended: publish it now. Never waits."""
         if len(self._ban_news) < FLIPS_KEPT:
             self._ban_news.append(row)
         self._wake.set()
 
     def peers(self) -> int:
-        """How many other gates are heard."""
+        """How many other gates report."""
         return len(self._roster.gates(self._now()))
 
     # -- staying connected ---------------------------------------------------------------------------------
 
     async def _forever(self, session: Callable[[Redis], Awaitable[None]], *, tells: bool) -> None:
-        # One client for good: to make one takes redis-py a millisecond, in which no stream gets its tokens.
+        # One client for good: creating one takes redis-py a millisecond, which would delay streams.
         client = self._connect()
         while True:
             pause_s = self._heartbeat_s
             try:
                 await session(client)
-            except Exception as error:  # Whatever it is: it must not end the one who is to recover from it.
+            except Exception as error:  # No exception may end this task, which has to reconnect.
                 state = LinkState.REFUSED if is_refusal(error) else LinkState.AWAY
                 if state is LinkState.REFUSED:
                     pause_s = REFUSED_PAUSE_S
@@ -180,11 +180,11 @@ class RedisLink:
             finally:
                 with suppress(Exception):
                     await client.connection_pool.disconnect()
-            # Jittered, so that many gates do not come back to it as one.
+            # With jitter, so that many gates do not reconnect at once.
             await asyncio.sleep(pause_s * self._rng.uniform(0.5, 1.0))
 
     def _note(self, state: LinkState, why: str = "") -> None:
-        """Say so once: not again when the same has other reasons."""
+        """Log a change of state once, not again for another reason of the same state."""
         self.state = state
         if state is not self._told:
             self._told = state
@@ -209,7 +209,7 @@ class RedisLink:
             await asyncio.sleep(self._heartbeat_s * self._rng.uniform(0.9, 1.0))
 
     async def _write(self, commands: RedisCommands) -> list[ResponseError]:
-        """Write all there is to tell; what of it was refused."""
+        """Write all reports; returns what was refused."""
         own, refused = await commands.put(self._reports(), self._expiry_ms)
         self._own = own
         self.counts["writes_refused"] += len(refused)
@@ -217,11 +217,11 @@ class RedisLink:
         return refused
 
     async def _read(self, commands: RedisCommands) -> None:
-        """Read what others have written of the same cells, or of all there are."""
+        """Read the reports of others for the same cells, or for all."""
         cells = await commands.cells() if self._all_cells else sorted({member.cell for member in self._own})
         index = await commands.index(cells)
         self._known = index
-        # What a Redis that came back empty has forgotten is put on the index again.
+        # Restore index entries in a Redis that came back empty.
         await commands.add_to_index(self._own - index)
         seen: dict[RosterKey, Seen] = {}
         async for member, document, pttl_ms in commands.get(m for m in index if m.gate != self._gate):
@@ -229,7 +229,7 @@ class RedisLink:
             if (one := self._seen(key, document, pttl_ms)) is not None:
                 seen[key] = one
             self._absent[member] = self._absent.get(member, 0) + 1 if document is None else 0
-        # What was read may be older than what was heard on the channel meanwhile.
+        # A document that was read may be older than a message on the channel meanwhile.
         for key in self._roster.answered(seen, self._now()):
             self._look_for_flip(key, seen[key])
         await self._forget_departed(commands, index)
@@ -239,7 +239,7 @@ class RedisLink:
             await self._share_bans(commands, self._bans)
 
     async def _share_prefixes(self, commands: RedisCommands, prefixes: PrefixSharing) -> None:
-        """Tell what prompts were computed where, and hear what others tell."""
+        """Publish the hashes of computed prompts, and read those of others."""
         document, new = prefixes.document()
         if document is not None:
             await commands.put_prefixes(self._gate, document, self._expiry_ms)
@@ -251,7 +251,7 @@ class RedisLink:
             self.counts["prefixes_heard"] += taken or 0
 
     async def _share_bans(self, commands: RedisCommands, bans: SharedBans) -> None:
-        """Read what prompts others refuse. What a Redis that came back empty has not is written again."""
+        """Read the bans of others. Bans that a Redis that came back empty has lost are written again."""
         index = await commands.bans()
         await commands.publish_bans((row for row in bans.own() if row.mark not in index), publish=False)
         unknown = [mark for mark in index if not bans.knows(mark)]
@@ -268,7 +268,7 @@ class RedisLink:
         self.counts["bans_heard" if heard else "bans_refused"] += 1
 
     def _seen(self, key: RosterKey, document: Any, pttl_ms: Any) -> Seen | None:
-        """What stands at a key; None when that is nothing, or not what should be there."""
+        """The report at a key; None when it is missing or invalid."""
         if document is None:
             return None
         age = age_s(pttl_ms, self._expiry_ms / 1000) if isinstance(pttl_ms, int) else None
@@ -280,22 +280,22 @@ class RedisLink:
         return Seen(report, age)
 
     async def _forget_departed(self, commands: RedisCommands, index: set[IndexEntry]) -> None:
-        """Gates come and go under new names: the index must not grow with every one there ever was."""
+        """Remove old entries: gates come and go under new names, and the index must not grow."""
         gone = {member for member, beats in self._absent.items() if beats >= ABSENT_MAX}
         await commands.remove_from_index(gone)
         for member in [member for member in self._absent if member in gone or member not in index]:
             del self._absent[member]
             self._verdicts.pop((member.unit, member.gate), None)
-        # A router over the fleet keeps what a gate said until that one itself is gone.
+        # A fleet router keeps the reports of a gate until the gate itself is gone.
         if self.counts["beats"] % FORGET_BEATS == 0 and not self._all_cells:
             self._roster.forget(self._now() - ABSENT_MAX * self._heartbeat_s)
 
     # -- flips ---------------------------------------------------------------------------------------------
 
     async def _tells(self, client: Redis) -> None:
-        """A connection of its own: a flip must not wait for a beat that writes and reads many units."""
+        """A separate connection: a flip must not wait for a heartbeat that writes and reads many units."""
         commands = RedisCommands(client, self._names)
-        # What has flipped while there was no connection is told by the beats.
+        # Flips during a lost connection are published by the heartbeats.
         self._flips.clear()
         self._ban_news.clear()
         while True:
@@ -313,7 +313,7 @@ class RedisLink:
             async with asyncio.timeout(EXCHANGE_S):
                 await pubsub.subscribe(self._names.flips)
             session = self._sessions
-            # Who only listens does not notice that the other end is gone. The beats do.
+            # A subscriber does not notice a lost connection. The heartbeats do.
             while session == self._sessions:
                 # It waits for a message, and before that, perhaps, for a new connection.
                 async with asyncio.timeout(2.0 * EXCHANGE_S):
@@ -326,14 +326,15 @@ class RedisLink:
             self._take_ban(document)
             return
         report = read_report(document) if isinstance(document, bytes) else None
-        # Whoever is not on the index yet is read at the next beat: what strangers shout is not kept.
+        # Messages of gates that are not on the index are ignored; their documents are read at the next
+        # heartbeat.
         if report is None or IndexEntry(report.cell, report.unit, report.gate) not in self._known:
             self.counts["documents_refused"] += 1
         elif self._roster.update((report.unit, report.gate), Seen(report, 0.0), self._now()):
             self._look_for_flip((report.unit, report.gate), Seen(report, 0.0))
 
     def _look_for_flip(self, key: RosterKey, one: Seen) -> None:
-        """A verdict may be heard of twice, on the channel and at the next beat: it is told once."""
+        """A change of verdict may arrive twice, on the channel and at the next heartbeat: report it once."""
         verdict = one.report.verdict.value
         if self._verdicts.get(key) != verdict:
             self._verdicts[key] = verdict

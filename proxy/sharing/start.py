@@ -31,10 +31,10 @@ _GRAIN_S = 0.001
 
 
 def share(plane: Plane, port: Callable[[], int], access: RedisAccess, feed: Feed) -> RedisLink | None:
-    """Begin to share what `plane` knows, or, where all its units are others', to go by what they share.
+    """Begin to share the reports of `plane`, or, as a fleet router, to use those of others.
 
-    `port` is the one that clients come to; 0: not yet. `feed` takes the units of others. A URL that is none
-    costs a line in the log and no more.
+    `port` is the one for clients; 0: not known yet. `feed` takes the units of others. An invalid URL is only
+    logged.
     """
     try:
         connect = connector(access, plane.settings.tls)
@@ -85,7 +85,7 @@ def _share(plane: Plane, port: Callable[[], int], link_by: Callable[..., RedisLi
 
     def gate_url() -> str:
         nonlocal url
-        # It is known as soon as the gate listens, which may be later.
+        # It is known once the gate listens, which may be later.
         if not url and port():
             url = own_url(plane.settings, port())
         return url
@@ -110,7 +110,7 @@ def _share(plane: Plane, port: Callable[[], int], link_by: Callable[..., RedisLi
 
     def tick(now: float) -> None:
         plane.board.elsewhere = sharing.tick(now)
-        # What a gate that is gone had open counts until it expires, and not until the tick after.
+        # Attempts of an ended gate count until its report expires, not until the next tick.
         if (expiry_s := roster.expires_at(now) - now) < TICK_S:
             loop.call_later(expiry_s + _GRAIN_S, forget)
 
@@ -123,7 +123,7 @@ def _share(plane: Plane, port: Callable[[], int], link_by: Callable[..., RedisLi
 
 
 def _route(plane: Plane, feed: Feed, link_by: Callable[..., RedisLink]) -> RedisLink:
-    # It has no unit of its own, and so nothing to tell.
+    # It has no units of its own to report.
     roster = Roster(_gate_name())
     router = FleetRouter(plane, roster, feed)
     plane.ticker.looks.append(router.tick)
@@ -131,6 +131,6 @@ def _route(plane: Plane, feed: Feed, link_by: Callable[..., RedisLink]) -> Redis
 
 
 def _gate_name() -> str:
-    """Another one for each process: what a gate wrote before it was started anew is not its own."""
+    """A new id for each process, so that a restarted gate does not take old reports for its own."""
     host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:80].lstrip(".-") or "gate"
     return f"{host}-{os.getpid()}-{random.getrandbits(32):08x}"

@@ -1,8 +1,8 @@
-"""Between the Board and the line to Redis: what a gate tells of its units, what it makes of what it hears.
+"""Between the Board and Redis: what a gate reports of its units, and how it uses the reports of others.
 
-Pure but for the Board it looks at. What others say changes no verdict by itself: their DOWN is evidence that
-sends a canary, their proof of life spares one, their requests count as load. Nothing that was heard is told
-again: two gates would keep a dead unit alive between them.
+Pure except for the Board that it reads. Reports of others change no verdict by themselves: their DOWN is
+evidence that sends a canary, progress seen by them saves one, their requests count as load. Reports of others
+are never published again, or two gates would keep a dead unit alive between them.
 """
 
 from __future__ import annotations
@@ -17,20 +17,22 @@ from cellgate.router.nouns import Evidence, Flip, Sign, Strength, Verdict
 from cellgate.router.unit_state import UnitState
 
 PACE_BEATS = 20
-"""A unit's usual pace is found out anew every so many beats: 5 s. It takes 0.1 ms, so they take turns."""
+"""A unit's usual pace is computed once in this many heartbeats (5 s). It takes 0.1 ms, so units take
+turns.
+"""
 IDLE_BATCH = 0.01
-"""A unit with fewer requests on average keeps the pace it had."""
+"""A unit with fewer requests on average keeps its last pace."""
 
 NEWS_S = HEARTBEAT_S
-"""When another gate saw a unit live is known no better than the way through Redis takes, and seems a little
-later with each slow writing. What is less than this after the last sign of life is none of its own."""
+"""The time of progress seen by another gate is only as exact as the way through Redis, and each slow write
+moves it a little later. A time less than this after the last progress is not new progress."""
 AT_ONCE_S = 1.0
-"""Signs of life so near to each other are of canaries that no gate could spare another one."""
+"""Progress this close together comes from canaries that gates sent at the same time."""
 
 
 class Sharing:
-    """One gate's part in what gates share. `observe` takes evidence (`Prober.observe`), `ttft_s` tells what
-    is usual of late at a unit (`Metrics.recent_ttft_s`).
+    """The part of one gate. `observe` takes evidence (`Prober.observe`), `ttft_s` gives the recent time to
+    first token of a unit (`Metrics.recent_ttft_s`).
     """
 
     def __init__(
@@ -56,10 +58,10 @@ class Sharing:
         self._beats = 0
         self._itl_s: dict[str, float | None] = {}
         self._lives: dict[UnitState, tuple[float, float]] = {}
-        """Of units whose last sign of life others have seen: when we saw one ourselves, and when they did."""
+        """For units whose last progress was seen by others: when this gate saw some, and when they did."""
 
     def reports(self) -> Iterator[UnitReport]:
-        """What there is to tell now, one unit after the other."""
+        """The reports to publish now, one for each unit."""
         self._beats += 1
         states = list(self._board)
         for number, state in enumerate(states):
@@ -70,7 +72,7 @@ class Sharing:
         self._lives = {state: lives for state, lives in self._lives.items() if not state.retired}
 
     def report(self, flip: Flip) -> UnitReport | None:
-        """What to tell at once of a verdict that has changed."""
+        """The report to publish at once for a change of verdict."""
         state = self._board.units.get(flip.unit)
         return self._report(state) if state is not None else None
 
@@ -83,7 +85,7 @@ class Sharing:
             self._observe(Evidence(report.unit, Sign.BAD, Strength.STRONG, source, reason, self._now()))
 
     def tick(self, now: float) -> dict[str, Elsewhere]:
-        """Take over others' proofs of life. What they have on each unit that they use."""
+        """Apply the progress seen by others. Returns their requests for each unit."""
         others = {}
         for name in self._roster.units() & self._board.units.keys():
             if (lived := self._roster.lived_at(name)) is not None:
@@ -94,8 +96,8 @@ class Sharing:
         return others
 
     def _take_life(self, state: UnitState, lived_at: float, gate: str) -> None:
-        """Another gate has seen the unit live. The one that saw it last sends the next canary, too; of those
-        that saw it at once, the one whose name comes first.
+        """Another gate has seen progress. The gate that saw it last sends the next canary, too; of several at
+        the same time, the one whose name is first.
         """
         if lived_at > state.life_at + NEWS_S:
             self._lives[state] = self._own_life_at(state), lived_at
@@ -104,7 +106,7 @@ class Sharing:
             state.peer_canary_at = state.life_at
 
     def _own_life_at(self, state: UnitState) -> float:
-        """When this gate itself last saw the unit live; 0: never."""
+        """When this gate itself last saw progress of the unit; 0: never."""
         own_at, others_at = self._lives.get(state, (0.0, 0.0))
         return own_at if state.life_at == others_at else state.life_at
 

@@ -1,9 +1,9 @@
-"""What gates tell each other of a unit: a JSON document per (unit, gate), its names in Redis, its reading.
-Pure; docs/redis.md is its description.
+"""The report of a unit that gates share: a JSON document for each (unit, gate), its keys in Redis, its
+parsing. Pure; docs/redis.md describes it.
 
-1. Whatever stands in Redis, reading it raises nothing: what makes no sense is left out, field by field.
-2. No clock is shared. Ages are as of the writing; how long ago that was follows from the time a key has left.
-3. Of another version only `CORE` fields are read: these keep their meaning for ever.
+1. Reading never raises, whatever is in Redis: invalid fields are ignored one by one.
+2. Clocks are not shared. Ages are as of the writing; its time follows from the time to live of the key.
+3. Of another version only `CORE` fields are read: these never change their meaning.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ VERSION = 1
 CORE = ("unit", "cell", "gate", "verdict", "url", "in_flight", "gate_url")
 HEARTBEAT_S = 0.25
 EXPIRY_HEARTBEATS = 3
-"""A document lives for so many heartbeats, and so many a reader waits before it misses one."""
+"""A document expires after this many heartbeats, and a reader waits as long before it counts as missing."""
 DOCUMENT_MAX = 64 * 1024
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -33,7 +33,7 @@ _TEXT_MAX = 256
 _MODELS_MAX = 256
 _LARGEST = 1e12
 _GRAIN_S = 0.001
-"""What PTTL leaves out. A view must never seem newer than one that came after it."""
+"""The inaccuracy of PTTL. A report must never seem newer than a later one."""
 
 
 class Names:
@@ -44,17 +44,17 @@ class Names:
         self.cells = f"{prefix}cells"
         """The set of cells."""
         self.flips = f"{prefix}flips"
-        """The channel on which a document is published whenever its verdict has changed."""
+        """The channel on which a document is published after each change of verdict."""
 
         self.poison = f"{prefix}poison"
         """The set of prompts that are refused, by fingerprint."""
 
     def prefixes(self, gate: str) -> str:
-        """The key of what a gate tells of prefix caches."""
+        """The key of a gate's hashes of cached prompts."""
         return f"{self.prefix}prefixes:{gate}"
 
     def ban(self, mark: str) -> str:
-        """The key of the document of such a prompt."""
+        """The key of the document of a refused prompt."""
         return f"{self.prefix}poison:{mark}"
 
     def units_of(self, cell: str) -> str:
@@ -66,15 +66,15 @@ class Names:
         return f"{self.prefix}unit:{unit}:{gate}"
 
 
-# Not frozen, and nobody changes one: to make a frozen object of so many fields takes 3 us, and a gate before
-# 200 units makes 800 a second.
+# Not frozen, although never changed: creating a frozen object with so many fields takes 3 us, and a gate with
+# 200 units creates 800 a second.
 @dataclass(slots=True)
 class UnitReport:
-    """What one gate says of one unit. None: it does not know.
+    """The report of one gate on one unit. None: unknown.
 
-    `fatal`: it is DOWN by a fact (an address refuses, a process is gone) and not by judgement; `life_age_s`:
-    how long ago it last proved by work that it lives; `uncached_tokens`: prompts not yet computed;
-    `gate_url`: where the gate takes requests for it (empty: nowhere); `stopping`: for a moment only.
+    `fatal`: it is DOWN by a fact (an address refuses, a process has ended) and not by judgement;
+    `life_age_s`: how long ago it last made progress; `uncached_tokens`: prompts that are not computed yet;
+    `gate_url`: where the gate takes requests for it (empty: nowhere); `stopping`: the gate is stopping.
     """
 
     unit: str
@@ -106,14 +106,14 @@ class UnitReport:
 
 
 class Seen(NamedTuple):
-    """A view, and how long ago it was written."""
+    """A report, and how long ago it was written."""
 
     report: UnitReport
     age_s: float
 
 
 class MergedReport(NamedTuple):
-    """What several gates together say of a unit: `view` decides, `in_flight` is that of all."""
+    """The combined report of several gates: `view` decides, `in_flight` is the sum."""
 
     report: UnitReport
     in_flight: int
@@ -125,7 +125,7 @@ def written(report: UnitReport) -> bytes:
 
 
 def read_report(document: bytes) -> UnitReport | None:
-    """The view in a document; None when it says nothing that can be used."""
+    """The report in a document; None when it is invalid."""
     if len(document) > DOCUMENT_MAX:
         return None
     try:
@@ -140,17 +140,18 @@ def read_report(document: bytes) -> UnitReport | None:
 
 
 def age_s(pttl_ms: int, expiry_s: float) -> float | None:
-    """How long ago a key was written that was to live for `expiry_s`; None: it is gone, or not of ours."""
+    """How long ago a key with the expiry `expiry_s` was written; None: it is gone, or not a gate's."""
     left_s = pttl_ms / 1000.0
-    # A PTTL of -1 is a key without expiry, -2 is no key. More left than there could be is another's writing.
+    # A PTTL of -1 is a key without expiry, -2 is no key. A larger one than `expiry_s` was not written by a
+    # gate.
     return None if pttl_ms < 0 or left_s > 10.0 * expiry_s else max(0.0, expiry_s - left_s) + _GRAIN_S
 
 
 def merge_reports(seen: Sequence[Seen]) -> MergedReport | None:
-    """What several gates together say of one unit: any fatal word, else the freshest. None of nobody."""
+    """The combined report on one unit: any fatal one, else the most recent. None without reports."""
     if not seen:
         return None
-    # The gate's name settles ties, so that all readers come to the same.
+    # The gate's name breaks ties, so that all readers agree.
     ranked = sorted(seen, key=lambda one: (not one.report.fatal, one.age_s, one.report.gate))
     return MergedReport(ranked[0].report, sum(one.report.in_flight for one in seen))
 
@@ -166,9 +167,9 @@ def report_of(
     gate_url: str = "",
     stopping: bool = False,
 ) -> UnitReport:
-    """What a gate has to say of a unit now. `life_at` is when the gate itself last saw it live (0: never).
-    `ttft_s` and `itl_s` are what is usual there of late: the time to first token and the gap between two,
-    which are not for every heartbeat to find out.
+    """The report of a gate on a unit now. `life_at` is when the gate itself last saw progress (0: never).
+    `ttft_s` and `itl_s` are the recent time to first token and gap between tokens, which are not computed in
+    every heartbeat.
     """
     case, load, unit = state.case, state.load, state.unit
     is_fatal = case.because is not None and case.because.strength is Strength.FATAL

@@ -120,7 +120,7 @@ class Worker:
         self.gateway.announce_stop()
 
     async def stop(self, *, delay_s: float, drain_s: float) -> None:
-        """Stop in good order."""
+        """Stop gracefully."""
         await self.gateway.stop(delay_s=delay_s, drain_s=drain_s)
         await self._close()
 
