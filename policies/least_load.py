@@ -11,14 +11,14 @@ from typing import ClassVar
 from cellgate.router.nouns import Ask, Candidate
 
 TIE_S = 0.001
-"""Nobody notices a millisecond: units that are so near to each other are picked by chance, not in a herd."""
+"""Differences up to this do not matter: such units are picked at random, so that gates do not herd."""
 
 
 _cost_s = attrgetter("cost_s")
 
 
 def soonest_first(candidates: Sequence[Candidate], rng: random.Random) -> Sequence[Candidate]:
-    """By cost; which of those that are a tie comes first is left to chance."""
+    """Ordered by cost, ties at random."""
     if len(candidates) == 1:
         return candidates
     ranked = sorted(candidates, key=_cost_s)
@@ -32,7 +32,7 @@ def soonest_first(candidates: Sequence[Candidate], rng: random.Random) -> Sequen
 
 @dataclass(frozen=True, slots=True)
 class LeastLoad:
-    """Ranks by predicted seconds that take nothing to be cached, ties by chance."""
+    """Ranks by predicted seconds without prefix caches, ties at random."""
 
     by_seconds: ClassVar[bool] = True
     by_cache: ClassVar[bool] = False

@@ -1,6 +1,6 @@
 """Prefix affinity: the unit that would answer soonest, with what its prefix cache holds of the prompt.
 
-Affinity is not a switch beside load: a cached beginning is work that need not be done, and counts as such.
+Affinity is not a switch beside load: a cached prefix is work that is saved, and counts as such.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cellgate.router.nouns import Ask, Candidate
 
 @dataclass(frozen=True, slots=True)
 class PrefixAffinity:
-    """Ranks by predicted seconds, ties by chance."""
+    """Ranks by predicted seconds, ties at random."""
 
     by_seconds: ClassVar[bool] = True
     by_cache: ClassVar[bool] = True

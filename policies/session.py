@@ -1,8 +1,8 @@
-"""Session: who comes again goes where it was before, as far as that unit is not overloaded.
+"""Session: requests of one session go to the same unit, unless it is overloaded.
 
 Rendezvous hashing (Thaler and Ravishankar, 1996) with bounded loads (Mirrokni, Thorup, Zadimoghaddam, 2018):
-gates that know the same units agree without talking. A unit that goes takes only its own sessions with it,
-and each of those has one next owner of its own.
+gates with the same units agree without communication. When a unit is removed only its sessions move, each to
+a next unit of its own.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Session:
         return self.owners(ask.session, candidates)
 
     def owners(self, session: str, candidates: Sequence[Candidate]) -> list[Candidate]:
-        """The units of a session in the order in which they own it: those with room, then the others."""
+        """The units of a session in their order for it: those with room, then the others."""
         if len(candidates) == 1:
             return list(candidates)
         fair = (sum(c.load for c in candidates) + 1.0) / sum(c.weight for c in candidates) * self.bound
@@ -47,7 +47,9 @@ class Session:
 
 
 def _distance(session: str, candidate: Candidate) -> float:
-    """How far a unit is from owning a session; a unit of twice the weight is nearest to twice as many."""
-    # 53 bits and a half: a number between 0 and 1, and neither of the two.
+    """The distance of a unit from a session; a unit of twice the weight is nearest to twice as many
+    sessions.
+    """
+    # 53 bits and a half: a number strictly between 0 and 1.
     point = ((xxh3_64_intdigest(f"{session}\0{candidate.unit}".encode()) >> 11) + 0.5) / (1 << 53)
     return -log(point) / candidate.weight

@@ -1,4 +1,6 @@
-"""Probes: one file each. A new one is a line in these registries; the law suites and the watch pick it up."""
+"""Probes: one file each. A new one is a line in these registries; the law tests and the prober then include
+it.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,12 @@ PROBES: dict[str, type[Probe]] = {
     "engine_metrics": EngineMetrics,
     "canary": Canary,
 }
-"""Those of a unit as a whole: each unit has all of them."""
+"""Probes of a unit as a whole: each unit has all of them."""
 
 GATE_PROBES: dict[str, type[Probe]] = {
     "canary": GateHealth,
 }
-"""Those of a unit that is reached by way of another gate, which has the ones above."""
+"""Probes of a unit that is reached through another gate, which runs the ones above."""
 
 NODE_PROBES: dict[str, type[NodeProbe]] = {
     "http": HttpProbe,
@@ -33,4 +35,4 @@ NODE_PROBES: dict[str, type[NodeProbe]] = {
     "grpc": GrpcProbe,
     "exporter": ExporterProbe,
 }
-"""Those of a node: it has the ones that its configuration names."""
+"""Probes of a node: those that its configuration names."""

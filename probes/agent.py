@@ -1,10 +1,10 @@
-"""`cellgate agent`: watches the processes that a node needs and tells at once when one no longer works.
+"""`cellgate agent`: watches the processes that a node needs and reports at once when one stops working.
 
 One file, standard library only, Python 3.8 or later: it also runs as `python agent.py` in an engine's image.
-1. Only what the kernel says is gone is gone; what the agent cannot read stays as it was seen last.
-2. Command lines never leave the machine, they hold keys: only names and numbers do.
-3. A client that does not read, or talks nonsense, costs a bounded amount of memory and is dropped.
-docs/agent.md has the rule that tells needed processes from helpers, and the protocol.
+1. A process is gone only when the kernel says so; what the agent cannot read keeps its last state.
+2. Command lines never leave the machine, because they may hold keys: only names and numbers do.
+3. A client that does not read, or sends garbage, costs a bounded amount of memory and is dropped.
+   docs/agent.md has the rule that distinguishes needed processes from helpers, and the protocol.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ LOOK_S = 0.1
 NICE = -10
 BEAT_S = 0.25
 HEARTBEAT = b'{"cellgate_agent":1}'
-"""The line that says: all is as it was said last."""
+"""The line that means: nothing has changed."""
 PRESSURE = 0.9
-"""From this share of its file limit on, a process is about to fail."""
+"""The share of its limit of open files from which on a process is about to fail."""
 
 SCAN_S = 1.0
 SETTLE_S = 3.0
-"""What matches a pattern is needed once no more of it has come for so long."""
+"""Processes that match a pattern are needed once no new one has started for this long."""
 PATIENCE_S = 10.0
-"""After so long those that have settled are taken, whatever still comes and goes."""
+"""After this long those that have settled are needed, even if others still start and end."""
 DOUBT_S = 60.0
-"""Whatever is lost for so long while the others go on may be a helper: that is for canaries to tell."""
+"""A process that is gone for this long while the others run may be a helper: canaries then decide."""
 COUNT_FILES_S = 5.0
 NEEDED_MAX = 256
 SHOWN_MAX = 64
 NAMED_MAX = 3
 ALONE = 3
-"""With so few processes in sight, the agent may be in a namespace of its own."""
+"""With fewer visible processes than this, the agent may be in its own namespace."""
 HEAD_BYTES = 8 * 1024
 HEAD_S = 5.0
 UNREAD_BYTES = 64 * 1024
@@ -54,8 +54,8 @@ TOKEN_VARIABLE = "CELLGATE_AGENT_TOKEN"
 
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 
-# State of a process -> what it amounts to once it has lasted so long. A tracer (a profiler, a debugger) stops
-# a process for moments; a disk or a driver may keep one waiting for a while.
+# State of a process -> what it means once it has lasted this long. A tracer (a profiler, a debugger) stops a
+# process for moments; a disk or a driver may keep one waiting for a while.
 _CONDITIONS: dict[str, tuple[str, float]] = {
     "X": ("gone", 0.0),
     "Z": ("zombie", 0.0),
@@ -71,7 +71,7 @@ _SAID = {
 }
 _LOST = ("X", "Z")
 
-# What matches a pattern only because it starts, surrounds or serves the process that is meant.
+# Processes that match a pattern only because they start, wrap or serve the one that is meant.
 _WRAPPERS = frozenset(
     "sh bash dash ash zsh ksh tini dumb-init docker-init catatonit timeout sudo su".split()  # noqa: SIM905
 )
@@ -82,7 +82,7 @@ _HELPERS = re.compile(r"--match\b|multiprocessing\.(resource_tracker|forkserver)
 
 
 class Stat(NamedTuple):
-    """One process. `start`, in clock ticks since boot, tells it from others that had its number."""
+    """One process. `start`, in clock ticks since boot, distinguishes it from others with the same number."""
 
     name: str
     state: str
@@ -92,13 +92,13 @@ class Stat(NamedTuple):
 
 
 class Proc:
-    """Reads a proc(5) file system. Raises OSError where it may not, or cannot, read."""
+    """Reads a proc(5) file system. Raises OSError for what it cannot read."""
 
     def __init__(self, root: str = "/proc") -> None:
         self._root = root
 
     def boot_id(self) -> str:
-        """Changes when the machine starts anew; empty where the kernel does not tell."""
+        """Changes when the machine reboots; empty if the kernel does not provide it."""
         try:
             return self._read("sys/kernel/random/boot_id").decode().strip()
         except OSError:
@@ -120,7 +120,7 @@ class Proc:
         return Stat(name, fields[0], int(fields[1]), cpu_s, int(fields[19]))
 
     def commands(self) -> dict[int, list[str]]:
-        """The arguments of every process that has some: not of zombies, nor of the kernel's own."""
+        """The arguments of every process that has some: not zombies or kernel threads."""
         found = {}
         for pid in self._pids():
             try:
@@ -157,12 +157,12 @@ class Proc:
         return found
 
     def holders(self, links: set[str]) -> set[int]:
-        """The processes that have one of these files open, as far as this agent may look."""
+        """The processes that have one of these files open, as far as this agent may inspect them."""
         return {pid for pid in self._pids() if links and not links.isdisjoint(self._links(pid))}
 
     def _links(self, pid: int) -> set[str]:
         directory, links = os.path.join(self._root, str(pid), "fd"), set()
-        with suppress(OSError):  # It is gone, or another user's.
+        with suppress(OSError):  # It has ended, or belongs to another user.
             for name in os.listdir(directory):
                 links.add(os.readlink(os.path.join(directory, name)))
         return links
@@ -186,7 +186,7 @@ class Proc:
 
 
 class Target(Protocol):
-    """Names processes. `missing` says that there is none; `is_exact`: what it names is meant, and at once."""
+    """Names processes. `missing` is the reason when there is none; `is_exact`: they are needed at once."""
 
     missing: str
     is_exact: bool
@@ -206,7 +206,7 @@ class Pattern:
         self.missing = f"no process matches {text!r}"
 
     def find(self, proc: Proc, commands: dict[int, list[str]]) -> set[int]:
-        """Without this agent, wrappers, known helpers, and forks that share their parent's command line."""
+        """Excludes this agent, wrappers, known helpers, and forks with their parent's command line."""
         return {
             pid
             for pid, argv in commands.items()
@@ -262,14 +262,14 @@ class Port:
 
 
 class ProcessKey(NamedTuple):
-    """Number and start of a process: who it is for as long as the machine is up."""
+    """Number and start of a process: unique while the machine is up."""
 
     pid: int
     start: int
 
 
 class Needed:
-    """A process that the node needs, as it was seen last: in `state` since `since`, alive at `alive_at`."""
+    """A needed process as seen last: in `state` since `since`, alive at `alive_at`."""
 
     def __init__(self, key: ProcessKey, now: float) -> None:
         self.pid, self.start = key
@@ -277,7 +277,7 @@ class Needed:
         self.since = self.alive_at = now
 
     def observe(self, proc: Proc, now: float) -> None:
-        """Look again. Death is final: its number may be another's by now."""
+        """Read its state again. Death is final: its number may be reused."""
         if self.state == "X":
             return
         try:
@@ -293,14 +293,14 @@ class Needed:
             self.alive_at = now
 
     def condition(self, now: float) -> str:
-        """One word: ok, or what is wrong with it."""
+        """One word: ok, or its fault."""
         word, after_s = _CONDITIONS.get(self.state, ("ok", 0.0))
         return word if now - self.since >= after_s else "ok"
 
 
 class Status(NamedTuple):
-    """What the agent has to say. `open_files` is the largest share of its limit that any process uses, as it
-    was at `counted_at`.
+    """The report of the agent. `open_files` is the largest share of its limit that a process uses, as of
+    `counted_at`.
     """
 
     state: str
@@ -322,7 +322,9 @@ class Status(NamedTuple):
 
 
 class ProcessWatch:
-    """Finds the processes that the `targets` name, and looks at them. `clock` tells seconds since boot."""
+    """Finds the processes that the `targets` name, and reads their state. `clock` returns seconds since
+    boot.
+    """
 
     def __init__(self, targets: Sequence[Target], proc: Proc, clock: Callable[[], float]) -> None:
         self._targets = targets
@@ -367,7 +369,9 @@ class ProcessWatch:
         return Status(state, reason, self._epoch, self._needed, self._open_files, self._counted_at)
 
     def _search(self, now: float) -> None:
-        """Take what is named as needed, once it is complete and, if it merely matches, has settled."""
+        """Make the named processes needed, once they are complete and, if matched by a pattern, have
+        settled.
+        """
         survivors = {ProcessKey(n.pid, n.start) for n in self._needed if n.state not in _LOST}
         lost_at = min((n.alive_at for n in self._needed if n.state in _LOST), default=0.0)
         if self._needed and (not survivors or now - lost_at >= DOUBT_S):
@@ -390,7 +394,9 @@ class ProcessWatch:
     def _find(
         self, target: Target, commands: dict[int, list[str]], survivors: set[ProcessKey], lost_at: float
     ) -> set[ProcessKey]:
-        """What a target names; of what merely matches after a loss: survivors, and what has started since."""
+        """The processes of a target; after a loss, of those that match: survivors, and those started
+        since.
+        """
         stats = {pid: self._proc.stat(pid) for pid in target.find(self._proc, commands)}
         keys = {
             ProcessKey(pid, stat.start) for pid, stat in stats.items() if stat and stat.state not in _LOST
@@ -400,7 +406,7 @@ class ProcessWatch:
         return {key for key in keys if key in survivors or (key.start + 1) * _TICK_S >= lost_at}
 
     def _wanting(self, found: list[set[ProcessKey]], settled: set[ProcessKey], now: float) -> str:
-        """What speaks against taking the settled ones as needed; empty: nothing."""
+        """Why the settled ones cannot become needed; empty: they can."""
         for index, target in enumerate(self._targets):
             if len(found[index]) < self._counts[index]:
                 return target.missing
@@ -464,7 +470,7 @@ class Client(asyncio.Protocol):
         self.since = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Be counted, or turned away."""
+        """Register the client, or refuse it."""
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
         self.since = time.monotonic()
@@ -473,11 +479,11 @@ class Client(asyncio.Protocol):
             self._refuse(503, f"this agent has {CLIENTS_MAX} clients already")
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        """Be forgotten."""
+        """Remove the client."""
         self._agent.clients.discard(self)
 
     def data_received(self, data: bytes) -> None:
-        """Collect the head; what comes behind it is not wanted, and soon too much."""
+        """Collect the head; bytes after it are ignored, up to a limit."""
         self._received += len(data)
         if self.transport.is_closing():
             return
@@ -533,7 +539,7 @@ class Client(asyncio.Protocol):
 
 
 class Agent:
-    """Looks ten times a second and tells its clients."""
+    """Checks the processes ten times a second and reports to its clients."""
 
     def __init__(self, watch: ProcessWatch, token: str = "") -> None:
         self._watch = watch
@@ -542,7 +548,7 @@ class Agent:
         self.status = watch.look()
 
     async def run(self, host: str, port: int) -> None:
-        """Serve until SIGTERM or SIGINT. Raises OSError when the address cannot be had."""
+        """Serve until SIGTERM or SIGINT. Raises OSError when the address is not available."""
         loop, stopped = asyncio.get_running_loop(), asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stopped.set)
@@ -573,7 +579,7 @@ class Agent:
         changed = self.status[:3] != before[:3]
         if changed:
             _log(self.status.reason)
-        # Pressure that lasts is told each time it is measured.
+        # Lasting pressure is reported each time it is measured.
         pressed = max(self.status.open_files or 0.0, before.open_files or 0.0) >= PRESSURE
         if changed or (pressed and self.status.counted_at != before.counted_at):
             self._tell(chunk(self.status.line()))
@@ -592,7 +598,7 @@ class Agent:
 
 
 async def _each(period_s: float, work: Callable[[], None]) -> None:
-    """Do it again and again; a defect is one line in the log, and no end."""
+    """Repeat `work`; a defect is logged and does not end it."""
     while True:
         try:
             work()
@@ -602,7 +608,7 @@ async def _each(period_s: float, work: Callable[[], None]) -> None:
 
 
 def _log(text: str) -> None:
-    with suppress(OSError):  # Nobody may be there to read it, or not be reading: the agent must not wait.
+    with suppress(OSError):  # The log may have no reader, or a slow one: the agent must not wait.
         if select.select((), (2,), (), 0)[1]:
             print(f"cellgate agent: {text}", file=sys.stderr, flush=True)
 
@@ -611,7 +617,7 @@ def _log(text: str) -> None:
 
 
 class UsageError(Exception):
-    """The arguments cannot be followed; `str()` says what to do."""
+    """Invalid arguments; `str()` says what to do."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -640,7 +646,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run an agent until it is told to stop; its exit code."""
     with suppress(OSError):
-        # Where that is allowed: it needs next to nothing, and watches those who take all there is.
+        # If allowed: it needs little CPU, and watches processes that use all of it.
         os.setpriority(os.PRIO_PROCESS, 0, NICE)
     try:
         agent = _agent(args)

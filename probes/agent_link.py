@@ -1,9 +1,8 @@
 """The gate's side of `cellgate agent`: one connection per node, held for as long as it lasts.
 
-1. What the agent sees of its processes is believed at once; that it cannot be reached is a mere suspicion.
-2. Each piece of news is reported once: the same again after a reconnect, or a beat, is none.
-3. A missing heartbeat counts only when this gate has listened meanwhile: one that stood still listens on
-   first.
+1. The state of processes is believed at once; an agent that cannot be reached is only a suspicion.
+2. Each change is reported once: the same state after a reconnect, or a heartbeat, is not a change.
+3. A missing heartbeat counts only if this gate was reading meanwhile: a gate that was blocked reads first.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _Weight = tuple[Sign, Strength]
 
 _NOTHING: _Weight = (Sign.NEUTRAL, Strength.WEAK)
 _UNREACHABLE: _Weight = (Sign.BAD, Strength.STRONG)
-# What the agent says of the processes, and what follows; a word that is not here is a newer agent's.
+# The states that an agent reports, and their weight; an unknown state is that of a newer agent.
 _STATES: dict[str, _Weight] = {
     "ok": (Sign.GOOD, Strength.WEAK),
     "absent": _NOTHING,
@@ -43,33 +42,33 @@ _PRESSED_AT = "pressed at"
 _LOST_AT = "lost at"
 """Note: since when the agent cannot be reached; absent while it can."""
 _SAID_AT = "said at"
-"""Note: when that was last said."""
+"""Note: when that was last reported."""
 _FAILURES = "failures"
-"""Note: connections in a row that came to nothing."""
+"""Note: failed connections in a row."""
 _NOT_BEFORE = "not before"
 _CONNECTED = "connected"
 _LOSSES = "losses"
-"""Note: connections that were lost or could not be made, so far."""
+"""Note: connections that were lost or failed, so far."""
 
 
 class AgentState(NamedTuple):
-    """How it stands with one agent: whether it is heard now, and how often that has failed."""
+    """The state of one agent: whether it is connected, and how many connections were lost or failed."""
 
     connected: bool
     losses: int
 
 
 def agent_state(notes: Mapping[str, Any]) -> AgentState:
-    """The same, out of the notes of the patient that an AgentLink looks at."""
+    """The same, from the notes of the probe."""
     return AgentState(notes.get(_CONNECTED, False), notes.get(_LOSSES, 0))
 
 
 @dataclass(frozen=True, slots=True)
 class AgentLink:
-    """Listens to the agent at `address` (HOST:PORT), showing it `token`; a look is as long as the connection.
+    """Follows the agent at `address` (HOST:PORT), with `token`; one run lasts as long as the connection.
 
-    After a loss it tries again in `pause_s`, doubled with each failure up to `pause_max_s`; in `stranger_s`
-    when something else answers there.
+    After a loss it reconnects after `pause_s`, doubled with each failure up to `pause_max_s`; after
+    `stranger_s` when another program answers there.
     """
 
     name: ClassVar[str] = "agent"
@@ -81,7 +80,7 @@ class AgentLink:
     stranger_s: float = 30.0
 
     def limit_s(self, _patient: ProbeContext) -> float:
-        """There is none: a missing heartbeat is noticed by the link itself."""
+        """No limit: the link itself notices a missing heartbeat."""
         return math.inf
 
     def due_at(self, context: ProbeContext, last_at: float) -> float:
@@ -90,7 +89,7 @@ class AgentLink:
         return max(last_at + self.pause_s, not_before)
 
     async def look(self, context: ProbeContext) -> AsyncGenerator[Finding, None]:
-        """What the agent says until it is lost, and then why."""
+        """The agent's reports until it is lost, and then the reason."""
         stream = AgentStream(context.heard, SILENCE_S)
         ending: Evidence | None
         try:
@@ -111,13 +110,13 @@ class AgentLink:
             yield ending
 
     def _hear(self, context: ProbeContext, message: AgentMessage) -> list[Evidence]:
-        """What is new in a message."""
+        """The changes in a message."""
         notes, found = context.notes, []
         notes[_CONNECTED] = True
         notes.pop(_LOST_AT, None)
         notes[_FAILURES] = 0
         sign, strength = _STATES.get(message.state, _NOTHING)
-        # Good news stays the same when a process changes its name.
+        # A good report is the same when only the name of a process changes.
         news = (message.state, "" if sign is Sign.GOOD else message.reason, message.epoch)
         if notes.get(_REPORTED) != news:
             epoch = message.epoch if sign is Sign.GOOD else None
@@ -131,12 +130,12 @@ class AgentLink:
         return found
 
     def _lose(self, context: ProbeContext, error: FetchError | AgentLostError) -> Evidence | None:
-        """A loss is bad once; that it goes on is said now and then, and held against nobody."""
+        """A loss is bad evidence once; later reports of the same loss are neutral."""
         notes, now = context.notes, context.now()
         notes[_FAILURES] = failures = min(notes.get(_FAILURES, 0) + 1, _FAILURES_MAX)
         notes[_NOT_BEFORE] = now + min(self.pause_s * 2 ** (failures - 1), self.pause_max_s)
         if _STATES.get(notes.get(_REPORTED, ("",))[0], _NOTHING)[0] is not Sign.BAD:
-            # That all is well is reported again by the next connection, but what was bad is no news then.
+            # The next connection reports a good state again, but not a bad one that was reported before.
             notes.pop(_REPORTED, None)
         if isinstance(error, FetchError) and error.trouble is Trouble.OWN:
             return self._evidence(context, _NOTHING, f"agent {self.address} not asked: {error}")
@@ -152,7 +151,7 @@ class AgentLink:
         return self._evidence(context, _NOTHING, lasts)
 
     def _shun(self, context: ProbeContext, error: NotAnAgentError) -> Evidence:
-        """A wrong address or token is the operator's to mend: no news of the unit."""
+        """A wrong address or token is a fault of the configuration: neutral evidence."""
         context.notes[_NOT_BEFORE] = context.now() + self.stranger_s
         context.notes[_LOSSES] = context.notes.get(_LOSSES, 0) + 1
         if error.status == 401 and self.token:

@@ -1,7 +1,7 @@
-"""What comes from a `cellgate agent`: lines, heartbeats and their absence.
+"""Reads the stream of a `cellgate agent`: lines, heartbeats and their absence.
 
-The protocol is in docs/agent.md. Everything is bounded, and a beat costs one comparison: a thousand
-agents may be listened to.
+The protocol is in docs/agent.md. Everything is bounded, and a heartbeat costs one comparison, so a gate can
+follow a thousand agents.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from cellgate.probes.agent import HEARTBEAT
 
 LINE_BYTES = 64 * 1024
 MESSAGES_PER_S_MAX = 100
-"""Ten times what any agent has to say; beats do not count."""
+"""Ten times what an agent ever sends; heartbeats do not count."""
 LATE_S = 0.2
-"""A timer that comes so much late shows that this gate itself stood still."""
+"""A timer that fires this late shows that the gate's event loop was blocked."""
 CONFIRM_S = 0.05
-"""A missing heartbeat is believed when a turn of the loop later it still is: the timer may come before what
-waits in the socket is read."""
+"""A heartbeat counts as missing when it still is a turn of the loop later: the timer may fire before the
+socket is read."""
 
 _BEAT = HEARTBEAT + b"\n"
 _EXCERPT = 80
@@ -31,11 +31,11 @@ _REASON = 300
 
 
 class AgentLostError(Exception):
-    """The agent was heard, or should have been, and no longer is; `str()` says how that shows."""
+    """The agent sends nothing any more, or never did; `str()` has the reason."""
 
 
 class NotAnAgentError(Exception):
-    """What answers is no agent, or not for us; `status` is that of its HTTP reply, 0 when it sent none."""
+    """The server is not an agent, or refuses this gate; `status` is that of its HTTP reply, 0 without one."""
 
     def __init__(self, reason: str, status: int = 0) -> None:
         super().__init__(reason)
@@ -43,7 +43,7 @@ class NotAnAgentError(Exception):
 
 
 class AgentMessage(NamedTuple):
-    """What the agent says of its processes; `open_files` is a share of the limit."""
+    """A report of the agent on its processes; `open_files` is a share of the limit."""
 
     state: str
     reason: str
@@ -52,7 +52,7 @@ class AgentMessage(NamedTuple):
 
 
 class AgentStream:
-    """What an agent says: the `Listener` of its reply, and an async iterator of its messages.
+    """The stream of an agent: the `Listener` of its reply, and an async iterator of its messages.
 
     It ends by AgentLostError or NotAnAgentError. `heard` is called with each message and beat.
     """
@@ -90,7 +90,7 @@ class AgentStream:
         if self._timer is not None:
             self._timer.cancel()
 
-    # What is heard: nothing of a read counts from the first error on.
+    # From the first error on nothing of a read counts.
 
     def on_head(self, status: int, *, is_stream: bool, body: bytes) -> None:
         """Whether it is an agent's reply."""
@@ -114,7 +114,7 @@ class AgentStream:
             self._end(error)
 
     def on_over(self, reason: str, *, is_garbled: bool) -> None:
-        """It is over, unless that was known already."""
+        """The stream ends, unless it has ended already."""
         self._end(NotAnAgentError(reason) if is_garbled and not self._is_agent else AgentLostError(reason))
 
     def _take_lines(self, part: bytes) -> None:
@@ -154,7 +154,7 @@ class AgentStream:
             raise AgentLostError(f"more than {MESSAGES_PER_S_MAX} messages in a second")
 
     def _garbled(self, what: str) -> Exception:
-        """Whoever has shown that it is an agent may break; anybody else never was one."""
+        """After a valid message the agent is lost; before one it never was an agent."""
         return (
             AgentLostError(f"its stream is garbled: {what}")
             if self._is_agent
@@ -171,7 +171,9 @@ class AgentStream:
         self._timer = asyncio.get_running_loop().call_at(at, self._check, at)
 
     def _check(self, due: float) -> None:
-        """One timer for a connection: it is not moved with each beat, but looks when the last one was."""
+        """One timer for each connection: it is not moved with each heartbeat, but checks when the last one
+        came.
+        """
         now, silent_at = _now(), self._heard_at + self._silence_s
         if now < silent_at:
             self._is_confirming = False
@@ -196,7 +198,7 @@ def _now() -> float:
 
 
 def _text(value: object) -> str:
-    """A text fit for a log line, whatever was sent."""
+    """A text that is safe for a log line."""
     text = value[:_REASON] if isinstance(value, str) else ""
     return "".join(char if char.isprintable() else "?" for char in text)
 

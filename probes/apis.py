@@ -1,4 +1,4 @@
-"""One token through each API that engines serve: what is asked, and what an answer looks like.
+"""Requests for one token through each API of engines, and the form of their answers.
 
 Prompts are unique and shorter than a KV block, so that no cache can answer; no request carries a priority,
 because vLLM refuses one by default. Shapes: OpenAI's API, Jina's rerank, vLLM's pooling, Triton's KServe v2.

@@ -1,8 +1,8 @@
 """What every probe is, and what it may use.
 
-A probe is one frozen dataclass in one file whose fields are its configuration. It looks once per call of
-`look`, through the `fetch` of its patient, and brings findings home; period, jitter, timeout and the rule
-that looks never overlap belong to the runner, hysteresis to the judge.
+A probe is one frozen dataclass in one file whose fields are its configuration. Each call of `look` probes
+once, through the `fetch` of its context, and yields findings. The runner has period, jitter, timeout and the
+rule that runs never overlap; the judge has hysteresis.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Reply:
 
 
 class Trouble(Enum):
-    """Why there is no reply, by whose fault it may be."""
+    """Why there is no reply."""
 
     REFUSED = "refused"
     UNREACHABLE = "unreachable"
@@ -66,20 +66,20 @@ class Fetch(Protocol):
 
 
 class Listener(Protocol):
-    """Who follows a reply as it comes. Called by whoever reads it: no method may wait, or raise."""
+    """Follows a reply as it arrives. Its methods must not wait or raise."""
 
     def on_head(self, status: int, *, is_stream: bool, body: bytes) -> None:
-        """The head has come, with so much of the body. `is_stream`: nothing says how long that will be."""
+        """The head has arrived, with a part of the body. `is_stream`: the length of the body is not known."""
 
     def on_body(self, part: bytes) -> None:
         """More of the body."""
 
     def on_over(self, reason: str, *, is_garbled: bool) -> None:
-        """Nothing more comes. `is_garbled`: what came last is no HTTP."""
+        """The reply has ended. `is_garbled`: its end is not valid HTTP."""
 
 
 class Net(Protocol):
-    """The way to addresses other than the unit's own: nodes, exporters, agents."""
+    """Access to addresses other than the unit's own: nodes, exporters, agents."""
 
     def fetch(self, url: str) -> Fetch:
         """A `Fetch` to another server, `http(s)://HOST:PORT` (a path in it is ignored)."""
@@ -94,8 +94,8 @@ class Net(Protocol):
     def follow(
         self, address: str, target: str, listener: Listener, *, token: str = "", timeout_s: float
     ) -> AbstractAsyncContextManager[None]:
-        """Within: GET `target` of HOST:PORT is asked, on a connection of its own, and `listener` hears the
-        reply. Entering raises FetchError when there is no connection in `timeout_s`.
+        """A context in which `listener` follows the reply to GET `target` of HOST:PORT, on a separate
+        connection. Entering raises FetchError when there is no connection within `timeout_s`.
         """
         ...
 
@@ -116,12 +116,12 @@ class ProbeContext(Protocol):
     def in_flight(self) -> int: ...
     @property
     def life_at(self) -> float:
-        """When the unit last proved by work that it lives."""
+        """When the unit last made progress."""
         ...
 
     @property
     def is_peers_turn(self) -> bool:
-        """True while another gate is to send the next canary, and to tell what became of it."""
+        """True while another gate is to send the next canary, and to publish its result."""
         ...
 
     @property
@@ -131,27 +131,27 @@ class ProbeContext(Protocol):
 
     @property
     def stall_limit_s(self) -> float:
-        """How long the unit may at most show no life while it works, by what it has to do now."""
+        """How long a unit with its present work may stall at most."""
         ...
 
     @property
     def hides_work(self) -> bool:
-        """Whether it may be busy with requests of ours, and could not show it."""
+        """Whether it may work on requests of this gate without visible progress."""
         ...
 
     @property
     def shows_work(self) -> bool:
-        """Whether a stream of ours would move if it worked."""
+        """Whether a stream of this gate would make progress if the unit worked."""
         ...
 
     @property
     def held_down(self) -> bool:
-        """True while the unit is DOWN for a fault of a node that stands: no canary can bring it back."""
+        """True while the unit is DOWN because of an open fault of a node: no canary can bring it back."""
         ...
 
     @property
     def engine(self) -> str:
-        """A name in probes/engines.py, configured or found out; empty while nobody knows."""
+        """A name in probes/engines.py, configured or detected; empty while unknown."""
         ...
 
     @property
@@ -164,7 +164,7 @@ class ProbeContext(Protocol):
     def rules(self) -> Rules: ...
     @property
     def notes(self) -> dict[str, Any]:
-        """What this probe wants to remember of this unit between looks; no other probe sees it."""
+        """The state of this probe for this unit between runs; no other probe sees it."""
         ...
 
     def now(self) -> float:
@@ -180,30 +180,30 @@ class ProbeContext(Protocol):
         ...
 
     def heard(self) -> None:
-        """Note that something of the unit answered. Whoever fetches need not say so."""
+        """Record that something of the unit answered. A fetch does that by itself."""
         ...
 
 
 class Probe(Protocol):
-    """Looks at a unit, or at one of its nodes, once per call."""
+    """Probes a unit, or one of its nodes, once for each call."""
 
     @property
     def name(self) -> str: ...
 
     def limit_s(self, context: ProbeContext, /) -> float:
-        """How long one look may take at most, its timeouts included; inf for one that holds a stream."""
+        """How long one run may take at most, its timeouts included; inf for one that holds a stream."""
         ...
 
     def due_at(self, context: ProbeContext, last_at: float, /) -> float:
-        """When to look again, after a look that began at `last_at` (-inf: never looked). Only reads."""
+        """When to run again, after a run that began at `last_at` (-inf: never). Only reads."""
         ...
 
     def look(self, context: ProbeContext) -> AsyncGenerator[Finding, None]:
-        """What one look finds: none, one or several findings. Troubles of the fetch are findings too."""
+        """The findings of one run: none, one or several. Failures of the fetch are findings too."""
         ...
 
 
 def is_in_use(context: ProbeContext) -> bool:
-    """Whether the unit is known to work on anything, of ours or of others."""
+    """Whether the unit is known to have requests, of this gate or of others."""
     load = context.load
     return context.in_flight > 0 or (load is not None and load.running + load.waiting > 0)

@@ -1,4 +1,4 @@
-"""What each inference engine shows of its health, where, and under which names.
+"""The health endpoints and metrics of each inference engine.
 
 Sources: vLLM 0.6 to 0.33, SGLang 0.4 to 0.5.23, Triton 2.x with its vLLM and TensorRT-LLM backends,
 TensorRT-LLM's own server; `openai` stands for any other that speaks OpenAI's API.
@@ -45,19 +45,19 @@ ENGINES: dict[str, Engine] = {
 }
 
 UNKNOWN = Engine(ready=("/v1/models",), canaries=_OPENAI_CANARIES)
-"""Until the engine is known: what harms none of them."""
+"""Until the engine is known: endpoints that harm none of them."""
 
 OWNERS = {"vllm": "vllm", "sglang": "sglang", "tensorrt_llm": "trtllm"}
 """Engine by the `owned_by` in its list of models."""
 
 
 def engine(name: str) -> Engine:
-    """The surfaces of the engine `name`; those of none in particular for a name that is not known."""
+    """The surfaces of the engine `name`; common ones for an unknown name."""
     return ENGINES.get(name, UNKNOWN)
 
 
 class MetricRole(Enum):
-    """What a metric tells."""
+    """The meaning of a metric."""
 
     RUNNING = "running"
     WAITING = "waiting"
@@ -75,8 +75,8 @@ class MetricRole(Enum):
     __hash__ = object.__hash__
 
 
-# A family with several meanings is named with the label that tells them apart. Only counters that an engine
-# moves are here: a front end counts requests even while its engine is frozen.
+# A family with several meanings is named with the label that distinguishes them. Only counters of the engine
+# are here: a front end counts requests even while its engine is frozen.
 METRICS: dict[str, MetricRole] = {
     "process_start_time_seconds": MetricRole.BORN,
     "vllm:num_requests_running": MetricRole.RUNNING,

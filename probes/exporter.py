@@ -1,4 +1,4 @@
-"""Exporter: a Prometheus page of the node, held against a rule or a preset of rules."""
+"""Exporter: checks a Prometheus page of the node against a rule or a preset of rules."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from cellgate.probes.samples import Sample, TooMuchError, scan
 _PAGE_MAX = 4 << 20
 
 _LAST = "last"
-"""Note: the values at the last look, by metric and labels."""
+"""Note: the values at the last run, by metric and labels."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExporterProbe(NodeProbe):
     """GET `url` and scan it for the samples that `rule`, or the rules of `preset`, are about: one of the two.
 
-    An exporter that is gone is no node that is gone: only a rule that holds is the node's own bad report.
-    Raises RuleError (a ValueError) for what is no rule, KeyError for what is no preset.
+    A lost exporter is not a lost node: only a rule that matches is a bad report of the node.
+    Raises RuleError (a ValueError) for an invalid rule, KeyError for an unknown preset.
     """
 
     kind: ClassVar[str] = "exporter"
@@ -49,7 +49,7 @@ class ExporterProbe(NodeProbe):
         return f"{page_name(self.url)} {self.preset or self.rule}"
 
     async def ask(self, context: ProbeContext) -> NodeReport:
-        """What the rules say of the page."""
+        """The result of the rules for the page."""
         root, target = split_url(self.url)
         fetch = context.net.fetch(root)
         reply = await fetch("GET", target, timeout_s=self.timeout_s, max_bytes=_PAGE_MAX)

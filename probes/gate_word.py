@@ -1,7 +1,7 @@
-"""The health of a unit by the gate in front of it: stands in for the canary where the unit is another gate's.
+"""The health of a unit as reported by the gate in front of it: replaces the canary for units of other gates.
 
-That gate sends canaries, this one reads of them in Redis. Only when that brings no news, or a request has
-gone wrong on the way, is the gate itself asked, at its `/healthz/unit/NAME`.
+That gate sends canaries, and this one reads the results in Redis. Only when there are none, or after a failed
+request, is the gate itself probed, at its `/healthz/unit/NAME`.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from cellgate.probes.base import FetchError, ProbeContext, Reply, Trouble
 from cellgate.router.nouns import Evidence, Finding, Node, Role, Sign, Strength, Unit, Verdict
 
 VIA_GATE = "cellgate"
-"""The engine of a unit that is reached by way of another gate."""
+"""The engine of a unit that is reached through another gate."""
 GATE_EPOCHS = "epochs at its gate"
-"""Who reads the epochs of such a unit: a number that begins anew with each process of ours."""
+"""The reader of the epochs of such a unit: a number that restarts with each process of this gate."""
 
 
 def via_gate(name: str) -> tuple[Node, ...]:
-    """The nodes of a unit that is called `name` at its gate: none that anybody here could look at."""
+    """The node of a unit that is called `name` at its gate: it has no probes here."""
     return (Node(name, Role.LEADER),)
 
 
 def name_there(unit: Unit) -> str:
-    """What a unit is called at its gate; here it may have another name."""
+    """The name of a unit at its gate; here it may have another name."""
     return unit.nodes[0].name
 
 
@@ -46,9 +46,9 @@ _NOT_USABLE = frozenset({404, 503})
 
 @dataclass(frozen=True, slots=True)
 class GateHealth:
-    """Asks every `period_s` while there is doubt, of an UP unit once no sign of life came for `quiet_s`.
+    """Runs every `period_s`; for an UP unit only after `quiet_s` without progress.
 
-    Its name is the canary's: it is asked when one is wished for, and believed as one.
+    Its name is the canary's: it runs when a canary is wanted, and counts as one.
     """
 
     name: ClassVar[str] = "canary"
@@ -61,7 +61,7 @@ class GateHealth:
         return self.timeout_s
 
     def due_at(self, context: ProbeContext, last_at: float) -> float:
-        """A period after the last look; of an UP unit not while it is heard to live."""
+        """A period after the last run; for an UP unit not while it makes progress."""
         due = last_at + self.period_s
         return max(due, context.life_at + self.quiet_s) if context.verdict is Verdict.UP else due
 
@@ -83,7 +83,7 @@ def _weigh(context: ProbeContext, reply: Reply) -> _Weight:
         return _BAD
     if reply.status != 200:
         return _NOTHING
-    # Its gate has a suspicion, too, or finds it slow: that clears it of nothing.
+    # Its gate suspects it as well, or finds it slow: that does not clear it.
     if context.verdict is Verdict.SUSPECT and "x-envoy-degraded" in reply.headers:
         return _NOTHING
     return Sign.GOOD, Strength.STRONG

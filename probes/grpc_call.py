@@ -1,4 +1,5 @@
-"""One call of gRPC's health service (grpc.health.v1, method Check). Imported by who makes one alone, for h2.
+"""One call of gRPC's health service (grpc.health.v1, method Check). Imported only where needed, because of
+h2.
 
 Plaintext HTTP/2. Wire formats: gRPC over HTTP/2 (messages behind their length, `grpc-status` in trailers) and
 protobuf, of which two fields are needed: the request's `service` (1, string), the reply's `status` (1, enum).
@@ -31,7 +32,7 @@ _SERVICE_TAG = b"\x0a"
 _STATUS_TAG = b"\x08"
 """Field 1, a number."""
 _REPLY_MAX = 64 << 10
-"""Bytes that a server may send in all, before it is hung up on."""
+"""Bytes that a server may send in all, before the connection is closed."""
 
 _HEALTH = {
     0: NodeReport(
@@ -43,7 +44,7 @@ _HEALTH = {
         NodeState.NOTHING, "the health service does not know this service; name one that it has as `service`"
     ),
 }
-# grpc-status of a call that brought no answer; a status that is not here is DOUBT.
+# grpc-status of a call without an answer; other statuses are DOUBT.
 _FAILED = {
     "5": NodeReport(
         NodeState.NOTHING, "NOT_FOUND: name a service that the health service knows as `service`"
@@ -60,7 +61,7 @@ _FAILED = {
 
 
 class HealthCall(asyncio.Protocol):
-    """One call on a connection of its own. `ended` is set when nothing more is to be expected."""
+    """One call on a separate connection. `ended` is set when nothing more is expected."""
 
     def __init__(self, authority: str, service: str) -> None:
         self.ended = asyncio.Event()
@@ -100,7 +101,7 @@ class HealthCall(asyncio.Protocol):
             self._transport.write(self._http2.data_to_send())
 
     def connection_lost(self, _error: Exception | None) -> None:
-        """The server, or we, hung up."""
+        """The connection is closed, by the server or by the gate."""
         if not self.ended.is_set():
             self._end("it closed the connection before it answered")
 
@@ -116,13 +117,13 @@ class HealthCall(asyncio.Protocol):
                 self._end(f"it reset the call (HTTP/2 error {event.error_code})")
 
     def _end(self, wrong: str = "") -> None:
-        # What was complete before the server broke off stays valid.
+        # An answer that was complete before the reset stays valid.
         if not self.ended.is_set():
             self._wrong = wrong
             self.ended.set()
 
     def said(self) -> NodeReport:
-        """What the answer means. Raises FetchError when it is none."""
+        """The result of the call. Raises FetchError without a valid answer."""
         if self._wrong:
             raise FetchError(Trouble.BROKEN, self._wrong)
         status, grpc = self._headers.get(":status", ""), self._headers.get("grpc-status", "")

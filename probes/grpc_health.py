@@ -10,7 +10,7 @@ from cellgate.probes.base import FetchError, ProbeContext, Trouble
 from cellgate.probes.node import NodeProbe, NodeReport
 
 _LATE_S = 0.1
-"""A timeout that ends so much late shows that the gate's event loop was blocked."""
+"""A timeout that fires this late shows that the gate's event loop was blocked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class GrpcProbe(NodeProbe):
         return f"{self.address} {self.service}".rstrip()
 
     async def ask(self, context: ProbeContext) -> NodeReport:
-        """What the health service says."""
+        """The answer of the health service."""
         from cellgate.probes.grpc_call import (
             HealthCall,
         )

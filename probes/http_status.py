@@ -11,7 +11,7 @@ from cellgate.probes.base import ProbeContext, Reply
 from cellgate.probes.node import NodeProbe, NodeReport, NodeState
 
 KNOWN = 16_384
-"""So many URLs are taken apart once and not at each look."""
+"""The number of parsed URLs that are kept."""
 _BUSY = 429
 
 
@@ -19,7 +19,7 @@ _BUSY = 429
 class HttpProbe(NodeProbe):
     """GET `url`; good are the statuses in `expect`, or, when there are none, 200 to 299.
 
-    A redirect is not followed: where it leads to may be another machine. Busy (429) says nothing.
+    A redirect is not followed, because it may lead to another machine. Busy (429) is neutral.
     """
 
     kind: ClassVar[str] = "http"
@@ -32,7 +32,7 @@ class HttpProbe(NodeProbe):
         return page_name(self.url)
 
     async def ask(self, context: ProbeContext) -> NodeReport:
-        """What the page's status says."""
+        """The result of the page's status."""
         root, target = split_url(self.url)
         reply = await context.net.fetch(root)("GET", target, timeout_s=self.timeout_s)
         good = reply.status in self.expect if self.expect else 200 <= reply.status < 300

@@ -1,7 +1,7 @@
 """What a unit serves: its engine, and the models of a unit that has none configured.
 
-OpenAI's list of models tells both; Triton has an address of its own for each. A unit that is not UP is asked
-often, so that one that comes back as another engine is soon known as that.
+OpenAI's list of models has both; Triton has a separate path for each. A unit that is not UP is asked often,
+so that another engine is soon detected.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SERVING = (Verdict.UP, Verdict.SUSPECT)
 
 @dataclass(frozen=True, slots=True)
 class ModelList:
-    """Asks every `period_s`, and every `eager_s` while there is something to learn."""
+    """Runs every `period_s`, and every `eager_s` while models or engine are unknown."""
 
     name: ClassVar[str] = "models"
     period_s: float = 30.0
@@ -38,7 +38,7 @@ class ModelList:
         return last_at + (self.period_s if settled or _is_told(context) else self.eager_s)
 
     async def look(self, context: ProbeContext) -> AsyncGenerator[Finding, None]:
-        """Engine and models, as far as they are known: whether the unit is well is asked by other probes."""
+        """Engine and models, as far as they are known; other probes check the health."""
         if _is_told(context):
             return
         try:
@@ -50,12 +50,12 @@ class ModelList:
 
 
 def _is_told(context: ProbeContext) -> bool:
-    """True when the configuration leaves nothing to ask."""
+    """True when the configuration has everything."""
     return bool(context.unit.models and context.unit.engine)
 
 
 async def ask_served(context: ProbeContext, timeout_s: float) -> list[Served | Models]:
-    """The engine and the models that the unit tells, without those configured. Raises FetchError."""
+    """The engine and the models that the unit reports, without those configured. Raises FetchError."""
     engine, names = await _ask(context.fetch, context.unit.engine, timeout_s)
     unit, now = context.unit, context.now()
     found: list[Served | Models] = []
@@ -67,7 +67,7 @@ async def ask_served(context: ProbeContext, timeout_s: float) -> list[Served | M
 
 
 async def _ask(fetch: Fetch, configured: str, timeout_s: float) -> tuple[str, tuple[str, ...]]:
-    """The engine, empty when the answer does not tell, and its models."""
+    """The engine, empty if unknown, and its models."""
     if configured != "triton":
         reply = await fetch("GET", "/v1/models", timeout_s=timeout_s)
         if reply.status not in _NOT_THERE:
@@ -89,7 +89,7 @@ def _read_list(body: bytes) -> tuple[str, tuple[str, ...]]:
     owners = {str(card.get("owned_by")) for card in cards if isinstance(card, dict)}
     known = [OWNERS[owner] for owner in sorted(owners & OWNERS.keys())]
     names = _names(cards, "id")
-    # A list without a model is that of a server that is not there yet.
+    # A list without models means that the server is still starting.
     return (next(iter(known), "openai"), names) if names else ("", ())
 
 

@@ -1,9 +1,9 @@
-"""What the probes of a node have in common: when they look, and how much what they find weighs.
+"""The common part of the probes of a node: their period, and the weight of their findings.
 
-1. The node's own bad report (a status, NOT_SERVING, a refusal, a rule that holds) is strong, and fatal when
-   no good news came since the last one: one may be a slip, two are a node that cannot work.
-2. A node that is late, out of reach or talks nonsense is suspicious and no more: busy is not sick.
-3. Two probes of one node have different names, because only who said a fatal thing can take it back.
+1. A bad report of the node itself (a status, NOT_SERVING, a refusal, a rule that matches) is strong, and
+   fatal when there was no good one since the last: one may be an accident, two mean a node that cannot work.
+   2. A node that is late, unreachable or sends garbage is only suspected, because it may be busy.
+   3. Two probes of one node have different names, because only the source of a fatal report can clear it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NAME_MAX = 120
 _REASON_MAX = 400
 
 _BAD_REPORTS = "bad_reports"
-"""Note: how often the node said that it is not well, since it last said that it is."""
+"""Note: bad reports of the node in a row."""
 
 
 class NodeState(Enum):
@@ -30,9 +30,9 @@ class NodeState(Enum):
 
     GOOD = "good"
     BAD = "bad"
-    """The node says so itself."""
+    """A bad report of the node itself."""
     DOUBT = "doubt"
-    """Late, out of reach, cut short, nonsense."""
+    """Late, unreachable, cut short, garbage."""
     NOTHING = "nothing"
     """Nothing is learnt of the node."""
 
@@ -54,11 +54,11 @@ _SIGNS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeProbe(ABC):
-    """Looks at `context.node` every `period_s`. A new one says what it is about, and asks."""
+    """Probes `context.node` every `period_s`. A subclass defines its subject and its request."""
 
     kind: ClassVar[str]
     refusal: ClassVar[NodeState] = NodeState.BAD
-    """What a refused connection says of the node."""
+    """The state that a refused connection means."""
 
     period_s: float = 1.0
     timeout_s: float = 3.0
@@ -66,11 +66,11 @@ class NodeProbe(ABC):
     @property
     @abstractmethod
     def about(self) -> str:
-        """What this probe looks at, to tell it from others of its kind."""
+        """The subject of this probe, to distinguish it from others of its kind."""
 
     @abstractmethod
     async def ask(self, context: ProbeContext) -> NodeReport:
-        """One question, bounded in time and bytes. Raises FetchError when there is no answer."""
+        """One request, limited in time and bytes. Raises FetchError without an answer."""
 
     @property
     def name(self) -> str:
@@ -109,7 +109,7 @@ class NodeProbe(ABC):
 
 
 def _strength(context: ProbeContext, state: NodeState) -> Strength:
-    """How much a report counts. Only a good one ends a row of bad ones."""
+    """The weight of a report. Only a good one ends a row of bad ones."""
     if state is NodeState.GOOD:
         context.notes[_BAD_REPORTS] = 0
     if state is not NodeState.BAD:
@@ -130,6 +130,6 @@ def _name(kind: str, about: str) -> str:
 
 
 def _on_one_line(text: str, longest: int) -> str:
-    """Servers' own words may stand in `text`: nothing of them moves a terminal's cursor, or is endless."""
+    """`text` may come from a server: it is made printable and cut."""
     text = text[:longest]
     return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)

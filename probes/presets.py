@@ -1,7 +1,7 @@
-"""Rules for well-known exporters: what makes a machine unfit to compute, and nothing that only looks bad.
+"""Rules for well-known exporters: faults that make a machine unable to compute, and no harmless ones.
 
-A rule of growth can hold at one look and no longer at the next: it makes a unit suspect and asks for a canary
-now, and the node is out only when the growth goes on. A rule of state holds until the machine was seen to.
+A rule of growth may match once and not again: it makes a unit suspect and sends a canary now, and the node is
+out only when the growth continues. A rule of state matches until the machine is repaired.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Readiness: what the leader says of itself, where its engine says it.
+"""Readiness: the readiness path of the leader's engine.
 
-Its 200 is weak news: it proves the front end, not the engine behind it. Its 503 is believed more: an engine
-that calls itself dead rarely errs.
+Its 200 is weak evidence: it proves the front end, not the engine behind it. Its 503 is stronger: an engine
+that reports itself as dead rarely errs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Readiness:
     """GET the engine's readiness path every `period_s`.
 
     Every `metered_s` while the metrics of an UP unit are read all the time: the same server answers both, and
-    one look a second is enough.
+    one request a second is enough.
 
     `timeout_s` (3) is so long that slow answers alone stay below the rate that makes a busy unit suspect
     (5 in 10 s).
@@ -51,7 +51,7 @@ class Readiness:
         return self.timeout_s
 
     def due_at(self, context: ProbeContext, last_at: float) -> float:
-        """One period after the last look; a longer one while metrics come all the time."""
+        """One period after the last run; a longer one while metrics are read all the time."""
         load = context.load
         is_metered = load is not None and context.now() - load.at < 2 * self.period_s and is_in_use(context)
         return last_at + (self.metered_s if is_metered and context.verdict is Verdict.UP else self.period_s)
@@ -86,5 +86,5 @@ def _weigh(context: ProbeContext, reply: Reply) -> _Weight:
         return Sign.BAD, Strength.WEAK
     if reply.status >= 500:
         return Sign.BAD, Strength.STRONG
-    # Anything else (no such path, not allowed) proves only that somebody is there.
+    # Anything else (no such path, not allowed) proves only that a server answers.
     return (Sign.GOOD, Strength.WEAK) if reply.status == 200 else _NOTHING

@@ -1,8 +1,8 @@
-"""Rules on the samples of an exporter: what they look like, and whether one holds.
+"""Rules on the samples of an exporter: their syntax and evaluation.
 
 A rule says what is bad: `node_load1 > 100`, `increase(errors_total{type="hardware"}) > 0`. It is a small part
 of PromQL: one metric, labels that are equal, one comparison with a number; `increase` is the growth since the
-last look.
+last run.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _RULE = re.compile(
 
 
 class RuleError(ValueError):
-    """A text is no rule. `hint` says what is wrong with it, or what was meant; it may be empty."""
+    """An invalid rule. `hint` says what is wrong with it, or what was meant; it may be empty."""
 
     def __init__(self, hint: str) -> None:
         super().__init__(hint or "no rule")
@@ -48,7 +48,7 @@ class RuleError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What is bad: a sample of `metric` with these labels whose value or growth compares so with `limit`."""
+    """A fault: a sample of `metric` with these labels whose value or growth compares so with `limit`."""
 
     text: str
     metric: str
@@ -58,7 +58,7 @@ class Rule:
     limit: float
 
     def is_about(self, sample: Sample) -> bool:
-        """Whether the rule looks at this sample."""
+        """Whether the rule applies to this sample."""
         if sample.metric != self.metric:
             return False
         if not self.labels:
@@ -68,13 +68,13 @@ class Rule:
         return all(labels.get(name, "") == value for name, value in self.labels)
 
     def holds(self, value: float, last: float | None) -> bool:
-        """Whether `value` is bad; `last` is that of the last look, None if the sample was not there."""
+        """Whether `value` is bad; `last` is that of the last run, None if there was no sample."""
         compare = _COMPARE[self.compare]
         return compare(growth(value, last), self.limit) if self.grows else compare(value, self.limit)
 
 
 def growth(value: float, last: float | None) -> float:
-    """How much a counter grew. One that shrank began anew from 0; one just met has not grown."""
+    """How much a counter grew. One that shrank was reset to 0; a new one has not grown."""
     if last is None:
         return 0.0
     return value - last if value >= last else value
@@ -82,7 +82,7 @@ def growth(value: float, last: float | None) -> float:
 
 @lru_cache(maxsize=1024)
 def parse(text: str) -> Rule:
-    """The rule that `text` is. Raises RuleError."""
+    """Parse a rule. Raises RuleError."""
     if len(text) > _TEXT_MAX:
         raise RuleError(f"it is longer than {_TEXT_MAX} characters")
     match = _RULE.fullmatch(text.strip())
@@ -116,7 +116,7 @@ def _limit(text: str) -> float:
     return limit
 
 
-# What a text that has not even the shape of a rule may lack: a sign of it, and what to say.
+# What an invalid rule may lack: a sign of it, and the hint.
 _AMISS = (
     (r"\[", "ranges in brackets are not supported: increase is the growth since the last probe"),
     (r"\b(and|or|unless)\b", "only one comparison is allowed; use one probe for each"),
@@ -132,7 +132,7 @@ def _what_is_amiss(text: str) -> str:
 def broken(
     rules: Iterable[Rule], samples: Iterable[Sample], last: Mapping[tuple[str, bytes], float]
 ) -> tuple[Rule, Sample] | None:
-    """The first rule that holds, with the sample that it holds for; None when all is well."""
+    """The first rule that matches, with its sample; None if none does."""
     of_metric: dict[str, list[Sample]] = {}
     for sample in samples:
         of_metric.setdefault(sample.metric, []).append(sample)

@@ -1,9 +1,9 @@
-"""The runner: lets one probe look at one unit, again and again, for as long as the unit is watched.
+"""The runner: runs one probe of one unit repeatedly, as long as the unit is probed.
 
-1. Looks never overlap. A nudge makes the next look now, or right after the one that is on its way.
-2. Nothing a probe does, or whoever takes its findings, ends the task: an exception in a look is a logged line
-   and neutral evidence. One in `due_at` is logged once, and the probe looks every second.
-3. Time is the loop's, randomness is injected. No look is later than its probe says.
+1. Runs never overlap. A nudge starts the next run now, or right after the current one.
+2. No exception of a probe, or of the taker of its findings, ends the task: one in a run is logged and is
+   neutral evidence. One in `due_at` is logged once, and the probe then runs every second.
+3. Time is the loop's, randomness is injected. No run is later than its probe's `due_at`.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from cellgate.router.nouns import Evidence, Finding, Sign, Strength
 JITTER = 0.1
 """Each pause is shortened by up to this share, so that probes of many units drift apart."""
 GAP_S = 0.05
-"""Nudged looks begin at least so far apart: a unit that answers at once must not be asked without end."""
+"""The least time between the starts of nudged runs: a unit that answers at once must not be flooded."""
 BLIND_PAUSE_S = 1.0
-"""Between looks of a probe that fails to say when it looks next."""
+"""The period of a probe whose `due_at` fails."""
 GRACE_S = 1.0
-"""Every fetch has a timeout; a look that takes this much longer than its limit is ended here."""
+"""Every fetch has a timeout; a run that takes this much longer than its limit is ended here."""
 
 _log = logging.getLogger("cellgate.probes")
 
 
 class Runner:
-    """One probe for one patient. `take` is called with each finding, in order."""
+    """One probe of one unit or node. `take` is called with each finding, in order."""
 
     def __init__(
         self, probe: Probe, context: ProbeContext, take: Callable[[Finding], None], rng: random.Random
@@ -56,7 +56,7 @@ class Runner:
             _wake(self._asleep)
 
     def due_at(self) -> float:
-        """When it looks again at the latest, as things stand; inf: not before a nudge.
+        """When it runs again at the latest; inf: not before a nudge.
 
         While it looks, that is when it began to.
         """
@@ -88,7 +88,7 @@ class Runner:
         while (pause_s := due - self._patient.now()) > 0.0:
             was_nudged = self._nudged
             await self._sleep(pause_s if was_nudged else pause_s * (1.0 - JITTER * self._rng.random()))
-            # What is due is asked again: the unit may have shown life meanwhile, which puts the look off.
+            # `due_at` is called again: the unit may have made progress meanwhile, which postpones the run.
             before, due = due, self.due_at()
             if due <= before and self._nudged is was_nudged:
                 return
@@ -122,9 +122,11 @@ class Runner:
         _log.error("probe %s of unit %s: %s: %r; %s", name, unit, what, error, then)
 
     async def _collect(self) -> None:
-        """Take what one look finds. Raises TimeoutError when it takes too long, and what the probe raises.
+        """Take the findings of one run. Raises TimeoutError when it takes too long, and what the probe
+        raises.
 
-        By hand what `asyncio.timeout` and `aclosing` do: with thousands of looks a second their price counts.
+        Does what `asyncio.timeout` and `aclosing` do, which would be too expensive for thousands of runs a
+        second.
         """
         self._overdue = False
         self._limit_at = self._last_at + self._probe.limit_s(self._patient) + GRACE_S
@@ -137,15 +139,16 @@ class Runner:
                 raise
             raise TimeoutError from None
         except Exception:
-            # It may have been the taker that failed, while the probe is still in the middle of its look.
+            # The taker may have failed while the probe is still running.
             await findings.aclose()
             raise
 
     def sweep(self, now: float) -> None:
-        """End a look that takes too long; to be called now and then, for a timer for each costs too much.
+        """End a run that takes too long; must be called now and then, because a timer for each is too
+        expensive.
 
-        Only one that was late the time before too: when the gate has stood still, the probe's own timeouts
-        are due in the same turn, and come first.
+        Only one that was late at the previous call too: after a blocked loop the probe's own timeouts are due
+        in the same turn, and must come first.
         """
         if not self._is_looking or now < self._limit_at:
             self._was_late = False

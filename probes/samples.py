@@ -1,7 +1,7 @@
 """A page in Prometheus' text format, scanned for the samples of a few metrics.
 
-The page is never parsed as a whole: an exporter may show megabytes, of which a rule needs one line. What is
-not in the format is passed over. Format: https://prometheus.io/docs/instrumenting/exposition_formats/
+The page is never parsed as a whole: an exporter may return megabytes, of which a rule needs one line. Invalid
+lines are ignored. Format: https://prometheus.io/docs/instrumenting/exposition_formats/
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 _LINE_MAX = 4096
-"""Bytes of a line behind the metric's name; a longer one is passed over."""
+"""The most bytes of a line after the metric's name; longer lines are ignored."""
 _LOOKED_AT_MAX = 256 << 10
 """Bytes of lines that begin with a metric's name: at worst some 50 ms of work."""
 
-# A label ends with blanks and at most one comma; written so that there is one way only to read it, and a line
-# made to be read in many costs no more than another.
+# A label ends with blanks and at most one comma. The pattern matches in one way only, so a crafted line
+# cannot cause backtracking.
 _LABEL = rb'([A-Za-z_]\w*)[ \t]*=[ \t]*"((?:[^"\\]|\\.)*)"[ \t]*(?:,[ \t]*)?'
 _LABELS = re.compile(_LABEL)
 _UNNAMED = _LABEL.replace(b"([", b"(?:[", 1).replace(b'"((?:', b'"(?:(?:')
@@ -26,7 +26,7 @@ _ESCAPED = re.compile(r"\\(.)")
 
 
 class TooMuchError(ValueError):
-    """The page has more lines that begin with these metrics' names than anybody needs."""
+    """The page has too many lines that begin with these metrics' names."""
 
 
 class Sample(NamedTuple):

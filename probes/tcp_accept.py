@@ -14,7 +14,7 @@ from cellgate.probes.node import NodeProbe, NodeReport, NodeState
 class TcpProbe(NodeProbe):
     """Connects to `address` (HOST:PORT), sends nothing and closes.
 
-    It proves a listening process, not a working one: the kernel accepts for a process that stands still.
+    It proves a listening process, not a working one: the kernel accepts for a process that is blocked.
     """
 
     kind: ClassVar[str] = "tcp"
