@@ -1,7 +1,8 @@
 """The health endpoints and metrics of each inference engine.
 
 Sources: vLLM 0.6 to 0.33, SGLang 0.4 to 0.5.23, Triton 2.x with its vLLM and TensorRT-LLM backends,
-TensorRT-LLM's own server; `openai` stands for any other that speaks OpenAI's API.
+TensorRT-LLM's own server, llama.cpp's server (build 11549); `openai` stands for any other that speaks
+OpenAI's API.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ class Engine:
     its 5xx is bad; `unready` are the statuses below 500 that say "not ready" as well.
     `metrics` is a path at the port of the API, unless `metrics_port` names another one.
     `canaries` are APIs (see probes/apis.py) in the order in which they are tried.
+    `closes_after_stream`: it ends a connection with a streamed reply, though its head says keep-alive.
     """
 
     ready: tuple[str, ...]
@@ -25,6 +27,7 @@ class Engine:
     unready: frozenset[int] = frozenset()
     metrics: str = "/metrics"
     metrics_port: int | None = None
+    closes_after_stream: bool = False
 
 
 _OPENAI_CANARIES = ("chat", "completions", "embeddings", "rerank", "pooling")
@@ -41,13 +44,18 @@ ENGINES: dict[str, Engine] = {
     ),
     # Its /metrics is a list in JSON.
     "trtllm": Engine(ready=("/health",), metrics="/prometheus/metrics", canaries=_OPENAI_CANARIES),
+    # It answers every path with 503 while it loads its model.
+    "llamacpp": Engine(ready=("/health",), canaries=_OPENAI_CANARIES, closes_after_stream=True),
     "openai": Engine(ready=("/health", "/v1/models"), canaries=_OPENAI_CANARIES),
 }
 
 UNKNOWN = Engine(ready=("/v1/models",), canaries=_OPENAI_CANARIES)
 """Until the engine is known: endpoints that harm none of them."""
 
-OWNERS = {"vllm": "vllm", "sglang": "sglang", "tensorrt_llm": "trtllm"}
+CLOSING = frozenset(name for name, surfaces in ENGINES.items() if surfaces.closes_after_stream)
+"""Engines that end a connection with a streamed reply."""
+
+OWNERS = {"vllm": "vllm", "sglang": "sglang", "tensorrt_llm": "trtllm", "llamacpp": "llamacpp"}
 """Engine by the `owned_by` in its list of models."""
 
 
@@ -110,4 +118,11 @@ METRICS: dict[str, MetricRole] = {
     "trtllm_generation_tokens_total": MetricRole.PROGRESS,
     "trtllm_prompt_tokens_total": MetricRole.PROGRESS,
     "trtllm_kv_cache_gen_alloc_blocks_total": MetricRole.PROGRESS,
+    "llamacpp:requests_processing": MetricRole.RUNNING,
+    "llamacpp:requests_deferred": MetricRole.WAITING,
+    "llamacpp:kv_cache_usage_ratio": MetricRole.KV_USE,  # Until the middle of 2025.
+    "llamacpp:n_decode_total": MetricRole.STEPS,
+    # These move when a prompt, or a request, is done.
+    "llamacpp:prompt_tokens_total": MetricRole.PROGRESS,
+    "llamacpp:tokens_predicted_total": MetricRole.PROGRESS,
 }

@@ -78,6 +78,8 @@ class Pool:
         self._connecting: dict[asyncio.Task[UnitConnection], Taker | None] = {}
         self.connections: dict[UnitConnection, None] = {}
         self.closed_for_good = False
+        self.closes_after_stream = False
+        """The unit ends a connection with a streamed reply, whatever the head of that says."""
 
     def take(self, taker: Taker, *, fresh: bool = False) -> None:
         """Give `taker` a connection: at once when one is idle (and `fresh` is not asked for), else later."""
@@ -101,7 +103,8 @@ class Pool:
 
     def give_back(self, conn: UnitConnection) -> None:
         """Keep a connection that is fit for another request."""
-        if self.closed_for_good or not conn.usable:
+        is_spent = self.closes_after_stream and conn.reply.is_chunked
+        if self.closed_for_good or is_spent or not conn.usable:
             conn.drop()
             return
         conn.idle_since = self._loop.time()

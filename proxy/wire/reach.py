@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from cellgate.probes.base import Fetch, Net
+from cellgate.probes.engines import CLOSING
 from cellgate.probes.gate_word import VIA_GATE, name_there
 from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.wire.fetch import UnitFetch
@@ -66,6 +67,8 @@ class UnitPools:
             if state.unit.engine == VIA_GATE:
                 pool.lines += b"%b: %b\r\n" % (UNIT_FIELD, name_there(state.unit).encode())
             self._pools[state] = pool
+        # Which engine it is may be found out late, and change.
+        pool.closes_after_stream = state.engine in CLOSING
         return pool
 
     def probe_transport(self, state: UnitState) -> ProbeTransport:

@@ -112,6 +112,11 @@ class ReplyReader:
         self.length: bytes | None = None
         self.pieces: list[bytes] = []
 
+    @property
+    def is_chunked(self) -> bool:
+        """Whether the body comes in chunks, as streams do."""
+        return self._coding == b"chunked"
+
     def expect(self, *, to_head: bool) -> None:
         """A request is sent: what comes is its reply. `to_head` says that its method is HEAD."""
         if self._to_head:

@@ -5,7 +5,6 @@ packages, which nothing else here needs.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import time
 from collections.abc import Callable
@@ -18,28 +17,17 @@ from loadtests.simunit.process import SimUnit
 from tests.processes.test_continued import BREAKS, MODEL, SHOWN_S, STREAMS, TOKENS, halfway, unbroken
 from tests.processes.test_continued import gate as gate
 from tests.processes.test_continued import units as units
-from tests.wire.process import ROOT, GateProcess, eventually, metrics
+from tests.real.programs import python_of
+from tests.wire.process import GateProcess, eventually, metrics
 
-PYTHON = ROOT / ".venv-langchain/bin/python"
 SCRIPT = Path(__file__).with_name("langchain_client.py")
 
 
-@pytest.fixture
-def python() -> str:
-    """Its interpreter. Skips, or in CI fails, the test when there is none."""
-    if PYTHON.exists():
-        return str(PYTHON)
-    reason = "LangChain is not installed; type:  make .venv-langchain/made"
-    if os.environ.get("CELLGATE_NEED_PROGRAMS"):
-        pytest.fail(reason)
-    pytest.skip(reason)
-
-
 @pytest.mark.parametrize("name", ["leader killed", "follower frozen", "error in the stream"])
-def test_langchain_notices_nothing(python: str, name: str, gate: GateProcess, units: list[SimUnit]) -> None:
+def test_langchain_notices_nothing(name: str, gate: GateProcess, units: list[SimUnit]) -> None:
     text, usage = unbroken(units[1])
     breaks: Callable[[SimUnit], object] = BREAKS[name]
-    command = [python, str(SCRIPT), gate.url, MODEL, str(TOKENS), str(STREAMS)]
+    command = [python_of("langchain"), str(SCRIPT), gate.url, MODEL, str(TOKENS), str(STREAMS)]
     client = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert eventually(lambda: halfway(gate))

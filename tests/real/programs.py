@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -30,18 +31,23 @@ _HOW = {
     "redis-server": "apt-get install redis-server",
 }
 
-__all__ = ["find", "free_port", "running", "tail"]
+__all__ = ["find", "free_port", "python_of", "running", "tail"]
 
 
 def find(name: str) -> str:
     """The path of a program. Skips, or in CI fails, the test that asks when there is none."""
     found = shutil.which(name) or next(map(str, _in_own_venv(name)), None)
-    if found is not None:
-        return found
-    reason = f"{name} is not installed; type:  {_HOW[name]}"
-    if os.environ.get("CELLGATE_NEED_PROGRAMS"):
-        pytest.fail(reason)
-    pytest.skip(reason)
+    if found is None:
+        _missing(f"{name} is not installed; type:  {_HOW[name]}")
+    return found
+
+
+def python_of(name: str) -> str:
+    """The Python of the venv that is `name`'s own. Skips, or in CI fails, the test when there is none."""
+    venv = ROOT / f".venv-{name}"
+    if not (venv / "made").exists():
+        _missing(f"{name} is not installed; type:  make {venv.name}/made")
+    return str(venv / "bin" / "python")
 
 
 @contextmanager
@@ -52,6 +58,12 @@ def running(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[byte
         yield process
     finally:
         stop(process)
+
+
+def _missing(reason: str) -> NoReturn:
+    if os.environ.get("CELLGATE_NEED_PROGRAMS"):
+        pytest.fail(reason)
+    pytest.skip(reason)
 
 
 def _in_own_venv(name: str) -> Iterator[Path]:

@@ -39,6 +39,21 @@ async def test_a_units_status_is_the_clients(status: int) -> None:
 
 
 @live
+async def test_an_engine_that_closes_after_each_stream_is_not_suspected_of_a_restart() -> None:
+    """llama.cpp's head says keep-alive, and it keeps what carried a plain reply."""
+    async with stage(then_close(STREAM)) as here, here.client() as client:
+        state = here.plane.board.units["u0"]
+        state.engine = "llamacpp"
+        for _ in range(3):
+            assert (await client.ask(chat())).whole
+        assert not state.is_restart_suspected()
+        here.unit.script = whole(b"{}")
+        for _ in range(2):
+            assert (await client.ask(chat(stream=False))).whole
+        assert len(here.unit.connections) == 4
+
+
+@live
 async def test_an_engine_without_the_path_is_told_as_such_in_openais_shape() -> None:
     """FastAPI's engines answer {"detail":"Not Found"}, which the OpenAI SDK turns into a wordless error."""
     async with stage(whole(b'{"detail":"Not Found"}', "404 Not Found")) as here, here.client() as client:

@@ -106,6 +106,35 @@ trtllm_num_requests_waiting{engine_type="trtllm",model_name="m"} 1.0
 trtllm_kv_cache_utilization{engine_type="trtllm",model_name="m"} 0.62
 trtllm_generation_tokens_total{engine_type="trtllm",model_name="m"} 40.0
 """
+LLAMA_CPP = b"""# HELP llamacpp:prompt_tokens_total Number of prompt tokens processed, excluding cached tokens
+# TYPE llamacpp:prompt_tokens_total counter
+llamacpp:prompt_tokens_total 46
+# HELP llamacpp:tokens_predicted_total Number of generation tokens processed
+# TYPE llamacpp:tokens_predicted_total counter
+llamacpp:tokens_predicted_total 659
+# HELP llamacpp:tokens_predicted_seconds_total Total time spent generating tokens
+# TYPE llamacpp:tokens_predicted_seconds_total counter
+llamacpp:tokens_predicted_seconds_total 0.107457
+# HELP llamacpp:n_decode_total Total number of llama_decode() calls, excluding speculative decoding
+# TYPE llamacpp:n_decode_total counter
+llamacpp:n_decode_total 1126
+# HELP llamacpp:requests_processing Number of requests processing
+# TYPE llamacpp:requests_processing gauge
+llamacpp:requests_processing 2
+# HELP llamacpp:requests_deferred Number of requests deferred
+# TYPE llamacpp:requests_deferred gauge
+llamacpp:requests_deferred 1
+# HELP llamacpp:n_busy_slots_per_decode Average number of busy slots per llama_decode() call
+# TYPE llamacpp:n_busy_slots_per_decode gauge
+llamacpp:n_busy_slots_per_decode 1.41474
+"""
+
+
+def test_the_numbers_of_llama_cpp_are_read() -> None:
+    """One of its counters moves with every step. Its server no longer says how full its cache is."""
+    assert scan(LLAMA_CPP, "u", 1.0, 0) == Load("u", 1.0, 2, 1, progress=1831.0, sighted=True)
+    older = LLAMA_CPP + b"llamacpp:kv_cache_usage_ratio 0.25\n"
+    assert scan(older, "u", 1.0, 0) == Load("u", 1.0, 2, 1, 0.25, progress=1831.0, sighted=True)
 
 
 @pytest.mark.parametrize(
@@ -129,6 +158,7 @@ def test_the_numbers_of_nvidia_s_engines_are_read(body: bytes, load: Load) -> No
         ("vllm", "", "/metrics"),
         ("sglang", "", "/metrics"),
         ("trtllm", "", "/prometheus/metrics"),
+        ("llamacpp", "", "/metrics"),
         ("triton", "", "http://u:8002/metrics"),
         ("triton", "http://u:9002/metrics", "http://u:9002/metrics"),
         ("vllm", "http://u/stats", "/stats"),

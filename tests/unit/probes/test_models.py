@@ -13,6 +13,13 @@ from cellgate.router.nouns import Models, Served, Unit, Verdict
 from tests.patient import Answer, FakePatient, look, reply
 
 VLLM = reply(200, b'{"object": "list", "data": [{"id": "base", "owned_by": "vllm"}, {"id": "lora"}]}')
+LLAMA_CPP = reply(
+    200,
+    b'{"models":[{"name":"tiny","model":"tiny","type":"model","capabilities":["completion"]}],"object":"list",'
+    b'"data":[{"id":"tiny","aliases":["tiny"],"tags":[],"object":"model","created":1795382035,'
+    b'"owned_by":"llamacpp","meta":{"n_vocab":99,"n_ctx":2048,"n_params":681856}}]}',
+)
+LLAMA_CPP_LOADING = reply(503, b'{"error":{"message":"Loading model","type":"unavailable_error","code":503}}')
 TRITON = {
     "/v2": reply(200, b'{"name": "triton", "version": "2.60.0", "extensions": ["model_repository"]}'),
     "/v2/repository/index": reply(200, b'[{"name": "llm", "version": "1", "state": "READY"}]'),
@@ -44,6 +51,15 @@ def test_each_engine_names_itself_as_the_owner(owner: str, engine: str) -> None:
     served, _ = look(ModelList(), FakePatient(lambda _: reply(200, body)))
     assert served == Served("u", engine, 100.0)
     assert engine in ENGINES
+
+
+def test_llama_cpp_is_known_once_its_model_is_loaded() -> None:
+    """It lists its model twice, in a shape of its own and in OpenAI's."""
+    assert look(ModelList(), FakePatient(lambda _: LLAMA_CPP_LOADING)) == []
+    assert look(ModelList(), FakePatient(lambda _: LLAMA_CPP)) == [
+        Served("u", "llamacpp", 100.0),
+        Models("u", ("tiny",), 100.0),
+    ]
 
 
 def test_triton_is_known_by_its_own_address_and_tells_its_models_there() -> None:

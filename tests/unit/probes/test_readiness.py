@@ -62,6 +62,7 @@ def test_triton_says_not_ready_with_a_400() -> None:
         ("sglang", "/ready"),
         ("triton", "/v2/health/ready"),
         ("trtllm", "/health"),
+        ("llamacpp", "/health"),
         ("openai", "/health"),
     ],
 )
