@@ -1,4 +1,4 @@
-"""How long answers are, by model: what a decoding price is reckoned over. Pure.
+"""The length of answers by model: the cost of decoding is computed from it. Pure.
 
 The mean and not the median: costs are sums of waits, and the long answers make most of them.
 """
@@ -10,14 +10,14 @@ from collections import Counter
 FIRST_ANSWER_TOKENS = 128.0
 """Before any answer has ended."""
 GAIN = 0.02
-"""What one answer moves the mean, once there were many."""
+"""The weight of one answer in the mean, once there were many."""
 _ALL = "\0"
 MODELS_MAX = 256
-"""Whoever asks may name any model where the models of units are not known."""
+"""The most models that are kept: clients may name any while the models of units are unknown."""
 
 
 class AnswerLengths:
-    """Mean tokens of the answers of late, by model."""
+    """Mean tokens of recent answers, by model."""
 
     __slots__ = ("_means", "_seen", "mean")
 
@@ -28,12 +28,12 @@ class AnswerLengths:
         self._seen: Counter[str | None] = Counter()
 
     def expected(self, model: str | None, limit: int = 0) -> float:
-        """Tokens of an answer of `model` as a rule, at most `limit` (`max_tokens`; 0: none was set)."""
+        """Expected tokens of an answer of `model`, at most `limit` (`max_tokens`; 0: none was set)."""
         mean = self._means.get(model, self.mean)
         return limit if 0 < limit < mean else mean
 
     def learn(self, model: str | None, tokens: int) -> None:
-        """An answer has ended, whole. One without tokens (an embedding) counts as one."""
+        """A whole answer has ended. One without tokens (an embedding) counts as one."""
         seen, means, tokens = self._seen, self._means, max(tokens, 1)
         seen[_ALL] = count = seen[_ALL] + 1
         self.mean += (tokens - self.mean) * max(1.0 / count, GAIN)

@@ -1,4 +1,4 @@
-"""What one unit still has to do for this gate: prompts to prefill, sequences to decode. Exact and fresh.
+"""The work of one unit for this gate: prompts to prefill, sequences to decode. Exact and current.
 
 Rules:
 1. A job is queued until its first token is shown, then decoding, until it is taken out. Sums are those of the
@@ -8,9 +8,9 @@ Rules:
    looks busier all the time, not idle.
 3. The latency of a prompt (latency.py) comes before its work, and beside the work of others: who waits for
    less than that for others to be computed waits no longer for it.
-4. A prompt surely had a seat if less was there than has been decoded at once before (`peak_batch`). Else it
-   may have waited for another one to end, and when it was shown tells nothing of how fast prompts are
-   computed.
+4. A prompt had a decode slot for certain if fewer sequences were there than the unit has decoded at once
+   before (`peak_batch`). Else it may have waited for another one to end, and its first token says nothing
+   about the prefill rate.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ WRITTEN_STEP_S = 0.5
 class Job(NamedTuple):
     """One attempt: the tokens that have to be computed before it shows anything, and those it holds in the KV
     cache that others do not. It was sent at `sent_at`, and can be computed from `begins_at` on; `had_seat`:
-    as far as seats go, at once.
+    it did not wait for a decode slot.
 
-    The other fields are what was expected of it then. `held_blocks` of its prompt were held before, `record`
-    is what the prefix cache calls it, `ttft_s` is when the first token was due; the last three are those of
-    Expected (cost.py).
+    The other fields are what was predicted for it then. `held_blocks` of its prompt were held before,
+    `record` is what the prefix cache calls it, `ttft_s` is when the first token was due; the last three are
+    those of Expected (cost.py).
     """
 
     uncached_tokens: int
@@ -79,7 +79,7 @@ ALONE = Beside()
 
 
 class Backlog:
-    """The jobs of one unit, by the lease (or whatever else stands for the attempt)."""
+    """The jobs of one unit, by lease."""
 
     __slots__ = (
         "_area",
@@ -182,7 +182,7 @@ class Backlog:
         return beside
 
     def forget_peak(self) -> None:
-        """The unit has started anew, maybe with fewer seats."""
+        """The unit has restarted, maybe with fewer decode slots."""
         self.peak_batch = 0.0
 
     def backlog_tokens(self, now: float, tokens_s: float, latency_s: float = 0.0) -> float:
@@ -197,7 +197,7 @@ class Backlog:
         return queued if queued > 0.0 else 0.0
 
     def written_tokens(self, now: float) -> float:
-        """Uncached tokens sent here of late: new to the prefix cache, and pushing others out of it."""
+        """Uncached tokens sent here recently: they are new to the prefix cache, and evict others."""
         return self._written * float(0.5 ** ((now - self._written_at) / WRITTEN_HALF_LIFE_S))
 
     def _leave_queue(self, key: Hashable, now: float) -> Job:

@@ -1,4 +1,4 @@
-"""Prompts that are refused for a while, by fingerprint: bounded, expiring. Pure: times are handed in."""
+"""Prompts that are refused for a while, by fingerprint: bounded, expiring. Pure: times are passed in."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Ban:
-    """A prompt that has ended units. `units` are those that it ended, `gate` the other gate that tells of it.
+    """A prompt that has ended units. `units` are those that it ended, `gate` the other gate that published
+    it.
 
     `since` and `until` are times of this gate's loop, in seconds.
     """
@@ -22,7 +23,7 @@ class Ban:
 
 
 class Bans:
-    """Those that hold, at most `limit`; `reached` is called for each that has to go for a newer one."""
+    """The valid bans, at most `limit`; `reached` is called for each that is dropped for a newer one."""
 
     def __init__(self, limit: int = 1024, reached: Callable[[], None] = lambda: None) -> None:
         self._limit = limit
@@ -33,7 +34,7 @@ class Bans:
         return len(self._bans)
 
     def add(self, ban: Ban) -> bool:
-        """Take a ban over; False when one that lasts as long holds already."""
+        """Add a ban; False when one that lasts as long exists already."""
         known = self._bans.get(ban.fingerprint)
         if known is not None and known.until >= ban.until:
             return False
@@ -50,7 +51,7 @@ class Bans:
         return ban if ban is not None and now < ban.until else None
 
     def lift(self, fingerprint: int) -> Ban | None:
-        """End a ban; it, if it held."""
+        """Lift a ban; returns it, if it was valid."""
         return self._bans.pop(fingerprint, None)
 
     def tick(self, now: float) -> None:
@@ -59,5 +60,5 @@ class Bans:
             del self._bans[fingerprint]
 
     def all(self) -> list[Ban]:
-        """Those that hold, the oldest first."""
+        """The valid bans, the oldest first."""
         return list(self._bans.values())

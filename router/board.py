@@ -3,7 +3,7 @@
 Every method is synchronous and does no I/O: callers act on what is returned. Rules:
 1. `in_flight` of a unit is exactly the number of its open leases.
 2. A flip to DOWN, or a new epoch, marks every lease on that unit as evicted, once.
-3. A unit taken off the configuration stays known until its last lease has closed.
+3. A unit that is removed from the configuration stays known until its last lease has closed.
 """
 
 from __future__ import annotations
@@ -39,19 +39,18 @@ from cellgate.router.unit_state import BUSY_S, Lease, UnitState
 from cellgate.router.weights import shares
 
 ERRORS_TOGETHER_S = 1.0
-"""Errors so soon after each other, with no life between them, are of an engine that has nothing else."""
+"""Errors this close together, without progress between them, mean an engine that answers only errors."""
 RESTART_SUSPECTED_S = 5.0
-"""A suspected restart that nothing has confirmed for so long is dropped: most likely only connections were
-lost."""
+"""A suspected restart without confirmation for this long is dropped: probably only connections were lost."""
 
 PEERS_S = 1.0
-"""How often units take over from their peers what they have not seen themselves."""
+"""How often units take over estimates from their peers."""
 BATCH_SHARE = 0.1
-"""How much one tick moves the mean of a unit's requests: the mean is of the last few seconds."""
+"""The weight of one tick in the mean of a unit's requests, which covers the last few seconds."""
 
 
 class Consequence(NamedTuple):
-    """What the caller has to do after evidence was folded in."""
+    """What the caller has to do after evidence was applied."""
 
     flip: Flip | None = None
     evicted: tuple[Lease, ...] = ()
@@ -59,7 +58,7 @@ class Consequence(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """What another configuration has changed. `probed_anew`: units that stay, and are looked at otherwise."""
+    """What a new configuration has changed. `probed_anew`: units that stay, with other probes."""
 
     added: tuple[Unit, ...]
     removed: tuple[Unit, ...]
@@ -83,23 +82,23 @@ class Board:
         self.answer_lengths = AnswerLengths()
         self.shared = SharedPrefixes()
         self.remote: RemotePrefixes | None = None
-        """What other gates have proven to be cached at units; None while nobody tells."""
+        """The prompts that other gates have proven to be cached at units; None without other gates."""
         self.proven: ProvenPrefixes | None = None
-        """What this gate has proven, for others; None while there is nobody to tell."""
+        """The prompts that this gate has proven, for others; None without other gates."""
         self.pools = Pools()
         self.has_far = False
         """Whether some units are farther away than others."""
         self.retries_in_flight = 0
         self.in_flight = 0
         self.panic_at: float | None = None
-        """Since when units are held in rotation although nothing of them answers."""
+        """Since when the gate is in panic; None: it is not."""
         self._peers_at = 0.0
 
     def __iter__(self) -> Iterator[UnitState]:
         return iter(self.units.values())
 
     def configure(self, fleet: Fleet, now: float) -> Changes:
-        """Take over a fleet. A unit whose address changed is removed and added."""
+        """Apply a fleet. A unit whose address changed is removed and added."""
         wanted = {unit.name: unit for unit in fleet.units}
         gone = [d for d in self if d.unit.name not in wanted or wanted[d.unit.name].url != d.unit.url]
         for state in gone:
@@ -117,13 +116,13 @@ class Board:
             else:
                 if not unit.is_probed_like(known.unit):
                     probed_anew.append(unit)
-                    # Who said a fatal thing may not be asked any more; who is, will say it again.
+                    # The source of a fatal report may be gone; one that remains will report again.
                     known.case = replace(known.case, faults=frozenset(), epochs=())
                     known.last_evidence = {}
                     known.engine = unit.engine
                 known.apply(unit, fleet.cell(unit.cell))
                 known.models = frozenset(unit.models) or known.models
-        # The order of the configuration is the order people see.
+        # Units are shown in the order of the configuration.
         self.units = {name: self.units[name] for name in wanted}
         self.has_far = any(state.far_s for state in self)
         self._pool()
@@ -131,12 +130,12 @@ class Board:
         return Changes(added, tuple(state.unit for state in gone), tuple(probed_anew))
 
     def observe(self, evidence: Evidence) -> Consequence:
-        """Fold evidence in. Evidence about a unit that is not configured (any more) is dropped."""
+        """Apply evidence. Evidence about a unit that is not configured (any more) is dropped."""
         state = self.units.get(evidence.unit)
         if state is None:
             return _NOTHING
         state.last_evidence[evidence.node, evidence.source] = evidence
-        # Weak good news (an answer to /health) is no proof of life: only work is.
+        # Weak good evidence (an answer to /health) is not progress: only work is.
         if evidence.sign is Sign.GOOD and evidence.strength is not Strength.WEAK:
             state.life_at = max(state.life_at, evidence.at)
         before = state.case
@@ -159,13 +158,13 @@ class Board:
             self.forecast(evidence.at)
         flip = Flip(state.unit.name, state.unit.cell, before.verdict, after.verdict, evidence.at, evidence)
         if after.verdict is Verdict.DOWN and state.stalls:
-            # This one it did not come out of by itself.
+            # The unit did not recover from this stall by itself.
             state.stalls.pop()
         evicted = self._evict(state) if reborn or after.verdict is Verdict.DOWN else ()
         return Consequence(flip, evicted, wants_canary)
 
     def report(self, load: Load) -> None:
-        """Take over an engine's report; progress of its counters is a proof of life."""
+        """Apply an engine's report; growth of its counters is progress."""
         state = self.units.get(load.unit)
         if state is None:
             return
@@ -174,7 +173,7 @@ class Board:
             state.counters_at = load.at
         if load.progress is not None:
             grew = before is not None and before.progress is not None and load.progress > before.progress
-            # Tokens of ours that came since the last report explain the growth, and tell better when it was.
+            # Tokens of this gate since the last report explain the growth, and have more exact times.
             if grew and before is not None and state.life_at <= before.at:
                 state.life_at = load.at
         state.load = load
@@ -193,7 +192,7 @@ class Board:
         return not was_suspected
 
     def tick(self, now: float) -> None:
-        """What only time changes; called a few times a second."""
+        """Apply changes that depend only on time; called a few times a second."""
         unreachable = rotation = 0
         for state in self.units.values():
             if state.leases:
@@ -215,21 +214,21 @@ class Board:
         self.forecast(now)
 
     def forecast(self, now: float) -> None:
-        """Work out anew what changes slowly in the cost of each unit, and what units learn of each other."""
+        """Recompute the slow parts of the cost of each unit, and what units take over from peers."""
         if now - self._peers_at >= PEERS_S:
             peers.learn(self, now - self._peers_at)
             self._peers_at = now
         peers.foresee(self.units.values(), self.elsewhere, now)
 
     def set_models(self, models: Models) -> None:
-        """Take over the list of models of a unit that has none configured."""
+        """Set the reported models of a unit that has none configured."""
         state = self.units.get(models.unit)
         if state is not None and not state.unit.models and state.models != (names := frozenset(models.names)):
             state.models = names
             self._pool()
 
     def set_engine(self, served: Served) -> None:
-        """Take over which engine a unit turned out to run."""
+        """Set the detected engine of a unit."""
         state = self.units.get(served.unit)
         if state is not None and not state.unit.engine:
             state.engine = served.engine
@@ -245,7 +244,7 @@ class Board:
         return any(not d.drained and name not in tried and d.serves(ask) for name, d in self.units.items())
 
     def cool_down(self, name: str, until: float) -> None:
-        """Use a unit that answered with an error only when there is no other, until then.
+        """Until then, use a unit that answered with an error only when there is no other.
 
         An error comes faster than any answer, so a unit that sends them would look the least loaded of all.
         """
@@ -256,7 +255,7 @@ class Board:
     def has_only_errors(self, name: str, now: float) -> bool:
         """Record an error of a unit; True when the last thing it did, a moment ago, was another one.
 
-        Its engine may have died a moment ago: then errors are all that it has for anyone.
+        Its engine may have just died, and then it answers only errors.
         """
         state = self.units.get(name)
         if state is None:
@@ -266,7 +265,7 @@ class Board:
         return again
 
     def is_falsely_busy(self, name: str, now: float) -> bool:
-        """Record a 503 of a unit; True when its engine has reported since the one before that it is idle."""
+        """Record a 503 of a unit; True when its engine has reported itself as idle since the previous one."""
         state = self.units.get(name)
         if state is None:
             return False
@@ -290,7 +289,7 @@ class Board:
         )
 
     def is_sure_of(self, pool: str) -> bool:
-        """Whether the rates of all usable units of a pool have been learnt, and are no guess."""
+        """Whether the rates of all usable units of a pool were measured."""
         return all(
             state.costs.is_sure()
             for name, state in self.units.items()
@@ -307,7 +306,7 @@ class Board:
         expected: Expected = _NOTHING_EXPECTED,
         held: int | None = None,
     ) -> Lease:
-        """Open a lease on a unit; `held` blocks of the prompt are there (None: that is looked up)."""
+        """Open a lease on a unit; `held` blocks of the prompt are cached there (None: unknown yet)."""
         state = self.units[name]
         if held is None:
             held = self.held(state, ask.blocks)
@@ -321,9 +320,9 @@ class Board:
         return lease
 
     def prove(self, lease: Lease) -> None:
-        """An attempt has shown something: if it was a retry, it draws on the budget no longer.
+        """An attempt has committed: if it was a retry, it no longer draws on the budget.
 
-        The budget is there lest retries load units with what fails again; a stream may go on for minutes.
+        The budget limits requests that may fail again; a stream may continue for minutes.
         """
         if lease.retry:
             lease.retry = False
@@ -351,7 +350,7 @@ class Board:
             self.leaving.remove(state)
 
     def drain(self, name: str, *, drained: bool) -> bool:
-        """Set the operator's will; False when there is no such unit."""
+        """Drain or undrain a unit; False when there is no such unit."""
         state = self.units.get(name)
         if state is None:
             return False
@@ -362,7 +361,7 @@ class Board:
         self.pools = Pools((name, state.models) for name, state in self.units.items())
 
     def _panics(self, state: UnitState, now: float) -> bool:
-        """Whether this unit is kept in rotation although it is about to go DOWN."""
+        """Whether panic keeps this unit in rotation instead of DOWN."""
         if not state.is_unreachable(now):
             return False
         rotation = [d for d in self if d.is_usable()]
@@ -374,7 +373,7 @@ class Board:
         return True
 
     def _forget(self, state: UnitState) -> None:
-        """What was learnt of the incarnation before does not hold for this one."""
+        """Forget what was measured of the previous incarnation."""
         state.load, state.foreign, state.counters_at = None, 0, 0.0
         state.costs.forget()
         self._forget_prefixes(state.unit.name)
@@ -382,7 +381,7 @@ class Board:
         state.engine = state.unit.engine
 
     def _forget_prefixes(self, unit: str) -> None:
-        """What gates have reported of its cache, or were to report, no longer holds."""
+        """Forget the reported contents of its cache."""
         if self.remote is not None:
             self.remote.forget(unit)
         if self.proven is not None:

@@ -1,9 +1,8 @@
 """The candidates for an ask: one row for each unit, in predicted seconds, for a policy to rank. Pure.
 
-Units that cool down or start slowly are candidates only when no other has room, SUSPECT ones only when no
-other has a free slot. An ask may wait for a unit that has many prompts to compute: how long that takes can be
-predicted. For one that has no free slot it may not as long as others have one: nobody knows how long an
-answer will be.
+Units in cooling or slow start are candidates only when no other has room, SUSPECT ones only when no other has
+a free slot. An ask may wait for a unit with many prompts to compute, because that time can be predicted. It
+does not wait for one without a free slot while others have one, because the length of answers is unknown.
 """
 
 from __future__ import annotations
@@ -25,7 +24,8 @@ _new = tuple.__new__
 
 
 class Bounds(NamedTuple):
-    """What counts as room. A unit with more than `backlog_s` seconds of our prompts to compute has none.
+    """What counts as room. A unit with more than `backlog_s` seconds of this gate's prompts to compute has
+    none.
 
     `wait_s` is added to the cost of units without room: so long others come before the ask here. With
     `overcommit` (a share of max_in_flight) only places count, for work that is lost otherwise.
@@ -38,7 +38,7 @@ class Bounds(NamedTuple):
     by_cache: bool = True
     """As Policy has them."""
     chance: float = 0.0
-    """0 to 1, drawn for the ask: a unit in slow start is considered for a share of them only."""
+    """0 to 1, random for each ask: a unit in slow start is a candidate for only a share of asks."""
 
 
 class Candidates(NamedTuple):
@@ -68,8 +68,8 @@ def find_candidates(
     blocks = ask.blocks if bounds.by_cache else ()
     known: list[tuple[str, UnitState, int]] = []
     unsure, most = False, 0
-    # UnitState.is_usable (nobody here is retired), serves, is_restart_suspected and has_room, without the
-    # calls: this is for each unit and ask, and a call takes as long as all that it would look up.
+    # UnitState.is_usable (none here is retired), serves, is_restart_suspected and has_room, inlined: this
+    # runs for each unit and ask, and a call takes as long as its body.
     for name, state in states.items() if among is None else [(n, states[n]) for n in among if n in states]:
         models = state.models
         if state.drained or name in tried or state.case.verdict not in _USABLE:
@@ -97,7 +97,7 @@ def find_candidates(
 
 
 def _add_remote(remote: Mapping[str, int], known: list[tuple[str, UnitState, int]], most: int) -> int:
-    """Put in what other gates have proven at units; the most that one of them holds."""
+    """Add the blocks that other gates have proven at units; returns the most that one of them holds."""
     for number, (name, state, held) in enumerate(known) if remote else ():
         if (reported := remote.get(name, 0)) > held:
             known[number] = name, state, reported
@@ -106,7 +106,7 @@ def _add_remote(remote: Mapping[str, int], known: list[tuple[str, UnitState, int
 
 
 def foreign_at(board: Board, state: UnitState) -> int:
-    """Requests of others at a unit. What the engine says counts those of other gates as well, only older."""
+    """Requests of others at a unit. The engine's report includes those of other gates, but is older."""
     elsewhere = board.elsewhere.get(state.unit.name)
     return state.foreign if elsewhere is None else max(state.foreign, elsewhere.in_flight)
 

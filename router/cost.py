@@ -25,7 +25,7 @@ from cellgate.router.backlog import Backlog
 from cellgate.router.rates import Rates
 
 KV_MAX_S = 60.0
-"""The longest that a wait for KV cache is taken to be: for an ask that does not fit at all."""
+"""The longest predicted wait for KV cache: for an ask that does not fit at all."""
 
 _SHARE_MIN = 1e-3
 _TOKENS_MAX = 1e9
@@ -77,7 +77,7 @@ class OtherLoad(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What is known of a unit apart from this gate's own work there.
+    """The state of a unit apart from this gate's own work there.
 
     `share` is its weight now (slow start and degradation included), `error_share` 0 to 1, `far_s` what being
     in another cell costs, `kv_tokens` the size of its KV cache (0: unknown), `written_tokens` as Work has it.
@@ -94,7 +94,7 @@ class Facts(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """What is expected of an ask wherever it goes.
+    """What is expected of an ask at any unit.
 
     `answer_tokens` is how long its answer will be. Of the first `shared_blocks` of its prompt, which some
     unit holds, those that a unit lacks are charged at `charged` (0 to 1) of their price: others will find
@@ -218,7 +218,7 @@ def terms(
     beside_s = there * (answer_tokens * unit.sequence_s + charged * unit.beside_s)
     kv_s = 0.0
     needed = prompt_tokens + answer_tokens
-    # Mostly there is room even if what this gate has there is not in the engine's own count.
+    # Usually there is room even if the engine's count does not include this gate's requests.
     if unit.kv_tokens and work.kv_tokens + unit.kv_reported + needed > unit.kv_tokens:
         kv_s = _kv_s(unit, work, needed, answer_tokens * step_s)
     seat_s = _seat_s(unit, there, answer_tokens)
@@ -246,7 +246,7 @@ def price(unit: Forecast, rates: Rates, *, is_sure: bool) -> Price:
         unit.tokens_s,
         unit.token_s,
         ahead_s + unit.error_s + unit.doubt_s + unit.far_s,
-        # It is one more for itself, and for each of the others.
+        # It adds one sequence for itself and for each of the others.
         unit.step_s + unit.sequence_s * (2.0 * foreign + 1.0),
         2.0 * unit.sequence_s,
         unit.token_s * (1.0 + unit.evict_share) + unit.beside_s * foreign,
@@ -262,7 +262,7 @@ def price(unit: Forecast, rates: Rates, *, is_sure: bool) -> Price:
 
 
 def _usual(reports: Sequence[OtherLoad], rules: CostRules) -> OtherLoad:
-    """What units have as a rule."""
+    """The median of units."""
     return OtherLoad(
         waiting=median(report.waiting for report in reports),
         running=median(report.running for report in reports),
@@ -273,7 +273,7 @@ def _usual(reports: Sequence[OtherLoad], rules: CostRules) -> OtherLoad:
 
 
 def _written(units: Sequence[Facts]) -> list[float]:
-    """How much was written into each prefix cache of late, for its size, as multiples of the mean."""
+    """Recent writes into each prefix cache relative to its size, as multiples of the mean."""
     sized = all(facts.kv_tokens for facts in units)
     written = [facts.written_tokens / (facts.kv_tokens if sized else 1) for facts in units]
     mean = sum(written) / max(len(written), 1)
@@ -308,7 +308,7 @@ def _forecast(facts: Facts, usual: OtherLoad, written: float, rules: CostRules) 
 
 
 def _kv_s(unit: Forecast, work: Backlog, needed: float, stay_s: float) -> float:
-    """How long until enough of the KV cache is free: what is in use comes free evenly over a stay."""
+    """How long until enough of the KV cache is free: it is freed evenly over the time of an answer."""
     if needed >= unit.kv_tokens:
         return KV_MAX_S
     used = max(work.kv_tokens, unit.kv_reported)
@@ -317,7 +317,7 @@ def _kv_s(unit: Forecast, work: Backlog, needed: float, stay_s: float) -> float:
 
 
 def _seat_s(unit: Forecast, there: float, answer_tokens: float) -> float:
-    """How long until a seat is free: while an answer is decoded, each of them becomes free once."""
+    """How long until a decode slot is free: in the time of one answer each slot becomes free once."""
     over = there + 1.0 - unit.seats
     if over <= 0.0:
         return 0.0

@@ -1,8 +1,8 @@
 """The cost model of one unit: how fast it is, its backlog for this gate, what its prefix cache holds.
 
-From them follows what an ask would cost there, in seconds (cost.py). Rules:
+The cost of an ask there, in seconds, follows from them (cost.py). Rules:
 1. An attempt is added when its lease opens and removed when it closes; sums are exact.
-2. How fast a unit was stays with it through a restart as a guess; what its cache held does not.
+2. Rates survive a restart of the unit as estimates; the contents of its cache do not.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ _new = tuple.__new__
 """What a named tuple's own constructor calls, in half the time."""
 
 SURE = 16
-"""After so many prompts that were computed right behind another a prefill rate is no guess any more."""
+"""After this many prompts that were computed right after another, the prefill rate counts as measured."""
 MISS = 2.0
-"""A first token has to be predicted so many times later than its deadline to be given up: it is a guess."""
+"""An ask is given up when its first token is predicted this many times later than its deadline."""
 PREFILL_MOST = 0.5
 STEPS_LEAST = 8
-"""A shorter stream says little about how long a step takes."""
+"""A shorter stream is ignored for step times."""
 
 
 class Elsewhere(NamedTuple):
-    """What other gates tell that they have at a unit: attempts, and tokens of prompts yet to be computed."""
+    """The reported work of other gates at a unit: attempts, and tokens of prompts to be computed."""
 
     in_flight: int = 0
     uncached_tokens: int = 0
@@ -58,7 +58,7 @@ NOTHING_ELSEWHERE = Elsewhere()
 
 
 class Usage(NamedTuple):
-    """What an engine says an answer has used. `cached_tokens` is None where it does not tell."""
+    """The token usage of an answer. `cached_tokens` is None if the engine does not report it."""
 
     prompt_tokens: int
     answer_tokens: int
@@ -66,7 +66,7 @@ class Usage(NamedTuple):
 
 
 class Quote(NamedTuple):
-    """What an ask would cost on a unit: the terms (see Cost), and what they were reckoned from."""
+    """The cost of an ask on a unit: the terms (see Cost), and what they were computed from."""
 
     terms: Terms
     prompt_tokens: float
@@ -74,7 +74,7 @@ class Quote(NamedTuple):
 
 
 class Attempted(Hashable, Protocol):
-    """An attempt on a unit, by which its job is known: a lease. `committed`: it has shown something."""
+    """An attempt on a unit, the key of its job: a lease. `committed`: it has sent something."""
 
     ask: Ask
     job: Job
@@ -82,7 +82,7 @@ class Attempted(Hashable, Protocol):
 
 
 class CostModel:
-    """What is known of one unit that bears on how soon it answers."""
+    """Everything about one unit that determines how soon it answers."""
 
     __slots__ = ("_price", "backlog", "errors", "forecast", "kv_tokens", "prefixes", "rates", "seats")
 
@@ -99,18 +99,16 @@ class CostModel:
             rates.prefill_tokens_s.guess(unit.prefill_tokens_s, is_given=True)
 
     def size(self, unit: Unit, load: Load | None, share: int) -> None:
-        """Take over the size of the KV cache, configured or reported; at most `share` blocks of it
-        are kept.
-        """
+        """Set the size of the KV cache, configured or reported; at most `share` blocks of it are kept."""
         self.kv_tokens = unit.kv_tokens or (load.kv_tokens if load is not None else 0) or self.kv_tokens
         limit = blocks_for(self.kv_tokens or DEFAULT_KV_TOKENS, self.rates.bytes_per_token.value, BLOCK_BYTES)
         limit = min(limit, share)
-        # Bytes per token are learnt and move a little all the time.
+        # The measured bytes per token change a little all the time.
         if not 0.8 <= self.prefixes.limit / limit <= 1.25:
             self.prefixes.resize(limit)
 
     def set_forecast(self, one: Forecast) -> None:
-        """Take over a forecast."""
+        """Set the forecast."""
         self.forecast: Forecast = one
         self._price: Price = price(one, self.rates, is_sure=self.is_sure())
 
@@ -165,11 +163,11 @@ class CostModel:
         return lacks * BLOCK_BYTES / self.rates.bytes_per_token.value * (1.0 - expected.charged)
 
     def is_sure(self) -> bool:
-        """Whether its prefill rate is no guess any more."""
+        """Whether its prefill rate was measured."""
         return self.rates.followed >= SURE
 
     def guessed(self) -> list[str]:
-        """What of it is a guess, of the configuration, the engine or its peers, and was not learnt here
+        """Which values are estimates of the configuration, the engine or its peers, and were not measured
         yet.
         """
         rates = self.rates
@@ -182,14 +180,14 @@ class CostModel:
         return [name for name, seen in known.items() if not seen]
 
     def backlog_s(self, now: float) -> float:
-        """Seconds of this gate's prompts that the unit has yet to compute; 0 while that would be a guess."""
+        """Seconds of this gate's prompts that the unit has to compute; 0 until its rate was measured."""
         if not self.is_sure():
             return 0.0
         tokens_s = self.forecast.tokens_s
         return self.backlog.backlog_tokens(now, tokens_s, self.forecast.latency_s) / tokens_s
 
     def add(self, key: object, ask: Ask, expected: Expected, held: int, now: float) -> Job:
-        """An attempt goes to the unit, which holds so many blocks of its prompt."""
+        """An attempt is sent to the unit, which holds `held` blocks of its prompt."""
         price, backlog, prefixes, blocks = self._price, self.backlog, self.prefixes, ask.blocks
         bytes_per_token = self.rates.bytes_per_token.value
         tokens = ask.prompt_bytes / bytes_per_token
@@ -235,13 +233,13 @@ class CostModel:
         return self.backlog.show(attempt, now, self._price.foreign_batch)
 
     def expect_shown(self, attempt: Attempted, now: float) -> None:
-        """The first token of a plain answer should have come; nothing shows whether it has."""
+        """The first token of a plain answer is due; whether it was generated is not visible."""
         self.backlog.show(attempt, now, self._price.foreign_batch)
 
     def remove(self, attempt: Attempted, now: float) -> Beside:
-        """An attempt is over: what was there while it was decoded."""
+        """An attempt is over; returns the jobs while it was decoded."""
         if attempt.job.record and not attempt.committed:
-            # It has shown nothing, so its prompt may not have been computed.
+            # It sent nothing, so its prompt may not have been computed.
             self.prefixes.forget(attempt.ask.blocks, attempt.job.record)
         return self.backlog.close(attempt, now)
 
@@ -253,7 +251,7 @@ class CostModel:
         """
         prefill_s = beside.tokens / self.rates.prefill_tokens_s.value
         if tokens >= STEPS_LEAST and prefill_s < PREFILL_MOST * stream_s:
-            # Who waits for a seat makes no step longer.
+            # A sequence that waits for a decode slot does not make steps longer.
             batch = min(beside.batch + self._price.foreign_batch, self.seats.limit)
             self.rates.steps.learn((stream_s - prefill_s) / tokens, batch)
 
@@ -265,19 +263,19 @@ class CostModel:
         self.rates.used(ask.prompt_bytes, usage.prompt_tokens)
 
     def on_up(self) -> None:
-        """The unit has come back: what it was like while it was failing says nothing."""
+        """The unit has come back: measurements from before do not count."""
         self.errors = Errors()
         self.rates.reset()
 
     def is_too_slow(self, ask: Ask, ttft_s: float, now: float) -> bool:
         """Whether a first token so many seconds from now would miss the ask's deadline.
 
-        Never while that is a guess.
+        Never before the rate was measured.
         """
         return self.is_sure() and ttft_s > MISS * (ask.deadline_at - now)
 
     def forget(self) -> None:
-        """The unit has started anew."""
+        """The unit has restarted."""
         self.prefixes.purge()
         self.rates.reset()
         self.seats.reset()
@@ -308,7 +306,7 @@ def _report(load: Load | None, elsewhere: Elsewhere | None, queued: int, now: fl
         if elsewhere is None:
             return None
         return OtherLoad(0.0, float(elsewhere.in_flight), 0.0, 0.0, float(elsewhere.uncached_tokens))
-    # One of them may be a canary.
+    # One may be a canary.
     foreign = max(load.foreign - 1, 0)
     if elsewhere is not None:
         running = max(foreign, elsewhere.in_flight)

@@ -1,8 +1,8 @@
-"""Whose turn it is: deficit round robin in tokens among tenants (Shreedhar and Varghese, 1995). Pure.
+"""Deficit round robin among tenants, in tokens (Shreedhar and Varghese, 1995). Pure.
 
-Each visit of the round adds a quantum to what a tenant may spend; who has enough for its first ask is served.
-Over any time in which two tenants wait, they get the same but for a quantum and the largest ask of each. A
-tenant that has nothing more to ask for keeps nothing.
+Each visit of the round adds a quantum to the deficit of a tenant; one with enough for its first ask is
+served. While two tenants wait, they get the same service except for a quantum and the largest ask of each. A
+tenant without waiting asks keeps no deficit.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Ring(Generic[T]):
             visits = turn[0] if self._stands(number) <= turn[1] else turn[0] - 1
             tenant.deficit += max(visits, 0) * self.quantum
             if number != at:
-                # Who could not be served for want of a unit does not save up meanwhile.
+                # A tenant that was blocked for lack of a unit does not accumulate deficit.
                 tenant.deficit = min(tenant.deficit, max(tenant.entries[0].tokens, self.quantum))
         self.tenants = self.tenants[at:] + self.tenants[:at]
         self._is_visiting = True

@@ -1,8 +1,8 @@
-"""What would become of an ask now, and what each unit has to do with it: for people to read. Pure.
+"""A dry run of an ask: what would happen now, and the state of each unit for it. Pure.
 
-It follows the steps of `Router.pick` and `Router.wait` without taking any: no lease, no turn of a policy, no
-place in the queue. Where chance has a say (ties, slow start) it is drawn from the caller's generator. It
-looks at all units, also where the router would draw a few of them, and tries none for the sake of learning.
+It follows the steps of `Router.pick` and `Router.wait` without side effects: no lease, no turn of a policy,
+no place in the queue. Random choices (ties, slow start) use the caller's generator. It covers all units, also
+where the router would sample some, and never explores.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cellgate.router.unit_state import Lease, UnitState
 
 
 class UnitCost(NamedTuple):
-    """One unit, and what the ask would cost there. `why_not` is empty for a candidate, else a word."""
+    """One unit, and the cost of the ask there. `why_not` is empty for a candidate, else the reason."""
 
     unit_state: UnitState
     cost: Cost
@@ -50,7 +50,7 @@ class DryRun(NamedTuple):
 def dry_run(
     router: Router, ask: Ask, now: float, rng: random.Random, *, tried: Collection[str] = (), size: int = 0
 ) -> DryRun:
-    """What would become of a new ask with a body of `size` bytes, or of one that has failed on `tried`."""
+    """The result for a new ask with a body of `size` bytes, or for one that has failed on `tried`."""
     board, policy = router.board, deepcopy(router.policy)
     rules = router.queue.rules
     bounds = Bounds(
@@ -77,7 +77,7 @@ def dry_run(
 
 
 def cost_of(lease: Lease) -> Cost:
-    """What the attempt of a lease was taken to cost, to be asked for as soon as it has been opened."""
+    """The predicted cost of a lease; must be called as soon as it was opened."""
     costs, job, now = lease.unit_state.costs, lease.job, lease.opened_at
     backlog, before = costs.backlog, Backlog()
     if backlog.queued > 1:
@@ -165,6 +165,6 @@ def _waits(router: Router, ask: Ask, now: float, best: UnitCost, size: int) -> t
     wait_s = fair.wait_s(entry, tokens_s)  # type: ignore[arg-type]
     if now + wait_s > expires_at and router.board.is_sure_of(pool):
         return Refusal.LATE, None
-    # With that many, it may still push out the last one of who holds more than its share.
+    # In a full queue it may still displace the last ask of a tenant with more than its share.
     is_full = len(fair) >= rules.limit or fair.size + size > rules.limit_bytes
     return Refusal.FULL, None if is_full or wait_s == inf else wait_s

@@ -1,9 +1,9 @@
-"""When a unit gets a request although another would serve it sooner: to learn how fast it is now. Pure.
+"""Exploration: when a unit gets a request although another would serve it sooner, to measure its speed. Pure.
 
-A unit that was slow once, and is believed to be so, would else never get the request that shows it is not.
-What that costs is bounded by a share of what everybody waits: each pick puts so much into a purse, and
-trying a unit takes out what it is predicted to cost more. So a unit believed to be ten times slower is
-tried as rarely as that deserves. Who has a deadline is never asked to pay.
+A unit that was slow once would otherwise never get the request that shows its present speed. The cost is
+limited to a share of all waiting time: each pick adds to a budget, and exploring a unit takes out its
+predicted additional cost. So a unit that seems ten times slower is explored rarely. Asks with a deadline
+never explore.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from cellgate.router.board import Board
 from cellgate.router.nouns import Candidate
 
 SHARE = 0.02
-"""Of the predicted seconds of all picks, so much may be spent on trying units."""
+"""The share of the predicted seconds of all picks that may be spent on exploration."""
 PURSE_MAX_S = 60.0
 IDLE_S = 2.0
-"""A unit that was asked for something since then needs no trial."""
+"""A unit that got a request this recently needs no exploration."""
 LOOK_S = 0.1
-"""So often it is looked whether there is such a unit."""
+"""How often such units are searched."""
 
 
 class Explorer:
-    """Spends the purse, from `look_at` on. Whoever picks puts in SHARE of what it predicts."""
+    """The budget of exploration, from `look_at` on. Each pick adds SHARE of its prediction."""
 
     __slots__ = ("_board", "look_at", "purse_s")
 
@@ -33,7 +33,7 @@ class Explorer:
         self.purse_s = 0.0
 
     def choose(self, rows: Iterable[Candidate], best: Candidate, now: float) -> Candidate:
-        """`best`, or instead of it a unit of its cell that had nothing for long and that can be afforded."""
+        """`best`, or instead of it an idle unit of its cell that the budget can afford."""
         self.purse_s = min(self.purse_s, PURSE_MAX_S)
         self.look_at = now + LOOK_S
         if not best.has_room:

@@ -1,10 +1,10 @@
-"""Those who wait for a unit, and in which order they are served. Pure; times are handed in.
+"""The fair queue: which asks wait for a unit, and in which order they are served. Pure; times are passed in.
 
 Rules:
 1. A lower priority number goes first; within a class tenants take turns (see deficit_round_robin.py).
 2. Within a tenant short work goes first, and an ask is overtaken only by those that come within `age_s`.
-3. At most `limit` asks of at most `limit_bytes` wait. When full, who holds little may push out the last ask
-   of who holds most, one for one: a flood takes its own share and no other's.
+3. At most `limit` asks of at most `limit_bytes` wait. In a full queue a tenant with few asks displaces the
+   last ask of the tenant with most, one for one, so a flood takes only its own share.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class FairRules:
     age_tokens: int = 32768
 
     def due_at(self, tokens: int, now: float) -> float:
-        """From when on nobody who comes overtakes an ask of so many tokens that came `now`."""
+        """The time after which new asks no longer overtake an ask of `tokens` that came `now`."""
         return now + self.age_s * min(tokens / self.age_tokens, 1.0)
 
 
@@ -57,19 +57,19 @@ class NoEntry(Enum):
 
 
 class Entered(NamedTuple, Generic[T]):
-    """An ask waits now; `displaced` had to go for it."""
+    """An ask waits now; `displaced` was removed for it."""
 
     entry: Entry[T]
     displaced: Entry[T] | None = None
 
 
 class FairQueue(Generic[T]):
-    """The places of all who wait, by priority."""
+    """All waiting places, by priority."""
 
     def __init__(self, rules: FairRules) -> None:
         self.rules = rules
         self.size = 0
-        """Bytes kept by all who wait."""
+        """Bytes of all waiting asks."""
         self.tokens = 0
         """Their uncached work."""
         self._rings: dict[int, Ring[T]] = {}
@@ -100,7 +100,7 @@ class FairQueue(Generic[T]):
         self._entered += 1
         due = (self.rules.due_at(tokens, now), self._entered)
         entry = Entry(item, tenant, priority, tokens, size, now, deadline_at, group, due)
-        # Who could be served last of all in time need not know its turn.
+        # An ask that would be in time even as the last needs no position.
         is_in_time = now + self.drain_s(tokens_s) <= deadline_at
         if not is_in_time and now + self.wait_s(entry, tokens_s) > deadline_at:
             return NoEntry.HOPELESS
@@ -130,7 +130,7 @@ class FairQueue(Generic[T]):
         self._left(entry)
 
     def remove(self, entry: Entry[T]) -> bool:
-        """One leaves without having been served. False: it was out already."""
+        """Remove a place without serving it. False: it was removed already."""
         if entry not in self._entries:
             return False
         self._rings[entry.priority].remove(entry)
@@ -140,17 +140,17 @@ class FairQueue(Generic[T]):
     def hopeless(self, now: float, tokens_s: float) -> list[Entry[T]]:
         """Those that would miss their deadline even if a unit of this prefill rate took them now.
 
-        At a rate of 0 there is none: then only those whose deadline has passed.
+        At a rate of 0 only those whose deadline has passed.
         """
         token_s = 1.0 / tokens_s if tokens_s > 0.0 else 0.0
         return [entry for entry in self._entries if now + entry.tokens * token_s > entry.deadline_at]
 
     def drain_s(self, tokens_s: float) -> float:
-        """How long until all who wait have been served, at so many tokens a second; infinite at 0."""
+        """How long until all waiting asks are served, at `tokens_s` tokens a second; infinite at 0."""
         return _seconds(self.tokens, tokens_s)
 
     def wait_s(self, entry: Entry[T], tokens_s: float) -> float:
-        """How long until `place` is served if nobody comes after it, at so many tokens a second."""
+        """How long until `place` is served if no ask comes after it, at `tokens_s` tokens a second."""
         ahead = 0
         for priority, ring in self._rings.items():
             if priority < entry.priority:

@@ -1,10 +1,10 @@
-"""The judge: folds one piece of evidence into a case, and may wish for a canary.
+"""The judge: applies one piece of evidence to a case, and may request a canary.
 
 Pure: no clock, no I/O. Rules:
-1. The first reading of an epoch is only noted; a changed one means another incarnation: STARTING again.
+1. The first reading of an epoch is only recorded; a changed one means another incarnation: STARTING again.
 2. Neutral evidence never counts. Weak evidence counts as a rate in a window, never as a streak.
-3. One bad node is a bad unit: while a node's fatal word stands, no canary brings its unit back.
-4. What follows from a signal is in TRANSITIONS and nowhere else; a pair that is not there changes nothing.
+3. One bad node is a bad unit: while a fatal fault of a node is open, no canary brings its unit back.
+4. What follows from a signal is in TRANSITIONS and nowhere else; pairs that are not there change nothing.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from cellgate.router.nouns import Case, Evidence, Rules, Sign, Strength, Verdict
 
 CANARY_SOURCE = "canary"
 ECHO_S = 3.0
-"""Readings of another epoch by others, so soon after the first, tell of the same incarnation."""
+"""Changed epochs from other readers this soon after the first mean the same incarnation."""
 ACQUITTED_S = 60.0
-"""A weak suspicion that a canary has answered is not raised again by the same source for so long."""
+"""After a canary has cleared a weak suspicion, the same source cannot raise it again for this long."""
 _WINDOW_MAX = 64
 
 
 class Signal(Enum):
-    """What a piece of evidence amounts to."""
+    """The effect of a piece of evidence."""
 
     FATAL = "fatal"
     CANARY_FAILED = "canary failed"
@@ -37,7 +37,7 @@ class Signal(Enum):
 
 
 class Judgement(NamedTuple):
-    """The new case, and whether the judge wishes for a canary now."""
+    """The new case, and whether the judge requests a canary now."""
 
     case: Case
     wants_canary: bool
@@ -74,12 +74,12 @@ TRANSITIONS: dict[tuple[Verdict, Signal], tuple[Verdict, bool]] = {
 
 
 def open_case(now: float) -> Case:
-    """The case of a unit nobody has looked at yet."""
+    """The case of a unit without evidence."""
     return Case(Verdict.STARTING, now)
 
 
 def judge(case: Case, evidence: Evidence, rules: Rules) -> Judgement:
-    """Fold `evidence` into `case`."""
+    """Apply `evidence` to `case`."""
     faults = _faults(case.faults, evidence)
     if evidence.epoch is not None:
         case, is_reborn = _read(case, evidence)
@@ -104,7 +104,7 @@ def judge(case: Case, evidence: Evidence, rules: Rules) -> Judgement:
 
 
 def nothing_to_learn(case: Case) -> bool:
-    """True when good news about the unit would change nothing: it is UP and nothing bad was heard of it."""
+    """True when good evidence would change nothing: the unit is UP without recent bad evidence."""
     return (
         case.verdict is _UP
         and not case.faults
@@ -113,7 +113,7 @@ def nothing_to_learn(case: Case) -> bool:
 
 
 def _read(case: Case, evidence: Evidence) -> tuple[Case, bool]:
-    """The case with a reading of the epoch noted, and whether it tells of another incarnation."""
+    """The case with a reading of the epoch recorded, and whether it means another incarnation."""
     assert evidence.epoch is not None
     reader = f"{evidence.source} {evidence.node}" if evidence.node else evidence.source
     readings = dict(case.epochs)
@@ -123,23 +123,23 @@ def _read(case: Case, evidence: Evidence) -> tuple[Case, bool]:
     readings[reader] = evidence.epoch
     case = replace(case, epochs=tuple(readings.items()))
     first, at = case.reborn or (reader, -ECHO_S)
-    # A whole unit that restarts is read by several, one after the other, and each tells of the same thing.
+    # After the restart of a whole unit several readers see the same new incarnation, one after another.
     if known is None or (reader != first and evidence.at - at < ECHO_S):
         return case, False
     return replace(case, reborn=(reader, evidence.at)), True
 
 
 def _is_no_news(case: Case, evidence: Evidence) -> bool:
-    """A node that is well says so all the time; it counts only where something bad was heard of that node."""
+    """A healthy node reports that all the time; it counts only after bad evidence about that node."""
     if evidence.node is None or evidence.sign is not Sign.GOOD or case.faults:
         return False
     return not any(e.node == evidence.node and e.sign is Sign.BAD for e in case.window)
 
 
 def _faults(faults: frozenset[tuple[str, str]], evidence: Evidence) -> frozenset[tuple[str, str]]:
-    """The standing faults of nodes after `evidence`.
+    """The open faults of nodes after `evidence`.
 
-    Its source alone can take back what it said: by good news, or by having lost sight of the node.
+    Only its source can clear a fault: by good evidence, or when it cannot reach the node any more.
     """
     if evidence.node is None:
         return faults
@@ -157,7 +157,7 @@ def _move(case: Case, signal: Signal, evidence: Evidence, rules: Rules) -> Judge
         verdict, wants_canary = _UP, False
     if verdict is case.verdict:
         return Judgement(replace(case, passes=passes), wants_canary)
-    # Good news wipes the slate: what was held against the unit has been answered.
+    # Earlier evidence against the unit is obsolete.
     window = () if verdict is _UP else case.window
     if case.verdict is _SUSPECT and verdict is _UP and case.because is not None:
         case = replace(case, acquitted=(case.because.node, case.because.source, evidence.at))
@@ -175,16 +175,16 @@ def _signal(window: tuple[Evidence, ...], evidence: Evidence, rules: Rules) -> S
     if evidence.sign is Sign.GOOD:
         if evidence.source == CANARY_SOURCE:
             return Signal.CANARY_PASSED
-        # A node that is well proves nothing of the engine.
+        # A healthy node proves nothing about the engine.
         return Signal.READY if evidence.strength is Strength.WEAK and evidence.node is None else None
     if evidence.strength is Strength.FATAL:
         return Signal.FATAL
     if evidence.strength is Strength.STRONG:
         if evidence.source == CANARY_SOURCE:
             return Signal.CANARY_FAILED
-        # What is not seen of a node is a suspicion about a unit that works, and no more.
+        # A node that cannot be reached is only a suspicion, because the unit may work.
         return Signal.STRONG if evidence.node is None else Signal.UNSEEN
-    # One node's rate is not to be diluted by the good news of the others, nor one probe's of it by another's.
+    # The rate of one node must not be diluted by good evidence of others, nor that of one probe by another.
     own = [e.sign is Sign.BAD for e in window if _is_of_one_rate(e, evidence)]
     bad = sum(own)
     return Signal.WEAK if bad >= rules.weak_min and bad >= rules.weak_rate * len(own) else None
@@ -195,6 +195,6 @@ def _is_of_one_rate(one: Evidence, other: Evidence) -> bool:
 
 
 def _is_acquitted(case: Case, evidence: Evidence) -> bool:
-    """A node that answers garbage for ever must not make its working unit suspect every few seconds."""
+    """A node with a constant weak fault must not make its working unit suspect every few seconds."""
     node, source, at = case.acquitted
     return (node, source) == (evidence.node, evidence.source) and evidence.at - at < ACQUITTED_S

@@ -1,8 +1,8 @@
-"""How long a first token takes on an idle unit however little there is to compute. Pure.
+"""The latency of a first token on an idle unit, apart from prefill. Pure.
 
 Front ends, tokenizers, networks and crowded machines take their time for each request, but for many at once.
-Who took that for prefill would believe an engine slow, send it little, and by that have it look slower yet:
-what is in flight, over how long it takes, is a rate that sinks with what is sent.
+If that counted as prefill, an engine would look slow, get less work, and then look even slower, because a
+rate that is computed from work over time falls with the work.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ LATENCY_MAX_S = 60.0
 
 _FADE = 0.95
 _LEAST_S = 0.05
-"""Work that takes less is as good as none."""
+"""Shorter work counts as none."""
 _CLIP = 4.0
 _CLIPS = (20.0, 20.0, 4.5)
 """For the first ones: what is guessed may be far off."""
@@ -40,7 +40,7 @@ class Latency:
         return max(self.value - self.tokens / tokens_s, 0.0)
 
     def guess(self, value: float) -> None:
-        """Take over a latency from elsewhere, unless something was seen already or it makes no sense."""
+        """Set an initial latency, unless one was measured already or it is invalid."""
         if not self.seen and 0.0 <= value < inf:
             self.value = min(value, LATENCY_MAX_S)
 
@@ -64,6 +64,6 @@ class Latency:
         self.value = value if value < LATENCY_MAX_S else LATENCY_MAX_S
 
     def reset(self) -> None:
-        """The unit has started anew: the value stays as a guess."""
+        """The unit has restarted: the value stays as an estimate."""
         self.seen = 0
         self._sum = self._tokens = self._weight = 0.0

@@ -1,6 +1,6 @@
-"""The nouns of the gate: what a unit is, what a request needs, what is believed and why.
+"""The nouns of the gate: units, requests, evidence and verdicts.
 
-Everything here is immutable and knows neither clock nor network. Times are `loop.time()` seconds
+Everything here is immutable, without clock or network. Times are `loop.time()` seconds
 (monotonic, arbitrary origin); durations end in `_s`.
 """
 
@@ -25,7 +25,7 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One machine (process group) of a unit, and how it is looked at.
+    """One machine (process group) of a unit, and its probes.
 
     `agent` is the HOST:PORT of its `cellgate agent`; empty: it has none. `probes` are node probes (see
     probes/), which routing does not look into.
@@ -39,9 +39,9 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """Units that share fate and are rolled together.
+    """Units that share fate and are rolled out together.
 
-    `spill_s` says how far away it is: a request comes here only when it would wait so much longer elsewhere.
+    `spill_s` is its distance: a request comes here only when it would wait that much longer elsewhere.
     """
 
     name: str
@@ -76,13 +76,13 @@ class Unit:
     kv_tokens: int = 0
 
     def is_probed_like(self, other: Unit) -> bool:
-        """Whether both are looked at in the same way, wherever they are."""
+        """Whether both have the same probes, apart from their addresses."""
         ways = [(u.nodes, u.engine, u.canary, u.metrics_url, u.api_key) for u in (self, other)]
         return ways[0] == ways[1]
 
 
 class Ask(NamedTuple):
-    """What a request needs, as far as routing cares. `model` None means any unit will do."""
+    """What routing needs to know of a request. `model` None means any unit."""
 
     model: str | None = None
     stream: bool = False
@@ -100,13 +100,13 @@ class Ask(NamedTuple):
     priority: int = 0
     """Lower goes first."""
     deadline_at: float = inf
-    """When its first token has to be there to be of use."""
+    """The deadline of its first token."""
     continuable: bool = False
-    """Whether it asks for a stream of text alone, with which another unit can go on if its own breaks."""
+    """Whether it asks for a stream of plain text, which another unit can resume."""
     fingerprint: int = 0
-    """Of what an engine is to compute: model, prompt, and fields that make it work otherwise; 0: none."""
+    """A hash of the engine's work: model, prompt, and fields that change it; 0: none."""
     max_tokens: int = 0
-    """The longest answer that it allows; 0: it does not say."""
+    """The longest answer that it allows; 0: not set."""
 
 
 class Sign(Enum):
@@ -120,7 +120,7 @@ class Sign(Enum):
 class Strength(IntEnum):
     """How much one observation weighs.
 
-    WEAK counts as a rate in a window, STRONG raises suspicion at once, FATAL is believed at the first strike.
+    WEAK counts as a rate in a window, STRONG makes a unit suspect at once, FATAL makes it DOWN at once.
     """
 
     WEAK = 1
@@ -130,7 +130,7 @@ class Strength(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One observation about a unit. `source` is who saw it, `reason` is for a person to read."""
+    """One observation about a unit, by `source`; `reason` is for people."""
 
     unit: str
     sign: Sign
@@ -143,7 +143,7 @@ class Evidence:
 
 
 class Verdict(Enum):
-    """What is believed of a unit."""
+    """The verdict on a unit."""
 
     STARTING = "starting"
     UP = "up"
@@ -159,12 +159,12 @@ class Verdict(Enum):
 class Case:
     """All the judge knows of one unit.
 
-    `epochs` are the last readings, by who read them (a unit has several processes, and several may look);
-    `reborn` is who first read that the incarnation is another one, and when;
+    `epochs` are the last readings by reader (a unit has several processes, and several readers);
+    `reborn` is the reader that first saw the new incarnation, and when;
     `window` holds the recent evidence, oldest first; `passes` counts the canaries passed since DOWN;
-    `faults` are the (node, source) pairs that said a fatal thing and have not taken it back;
+    `faults` are the (node, source) pairs with an open fatal fault;
     `because` is the evidence behind the verdict; `acquitted` is the node and the source of the last
-    suspicion that a canary has answered, and when that was.
+    suspicion that a canary has cleared, and when.
     """
 
     verdict: Verdict
@@ -192,10 +192,10 @@ class Flip:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How busy a unit says it is, and how old that knowledge is.
+    """The load that a unit's engine reports, and when.
 
     `running` and `waiting` are the engine's own gauges, `own_in_flight` what this gate had there when
-    they were read, so that only the rest is counted as other people's work. `progress` is the sum of
+    they were read, so that only the rest counts as work of others. `progress` is the sum of
     the engine's step and token counters: when it grows, the engine lives; None: it shows none. `sighted`
     says that some of them grow with every step, so that standing still means something, too.
     """
@@ -210,7 +210,7 @@ class Load:
     sighted: bool = False
     epoch: str | None = None
     kv_tokens: int = 0
-    """The size of the KV cache; 0: it does not tell."""
+    """The size of the KV cache; 0: unknown."""
 
     @property
     def foreign(self) -> int:
@@ -220,7 +220,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """The models a unit says it serves (`/v1/models`)."""
+    """The models that a unit lists (`/v1/models`)."""
 
     unit: str
     names: tuple[str, ...]
@@ -229,7 +229,7 @@ class Models:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The engine that a unit turns out to run: a name in probes/engines.py."""
+    """The detected engine of a unit: a name in probes/engines.py."""
 
     unit: str
     engine: str
@@ -237,7 +237,7 @@ class Served:
 
 
 Finding = Evidence | Load | Models | Served
-"""What a probe may bring home."""
+"""What a probe may find."""
 
 
 class Candidate(NamedTuple):
@@ -259,7 +259,7 @@ class Candidate(NamedTuple):
 
 
 class Refusal(Enum):
-    """Why no lease could be given."""
+    """Why there is no lease."""
 
     NO_UNIT = "no_unit"
     FULL = "full"
@@ -267,11 +267,11 @@ class Refusal(Enum):
     """It could not be answered before its deadline."""
     UNKNOWN_MODEL = "unknown_model"
     UNSURE = "unsure"
-    """A unit that could take the request may have started anew: it is being asked."""
+    """A unit that could take the request may have restarted: a canary is sent."""
     POISON = "poison"
-    """Units have died of what it asks."""
+    """Units have died of its prompt."""
     HELD = "held"
-    """Units may have died of what it asks: another one has to show first that they have not."""
+    """Units may have died of its prompt: another request must clear it first."""
 
 
 class Outcome(Enum):
@@ -292,17 +292,17 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the judge and the retry rule go by. Defaults in parentheses are those of the design.
+    """The rules of the judge and of retries, with their defaults in parentheses.
 
-    weak_window_s (10), weak_min (5), weak_rate (0.5): so much weak evidence in the window is a suspicion.
+    weak_window_s (10), weak_min (5), weak_rate (0.5): this much weak evidence in the window is a suspicion.
     passes (2): canaries in a row that bring a DOWN unit back.
-    canary_idle_s (2): a unit that showed no life for so long gets a canary.
-    canary_timeout_s (1.25), warm_up_timeout_s (60): how long a canary may take at least, by verdict.
-    silent_min_s (1): while requests are there, nothing moving for less than this is never a suspicion.
-    panic_min_units (3), panic_share (0.5), panic_max_s (30): when nothing answers any more of so many units,
-    and of more than this share of all, the gate takes itself to be cut off and holds the rotation so long.
-    slow_start_s (10): how long a unit that came up takes to get its full share.
-    degraded_ratio (1.25): so many times slower a token than in the cell's other units is fail-slow.
+    canary_idle_s (2): a unit without progress for this long gets a canary.
+    canary_timeout_s (1.25), warm_up_timeout_s (60): the least timeout of a canary, by verdict.
+    silent_min_s (1): a shorter stall is never a suspicion.
+    panic_min_units (3), panic_share (0.5), panic_max_s (30): when this many units, and more than this share
+    of all, do not answer at all, the gate assumes that it is cut off and keeps them in rotation for this
+    long. slow_start_s (10): how long until a unit that came up gets its full share.
+    degraded_ratio (1.25): a unit whose tokens are this many times slower than in its cell is degraded.
     attempts (3), retry_budget (0.2), retry_min (3): retries caused by responses.
     evict_overcommit (0.25): how far above max_in_flight an evicted lease may go.
     """
@@ -339,7 +339,7 @@ class Fleet:
 
 
 class Policy(Protocol):
-    """Ranks candidates for an ask; never sees health, never drops one, holds no state beyond a cursor.
+    """Ranks candidates for an ask; never sees health, never drops one, has no state beyond a cursor.
 
     `by_seconds`: it ranks by cost, so that an ask may wait for a unit that has no room yet; policies that do
     not are shown units with room only, as long as there is one. `by_cache`: what it ranks by counts what a

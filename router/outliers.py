@@ -2,7 +2,7 @@
 
 What is compared is the median gap between tokens. It grows with the batch and with the KV cache in use, so
 the gap that another unit would have with this one's batch and cache is taken as proportional to the worse of
-the two: whoever is slow because it is busy is not called degraded.
+the two: a unit that is slow because it is busy is not degraded.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ COMPARE_S = 5.0
 FADE, LEAST = 0.8, 0.05
 """What is left of it after a comparison that could not be made; below LEAST it is over."""
 STREAK = 3
-"""So many comparisons in a row decide, either way."""
+"""This many comparisons in a row decide, in both directions."""
 
 
 class Speed(NamedTuple):

@@ -1,7 +1,7 @@
-"""Panic: when nothing of most units answers any more, the gate is cut off; the fleet is not dead.
+"""Panic: when most units do not answer at all, the gate is probably cut off, and the fleet is not dead.
 
-Pure. The last good rotation is then held for a while: ending it would turn a lost network of the gate into an
-outage of everything. A unit whose leader, or any node, answers anything is not unreachable, however wedged.
+Pure. The last good rotation is then kept for a while: dropping it would turn a lost network of the gate into
+an outage of everything. A unit whose leader, or any node, answers anything is reachable, even if it hangs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ UNREACHABLE_S = 1.5
 
 
 def is_unreachable(heard_at: float, now: float) -> bool:
-    """Whether nothing of a unit has answered for too long, which was last heard at `heard_at`."""
+    """Whether a unit, last heard at `heard_at`, has not answered at all for too long."""
     return now - heard_at > UNREACHABLE_S
 
 

@@ -1,4 +1,4 @@
-"""Units beside each other: what each costs, what they learn of each other, who is slower than its cell."""
+"""Compares units: their costs, estimates from peers, and units that are slower than their cell."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from cellgate.router.weights import shares
 
 
 def learn(states: Iterable[UnitState], since_s: float) -> None:
-    """Let units take over from peers what they have not seen themselves, `since_s` after the last time."""
+    """Let units take over estimates from peers, `since_s` after the last time."""
     learn_of_peers([((d.models, d.weight, d.unit.prefill_tokens_s), d.costs.rates) for d in states], since_s)
 
 
 def foresee(states: Collection[UnitState], others: Mapping[str, Elsewhere], now: float) -> None:
-    """Work out anew what changes slowly in the cost of each unit. `others`: requests of other gates there."""
+    """Recompute the slow parts of the cost of each unit. `others`: requests of other gates there."""
     share = ALL_BLOCKS // max(len(states), 1)
     for state in states:
         state.costs.size(state.unit, state.load, share)

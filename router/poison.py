@@ -1,14 +1,15 @@
-"""Which request may be ending the units that it comes to: a query of death. Pure: times are handed in.
+"""Which request may be ending its units: a query of death. Pure: times are passed in.
 
-A *death* is of a unit: its process is lost, or it breaks the connections of requests that it had taken. Which
-request it was of, if of any, is not to be seen. What is seen is who was there, and who is there again when
-the next unit dies. Requests are told apart by the fingerprint of what they ask (`Ask.fingerprint`), so that
-many clients with one prompt are one. Rules:
-1. The first death: it moves as if nothing were, those of one unit spread over the others.
-2. The second: was it alone there both times, it ends. Were several, each goes on as a suspect: one to a unit.
-3. So the third tells which one it was, and there is no fourth.
-4. A death counts only as long as the request has not come past the point at which it died: what ends a unit
-   does so at the same point each time. Whoever is answered whole is innocent.
+A *death* is of a unit: its process is lost, or it breaks the connections of requests that it had taken. The
+request that caused it, if any, is not visible. Visible is which requests were there, and which are there
+again when the next unit dies. Requests are identified by the fingerprint of their prompt (`Ask.fingerprint`),
+so that many clients with one prompt are one. Rules:
+1. After the first death its requests move as usual, spread over the other units.
+2. After the second, a request that was alone there both times is ended. If there were several, each is a
+   suspect and moves on, at most one to a unit.
+3. So the third death identifies the request, and there is no fourth.
+4. A death counts only until the request has passed the point at which it died, because a poisonous prompt
+   ends units at the same point each time. A prompt that is answered in full is innocent.
 """
 
 from __future__ import annotations
@@ -25,31 +26,31 @@ if TYPE_CHECKING:
 MEMORY_S = 600.0
 """A death is forgotten after so long."""
 MARKS_MAX = 16
-"""So many deaths are kept of a fingerprint: the last ones."""
+"""The most deaths that are kept for a fingerprint: the last ones."""
 JOINED_S = 2.0
-"""Requests that were on a unit together and break so soon one after the other have met one death."""
+"""Requests of one unit that break within this time belong to one death."""
 SETTLED_S = 0.25
-"""After so long it is known who of those that were there has met a death."""
+"""After this long it is known which requests belong to a death."""
 FALL_S = 3.0
-"""An engine that reports errors and is lost so soon after has reported its death."""
+"""Errors of an engine that is lost this soon after count as its death."""
 AT_ONCE_S, AT_ONCE = 1.0, 3
-"""So many units that die within so long, and had nobody in common, have died of something else."""
+"""This many units that die within this time without a common request have died of something else."""
 SLACK_TOKENS = 8
-"""So many tokens further is past the point of a death: the last ones before it may or may not have come."""
+"""A request is past the point of a death after this many more tokens: the last ones may not have arrived."""
 STRIDE = 0.1
-"""Deaths at the same number of tokens in each attempt, give or take this share, are of one cause."""
+"""Deaths at the same number of tokens of an attempt, within this share, have one cause."""
 SPACE_S = 1.0
-"""A suspect goes nowhere so soon after a unit has died: more may die of what that one died of."""
+"""The pause of a suspect after a unit has died: more may die of the same cause."""
 SIBLING_S = 5.0
-"""So long others with the same prompt wait to see what comes of the one that went first after a death."""
+"""How long other requests with the same prompt wait for the first one after a death."""
 COMMITTED_S, SHOWN_S = 0.25, 1.0
-"""How long a suspect has to show tokens to be cleared: where it died before its first one, and else."""
+"""How long a suspect must send tokens to be cleared: if it died before its first one, and otherwise."""
 UNSHOWN_S = 5.0
-"""A suspect that shows nothing for so much longer than twice what it lived before keeps no one waiting."""
+"""Others do not wait for a suspect that sends nothing for this much longer than twice its earlier life."""
 
 
 class Fate(Enum):
-    """What becomes of a request whose unit has died."""
+    """What happens to a request whose unit has died."""
 
     MOVES = "moves"
     SUSPECT = "suspect"
@@ -84,7 +85,7 @@ class Death:
         return loss.opened_at <= self.lost_at and loss.at - self.last_at <= JOINED_S
 
     def who(self, now: float) -> Collection[int]:
-        """Those who met it, as far as that can be known."""
+        """The requests of this death, as far as known."""
         return self.died if now - self.at > SETTLED_S else self.died | self.there
 
 
@@ -109,7 +110,7 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A death that stands against a fingerprint, and how far the request had come."""
+    """A death of a fingerprint, and how far the request had come."""
 
     death: Death
     tokens: int
@@ -121,7 +122,7 @@ class Mark:
 
 @dataclass(eq=False, slots=True)
 class PoisonRecord:
-    """What stands against one fingerprint. `since`: when the first that died was sent; `trial`: its attempt.
+    """The record of one fingerprint. `since`: when the first that died was sent; `trial`: its attempt.
 
     `ended`: it is the one; where its deaths cannot be its alone, only those that were there are ended.
     """
@@ -135,7 +136,7 @@ class PoisonRecord:
 
     @property
     def standing(self) -> tuple[Mark, ...]:
-        """The deaths that it has not come past."""
+        """The deaths that it has not passed."""
         return tuple(
             mark
             for mark in self.marks
@@ -143,7 +144,7 @@ class PoisonRecord:
         )
 
     def is_to_wait(self, now: float) -> bool:
-        """Whether it goes nowhere yet: two units have just failed it, and if that was their end, it shows."""
+        """Whether it must wait: two units have just failed, and it is not clear yet whether they died."""
         failed = sum(not (mark.passed or mark.is_reply) for mark in self.marks)
         return failed > 1 and now - self.at < SPACE_S
 
@@ -162,7 +163,7 @@ class PoisonRecord:
 
 
 class Ledger:
-    """Deaths and who was there, of one gate. `records` are by fingerprint, the one lost longest ago first.
+    """Deaths and their requests at one gate. `records` are by fingerprint, the one lost longest ago first.
 
     There are at most `limit` of them; `reached` is called for each that has to go.
     """
@@ -196,7 +197,7 @@ class Ledger:
         return self._fate(loss.fingerprint, record, loss.at)
 
     def fell(self, unit: str, now: float) -> list[int]:
-        """A unit is lost: errors that its engine has just reported were its death. Whom that ends."""
+        """A unit is lost: recent errors of its engine count as its death. Returns the fingerprints to end."""
         death = self._deaths.get(unit)
         if death is None or now - death.last_at >= FALL_S:
             return []
@@ -205,11 +206,11 @@ class Ledger:
         return [each for each, record in met if self._fate(each, record, now) is Fate.ENDS]
 
     def answered(self, fingerprint: int) -> None:
-        """A request was answered whole: it is innocent."""
+        """A request was answered in full: it is innocent."""
         self.records.pop(fingerprint, None)
 
     def tick(self, now: float) -> None:
-        """Clear who has come past what it died of, and forget what is long ago."""
+        """Clear requests that have passed their deaths, and forget old ones."""
         for fingerprint, record in list(self.records.items()):
             if now - record.at > MEMORY_S:
                 del self.records[fingerprint]
@@ -220,7 +221,7 @@ class Ledger:
     # -- what follows --------------------------------------------------------------------------------------
 
     def crowded(self, record: PoisonRecord, units: Collection[str]) -> set[str]:
-        """The units that have more than their part of those who met the same death."""
+        """The units with more than their part of the requests of one death."""
         placed = record.marks[-1].death.placed
         least = min((placed[unit] for unit in units), default=0)
         return {unit for unit in units if placed[unit] > least}
@@ -231,12 +232,12 @@ class Ledger:
         return {lease.unit for lease in leases if lease is not None}
 
     def placed(self, record: PoisonRecord, lease: Lease) -> None:
-        """A request that has met a death was given a unit."""
+        """A request of a death was given a unit."""
         record.trial = lease
         record.marks[-1].death.placed[lease.unit] += 1
 
     def is_proven(self, fingerprint: int) -> bool:
-        """Whether its deaths are its own: it was alone there, or others came through what it died of."""
+        """Whether it caused its deaths: it was alone there, or others have passed the same point."""
         standing = self.records[fingerprint].standing
         return all(mark.death.works or mark.death.there <= {fingerprint} for mark in standing)
 
@@ -268,7 +269,7 @@ class Ledger:
         return Fate.SUSPECT if len(standing) > 1 else Fate.MOVES
 
     def _is_alone(self, fingerprint: int, marks: tuple[Mark, ...], now: float) -> bool:
-        """Whether nobody else has met all of these deaths."""
+        """Whether no other request was in all of these deaths."""
         *before, last = (mark.death for mark in marks)
         return not any(self._has_met(other, before) for other in last.who(now) if other != fingerprint)
 
@@ -303,7 +304,7 @@ def _of_one_stride(marks: tuple[Mark, ...]) -> tuple[Mark, ...]:
 
 
 def _is_past(record: PoisonRecord, lease: Lease, now: float) -> bool:
-    """Whether an attempt need not be waited for any more; one that shows tokens is cleared by it."""
+    """Whether others need not wait for an attempt any more; one that sends tokens is cleared."""
     if not lease.committed:
         longest_s = max(mark.lived_s for mark in record.marks)
         return now - lease.opened_at > UNSHOWN_S + 2.0 * longest_s

@@ -1,6 +1,6 @@
-"""Pools: units that serve models in common, and so stand in for each other. Pure.
+"""Pools: units with common models, which can replace each other. Pure.
 
-Requests of one pool wait in one queue. What waits for the units of another pool makes nobody here wait.
+Requests of one pool wait in one queue, and do not wait for those of other pools.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 ANY = ""
-"""The pool of those who name no model, where there are several pools."""
+"""The pool of requests without a model, if there are several pools."""
 
 
 class Pools:

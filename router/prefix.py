@@ -1,12 +1,12 @@
-"""What a unit's prefix cache is believed to hold: an LRU of chained block hashes, one per unit. Pure.
+"""The assumed contents of a unit's prefix cache: an LRU of chained block hashes, one per unit. Pure.
 
 Rules:
 1. It is closed: a block is held only while all blocks before it are. So the longest known beginning of a
    prompt is found by halving, and no block is kept that nothing leads to.
 2. It never holds more than `limit` blocks, at most 152 bytes each: a dict of ints below 2^60, in the order of
    use, whose table has at most six places for an entry.
-3. It is a belief: recorded at dispatch, taken back when all attempts that used a block came to nothing,
-   weighed by `trust`, which follows what the engine says it found. A unit that starts anew holds nothing.
+3. It is an estimate: recorded at dispatch, withdrawn when all attempts that used a block failed, weighted by
+   `trust`, which follows the cached tokens that the engine reports. A restarted unit holds nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DEFAULT_KV_TOKENS = 500_000
 
 _TRUST_STEP = 0.05
 _EVICT_SHARE = 32
-"""The oldest go by one part in so many at a time: finding them walks over what was touched since."""
+"""One part in this many is evicted at a time, because finding the oldest walks over recently used ones."""
 
 
 def blocks_for(kv_tokens: float, bytes_per_token: float, block_bytes: int) -> int:
@@ -65,11 +65,11 @@ class PrefixCache:
         return low
 
     def record(self, blocks: Sequence[int]) -> int:
-        """Note that a prompt goes to this unit; `prove` or `forget` is to be called once with what is
-        returned.
+        """Record that a prompt is sent to this unit; `prove` or `forget` must be called once with the
+        result.
         """
         held, unproven = self._blocks, self._unproven
-        # The last block first: what comes before it is then the more recently used, and outlives it.
+        # The last block first: the blocks before it are then used more recently, and are evicted later.
         for block in reversed(blocks[: self.limit]):
             held[block] = is_proven = held.pop(block, False)
             if not is_proven:
@@ -79,7 +79,7 @@ class PrefixCache:
         return self._generation
 
     def prove(self, blocks: Sequence[int], generation: int) -> None:
-        """The attempt of a record has shown something: its prompt was computed here."""
+        """The attempt of a record has committed: its prompt was computed here."""
         held, unproven = self._blocks, self._unproven
         for block in reversed(blocks) if generation == self._generation else ():
             if unproven.pop(block, 0):
@@ -90,7 +90,7 @@ class PrefixCache:
                 return
 
     def forget(self, blocks: Sequence[int], generation: int) -> None:
-        """The attempt of a record came to nothing: what no other attempt has used is not held."""
+        """The attempt of a record failed: blocks that no other attempt has used are dropped."""
         held, unproven = self._blocks, self._unproven
         for block in reversed(blocks) if generation == self._generation else ():
             users = unproven.get(block, 0)
@@ -116,7 +116,7 @@ class PrefixCache:
         self._unproven = dict(self._unproven.items())
 
     def purge(self) -> None:
-        """The unit has started anew: it holds nothing."""
+        """The unit has restarted: its cache is empty."""
         self._blocks, self._unproven = {}, {}
         self._generation += 1
         self.trust = 1.0

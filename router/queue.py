@@ -1,7 +1,7 @@
-"""Those who wait for a unit: first those who lost theirs, in their order, then all others in their turn.
+"""The queue: first requests that lost their unit, in their order, then all others in fair order.
 
-Bounded in count, in bytes and in time, for each pool of units (pools.py) by itself. Whose turn it is among
-the others is said in fair_queue.py.
+Limited in number, bytes and time, for each pool of units (pools.py) by itself. fair_queue.py has the order of
+the others.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cellgate.router.nouns import Ask, Refusal
 from cellgate.router.unit_state import Lease
 
 MOVED_S = 30.0
-"""Who lost its unit has waited for its answer once already."""
+"""How long a request that lost its unit may wait; it has waited for its answer once already."""
 
 TicketKind = tuple[str | None, str | None, frozenset[str]]
 

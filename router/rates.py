@@ -1,10 +1,11 @@
-"""How fast one unit is, learnt from what the gate sees of it. Pure: no clock, no chance.
+"""The rates of one unit, measured from its traffic. Pure: no clock, no random numbers.
 
 Rules:
 1. Every estimate is positive, finite and within fixed bounds, whatever it is fed.
 2. One sample moves it by little: samples are clipped at a factor, and count the less the more there were. A
    change that lasts is followed within some ten samples.
-3. A guess from elsewhere (configuration, the engine, the unit's peers) holds only until something was seen.
+3. An initial estimate (configuration, the engine, the unit's peers) is used only until something was
+   measured.
 4. The longer ago an estimate was confirmed, the more the next sample counts. Nothing else moves it: units
    that differ stay different however little they get (explore.py sees to it that they get something).
 """
@@ -49,9 +50,10 @@ _MEASURED_TOKENS = 32
 
 
 def alike(own: float, usual: float) -> float:
-    """What to reckon with where units of a kind have `usual`: that, unless this one clearly differs.
+    """The value to use for a unit when others of its kind have `usual`: that, unless this one clearly
+    differs.
 
-    Estimates scatter. Who took each difference for real would send everybody where chance was kind.
+    Estimates scatter. Taking each difference as real would send all requests to units with lucky estimates.
     """
     return usual if usual / ALIKE < own < usual * ALIKE else own
 
@@ -72,13 +74,13 @@ class Estimate:
 
     @property
     def reckoned(self) -> float:
-        """What to reckon with: see `alike`."""
+        """The value to use: see `alike`."""
         return alike(self.value, self.usual) if self.seen else self.value
 
     def guess(self, value: float, *, is_given: bool = False) -> None:
-        """Take over an estimate from elsewhere, unless something was seen already or it makes no sense.
+        """Set an initial estimate, unless something was measured already or it is invalid.
 
-        It counts as half a sample. `is_given`: it is the operator's word, which no other guess replaces.
+        It counts as half a sample. `is_given`: it is configured, and no other estimate replaces it.
         """
         if not is_given and 0.0 < value < inf:
             self.usual = value
@@ -87,7 +89,7 @@ class Estimate:
             self._guesses, self._is_given = _GUESS, is_given
 
     def learn(self, sample: float) -> None:
-        """Take over one sample; what is no positive number is ignored."""
+        """Add one sample; anything but a positive number is ignored."""
         if not 0.0 < sample < inf:
             return
         self.seen += 1
@@ -100,12 +102,12 @@ class Estimate:
             self._move((-_CLIP if by < -_CLIP else by if by < _CLIP else _CLIP) * _GAIN)
 
     def fade(self, keep: float) -> None:
-        """Time has passed: what was seen counts a little less than what will be."""
+        """Time has passed: old samples count a little less."""
         if self._weight > _FADED:
             self._weight = max(self._weight * keep, _FADED)
 
     def reset(self) -> None:
-        """What was seen is a guess from now on."""
+        """Treat the measured value as an estimate from now on."""
         self.seen, self._weight = 0, 0.0
 
     def _move(self, by: float) -> None:
@@ -135,7 +137,7 @@ class Steps:
 
     @property
     def reckoned(self) -> tuple[float, float]:
-        """What to reckon with, base and slope: see `alike`."""
+        """The values to use, base and slope: see `alike`."""
         usual_s, own_s = self.usual_s * (1.0 + self._usual * SPEED_BATCH), self.at(SPEED_BATCH)
         if self.seen and alike(own_s, usual_s) is usual_s:
             return self.usual_s, self._usual * self.usual_s
@@ -194,7 +196,7 @@ class Steps:
 
 
 class Rates:
-    """All that is learnt of one unit."""
+    """All measured rates of one unit."""
 
     __slots__ = (
         "_busy_s",
@@ -258,12 +260,12 @@ class Rates:
             self._span_tokens, self._span_s = 0, 0.0
 
     def used(self, prompt_bytes: int, prompt_tokens: int) -> None:
-        """What the `usage` of an answer says."""
+        """Add the `usage` of an answer."""
         if prompt_tokens >= _MEASURED_TOKENS:
             self.bytes_per_token.learn(prompt_bytes / prompt_tokens)
 
     def reset(self) -> None:
-        """The unit has started anew: estimates stay as guesses, and give way to the first samples."""
+        """The unit has restarted: the rates stay as estimates, and the first samples replace them."""
         self._tokens, self._busy_s, self.followed = 0, 0.0, 0
         self._span_tokens, self._span_s = 0, 0.0
         self.latency.reset()
@@ -275,7 +277,7 @@ class Rates:
 
 
 class Errors:
-    """The share of attempts that fail on a unit, of late: each failure halves what is missing to 1."""
+    """The recent share of failed attempts on a unit: each failure halves the distance to 1."""
 
     __slots__ = ("_at", "_share")
 
@@ -287,16 +289,16 @@ class Errors:
         self._at = 0.0
 
     def share(self, now: float) -> float:
-        """0 to MAX. It fades: who failed long ago may try again."""
+        """0 to MAX. It fades, so that a unit with old failures is tried again."""
         return self._share * 0.5 ** (max(now - self._at, 0.0) / self.HALF_LIFE_S) if self._share else 0.0
 
     def failed(self, now: float) -> None:
-        """An attempt came to nothing through the unit's fault."""
+        """An attempt failed by the unit's fault."""
         share = self.share(now)
         self._share, self._at = min(share + (1.0 - share) / 2.0, self.MAX), now
 
     def worked(self, now: float) -> None:
-        """An attempt went well."""
+        """An attempt succeeded."""
         if self._share:
             self._share, self._at = self.share(now) / 2.0, now
 

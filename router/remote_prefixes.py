@@ -1,10 +1,11 @@
 """Prefixes that other gates have proven at units, and what this gate has to tell them of its own. Pure.
 
-The hash of a block stands for all that comes before it. So a few hashes tell of a whole prompt: whoever gets
-a prompt that has one of them knows how long the common beginning is from where it stands in his own prompt.
+The hash of a block covers everything before it. So a few hashes represent a whole prompt: the position of a
+known hash in another prompt is the length of the common prefix.
 
-It is a belief as `PrefixCache` is: it makes a unit cheaper, and no more. It is bounded in number and in time;
-a unit that starts anew is forgotten. A gate that is gone is not: what it has seen computed is still there.
+Like `PrefixCache` it is an estimate that only makes a unit cheaper. It is limited in number and time; a
+restarted unit is forgotten. A gate that has ended is not, because the prompts that it has seen computed are
+still cached.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The router: turns an ask into a lease, a place in the queue, or a refusal.
 
-Synchronous and without I/O. Who waits is called back from `serve_waiting`, which the caller invokes when room
-may have appeared (a lease closed, a unit came UP, a drain ended), and from `tick`, as time passes. Rules:
+Synchronous and without I/O. Waiting asks are called back from `serve_waiting`, which the caller invokes when
+room may have appeared (a lease closed, a unit came UP, a drain ended), and from `tick`. Rules:
 1. An ask waits here and not at a unit: which unit is best is decided when there is room (late binding).
-2. Nobody who comes overtakes those who wait for the same units, but by their turn.
-3. Nobody is refused whom a unit with room could serve in time.
+2. A new ask never overtakes asks that wait for the same units, except by the fair order.
+3. No ask is refused that a unit with room could serve in time.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from cellgate.router.sampling import LOOK_AT_ALL, Sampler
 from cellgate.router.unit_state import Lease
 
 LOOKS = 16
-"""So many of those who wait are looked at each time there may be room."""
+"""The most waiting asks that are checked each time there may be room."""
 _new = tuple.__new__
 
 OnResult = Callable[[Lease | Refusal], None]
 
 
 Best = tuple[Candidate, Candidates]
-"""The unit that ranks first, and those that it was found among."""
+"""The unit that ranks first, and the candidates."""
 
 
 class Router:
-    """Picks units for asks by a policy over what the Board believes."""
+    """Picks units for asks by a policy and the state of the Board."""
 
     def __init__(self, board: Board, policy: Policy, rng: random.Random, queue: Queue) -> None:
         self.board = board
@@ -77,8 +77,8 @@ class Router:
     ) -> Ticket | Lease | Refusal:
         """Queue an ask with a body of `size` bytes; `settle` is called once, later. Or why it may not wait.
 
-        `moved`: it has lost its unit, and comes before all who have had none. A lease: the queue does not
-        take it, and a unit has room; never with `must_wait`.
+        `moved`: it lost its unit, and is served before all others. A lease: it cannot be queued, and a unit
+        has room; never with `must_wait`.
         """
         pool = self.board.pools.of(ask.model)
         if moved:
@@ -96,7 +96,7 @@ class Router:
         return refusal
 
     def serve_waiting(self, now: float) -> None:
-        """Give room to those who wait, in their order."""
+        """Serve waiting asks, in their order."""
         for ticket in self.queue.moved():
             if ticket not in self.queue:
                 # Settling one may take out another.
@@ -109,7 +109,7 @@ class Router:
             self._serve_pool(pool, queue, now)
 
     def tick(self, now: float) -> None:
-        """Refuse those who have waited for too long, or for nothing."""
+        """Refuse asks that have waited for too long, or that no unit can serve."""
         for pool, queue in self.queue.pools():
             for entry in queue.fair_queue.hopeless(now, self._sure_tokens_s(pool)):
                 if entry.item in self.queue:
@@ -118,19 +118,19 @@ class Router:
         self.serve_waiting(now)
 
     def drain_s(self, model: str | None = None) -> float:
-        """How long until all who wait now for the units of a model have been served, as far as can be
-        foreseen; 0 when nobody does.
+        """The predicted time until all asks that wait for the units of a model are served; 0 when none
+        wait.
         """
         pool = self.board.pools.of(model)
         fair = self.queue.pool(pool).fair_queue
         return fair.drain_s(self.board.tokens_s(pool)) if len(fair) else 0.0
 
     def _sure_tokens_s(self, pool: str) -> float:
-        """How fast a pool computes, to refuse by: while that is a guess, nobody is."""
+        """The prefill rate of a pool for refusals; without measured rates nothing is refused."""
         return self.board.tokens_s(pool) if self.board.is_sure_of(pool) else inf
 
     def comes_after(self, ask: Ask) -> bool:
-        """Whether somebody waits for a unit that could serve `ask` as well."""
+        """Whether an ask waits for a unit that could serve `ask` as well."""
         pools = self.queue.pools() if ask.model is None else ()
         kinds = [kind for _, queue in pools for kind in queue.kinds]
         kinds += self.queue.pool(self.board.pools.of(ask.model)).kinds
@@ -159,7 +159,7 @@ class Router:
         found = find_candidates(self.board, ask, now, tried, bounds, among)
         best = self._first(ask, now, found, overcommit)
         if among is not None and (best is None or not best.has_room):
-            # Those drawn are not all there are: nobody waits or is refused for that.
+            # A sample does not contain all units: an ask must not wait or be refused because of that.
             found = find_candidates(self.board, ask, now, tried, bounds)
             best = self._first(ask, now, found, overcommit)
         if best is not None:
@@ -170,7 +170,7 @@ class Router:
         return Refusal.UNKNOWN_MODEL if is_unknown and found.refusal is Refusal.NO_UNIT else found.refusal
 
     def _first(self, ask: Ask, now: float, found: Candidates, overcommit: float) -> Candidate | None:
-        """The row that ranks first, of those that may be in time."""
+        """The row that ranks first, of those that can be in time."""
         rows = found.rows
         if not rows:
             return None
@@ -202,7 +202,7 @@ class Router:
         return Cost(*costs.quote(ask, row.held_blocks, expected, now).terms)
 
     def _is_late(self, row: Candidate, ask: Ask, expected: Expected, now: float) -> bool:
-        """Whether a unit would answer too late, as far as it has shown how fast it is."""
+        """Whether a unit would answer too late, by its measured rates."""
         ttft_s = self._cost(row, ask, expected, now).ttft_s
         return self.board.units[row.unit].costs.is_too_slow(ask, ttft_s, now)
 

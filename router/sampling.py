@@ -1,10 +1,10 @@
-"""Which units are looked at for an ask, where there are too many to look at all of them for each.
+"""Sampling: which units are considered for an ask, when there are too many to consider all.
 
-1. The one that got the longest beginning of its prompt last is among them, wherever that is known, and the
-   one of which other gates tell that it holds the longest.
-2. The others are drawn: the best of SAMPLE is nearly as good as the best of all, and those who draw at one
-   time do not all find the same one.
-3. It only proposes: whatever is decided of a unit is decided by who asks.
+1. The unit that last got the longest prefix of the prompt is included, if known, and the one that holds the
+   longest by the reports of other gates.
+   2. The others are random: the best of SAMPLE is nearly as good as the best of all, and simultaneous picks
+      do not all find the same one.
+   3. It only proposes units: the caller decides.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cellgate.router.board import Board
 from cellgate.router.nouns import Ask
 
 LOOK_AT_ALL = 24
-"""Up to so many units are all looked at."""
+"""With up to this many units all are considered."""
 SAMPLE = 12
 RENEWED_S = 0.25
 """How old the list may be that is drawn from."""
@@ -35,7 +35,7 @@ class Sampler:
         """By the hash of the last block of a prompt: who got it last. The oldest comes first."""
 
     def of(self, ask: Ask, now: float) -> Collection[str] | None:
-        """The units to look at; None: all of them."""
+        """The units to consider; None: all of them."""
         if len(self._board.units) <= LOOK_AT_ALL:
             return None
         if ask.unit is not None:

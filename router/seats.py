@@ -1,4 +1,4 @@
-"""How many sequences an engine computes at once (vLLM's `--max-num-seqs`), learnt from its reports. Pure.
+"""The number of decode slots of an engine (vLLM's `--max-num-seqs`), measured from its reports. Pure.
 
 An engine at that limit has requests that wait, and as many that run in one report as in the next. While its
 KV cache is full it looks alike, but what fits there changes with every request.
@@ -35,5 +35,5 @@ class Seats:
         self._running = load.running
 
     def reset(self) -> None:
-        """The engine has started anew, maybe with another limit."""
+        """The engine has restarted, maybe with another limit."""
         self.limit, self._running = inf, 0

@@ -1,7 +1,7 @@
-"""How often prompts begin alike: what the price of computing a beginning once more is divided by. Pure.
+"""How often prompts share a prefix: the cost of computing a prefix once more is divided by it. Pure.
 
-A system prompt that everybody shares is computed once on a unit and read there by all who come after. Who
-charges that to each of them keeps everybody where it is cached already, and the other units idle.
+A shared system prompt is computed once on a unit and reused there by all later requests. Charging it to each
+of them would keep all requests where it is cached, and the other units idle.
 """
 
 from __future__ import annotations

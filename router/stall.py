@@ -1,12 +1,12 @@
-"""Whether a unit is stalled: it has requests, and nothing moves. Pure.
+"""Whether a unit stalls: it has requests and makes no progress. Pure.
 
 Rules:
-1. What moves is work: tokens of our streams, finished generations, step and token counters of the engine.
-2. Nothing may move for `stall_limit_s`: four steps of the slowest kind, but no longer than half as long
-   again as it has been of late and came out of it by itself; or the prefill of the largest prompt that it has
-   yet to answer and half of that again.
-3. Requests that could not show it if the unit worked prove nothing: their client reads nothing; an engine
-   that does not count its steps may have put them behind others; a canary has passed while they stood still.
+1. Progress is work: tokens of this gate's streams, finished generations, step and token counters of the
+   engine.
+2. A stall may last `stall_limit_s`: four steps of the slowest kind, but at most 1.5 times the longest recent
+   stall from which the unit recovered by itself; or 1.5 times the prefill of its largest unanswered prompt.
+3. Requests without visible progress prove nothing: their client does not read; an engine that does not count
+   its steps may have queued them; a canary has passed while they stalled.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ STEPS = 4.0
 STALLS = 1.5
 PREFILLS = 1.5
 COUNTERS_FRESH_S = 1.0
-"""Counters read longer ago cannot tell whether the engine moves."""
+"""Older counters cannot show whether the engine makes progress."""
 CLEARED_S = 30.0
-"""A canary that passes while requests stand still clears the unit of them for so long: it has lost them."""
+"""A canary that passes while requests stall clears the unit of them for this long: it has lost them."""
 PLAIN_S = 60.0
-"""A plain answer may take so long of any engine."""
+"""A plain answer may take this long on any engine."""
 
 
 class Stall(NamedTuple):
-    """How long nothing has moved, of how long that may be, and how many requests wait for something."""
+    """The length of a stall, its limit, and the number of waiting requests."""
 
     stalled_s: float
     limit_s: float
@@ -39,7 +39,7 @@ class Stall(NamedTuple):
 
 
 def stall_limit_s(state: UnitState, rules: Rules) -> float:
-    """How long nothing may move on the unit with the work it has now."""
+    """How long a unit may stall with its present work."""
     step_s = state.step_times.gap_s(0.99) or 0.0
     # One stream may stand still while others go on; what the unit came out of by itself tells more than that.
     steps_s = min(STEPS * step_s, STALLS * max(step_s, state.longest_stall_s()))
@@ -60,9 +60,9 @@ def hides_work(state: UnitState, now: float) -> bool:
 
 
 def still_s(state: UnitState, now: float) -> float:
-    """For how long nothing has moved, as far as can be seen.
+    """For how long the unit has stalled, as far as visible.
 
-    Counters are as good as the moment they were read at; when nobody answers any more, ours alone count.
+    Counters are valid as of their reading; when the engine does not answer, only tokens count.
     """
     seen_until = state.counters_at if now - state.counters_at < COUNTERS_FRESH_S else now
     return max(0.0, seen_until - state.quiet_since)
@@ -87,7 +87,7 @@ def find_stall(state: UnitState, now: float, rules: Rules) -> Stall | None:
 
 
 def _would_show(lease: Lease, *, counts: bool, sighted: bool) -> bool:
-    """Whether something would move for this request if the unit worked.
+    """Whether this request would show progress if the unit worked.
 
     `counts`: its engine counts its steps; `sighted`: and they were read just now.
     """

@@ -13,7 +13,7 @@ from cellgate.router.backlog import Prefilled
 from cellgate.router.rates import Rates
 
 GAPS_MS = 4096
-"""Gaps between tokens are counted per millisecond up to this; the last place takes all that are longer."""
+"""Gaps between tokens are counted per millisecond up to this; the last slot is for longer ones."""
 MARK_S = 10.0
 
 _ENOUGH_GAPS = 100
@@ -50,7 +50,7 @@ class StepTimes:
         self.longest_answer_s = 0.0
 
     def mark(self, now: float) -> None:
-        """Note where the counts stand, if that is due. To be called now and then while tokens flow."""
+        """Take a snapshot of the counts, if it is due. Must be called now and then while tokens flow."""
         if now - self._marked_at >= MARK_S:
             self._before, self._mark, self._marked_at = self._mark, self.gaps_ms.copy(), now
 
@@ -61,7 +61,7 @@ class StepTimes:
         if total < _ENOUGH_GAPS:
             return None
         rank = share * total
-        # Most gaps are short: the few places that are looked at are near the beginning.
+        # Most gaps are short, so only a few slots at the beginning are read.
         counts = map(sub, self.gaps_ms, before)
         gap_ms = next(ms for ms, seen in enumerate(accumulate(counts)) if seen >= rank)
         # A gap is counted by its whole milliseconds; it was up to one longer.
@@ -83,16 +83,17 @@ class StepTimes:
             self._largest = tokens
 
     def record_stall(self, tokens: int, still_s: float) -> None:
-        """While a large prompt was computed, the engine's counters stood still for so long at the longest."""
+        """The longest time without a change of the engine's counters while a large prompt was computed."""
         self._stall_tokens = max(self._stall_tokens, tokens)
         self._stall_s = max(still_s, STALL_FADES * self._stall_s)
 
     def answered(self, answer_s: float) -> None:
-        """A plain answer has taken so long."""
+        """A plain answer has ended."""
         self.longest_answer_s = max(answer_s, STALL_FADES * self.longest_answer_s)
 
     def prefill_s(self, tokens: int, *, counts: bool = False) -> float:
-        """How long the prefill of a prompt takes, or may show nothing of an engine that counts its steps.
+        """How long the prefill of a prompt takes, or how long the counters of an engine may not move during
+        it.
 
         Engines that count their steps mostly compute a large prompt in pieces, and count each; that they do
         is known once one was seen. Of others what is said of a much larger prompt than any before is a guess:

@@ -18,18 +18,18 @@ from cellgate.router.outliers import Outlier, Speed
 from cellgate.router.step_times import LARGE_TOKENS, StepTimes
 
 FULL_S = 1.0
-"""How long a unit gets nothing that refused the only request it had."""
+"""How long a unit gets no requests after it has refused the only one it had."""
 LIMIT_GROWTH = 1.025
 BUSY_S = 10.0
-"""How long a 503 is remembered: a report read after it tells whether there was anything to be busy with."""
+"""How long a 503 is remembered: a later report of the engine shows whether it was really busy."""
 SLOW_START_LEAST = 0.1
 STALLS_KEPT = 256
 PREFILLING_MOST = 0.25
-"""A unit that computes prompts for a larger part of the time has gaps that say little of its speed."""
+"""The gaps of a unit that computes prompts for a larger part of the time are not used as its speed."""
 SPEED_BATCH = 0.1
-"""A unit with fewer requests on average has no speed to speak of."""
+"""The speed of a unit with fewer requests on average is not compared."""
 SHORTEST_STALL_S = 0.25
-"""Shorter spells are not seen."""
+"""Shorter stalls are not recorded."""
 
 _USABLE = (Verdict.UP, Verdict.SUSPECT)
 
@@ -37,16 +37,14 @@ _USABLE = (Verdict.UP, Verdict.SUSPECT)
 class UnitState:
     """What the Board keeps of one unit.
 
-    `life_at` is when the unit last proved by work that it lives, `heard_at` when anything of it last
-    answered, `work_at` since when it has had requests without a break, `counters_at` when its engine's
-    counters were last read (0: never), `restart_suspected_at` when it last showed a sign of having started
-    anew, `risen_at` when it last came up from below, `asked_at` when it last got a request,
-    `stall_reported_at` when silence was last held against it, `cleared_at` when a canary last cleared it of
-    that; while `peer_canary_at` is not before the last sign of life, the next canary is another gate's to
-    send; `last_evidence` is the last word of each (node, source), `stalls` are the last spells (since,
-    seconds) in which nothing moved although there was work, `learnt_limit` is how many requests its engine
-    takes, as far as it has turned some away, `prefilling` the share of the time of late in which it had
-    prompts to compute.
+    `life_at` is when the unit last made progress, `heard_at` when anything of it last answered, `work_at`
+    since when it has had requests without a break, `counters_at` when its engine's counters were last read
+    (0: never), `restart_suspected_at` when a restart was last suspected, `risen_at` when it last came up,
+    `stall_reported_at` when a stall was last reported as evidence, `cleared_at` when a canary last cleared it
+    of one. While `peer_canary_at` is not before the last progress, another gate sends the next canary.
+    `last_evidence` is the last evidence of each (node, source), `stalls` are the last stalls (since,
+    seconds), `learnt_limit` is how many requests its engine takes, known from refusals, `prefilling` the
+    recent share of time in which it had prompts to compute.
     """
 
     __slots__ = (
@@ -124,7 +122,7 @@ class UnitState:
         self.full_until = 0.0
 
     def apply(self, unit: Unit, cell: Cell) -> None:
-        """Take over what the configuration says of the unit and of its cell."""
+        """Apply the configuration of the unit and of its cell."""
         self.unit = unit
         self.weight = unit.weight * cell.weight
         self.far_s = cell.spill_s
@@ -137,25 +135,25 @@ class UnitState:
 
     @property
     def quiet_since(self) -> float:
-        """Since when it has had requests and has shown nothing."""
+        """Since when it has had requests without progress."""
         return max(self.life_at, self.work_at)
 
     def is_usable(self) -> bool:
-        """True when the unit may get new requests: believed to work, not drained, not on its way out."""
+        """True when the unit may get new requests: it is UP or SUSPECT, not drained, not removed."""
         return self.case.verdict in _USABLE and not self.drained and not self.retired
 
     def serves(self, ask: Ask) -> bool:
-        """Whether `ask` may come here by its model, and by name where only one unit can answer."""
+        """Whether this unit serves the model of `ask`, and is the unit that `ask` is bound to, if any."""
         if ask.unit is not None and ask.unit != self.unit.name:
             return False
         return ask.model is None or not self.models or ask.model in self.models
 
     def is_restart_suspected(self) -> bool:
-        """True when the unit may have started anew, and has shown no life since."""
+        """True when a restart is suspected and the unit has made no progress since."""
         return self.restart_suspected_at >= self.life_at
 
     def is_unreachable(self, now: float) -> bool:
-        """True when nothing of the unit answers any more, neither its leader nor any other node."""
+        """True when neither its leader nor any other node answers."""
         return panic.is_unreachable(max(self.heard_at, self.life_at), now)
 
     @property
@@ -164,61 +162,63 @@ class UnitState:
         return self.weight * (1.0 - self.outlier.degraded)
 
     def ramp(self, now: float, rules: Rules) -> float:
-        """The share of requests it is considered for: less than all of them when it has just come up."""
+        """The share of requests for which it is a candidate: less than all in slow start."""
         risen_s = now - self.risen_at
         return max(SLOW_START_LEAST, risen_s / rules.slow_start_s) if risen_s < rules.slow_start_s else 1.0
 
     def share(self, now: float, rules: Rules) -> float:
-        """What it gets now, for its weight: less while it is degraded or has only just come up."""
+        """Its present share by weight: less while it is degraded or in slow start."""
         return self.steady_weight * self.ramp(now, rules)
 
     def record_large_prompt(self, tokens: int, sent_at: float) -> None:
-        """A large prompt, sent at `sent_at`, was computed: note for how long the engine's counters stood."""
+        """A large prompt, sent at `sent_at`, was computed: record how long the engine's counters did not
+        move.
+        """
         if self.counters_at:
             ended = (still_s for since, still_s in self.stalls if since + still_s >= sent_at)
             self.step_times.record_stall(tokens, max(ended, default=0.0))
 
     def show_plain(self, now: float) -> None:
-        """Take the prompts of plain answers as computed when they are due: nothing shows when they are."""
+        """Count the prompts of plain answers as computed when they are due, because that is not visible."""
         for lease in self.leases:
             if not (lease.ask.stream or lease.committed) and now >= lease.opened_at + lease.job.ttft_s:
                 self.costs.expect_shown(lease, now)
 
     def lower_limit(self, now: float) -> None:
-        """The engine takes no more than it has now: it said so to one that has just been closed."""
+        """The engine has refused a request as full: lower the limit to its present requests."""
         self.learnt_limit = self.limit = float(max(1, len(self.leases)))
         if not self.leases:
             self.full_until = now + FULL_S
 
     def raise_limit(self) -> None:
-        """A tick has passed: try a little more again, until all is allowed that is configured."""
+        """A tick has passed: raise the limit a little, up to the configured one."""
         if self.learnt_limit < self.unit.max_in_flight:
             self.learnt_limit = self.learnt_limit * LIMIT_GROWTH + 0.25
             self.limit = min(self.learnt_limit, self.unit.max_in_flight)
 
     def has_room(self, now: float, overcommit: float) -> bool:
-        """Whether one more request may go there, as far as counts go."""
+        """Whether the limits allow one more request."""
         return len(self.leases) < self.limit * (1.0 + overcommit) and now >= self.full_until
 
     def record_stall(self, still_s: float) -> None:
-        """Nothing has moved for so long."""
+        """Record a stall."""
         since = self.quiet_since
         if self.stalls and self.stalls[-1][0] == since:
             self.stalls.pop()
         self.stalls.append((since, still_s))
 
     def longest_stall_s(self) -> float:
-        """The longest time of late in which nothing moved, and then did; as ticks see it, and one more."""
+        """The longest recent stall that ended by itself, in ticks, plus one."""
         since = self.quiet_since
         return max((still_s for at, still_s in self.stalls if at != since), default=0.0) + SHORTEST_STALL_S
 
     def shows_work(self) -> bool:
-        """Whether a stream of ours would move if it worked."""
+        """Whether a stream of this gate would make progress if the unit worked."""
         return any(lease.committed and lease.ask.stream and not lease.paused for lease in self.leases)
 
     def speed(self) -> Speed | None:
-        """How fast it is, for a comparison; None when too few tokens came of late."""
-        # To count the gaps takes a tenth of a millisecond, and idle units are many.
+        """Its speed for a comparison; None with too few recent tokens."""
+        # Counting the gaps takes a tenth of a millisecond, and there are many idle units.
         if self.batch < SPEED_BATCH or not self.is_usable() or self.prefilling > PREFILLING_MOST:
             return None
         if (gap_s := self.step_times.gap_s(0.5)) is None:
@@ -233,9 +233,9 @@ class Lease:
     """One attempt on one unit, held from the pick until the stream has ended.
 
     `evicted` is set when the unit went DOWN; `on_evict` is called once at that moment. `first_at` is when
-    something was first shown to the client; `paused` while the client reads nothing; `job` is what it is for
-    the unit, and what was expected of it; `beside` is what was there while it was decoded, once it is closed;
-    `explanation` is the header line that tells why it is for this unit, where the request has asked.
+    something was first sent to the client; `paused` while the client reads nothing; `job` is its work at the
+    unit, with the prediction; `beside` are the jobs while it was decoded, once it is closed; `explanation` is
+    the header line of an explanation, if the request wants one.
     """
 
     __slots__ = (
@@ -277,12 +277,12 @@ class Lease:
         self.on_evict: Callable[[], None] | None = None
 
     def commit(self, now: float) -> None:
-        """The unit has shown its first token (or the head of a plain body)."""
+        """The unit has sent its first token (or the head of a plain body)."""
         self.committed = True
         self.first_at = now
         done = self.unit_state.costs.show(self, now)
         if done is not None and self.ask.stream:
-            # A plain answer comes when all of it is computed, which says little about its prompt.
+            # A plain answer arrives when all of it is computed, which says little about its prompt.
             self.unit_state.step_times.prefilled(done)
             if done.tokens >= LARGE_TOKENS:
                 self.unit_state.record_large_prompt(done.tokens, self.opened_at)

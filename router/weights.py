@@ -1,8 +1,8 @@
-"""What configured weights mean for units whose speed is learnt. Pure.
+"""The effect of configured weights on units with measured speed. Pure.
 
-A weight says how much a unit may be given beside others, usually because it is so many times as fast. As
-far as it is, the learnt rates say so already, and nothing is left for the weight to say. What it says
-beyond them (a new unit is to get a tenth) makes all that the unit does count as so much slower.
+A weight is the share of a unit relative to others, usually because it is that many times as fast. Measured
+rates already include a real difference in speed, so that part of the weight has no further effect. The rest
+of it (such as a tenth for a new unit) makes all work of the unit count as that much slower.
 """
 
 from __future__ import annotations
@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 ALIKE = 0.8
-"""From this share on, weight and speed say the same: both are rough."""
+"""From this share on, weight and speed count as equal: both are rough."""
 
 
 def shares(units: Sequence[tuple[float, float | None]]) -> list[float]:
-    """The share (0 to 1) of its own speed at which each unit is reckoned with, from weights and learnt
-    speeds.
+    """The share (0 to 1) of its own speed that each unit counts with, from weights and measured speeds.
 
-    A speed is None as long as it is a guess: then the weight stands for it.
+    A speed is None until it was measured: then the weight is used for it.
     """
     if not units or all(weight == units[0][0] for weight, _ in units):
         return [1.0] * len(units)
