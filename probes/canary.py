@@ -1,10 +1,10 @@
-"""The canary: one token through what the unit really serves. The only probe that proves generation.
+"""The canary: one token through an API that the unit serves. The only probe that proves generation.
 
-1. A canary that fails is BAD only when the unit had no excuse: busy is not sick, and a timeout during which
-   anything moved on the unit, or it started anew, is neutral.
-2. Busy is no answer: it asks again. It is held against the unit only when the unit has nothing to be busy
-   with, or has requests of ours and nothing moves.
-3. What is asked is in apis.py; which of that a unit serves is found out once, and remembered.
+1. A failed canary is BAD only without an excuse: a busy unit is healthy, and a timeout during which the unit
+   made progress, or restarted, is neutral.
+   2. After a busy answer it retries. Busy counts against the unit only when the unit has no work, or has
+      requests of this gate without progress.
+   3. apis.py has the requests; which API a unit serves is detected once, and remembered.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from cellgate.probes.models import ask_served
 from cellgate.router.nouns import Evidence, Finding, Models, Sign, Strength, Verdict
 
 ASK_AGAIN_S = 0.25
-"""Between two tries at a unit that says it is busy."""
+"""The pause before a retry at a busy unit."""
 YIELD_S = 0.75
-"""Until what became of another gate's canary is known here: it is published, read and taken over each 0.25
-s."""
+"""The delay until the result of another gate's canary is known here: it is published, read and applied every
+0.25 s each."""
 _USUAL_TIMES = 4.0
 _USUAL_SHARE = 0.2
 IN_LINE = 4.0
-"""So many times longer a canary may take where nothing shows whether it has to wait for others."""
+"""The factor of the timeout when it is unknown whether the canary has to wait for other requests."""
 _WARM = (Verdict.UP, Verdict.SUSPECT, Verdict.PROBATION)
 """A unit with another verdict may take its first request, which warms the engine up."""
 _NOT_SERVED = frozenset({400, 404, 405, 422, 501})
@@ -45,11 +45,11 @@ _API = "api"
 _TIMEOUTS = "timeouts"
 """Note: canaries that ran out of time in a row."""
 _USUAL_S = "usual_s"
-"""Note: how long a canary takes that has the unit for itself."""
+"""Note: how long a canary takes on an idle unit."""
 
 
 class _Fate(NamedTuple):
-    """What became of a canary."""
+    """The result of a canary."""
 
     sign: Sign
     strength: Strength
@@ -58,23 +58,25 @@ class _Fate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Canary:
-    """Asks for one token: each `period_s` while there is doubt, of an UP unit after a while without life."""
+    """Requests one token: every `period_s` of a unit that is not UP, of an UP unit after a while without
+    progress.
+    """
 
     name: ClassVar[str] = "canary"
     period_s: float = 1.0
 
     def limit_s(self, context: ProbeContext) -> float:
-        """The longest timeout there is, for each of what a look may do: learn the models, fly, fly again."""
+        """The longest timeout, for each request of a run: models, canary, second canary."""
         return 3 * max(context.rules.warm_up_timeout_s, self.timeout_s(context))
 
     def due_at(self, context: ProbeContext, last_at: float) -> float:
-        """The next period, but for an UP unit not before `canary_idle_s` after its last sign of life. A
-        little later where another gate is about to send one, which may spare this one.
+        """The next period, but for an UP unit not before `canary_idle_s` after its last progress. A little
+        later if another gate is about to send one, which may save this one.
         """
         if context.held_down:
             return inf
         due = last_at + self.period_s
-        # One that ran out of time is repeated, for it may have been excused by its own first steps.
+        # A canary that timed out is repeated, because its own first steps may have excused it.
         is_doubtful = context.notes.get(_TIMEOUTS, 0) > 0 and context.in_flight == 0
         if context.verdict is Verdict.UP and not is_doubtful:
             yield_s = YIELD_S if context.is_peers_turn else 0.0
@@ -82,7 +84,7 @@ class Canary:
         return due
 
     def timeout_s(self, context: ProbeContext) -> float:
-        """Short where users are served, long where the first request may have to warm the engine up.
+        """Short for a unit with requests, long when the first request may have to warm the engine up.
 
         Never shorter than the unit's stall limit, nor than what is usual for it; longer
         while it may have work of which nothing but its answers shows that it moves. For a DOWN unit it
@@ -94,18 +96,18 @@ class Canary:
         if context.verdict is Verdict.DOWN:
             doublings: int = min(context.notes.get(_TIMEOUTS, 0), _DOUBLINGS_MAX)
             return min(rules.warm_up_timeout_s, rules.canary_timeout_s * (1 << doublings))
-        # A suspect has been stalled for once the limit already.
+        # A suspect has already stalled for the limit.
         silent_s = context.stall_limit_s * (0.5 if context.verdict is Verdict.SUSPECT else 1.0)
         limit_s = max(rules.canary_timeout_s, silent_s, _USUAL_TIMES * _usual_s(context))
         load = context.load
         sees = load is not None and (load.sighted or _has_nothing_to_do(context))
         if sees:
             return limit_s
-        # Nobody knows what others have asked of it: a canary may have to stand in line.
+        # The requests of others are unknown: a canary may have to wait for them.
         return limit_s * (2.0 if context.verdict is Verdict.UP or context.shows_work else IN_LINE)
 
     async def look(self, context: ProbeContext) -> AsyncGenerator[Finding, None]:
-        """Evidence of one canary; before it what the unit serves, if nobody knew."""
+        """Evidence of one canary; before it the models of the unit, if unknown."""
         is_starting = context.verdict is Verdict.STARTING
         life_at, timeout_s = context.life_at, self.timeout_s(context)
         deadline = context.now() + timeout_s
@@ -119,7 +121,7 @@ class Canary:
             fate = await _fly(context, model, deadline)
         except FetchError as error:
             timed_out = error.trouble is Trouble.TIMEOUT
-            # A unit that has started anew meanwhile may take longer than this canary has waited.
+            # A unit that has restarted meanwhile may need longer than this timeout.
             excused = context.life_at > life_at or context.hides_work or self.timeout_s(context) > timeout_s
             reason = f"no token within {timeout_s:.3g} s: {error}" if timed_out else f"no token: {error}"
             fate = _Fate(*_weigh(error.trouble, excused=excused), reason)
@@ -140,7 +142,7 @@ def _model(context: ProbeContext) -> str:
 
 
 async def _fly(context: ProbeContext, model: str, deadline: float) -> _Fate:
-    """Ask for one token until the unit says something else than that it is busy. Raises FetchError."""
+    """Request one token until the answer is not busy. Raises FetchError."""
     life_at, busy_at, has_work = context.life_at, inf, True
     while True:
         asked_at, is_usual = context.now(), context.verdict in _WARM and _has_nothing_to_do(context)
@@ -148,7 +150,7 @@ async def _fly(context: ProbeContext, model: str, deadline: float) -> _Fate:
         if reply.status not in _BUSY:
             break
         busy_at = min(busy_at, context.now())
-        # What it refuses at once is in flight for a moment, too; only what stays there is work.
+        # A request that is refused at once is also in flight for a moment; only one that stays is work.
         has_work = has_work and context.in_flight > 0
         if _is_empty_since(context, busy_at):
             return _Fate(Sign.BAD, Strength.STRONG, f"busy with an empty queue, {_say(name, model, reply)}")
@@ -199,18 +201,18 @@ async def _ask_by(api: Api, context: ProbeContext, model: str, request_id: str, 
 
 
 def _has_nothing_to_do(context: ProbeContext) -> bool:
-    """True when nobody is known to have a request there."""
+    """True when no request is known to be there."""
     load = context.load
     return context.in_flight == 0 and (load is None or load.running + load.waiting == 0)
 
 
 def _is_empty_since(context: ProbeContext, busy_at: float) -> bool:
-    """True when the engine's own numbers, read after it was busy first, show that it has nothing to do."""
+    """True when the engine's metrics, read after its first busy answer, show that it is idle."""
     return context.load is not None and context.load.at > busy_at and _has_nothing_to_do(context)
 
 
 def _stayed_busy(busy_s: float, said: str, *, stuck: bool) -> _Fate:
-    """Stuck: requests of ours were there all the time, and an engine that counts its steps counted none."""
+    """Stuck: this gate had requests there all the time, and an engine that counts its steps counted none."""
     if stuck:
         return _Fate(Sign.BAD, Strength.STRONG, f"busy, but without progress for {busy_s:.3g} s, {said}")
     return _Fate(Sign.NEUTRAL, Strength.WEAK, f"busy, {said}")
@@ -231,14 +233,14 @@ def _weigh(trouble: Trouble, *, excused: bool) -> tuple[Sign, Strength]:
 
 
 def _read(name: str, said: str, reply: Reply) -> _Fate:
-    """What a reply proves, and how to say it."""
+    """The evidence of a reply, with its reason."""
     if reply.status == 200 and has_answer(CANARIES[name], reply.body):
         return _Fate(Sign.GOOD, Strength.STRONG, f"one token by {name}")
     if reply.status == 200:
         return _Fate(Sign.BAD, Strength.STRONG, f"no token in {said}")
     if reply.status >= 500 and reply.status not in _NOT_SERVED:
         return _Fate(Sign.BAD, Strength.STRONG, said)
-    # The front end answers these without its engine: neither life nor its absence is proven.
+    # The front end answers these without its engine: they prove nothing about it.
     reason = f"nothing is proven by {said}"
     if reply.status in _NOT_ALLOWED:
         reason += "; set `api_key_file:` to a key that the unit accepts"

@@ -1,8 +1,8 @@
-"""The engine's own numbers: how busy it is, and whether its step counters grow.
+"""The engine's metrics: its load, and whether its step counters grow.
 
 The page is scanned for the names needed (METRICS in engines.py), never fully parsed: one engine shows
-thousands of lines. The epoch is the youngest process seen: of several behind one address each may answer in
-turn, and their taking turns is no restart.
+thousands of lines. The epoch is the youngest process seen: several processes behind one address may answer in
+turn, which is not a restart.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cellgate.router.nouns import Finding, Load, Verdict
 _ABSENT = "absent"
 """Note: where the last replies held none of the names, and how many in a row they were."""
 _ABSENT_LOOKS = 3
-"""So many in a row are no passing trouble."""
+"""After this many in a row it is not a passing problem."""
 _EPOCH = "epoch"
 """Note: when the youngest process seen was born, as it was written."""
 
@@ -63,7 +63,7 @@ class EngineMetrics:
             reply = await fetch("GET", path, timeout_s=self.timeout_s, max_bytes=_LIMIT_BYTES)
         except FetchError:
             return
-        # What came while the engine was asked may be in its numbers, and is no work of others.
+        # Requests that came during the fetch may be in its numbers, and are not work of others.
         own_in_flight = max(own_in_flight, context.in_flight)
         load = (
             scan(reply.body, context.unit.name, context.now(), own_in_flight) if reply.status == 200 else None
@@ -101,7 +101,7 @@ def _way(context: ProbeContext, url: str) -> tuple[Fetch, str]:
 
 
 def _youngest(context: ProbeContext, born: str | None) -> str | None:
-    """The latest birth seen so far, this one included."""
+    """The latest start of a process seen so far, this one included."""
     known = context.notes.get(_EPOCH)
     if born is not None and (known is None or float(born) > float(known)):
         context.notes[_EPOCH] = known = born

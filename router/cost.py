@@ -1,15 +1,16 @@
-"""What an ask costs on a unit: the seconds that it and those beside it will wait because it goes there. Pure.
+"""The cost of an ask on a unit: the seconds that it and others will wait because it goes there. Pure.
 
-    its own first token   prompts ahead and its own uncached tokens, over the prefill rate; a seat, KV cache
-    its own answer        expected tokens, times a decoding step with all that are there
+    its own first token   prompts ahead and its own uncached tokens, over the prefill rate; a decode slot, KV
+    cache its own answer        expected tokens, times a decoding step with all that are there
     those beside it       their steps grow by one more sequence, and stand still while its prompt is computed
-    those who come later  what is pushed out of the prefix cache; less, for what they will find there
+    later requests        what it evicts from the prefix cache; less, for what they will find there
 
-All that is over the unit's share (weight, slow start, degraded); then come latency, errors, doubt, distance.
+All of that is divided by the unit's share (weight, slow start, degraded); then latency, errors, doubt and
+distance are added.
 
-`forecast` takes together what changes slowly, a few times a second and at each report; `terms` adds what this
-gate has there at this moment. Rules: a cost is positive and finite; more work never makes it less; a unit of
-which nothing is heard is neither idle nor lost: it counts as its peers do, and a little more.
+`forecast` combines what changes slowly, a few times a second and at each report; `terms` adds this gate's
+present requests. Rules: a cost is positive and finite; more work never makes it less; a unit without reports
+counts as neither idle nor lost, but like its peers, and a little more.
 """
 
 from __future__ import annotations
@@ -33,18 +34,18 @@ _TOKENS_MAX = 1e9
 
 @dataclass(frozen=True, slots=True)
 class CostRules:
-    """What a cost goes by.
+    """The parameters of costs.
 
     prefill_beside (0.3): what a second of prefill costs each sequence that is decoded meanwhile. Less than
-    a second, for who waits for a first token sees nothing at all, and who reads an answer sees it pause.
+    a second, because waiting for a first token is worse than a pause in an answer.
     evict_share (0.5): tokens new to a prefix cache push out as many, some of which will have to be computed
     again: so large a share where as much was written of late as on the unit's peers, less where it was less.
-    Without it, whoever holds a common beginning draws all conversations, and the other caches lie idle.
+    Without it, a unit that holds a common prefix gets all conversations, and other caches stay unused.
     report_half_life_s (2): after so long a report counts half, and the median of the unit's peers the other.
     doubt_s (0.02): added for a unit whose report does not count at all any more; up to fresh_s (4) nothing
     is, for idle units are looked at every 3 s.
     error_s (5), error_max_s (60): error_s * p / (1 - p) is added for a share p of failures.
-    foreign_tokens (1000): the uncached prompt of somebody else's request, where the engine does not tell.
+    foreign_tokens (1000): the uncached prompt of another client's request, if the engine does not report it.
     sequence_share (0.002): a sequence more makes a step longer by at least so large a share. Where batching
     costs nothing, idle units come first all the same.
     """
@@ -64,7 +65,7 @@ COSTS = CostRules()
 
 
 class OtherLoad(NamedTuple):
-    """What an engine says beyond what this gate has there: other people's requests, and its KV cache in use.
+    """An engine's report apart from this gate's requests: requests of others, and its KV cache in use.
 
     `waiting_tokens` is None where the engine counts requests only. `kv_use` is a share, 0 to 1.
     """

@@ -1,7 +1,7 @@
-"""How fast a unit has been of late: the gaps between its tokens, and how long its prefills take.
+"""The recent speed of a unit: the gaps between its tokens, and the duration of its prefills.
 
 `gaps_ms` is written by the byte path, one place per millisecond, and is never reset: it is also the histogram
-that the metrics show. What is recent is the difference to where the counts stood 10 to 20 s ago.
+that the metrics show. The recent part is the difference to the counts 10 to 20 s ago.
 """
 
 from __future__ import annotations

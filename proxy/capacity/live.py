@@ -20,7 +20,7 @@ _INFOS = {
 
 
 class LiveError(Exception):
-    """The unit did not tell. `str()` is one line that says what to do."""
+    """The unit did not report it. `str()` is one line that says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def ask_cache(url: str) -> LiveCache:
 
 
 def read_cache(families: Iterable[Metric], where: str) -> LiveCache:
-    """What a page of metrics tells. Raises LiveError."""
+    """Parse a page of metrics. Raises LiveError."""
     found = [
         (int(sample.labels[block]), int(sample.labels[blocks]))
         for family in families

@@ -1,4 +1,4 @@
-"""What of a model's config.json decides how much memory it takes. Pure.
+"""The parts of a model's config.json that determine its memory. Pure.
 
 The keys are those of Hugging Face's `transformers` (configuration_*.py of each model) as engines read them.
 What is missing or makes no sense is named, all at once; nothing that decides is guessed.

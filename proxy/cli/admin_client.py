@@ -18,7 +18,7 @@ TIMEOUT_S = 5.0
 
 
 class AdminError(Exception):
-    """The gate did not do what was asked. `str()` is one line that says what to do."""
+    """The gate refused or failed. `str()` is one line that says what to do."""
 
 
 def units(admin: Address) -> list[dict[str, Any]]:
@@ -46,7 +46,7 @@ def events(admin: Address) -> list[dict[str, Any]]:
 
 
 def why(admin: Address, unit: str) -> list[str]:
-    """What the gate has to say of one unit, line by line. Raises AdminError, with a near miss if unknown."""
+    """The explanation of one unit, line by line. Raises AdminError, with a similar name if unknown."""
     found = _call(admin, "GET", _path(unit))
     lines = found.get("why") if isinstance(found, dict) else None
     if not isinstance(lines, list):
@@ -85,7 +85,7 @@ def poison(admin: Address) -> dict[str, Any]:
 
 
 def clear_poison(admin: Address, fingerprint: str | None) -> list[str]:
-    """Lets a prompt be asked again, or all of them; those are returned. Raises AdminError."""
+    """Allows a prompt again, or all of them; returns these. Raises AdminError."""
     path = f"/poison/{quote(fingerprint, safe='')}/clear" if fingerprint else "/poison/clear"
     found = _call(admin, "POST", path)
     if not isinstance(found, dict) or not isinstance(found.get("cleared"), list):

@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except BrokenPipeError:
-        # Who read it, such as `head`, has seen enough. What is still buffered must not complain at exit.
+        # The reader, such as `head`, has closed the pipe. Buffered output must not fail at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except ConfigError as error:
@@ -68,7 +68,7 @@ def _failed(why: str) -> int:
 def _serve(args: argparse.Namespace) -> int:
     flags = _flags(args)
     reading = ConfigReader(args.config, flags)
-    # Late, so that the other commands do not wait for it, and while the configuration is read.
+    # Imported late, so that other commands do not wait for it, and while the configuration is read.
     from cellgate.proxy.handover.inheritance import NoInheritanceError
     from cellgate.proxy.serve import serve
 
@@ -83,7 +83,7 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> int:
-    from cellgate.proxy.config.load import load  # Late, for a gate that serves does without.
+    from cellgate.proxy.config.load import load  # Imported late, because a serving gate does not need it.
 
     settings = load(args.config, _flags(args))
     if settings.redis is not None:

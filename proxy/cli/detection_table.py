@@ -1,4 +1,4 @@
-"""What `cellgate check` says of detection: one table for each kind of unit, and what goes for all. Pure."""
+"""The detection times in `cellgate check`: one table for each kind of unit, and common notes. Pure."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def _model(shape: Shape) -> Iterator[str]:
 
 
 def _compared(live: LiveCache, made: MemoryPlan, shape: Shape) -> str:
-    """What the engine has beside what was planned."""
+    """The cache of the engine compared with the plan."""
     engines = f" in {live.engines} engines" if live.engines > 1 else ""
     text = f"{live.tokens:,} tokens ({live.blocks:,} blocks of {live.block}{engines})"
     if any(window is not None for window in shape.windows):

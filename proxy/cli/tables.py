@@ -1,4 +1,4 @@
-"""What the commands print: units as tables of text, made from what was configured or what the gate says."""
+"""Tables of text that commands print, from the configuration or from the admin port."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def explain_text(found: Mapping[str, Any]) -> str:
 
 
 def _note(unit: Mapping[str, Any]) -> str:
-    """What else there is to say of a unit: why it is out, or that it has no room; and what is a guess."""
+    """Notes on a unit: why it is out, or that it has no room; and which values are estimates."""
     words = [str(unit["why_not"])] if unit["why_not"] else [] if unit["has_room"] else ["no room"]
     if unit["guessed"]:
         words.append(f"guessed: {', '.join(unit['guessed'])}")

@@ -1,6 +1,6 @@
-"""`cellgate top`: the status page in a terminal, drawn anew each second. What needs a look comes first.
+"""`cellgate top`: the status page in a terminal, redrawn each second, problems first.
 
-`frame` is pure: what the gate said in, what the terminal shows out.
+`frame` is pure: from the gate's status to the text of the terminal.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ EVENTS_SHOWN = 5
 BAR = 8
 NAME = 24
 LINKED = 4
-"""So many nodes are drawn with a line between them; more are drawn closer."""
+"""Up to this many nodes are drawn with a line between them; more are drawn closer."""
 _ENDLESS = 1_000_000
 _FRAME_LINES = 4
 """The summary, the line of those not shown, the line above the events, and the one that the cursor needs."""
@@ -48,7 +48,7 @@ Glance = Mapping[str, Any]
 
 
 def run(admin: Address, *, once: bool = False) -> int:
-    """Draw until Ctrl-C, or once where nobody looks at a terminal. Raises AdminError when no gate answers."""
+    """Draw until Ctrl-C, or once if the output is not a terminal. Raises AdminError when no gate answers."""
     console = Console(highlight=False)
     glance, events = _ask(admin)
     if once or not console.is_terminal:
@@ -101,7 +101,7 @@ def _ask(admin: Address) -> tuple[Glance, list[dict[str, Any]]]:
 
 
 def _rank(unit: Glance) -> tuple[int, float]:
-    """Trouble first; among those that are well, the busiest."""
+    """Problems first; among healthy units, the busiest."""
     return _ORDER.index(unit["standing"]), -unit["load_s"]
 
 

@@ -103,7 +103,7 @@ DiscoverKeys = create_model("DiscoverKeys", __base__=Keys, **_fields)
 
 @dataclass(frozen=True, slots=True)
 class Discover:
-    """A source that is yet to be told its cell."""
+    """A source whose cell is not set yet."""
 
     kind: str
     fields: Mapping[str, object]

@@ -1,4 +1,4 @@
-"""How a problem with a configuration is said: where it stands, what was expected, what was found."""
+"""The text of a configuration problem: its place, what was expected, what was found."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The bounds on what one client, or one unit, can make the gate do, and how often each took effect.
+"""Limits on what one client, or one unit, can make the gate do, and how often each took effect.
 
-All of them stand here. They are no settings: a request that passes any of them is a mistake or an attack.
+All of them are here. They are not settings: a request that exceeds one is a mistake or an attack.
 What an operator may choose (sizes of heads and bodies, times) is `limits:` in the configuration: settings.py.
 To add one: a field below; `reached` where it takes effect; a row in docs/security.md.
 """
@@ -79,11 +79,11 @@ class HardLimits:
     """Lines of the gate's own log that wait for an output that takes none. The oldest are lost."""
 
     poison_records: int = 4096
-    """Prompts of which it is known that a unit died while it had them. The one longest ago is forgotten."""
+    """Prompts that were in flight when a unit died. The oldest is forgotten."""
     poison_bans: int = 1024
-    """Prompts that are refused, this gate's own and other gates'. The one that ends first is let go."""
+    """Prompts that are refused by this gate or others. The ban that ends first is dropped."""
     poison_held: int = 1024
-    """Requests that wait until one suspected of ending units has shown what it is. A client gets 503."""
+    """Requests that wait until a suspected prompt is proven or cleared. A client gets 503."""
 
 
 LIMITS = HardLimits()

@@ -1,4 +1,4 @@
-"""Configuration: a YAML file, flags and environment become Settings, or a line for every problem there is.
+"""Configuration: a YAML file, flags and environment become Settings, or one line for every problem.
 
 Flags win over the file. Tokens and keys come from the environment or from files of their own, never from the
 configuration, so that the configuration may be shown to anyone.
@@ -153,7 +153,7 @@ def _checked(keys: Mapping[Any, object]) -> tuple[FileKeys | None, list[Problem]
         return None, [explained(detail, SCHEMA) for detail in error.errors(include_url=False)]
 
 
-# Names that stand twice. This looks at what was written, as one bad value elsewhere must not hide it.
+# Duplicate names. This checks the file as written, because a bad value elsewhere must not hide them.
 
 
 def _mappings(parent: object, key: str) -> list[tuple[int, dict[str, object]]]:

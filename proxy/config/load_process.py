@@ -1,7 +1,7 @@
-"""Reads the configuration in a process of its own, which ends with that.
+"""Reads the configuration in another process, which ends afterwards.
 
-All that checks a configuration takes 11 MB, and for a thousand units more than a second: a gate that serves
-has no use for the one, and its streams none for the other. What is wrong is told as if it were read here.
+Checking a configuration takes 11 MB, and for a thousand units more than a second, which a serving gate and
+its streams must not pay. Problems are reported as if it were read here.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class ConfigReader:
 
     def __init__(self, path: str | None, flags: Overrides) -> None:
         pipe = subprocess.PIPE
-        # In a group of its own: a Ctrl-C is for the gate.
+        # In a separate process group: a Ctrl-C is for the gate.
         self._process = subprocess.Popen(_COMMAND, stdin=pipe, stdout=pipe, process_group=0)
         self._asked = pickle.dumps((path, flags))
 

@@ -101,7 +101,7 @@ def remedies(cells: Sequence[_Cell], secret: str) -> dict[str, Remedy]:
 
 
 def unsigned(cells: Sequence[_Cell], secret: str) -> Iterator[Problem]:
-    """Webhooks whose calls nobody could tell from anyone else's."""
+    """Webhooks without a secret, whose calls could be forged."""
     for index, cell in enumerate(cells):
         if cell.recovery is not None and cell.recovery.webhook and not (cell.recovery.secret or secret):
             needed = f"webhook requires secret_file, or the variable {SECRET_VARIABLE}"

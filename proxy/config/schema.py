@@ -1,4 +1,4 @@
-"""What may stand in a configuration: its keys, their defaults, and what each value has to be.
+"""The schema of the configuration: its keys, their defaults, and the check of each value.
 
 Defaults come from settings.py and router/nouns.py and are stated nowhere else. A new field of Rules,
 Limits, Timeouts or Tls is a new key by itself, checked by the unit in its name. A value that is not what it

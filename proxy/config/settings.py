@@ -1,4 +1,4 @@
-"""What a running gate goes by: the outcome of configuration, immutable, in seconds and bytes."""
+"""The settings of a running gate: the result of configuration, immutable, in seconds and bytes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MIB = 1024 * KIB
 LogFormat = Literal["console", "json", "off"]
 REDIS_PREFIX = "cellgate:"
 TICK_S = 0.25
-"""How often the gate's one timer looks at every deadline there is."""
+"""The period of the gate's one timer, which checks all deadlines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class TracingSettings:
 
 @dataclass(frozen=True, slots=True)
 class Poison:
-    """What is done about requests that end units.
+    """The rules for prompts that end units.
 
     ban_s (600): how long a prompt is refused that has ended two or three; 0: not at all.
     """
@@ -128,7 +128,7 @@ class Poison:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything the gate is told at start; `fleet` and `remedies` may be replaced while it runs (SIGHUP).
+    """All settings of a gate; `fleet` and `remedies` may be replaced while it runs (SIGHUP).
 
     `advertise` is the URL at which other gates reach this one (empty: where it listens).
     `sources` are what more units are discovered from, also anew by SIGHUP.
@@ -139,7 +139,7 @@ class Settings:
 
     fleet: Fleet
     workers: int = 1
-    """How many processes have the clients; with more than one there is another that has the units."""
+    """The number of processes that serve clients; with more than one there is also a control process."""
     listen: Address = Address("127.0.0.1", 8000)
     admin: Address = Address("127.0.0.1", 9901)
     sources: tuple[Source, ...] = ()

@@ -1,4 +1,4 @@
-"""Who is trusted: this machine, the networks that the configuration names, and who shows a token. Pure."""
+"""Trusted peers: this machine, the networks that the configuration names, callers with the token. Pure."""
 
 from __future__ import annotations
 
@@ -31,5 +31,5 @@ class Peers:
 
 
 def is_token(given: bytes, token: str) -> bool:
-    """Whether this is the token. The time it takes does not tell how much of a guess was right."""
+    """Whether this is the token, compared in constant time."""
     return hmac.compare_digest(given.strip(), token.encode())

@@ -1,4 +1,4 @@
-"""What a single value of a configuration has to be.
+"""Checks of single values of a configuration.
 
 Each check takes what YAML (or a flag) gave and returns what Settings wants, or raises MisfitError. YAML's own
 surprises (a bare `off` is false, `name: 1` is a number) are met here.

@@ -1,4 +1,4 @@
-"""Reads a YAML file into a plain mapping, or says by line and column why that cannot be done."""
+"""Reads a YAML file into a plain mapping, or reports the line and column of the error."""
 
 from __future__ import annotations
 

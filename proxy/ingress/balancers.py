@@ -1,7 +1,7 @@
-"""How many load balancers look at the gate or at one of its units: each of them may fill only its part. Pure.
+"""Counts the load balancers that check the gate or one of its units: each may use only its part. Pure.
 
-HAProxy says who it is on every health check (`http-check send-state`); where it does not, the addresses that
-ask on the agent port are counted. One HAProxy with a unit in two backends counts twice, as it should: each
+HAProxy identifies itself on health checks (`http-check send-state`); without that, the addresses that connect
+to the agent port are counted. One HAProxy with a unit in two backends counts twice, as it should: each
 backend has a maxconn of its own.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 
 SEEN_S = 30.0
-"""Who has not asked for so long is gone: fifteen checks at HAProxy's default of 2 s."""
+"""A balancer without checks for this long is gone: fifteen checks at HAProxy's default of 2 s."""
 BALANCERS_MAX = 1024
 
 # `UP 2/3; name=bck/srv2; node=lb1; weight=1/2; scur=13/22; qcur=0`
@@ -19,7 +19,7 @@ _NODE = re.compile(r"(?:^|;)\s*node=([^;\s]{1,128})")
 
 
 class Balancers:
-    """Who asked about what (a unit's name, or `gate`), and when last."""
+    """Which balancer checked what (a unit's name, or `gate`), and when last."""
 
     def __init__(self) -> None:
         self._checks: dict[tuple[str, str], float] = {}
@@ -36,7 +36,7 @@ class Balancers:
         _record(self._agent_checks, (about, address), now)
 
     def count(self, about: str, now: float) -> int:
-        """How many look at it now; at least 1."""
+        """How many balancers check it now; at least 1."""
         counts = [
             sum(a == about and now - at <= SEEN_S for (a, _), at in seen.items())
             for seen in (self._checks, self._agent_checks)

@@ -1,4 +1,4 @@
-"""What Envoy reads from responses beside their status. Pure.
+"""Response headers that Envoy reads for health. Pure.
 
 1. `x-envoy-immediate-health-check-fail` takes the whole host out at once, and out of the count of those that
    should be there. So it says one thing only: this gate is stopping. It is never a word about one unit.

@@ -1,4 +1,4 @@
-"""The port that HAProxy's agent checks ask: a line with a unit's name, or `gate`, and one line back.
+"""The port of HAProxy's agent checks: a line with a unit's name, or `gate`, is answered with one line.
 
 1. Answered from memory; one connection is one question.
 2. What is no question gets no answer: to HAProxy that is no statement, so that the state it knows stands.

@@ -1,4 +1,4 @@
-"""OpenTelemetry: the spans of requests, told to a collector by OTLP. docs/tracing.md is the page of it.
+"""OpenTelemetry: the spans of requests, sent to a collector by OTLP. See docs/tracing.md.
 
-Off, nothing of this is imported but `start`. On, no request may be harmed by it, nor memory grow.
+Off, only `start` is imported. On, it must not harm requests or let memory grow.
 """

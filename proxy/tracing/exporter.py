@@ -1,4 +1,4 @@
-"""Sends spans to the collector, and says once when that begins to fail and once when it works again.
+"""Sends spans to the collector, and logs once when that begins to fail and once when it works again.
 
 All of it runs in the thread of the SDK's batch processor. What cannot be sent is dropped there.
 """

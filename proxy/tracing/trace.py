@@ -1,4 +1,4 @@
-"""The spans of one request, made from what the gate knows of it anyway. Never a word of prompt or answer.
+"""The spans of one request. They never contain text of a prompt or an answer.
 
 Names are those of OpenTelemetry's semantic conventions (HTTP spans 1.23, generative AI in development) where
 they have one, else begin with `cellgate.`. Times that come in are the loop's.
@@ -37,7 +37,7 @@ _NOBODYS_FAULT = (*_GOOD, Outcome.CLIENT_ERROR)
 
 @dataclass(slots=True)
 class Break:
-    """A stream was broken by `unit` at `at`; another one went on at `resumed_at`, or none did."""
+    """A stream was broken by `unit` at `at`; another unit resumed it at `resumed_at`, or none did."""
 
     unit: str
     at: float
@@ -46,17 +46,17 @@ class Break:
 
 
 def header_lines(context: Context) -> bytes:
-    """What a unit is told of the span it is to be a child of: traceparent, and tracestate if there is one."""
+    """The header lines of a span for its unit: traceparent, and tracestate if there is one."""
     carrier: dict[str, str] = {}
     PROPAGATOR.inject(carrier, context)
     return b"".join(f"{name}: {value}\r\n".encode("latin-1") for name, value in carrier.items())
 
 
 class Trace:
-    """One request's: an Observer. `request` is its span, `ahead_s` how far the wall clock is ahead of the
-    loop's.
+    """The trace of one request, an Observer. `request` is its span, `ahead_s` how far the wall clock is ahead
+    of the loop's.
 
-    `unit_lines` is what the unit of the attempt in flight is told.
+    `unit_lines` are header lines for the unit of the attempt in flight.
     """
 
     __slots__ = (
@@ -143,7 +143,7 @@ class Trace:
     def over(self, record: Finished, at: float) -> None:
         """The response has ended."""
         for broken in self._breaks:
-            # Of an answer that is no stream nothing could have been continued.
+            # An answer that is not a stream cannot be continued.
             if broken.result is not None:
                 about = {"cellgate.unit": broken.unit, "cellgate.outcome": broken.result.value}
                 self._whole("continuation", broken.at, broken.resumed_at or at, about)
@@ -165,7 +165,7 @@ class Trace:
 
 
 def _told(record: Finished) -> dict[str, AttributeValue]:
-    """What a record of the request has, as attributes."""
+    """The record of the request as attributes."""
     attributes: dict[str, AttributeValue] = {
         "http.response.status_code": record.status,
         "cellgate.route": record.route,
@@ -186,7 +186,7 @@ def _told(record: Finished) -> dict[str, AttributeValue]:
 
 @lru_cache(4096)
 def _server(url: str) -> dict[str, AttributeValue]:
-    """Where a unit is, as attributes."""
+    """The address of a unit as attributes."""
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     return {"server.address": parts.hostname or "", "server.port": port}

@@ -1,7 +1,7 @@
-"""Which requests are traced, and the way of their spans to the collector.
+"""Decides which requests are traced, and exports their spans.
 
-A request is traced when its client says so, or says nothing and chance does. One that is not goes the way of
-all requests when tracing is off; its unit is told as well that it is not.
+A request is traced when its client asks for it, or, without a traceparent, at random. Others are handled as
+with tracing off; their units learn that they are not sampled.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class Tracing:
         self._tracer = self._provider.get_tracer("cellgate")
 
     def observers(self, client: ClientConnection, request: Request, now: float) -> tuple[Observer, ...]:
-        """Who is told of the steps of `request`: its trace, if it has one."""
-        # Health checks would be most of what there is to see.
+        """The observers of `request`: its trace, if it has one."""
+        # Most spans would be health checks.
         if find_route(request.path).kind is RouteKind.LOCAL or not self._is_sampled(request):
             return ()
         ahead_s = time.time() - now
@@ -79,7 +79,9 @@ class Tracing:
         return (Trace(self._tracer, span, ahead_s),)
 
     def _is_sampled(self, request: Request) -> bool:
-        """Whether the request is traced. Found out without the SDK: mostly it is not, and that is cheap."""
+        """Whether the request is traced. Decided without the SDK, which is cheaper for the many that are
+        not.
+        """
         told = [line for line in request.lines if line.startswith(b"traceparent:")]
         if len(told) == 1 and (found := _TRACEPARENT.match(told[0])):
             return bool(int(found[1], 16) & _SAMPLED)
@@ -98,7 +100,7 @@ class Tracing:
 
 
 def _self() -> dict[str, AttributeValue]:
-    """Who speaks; OTEL_RESOURCE_ATTRIBUTES may add to it."""
+    """The resource of this gate; OTEL_RESOURCE_ATTRIBUTES may add to it."""
     return {
         "service.name": os.environ.get("OTEL_SERVICE_NAME", "cellgate"),
         "host.name": socket.gethostname(),
@@ -110,7 +112,7 @@ def _without_trace(lines: list[bytes]) -> list[bytes]:
 
 
 def _parent(request: Request) -> Context:
-    """What the client says its span is. What makes no sense is none (W3C Trace Context, 4.3)."""
+    """The client's span; an invalid one is ignored (W3C Trace Context, 4.3)."""
     carrier: dict[str, str] = {}
     for line in request.lines:
         if line.startswith(_FIELDS):
@@ -121,7 +123,7 @@ def _parent(request: Request) -> Context:
 
 
 def _asked(request: Request, client: ClientConnection) -> dict[str, AttributeValue]:
-    """What a request is, as attributes. Its query is left out, for whatever may stand there."""
+    """The request as attributes, without its query, which may hold secrets."""
     attributes: dict[str, AttributeValue] = {
         "http.request.method": request.method.decode("latin-1"),
         "http.request.body.size": request.body_size,

@@ -1,8 +1,7 @@
-"""Between the supervisor and each of its processes: signals, sockets, and that the other is alive.
+"""The channel between the supervisor and each of its processes: signals, sockets, and signs of life.
 
-Every message is one packet, `{"do": WHAT, ...}` as JSON, with at most one socket. Whoever sees the other end
-closed knows that it is gone: without its supervisor a process ends at once, as all would with the one process
-of a gate without workers.
+Every message is one packet, `{"do": WHAT, ...}` as JSON, with at most one socket. A closed channel means that
+the other process has ended: without its supervisor a process ends at once.
 """
 
 from __future__ import annotations
@@ -66,11 +65,11 @@ class SupervisorChannel:
         self._signals[number] = handler
 
     def ready(self) -> None:
-        """Have the supervisor know that the gate serves."""
+        """Report to the supervisor that the gate serves."""
         send(self._sock, {"do": "ready"})
 
     def notify(self, *words: str) -> None:
-        """Have the supervisor tell the service manager."""
+        """Report to the service manager through the supervisor."""
         send(self._sock, {"do": "notify", "words": words})
 
     def _read(self) -> None:

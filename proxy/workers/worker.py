@@ -1,9 +1,9 @@
-"""A worker: a gateway whose control plane is another process, which is asked and told everything.
+"""A worker: a gateway whose control plane is in another process.
 
-1. What happens to a lease here is told there, in its order. Per token nothing is said: what tokens show is
-   told once a tick.
-2. Without a control process streams go on. What is to be told waits for the next one, and so do requests for
-   units, for a second.
+1. Everything about a lease is reported to the control process, in order. For single tokens nothing is sent:
+   progress is reported once a tick.
+   2. Without a control process streams continue. Reports wait for the next one, and so do pick requests, for
+      a second.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from cellgate.proxy.workers.worker_status import StatusReporter
 
 
 class Worker:
-    """Worker `number` of one gate; `page` is where all of them tell how many clients they have."""
+    """Worker `number` of one gate; `page` is the shared page with the number of clients of each."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Worker:
     ) -> None:
         self.control = ControlClient(loop, self._greet, self._hear)
         self.opened = asyncio.Event()
-        """Clients may be let in."""
+        """Whether clients may be accepted."""
         self._now = loop.time
         self._ticker = ticker = Ticker(loop)
         self._replica = replica = BoardReplica(settings.rules)
@@ -89,7 +89,7 @@ class Worker:
         return len(self.gateway.clients)
 
     def _what_follows(self) -> dict[int, Callable[..., None]]:
-        """What is done when the control process says so."""
+        """The handlers of messages of the control process."""
         return {
             ToWorker.FLEET: self._take_fleet,
             ToWorker.UNITS: self._take_units,
@@ -109,7 +109,7 @@ class Worker:
     async def accept(
         self, tls: ssl.SSLContext | None = None, listeners: Sequence[socket.socket] = ()
     ) -> None:
-        """Let clients in, once that is allowed. Raises OSError."""
+        """Accept clients, once that is allowed. Raises OSError."""
         await self.opened.wait()
         await self.gateway.listen(tls, listeners)
         self._accepts = True
@@ -135,13 +135,13 @@ class Worker:
         await self.gateway.close()
         self.control.mention((ToControl.STATUS, *self._status.take(self._now(), 0.0, is_last=True)))
         self.control.close()
-        # One turn for what was said to go out.
+        # One turn to send pending messages.
         await asyncio.sleep(0)
 
     # -- the control process -------------------------------------------------------------------------------
 
     def _greet(self) -> list[Message]:
-        """What it is told first: what is known, and what is open."""
+        """The first message to a control process: the replica and the open leases."""
         greeting: list[Message] = [(ToControl.HELLO, self._replica.known(), self._dispatcher.greeting())]
         return [*greeting, (ToControl.ACCEPTING,)] if self._accepts else greeting
 
@@ -176,5 +176,5 @@ class Worker:
         if self.control.has_control():
             self.control.say((ToControl.STATUS, *self._status.take(now, lag_s)))
         elif lag_s <= LAG_S:
-            # If the worker itself stood still, what it was told is yet to be read.
+            # After a blocked loop the messages of the control process have not been read yet.
             self.control.tick(now)

@@ -42,7 +42,7 @@ class WholeLines:
 async def run_worker(
     settings: Settings, listeners: Sequence[socket.socket], channel: socket.socket, page: Page, number: int
 ) -> int:
-    """Be worker `number` until told to end; `channel` leads to the supervisor."""
+    """Run worker `number` until it is told to end; `channel` leads to the supervisor."""
     loop, large = asyncio.get_running_loop(), LargeBodies()
     loop.set_exception_handler(DEFECTS.handle)
     worker = Worker(
@@ -72,7 +72,7 @@ async def run_worker(
         lambda: None,
         _handed_over,
         on_signal=supervisor.on_signal,
-        # The control process says it for all.
+        # The control process reports it for all.
         tell=lambda _level, _line: None,
     )
     supervisor.open()

@@ -1,4 +1,4 @@
-"""What a scrape shows of the processes of a gate with workers: who has how much, and what they use."""
+"""Metrics of the processes of a gate with workers: their clients, requests and resources."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cellgate.proxy.workers.worker_status import resident_bytes
 
 
 class WorkerTotals:
-    """What is known of the workers of one number, of those that have ended as well."""
+    """The totals of the workers of one number, including those that have ended."""
 
     __slots__ = ("_before_s", "_now_s", "clients", "requests", "resident_bytes")
 
@@ -32,11 +32,11 @@ class WorkerTotals:
         return self._before_s + self._now_s
 
     def take(self, status: WorkerStatus) -> None:
-        """The one that is there has told."""
+        """The present worker has sent its status."""
         self.clients, self.resident_bytes, self._now_s = status.clients, status.resident_bytes, status.cpu_s
 
     def end(self) -> None:
-        """It is gone: what it told last stays added."""
+        """The worker has ended: its last totals stay added."""
         self._before_s, self._now_s = self.cpu_s, 0.0
         self.clients = self.resident_bytes = 0
 
@@ -55,7 +55,7 @@ class Workers(Protocol):
 
 
 class WorkerMetrics(Collector):
-    """Of one control process. `restarts`: so many ended before it."""
+    """The metrics of one control process. `restarts`: the number that ended before it."""
 
     def __init__(self, workers: Workers, restarts: int) -> None:
         self._workers = workers

@@ -1,4 +1,4 @@
-"""What a worker has seen since it told last: collected while it works, told once a tick."""
+"""The status of a worker since its last one: collected while it works, sent once a tick."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cellgate.router.step_times import GAPS_MS
 from cellgate.router.unit_state import UnitState
 
 GAPS_EVERY = 4
-"""Gaps between tokens are told with every fourth tick: what goes by them looks at the last ten seconds."""
+"""Gaps between tokens are sent with every fourth tick, because they are used over the last ten seconds."""
 _STRETCH = 64
 _PAGE_BYTES = resource.getpagesize()
 
@@ -44,7 +44,7 @@ class StatusReporter:
         self._gaps.pop(state, None)
 
     def heard(self, lives: list[tuple[str, float]]) -> None:
-        """The control process knows of these signs of life."""
+        """The control process has got these."""
         self._lives.update(lives)
 
     def take(self, now: float, lag_s: float, *, is_last: bool = False) -> WorkerStatus:
@@ -118,7 +118,7 @@ def _used() -> tuple[float, int]:
 
 
 def resident_bytes(pid: int) -> int:
-    """What a process has in memory; 0 where that cannot be seen."""
+    """The resident memory of a process; 0 if unknown."""
     try:
         with open(f"/proc/{pid}/statm", "rb") as statm:
             return int(statm.read().split()[1]) * _PAGE_BYTES
