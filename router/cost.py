@@ -1,8 +1,8 @@
 """The cost of an ask on a unit: the seconds that it and others will wait because it goes there. Pure.
 
-    its own first token   prompts ahead and its own uncached tokens, over the prefill rate; a decode slot, KV
-    cache its own answer        expected tokens, times a decoding step with all that are there
-    those beside it       their steps grow by one more sequence, and stand still while its prompt is computed
+    its own first token   prompts ahead and its own uncached tokens, over the prefill rate; a slot, KV cache
+    its own answer        expected tokens, times a decoding step with all sequences there
+    others beside it      their steps get longer by one sequence, and pause while its prompt is computed
     later requests        what it evicts from the prefix cache; less, for what they will find there
 
 All of that is divided by the unit's share (weight, slow start, degraded); then latency, errors, doubt and
