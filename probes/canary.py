@@ -2,9 +2,9 @@
 
 1. A failed canary is BAD only without an excuse: a busy unit is healthy, and a timeout during which the unit
    made progress, or restarted, is neutral.
-   2. After a busy answer it retries. Busy counts against the unit only when the unit has no work, or has
-      requests of this gate without progress.
-   3. apis.py has the requests; which API a unit serves is detected once, and remembered.
+2. After a busy answer it retries. Busy counts against the unit only when the unit has no work, or has
+   requests of this gate without progress.
+3. apis.py has the requests; which API a unit serves is detected once, and remembered.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 1. A bad report of the node itself (a status, NOT_SERVING, a refusal, a rule that matches) is strong, and
    fatal when there was no good one since the last: one may be an accident, two mean a node that cannot work.
-   2. A node that is late, unreachable or sends garbage is only suspected, because it may be busy.
-   3. Two probes of one node have different names, because only the source of a fatal report can clear it.
+2. A node that is late, unreachable or sends garbage is only suspected, because it may be busy.
+3. Two probes of one node have different names, because only the source of a fatal report can clear it.
 """
 
 from __future__ import annotations

@@ -38,16 +38,16 @@ class CostRules:
 
     prefill_beside (0.3): what a second of prefill costs each sequence that is decoded meanwhile. Less than
     a second, because waiting for a first token is worse than a pause in an answer.
-    evict_share (0.5): tokens new to a prefix cache push out as many, some of which will have to be computed
-    again: so large a share where as much was written of late as on the unit's peers, less where it was less.
+    evict_share (0.5): tokens new to a prefix cache evict as many, a share of which must be computed again:
+    this share if the recent writes are those of the unit's peers, less if there were fewer.
     Without it, a unit that holds a common prefix gets all conversations, and other caches stay unused.
-    report_half_life_s (2): after so long a report counts half, and the median of the unit's peers the other.
-    doubt_s (0.02): added for a unit whose report does not count at all any more; up to fresh_s (4) nothing
-    is, for idle units are looked at every 3 s.
+    report_half_life_s (2): at this age a report counts half, and the median of the unit's peers the other
+    half. doubt_s (0.02): added for a unit whose report is too old to count; nothing is added up to fresh_s
+    (4), because idle units are probed every 3 s.
     error_s (5), error_max_s (60): error_s * p / (1 - p) is added for a share p of failures.
     foreign_tokens (1000): the uncached prompt of another client's request, if the engine does not report it.
-    sequence_share (0.002): a sequence more makes a step longer by at least so large a share. Where batching
-    costs nothing, idle units come first all the same.
+    sequence_share (0.002): each more sequence makes a step longer by at least this share, so that idle units
+    are preferred even if batching costs nothing.
     """
 
     prefill_beside: float = 0.3

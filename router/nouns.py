@@ -300,8 +300,8 @@ class Rules:
     canary_timeout_s (1.25), warm_up_timeout_s (60): the least timeout of a canary, by verdict.
     silent_min_s (1): a shorter stall is never a suspicion.
     panic_min_units (3), panic_share (0.5), panic_max_s (30): when this many units, and more than this share
-    of all, do not answer at all, the gate assumes that it is cut off and keeps them in rotation for this
-    long. slow_start_s (10): how long until a unit that came up gets its full share.
+    of all, do not answer at all, the gate assumes that it is cut off and keeps them in rotation for so long.
+    slow_start_s (10): how long until a unit that came up gets its full share.
     degraded_ratio (1.25): a unit whose tokens are this many times slower than in its cell is degraded.
     attempts (3), retry_budget (0.2), retry_min (3): retries caused by responses.
     evict_overcommit (0.25): how far above max_in_flight an evicted lease may go.

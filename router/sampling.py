@@ -2,9 +2,9 @@
 
 1. The unit that last got the longest prefix of the prompt is included, if known, and the one that holds the
    longest by the reports of other gates.
-   2. The others are random: the best of SAMPLE is nearly as good as the best of all, and simultaneous picks
-      do not all find the same one.
-   3. It only proposes units: the caller decides.
+2. The others are random: the best of SAMPLE is nearly as good as the best of all, and simultaneous picks
+   do not all find the same one.
+3. It only proposes units: the caller decides.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 1. It peeks at what a connection sends. Anything but a plain request for one of the two stays unread, and the
    connection is passed to the gate for good.
-   2. It answers what the gate published last, or that the gate has published nothing for too long.
-   3. Connections are limited in number and idle time. It ends with the gate's process. When told to retire,
-      it accepts no more, answers each connected client once more, and then ends.
-   4. It imports little and avoids OpenSSL, so it starts in 50 ms and takes 11 MB.
+2. It answers what the gate published last, or that the gate has published nothing for too long.
+3. Connections are limited in number and idle time. It ends with the gate's process. When told to retire,
+   it accepts no more, answers each connected client once more, and then ends.
+4. It imports little and avoids OpenSSL, so it starts in 50 ms and takes 11 MB.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 1. The last units of a source are kept until it reports others, or another source takes its place and has
    reported. So are those that the previous process knew.
-   2. Faults of a unit reach the judge before the unit changes or is removed, so that its requests move.
-   3. A change of state (failed, works again) is one event and one log line, however often it is retried.
+2. Faults of a unit reach the judge before the unit changes or is removed, so that its requests move.
+3. A change of state (failed, works again) is one event and one log line, however often it is retried.
 """
 
 from __future__ import annotations

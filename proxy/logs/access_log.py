@@ -2,7 +2,7 @@
 
 1. A line is formatted at once and written by a separate thread. Formatting in the thread would cost ten times
    as much: two threads that run Python wait for each other, and waiting records leave the CPU caches.
-   2. A blocked sink costs log lines, oldest first and counted, never a request and never unbounded memory.
+2. A blocked sink costs log lines, oldest first and counted, never a request and never unbounded memory.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 1. `guarded` wraps all calls into an exchange: by its client, its unit, the queue, a timer. An exception ends
    this exchange and no other.
-   2. All of them, and those of tasks, are passed to the loop's exception handler: one log line, and a count.
+2. All of them, and those of tasks, are passed to the loop's exception handler: one log line, and a count.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 1. Each body has a limit of CPU time and of memory. Out of memory is answered; out of time, the kernel ends
    the process, because the parser cannot be interrupted otherwise.
-   2. After a body that leaves much memory allocated the process ends, and announces that in its answer.
-   3. It ends when the gate ends, because its stdin is closed then.
+2. After a body that leaves much memory allocated the process ends, and announces that in its answer.
+3. It ends when the gate ends, because its stdin is closed then.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 1. A report is believed as it is, because that gate runs the canaries. But a unit that this gate could not
    reach itself comes back only by this gate's own probe (probes/gate_word.py).
-   2. A drain at the other gate is one here, and ends with it.
-   3. A unit that is now reached through another gate is the same unit, and keeps its measured values.
+2. A drain at the other gate is one here, and ends with it.
+3. A unit that is now reached through another gate is the same unit, and keeps its measured values.
 """
 
 from __future__ import annotations

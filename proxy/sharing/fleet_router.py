@@ -2,7 +2,7 @@
 
 1. Without Redis the last fleet is kept. A gate whose reports are missing is probed at its /readyz before its
    units count as gone.
-   2. Nothing here waits for Redis, and no request waits for this module.
+2. Nothing here waits for Redis, and no request waits for this module.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 1. A unit stays as long as a gate reports it (see Roster), and for FORGET_S more, so that a fleet that is down
    is not taken for an empty one.
-   2. Of several gates of a unit one is its route: the same as long as it is available, and different ones for
-      different units, so that gates share the work.
+2. Of several gates of a unit one is its route: the same as long as it is available, and different ones for
+   different units, so that gates share the work.
 3. A gate that has just appeared gets units of others only after SETTLE_S: it may be about to restart again.
 """
 

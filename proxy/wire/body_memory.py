@@ -4,7 +4,7 @@ freed.
 1. A body reserves memory as it arrives, and ahead in proportion, up to its declared length. So a client that
    only declares a large body reserves nothing, and one that has sent a sixteenth can complete its body:
    bodies do not deadlock.
-   2. A part is kept for small bodies, which are read on while large ones wait.
+2. A part is kept for small bodies, which are read on while large ones wait.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
 Rules:
 1. The failure of a malformed request is queued after the requests before it, and nothing is read after it:
    the begin of the next request is unknown.
-   2. A body without memory is not read on until some is freed.
-   3. A request must be complete by a deadline, which moves as its body arrives, and does not run while its
-      client waits for the gate.
-   4. The memory of a body is freed exactly once, however its request ends.
+2. A body without memory is not read on until some is freed.
+3. A request must be complete by a deadline, which moves as its body arrives, and does not run while its
+   client waits for the gate.
+4. The memory of a body is freed exactly once, however its request ends.
 """
 
 from __future__ import annotations

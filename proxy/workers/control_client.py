@@ -2,7 +2,7 @@
 
 1. Without a control process, messages wait for the next one. Requests wait as well, for a second, and are
    then sent again.
-   2. Each request gets one answer: a lease, or why there is none.
+2. Each request gets one answer: a lease, or why there is none.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 1. Urgent messages (`send`) are sent at the end of this turn of the loop; others (`later`) with the next
    urgent one, or after a few milliseconds.
-   2. Messages arrive in the order in which they were given.
+2. Messages arrive in the order in which they were given.
 """
 
 from __future__ import annotations

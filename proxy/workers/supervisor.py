@@ -3,10 +3,10 @@ workers, and replaces those that end.
 
 1. It has no event loop, and no thread except that of the log, which each process starts for itself: forked
    processes start clean and at once.
-   2. It gets the signals and passes them on, and talks to the service manager. All processes share the
-      listeners.
-   3. A process that ends is replaced. If one ends before the gate was ready, the gate ends.
-   4. A blocked process (stopped, or in an endless loop) is killed, and so replaced.
+2. It gets the signals and passes them on, and talks to the service manager. All processes share the
+   listeners.
+3. A process that ends is replaced. If one ends before the gate was ready, the gate ends.
+4. A blocked process (stopped, or in an endless loop) is killed, and so replaced.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 1. Everything about a lease is reported to the control process, in order. For single tokens nothing is sent:
    progress is reported once a tick.
-   2. Without a control process streams continue. Reports wait for the next one, and so do pick requests, for
-      a second.
+2. Without a control process streams continue. Reports wait for the next one, and so do pick requests, for
+   a second.
 """
 
 from __future__ import annotations
