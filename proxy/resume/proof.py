@@ -2,7 +2,8 @@
 
 The text already sent is given to the unit as the beginning of the answer. Templates may trim or wrap it, so
 it is proven first that the unit would continue the original prompt followed by exactly this text.
-Wire formats: `/tokenize` and `/detokenize` of vLLM 0.6 to 0.33 and SGLang 0.4 to 0.5.23.
+Wire formats: `/tokenize` and `/detokenize` of vLLM 0.6 to 0.33, SGLang 0.4 to 0.5.23 and llama.cpp (build
+11549), which has `/apply-template` besides.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from collections.abc import Generator
 from typing import Any, NamedTuple
 
 COMPLETION_TOKENS = 16
-"""What /v1/completions generates when no limit is given."""
+"""What /v1/completions generates when no limit is given; llama.cpp knows no such limit."""
+LLAMA_CPP = "llamacpp"
 CONTEXT_TOKENS = 8
 """Tokens before the boundary that are turned back into text with it: some tokenizers drop a leading space."""
 
@@ -54,10 +56,10 @@ def extended(body: dict[str, Any], text: str, *, chat: bool) -> dict[str, Any]:
     return body | {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}
 
 
-def remaining(body: dict[str, Any], shown: int, *, chat: bool) -> dict[str, int] | None:
+def remaining(body: dict[str, Any], shown: int, *, chat: bool, engine: str) -> dict[str, int] | None:
     """The token limits of `body` less the tokens already sent; None when no token is left."""
     limits = {name: body[name] for name in _LIMITS if isinstance(body.get(name), int)}
-    if not limits and not chat:
+    if not limits and not chat and engine != LLAMA_CPP:
         limits = {"max_tokens": COMPLETION_TOKENS}
     left = {name: limit - shown for name, limit in limits.items()}
     if any(tokens <= 0 for tokens in left.values()):
@@ -80,21 +82,36 @@ def prove(body: dict[str, Any], text: str, *, chat: bool, engine: str) -> Proof:
         added = yield from _tokens({"prompt": text} | plain)
         yield from _same(model, before, before + added, 0, text)
         return Tokens(None, len(added))
-    before = yield from _tokens(_rendering(body, chat=chat))
-    after = yield from _tokens(_rendering(extended(body, text, chat=chat), chat=chat))
+    rendered = _rendered_by_llama_cpp if engine == LLAMA_CPP else _rendered
+    before = yield from rendered(body, chat=chat)
+    after = yield from rendered(extended(body, text, chat=chat), chat=chat)
     common = _common(before, after)
     yield from _same(model, before, after, max(0, common - CONTEXT_TOKENS), text)
     # A token that spans the end of the prompt and the beginning of the text counts as sent.
     return Tokens(len(before), len(after) - common)
 
 
-def _rendering(body: dict[str, Any], *, chat: bool) -> dict[str, Any]:
-    """The request to /tokenize for the prompt of `body`."""
+def _rendered(body: dict[str, Any], *, chat: bool) -> Generator[ProofRequest, dict[str, Any], list[int]]:
+    """The tokens of the prompt of `body`."""
     if not chat:
-        return {name: body[name] for name in ("model", "prompt") if name in body}
+        return (yield from _tokens({name: body[name] for name in ("model", "prompt") if name in body}))
     rendered = {name: body[name] for name in _RENDERED if body.get(name) is not None}
     continues = bool(body.get("continue_final_message"))
-    return rendered | {"continue_final_message": continues, "add_generation_prompt": not continues}
+    flags = {"continue_final_message": continues, "add_generation_prompt": not continues}
+    return (yield from _tokens(rendered | flags))
+
+
+def _rendered_by_llama_cpp(
+    body: dict[str, Any], *, chat: bool
+) -> Generator[ProofRequest, dict[str, Any], list[int]]:
+    """The same from llama.cpp, whose /tokenize takes a text and no messages."""
+    prompt = body.get("prompt")
+    if chat:
+        prompt = (yield ProofRequest("/apply-template", body)).get("prompt")
+    if not isinstance(prompt, str):
+        raise UnprovenError("the answer of /apply-template has no prompt")
+    model = {"model": body["model"]} if body.get("model") else {}
+    return (yield from _tokens(model | {"content": prompt, "add_special": True}))
 
 
 def _tokens(body: dict[str, Any]) -> Generator[ProofRequest, dict[str, Any], list[int]]:
@@ -121,8 +138,8 @@ def _text(model: dict[str, Any], tokens: list[int]) -> Generator[ProofRequest, d
     if not tokens:
         return ""
     answer = yield ProofRequest("/detokenize", model | {"tokens": tokens, "skip_special_tokens": False})
-    # vLLM calls it `prompt`, SGLang `text`.
-    text = answer.get("prompt", answer.get("text"))
+    # vLLM calls it `prompt`, SGLang `text`, llama.cpp `content`.
+    text = answer.get("prompt", answer.get("text", answer.get("content")))
     if not isinstance(text, str):
         raise UnprovenError("the answer of /detokenize has no text")
     return text

@@ -13,7 +13,8 @@ import orjson
 
 from cellgate.proxy.config.limits import reached
 from cellgate.proxy.resume.eligible import LONG_STOPS, why_ineligible
-from cellgate.proxy.resume.proof import Proof, Tokens, UnprovenError, extended, prove, remaining
+from cellgate.proxy.resume.proof import LLAMA_CPP, Proof, Tokens, UnprovenError, extended, prove, remaining
+from cellgate.proxy.resume.repeat_guard import RepeatGuard
 from cellgate.proxy.resume.replay_buffer import ReplayBuffer
 from cellgate.proxy.resume.stitch import Stitch, ending, wants_usage
 from cellgate.proxy.resume.stop_strings import stops_of, token_start
@@ -49,6 +50,7 @@ class Resumption:
         "_body",
         "_call",
         "_chat",
+        "_engine",
         "_head",
         "_owner",
         "_pool",
@@ -68,6 +70,7 @@ class Resumption:
         self._call: Call | None = None
         self._pool: Pool | None = None
         self._start = 0
+        self._engine = ""
         self._head: MakeHead = lambda _path, _length: b""
 
     @property
@@ -106,7 +109,7 @@ class Resumption:
                 self._request.body, self._replay, Stitch(self._body, transcript, Tokens(None, 0), 0)
             )
             return
-        self._pool, self._head = pool, head
+        self._pool, self._engine, self._head = pool, engine, head
         text = transcript.text[: self._start]
         if transcript.finish and not self._body.get("include_stop_str_in_output"):
             # The stop string was generated as well; only its tokens are counted here.
@@ -154,10 +157,17 @@ class Resumption:
 
     def _proven(self, tokens: Tokens) -> None:
         transcript, body = self._replay.read(), self._body
-        left = None if transcript.finish else remaining(body, tokens.shown, chat=self._chat)
+        is_llama_cpp = self._engine == LLAMA_CPP
+        left = None
+        if not transcript.finish:
+            left = remaining(body, tokens.shown, chat=self._chat, engine=self._engine)
         if left is not None:
-            stitch = Stitch(body, transcript, tokens, self._start)
-            longer = extended(body, transcript.text[: self._start], chat=self._chat) | left | stitch.options
+            text = transcript.text[: self._start]
+            guard = RepeatGuard(text) if self._chat and is_llama_cpp else None
+            stitch = Stitch(body, transcript, tokens, self._start, guard=guard)
+            # llama.cpp does not count its tokens before the last event.
+            counting = {} if is_llama_cpp else stitch.ask_usage()
+            longer = extended(body, text, chat=self._chat) | left | counting
             self._owner.go_on(orjson.dumps(longer), self._replay, stitch)
             return
         events = ending(body, transcript, tokens, chat=self._chat)

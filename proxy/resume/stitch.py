@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 
 from cellgate.proxy.resume.proof import Tokens
+from cellgate.proxy.resume.repeat_guard import RepeatGuard
 from cellgate.proxy.resume.stop_strings import BoundaryStops, stops_of
 from cellgate.proxy.resume.transcript import DONE, STOPPED_BY, Transcript, unsupported_in
 from cellgate.proxy.wire.sse import extra_field, payload, split
@@ -36,7 +37,9 @@ class Stitch:
 
     __slots__ = (
         "_again",
+        "_asks_usage",
         "_events",
+        "_guard",
         "_options",
         "_spells_stops",
         "_stop_strings",
@@ -49,9 +52,16 @@ class Stitch:
     )
 
     def __init__(
-        self, body: dict[str, Any], transcript: Transcript, tokens: Tokens, start: int | None = None
+        self,
+        body: dict[str, Any],
+        transcript: Transcript,
+        tokens: Tokens,
+        start: int | None = None,
+        *,
+        guard: RepeatGuard | None = None,
     ) -> None:
         self.transcript = transcript
+        self._guard = guard
         self._tokens = tokens
         text = transcript.text
         start = len(text) if start is None else start
@@ -61,6 +71,7 @@ class Stitch:
         self._spells_stops = bool(body.get("include_stop_str_in_output"))
         self._wants_usage = wants_usage(body)
         self._usage_so_far = _option(body, "continuous_usage_stats")
+        self._asks_usage = False
         self._options = body.get("stream_options")
         self._used: dict[str, Any] | None = None
         """The last usage it reported, summed over both parts."""
@@ -68,11 +79,11 @@ class Stitch:
         """Of its text: usually one for each token."""
         self.is_over = False
 
-    @property
-    def options(self) -> dict[str, Any]:
+    def ask_usage(self) -> dict[str, Any]:
         """Additional fields of its request: if the text may end here, its tokens must be counted here."""
         if self._stop_strings.is_over or not self._wants_usage or not isinstance(self._options, dict):
             return {}
+        self._asks_usage = True
         return {"stream_options": {**self._options, "continuous_usage_stats": True}}
 
     def feed(self, events: bytes) -> bytes:
@@ -125,7 +136,7 @@ class Stitch:
         if not isinstance(usage, dict) or not all(isinstance(usage.get(key) or 0, int) for key in _COUNTS):
             raise MismatchError("a usage in an unknown format")
         self._used = _summed(usage, self._tokens)
-        if choices and not self._usage_so_far:
+        if choices and self._asks_usage and not self._usage_so_far:
             # The gate requested it, not the client.
             del document["usage"]
             return None
@@ -136,12 +147,21 @@ class Stitch:
         part, key = (choice["delta"], "content") if choice.get("delta") is not None else (choice, "text")
         if part is not choice and self.transcript.has_role:
             part.pop("role", None)
-        text = part.get(key) or ""
+        old = text = part.get(key) or ""
+        if self._guard is not None:
+            text = self._guarded(text, ended=bool(choice.get("finish_reason")))
         if self._again or not self._stop_strings.is_over:
             text = self._past_boundary(choice, text)
-            if text or key in part:
-                part[key] = text
+        if text != old:
+            part[key] = text
         return bool(text or choice.get("finish_reason") or (part is not choice and any(part.values())))
+
+    def _guarded(self, text: str, *, ended: bool) -> str:
+        assert self._guard is not None
+        new = self._guard.feed(text)
+        if new is None:
+            raise MismatchError("the text that had been shown, or one that begins like it")
+        return new + self._guard.flush() if ended else new
 
     def _past_boundary(self, choice: dict[str, Any], text: str) -> str:
         """The new part of `text`; it ends at the end of a stop string that began before the boundary."""

@@ -177,14 +177,16 @@ class Gate:
         cut_by = transcript.stop if is_cut else ""
         # Of SGLang, which holds nothing back, it is not known how many tokens the prompt has.
         tokens = Tokens(PROMPT if self.holds else None, covering(self.said + cut_by, words))
-        left = None if transcript.finish else remaining(self.body, tokens.shown, chat=self.chat)
+        left = (
+            None if transcript.finish else remaining(self.body, tokens.shown, chat=self.chat, engine="vllm")
+        )
         if left is None:
             events = ending(self.body, transcript, tokens, chat=self.chat)
             self.is_honest_end = events is None
             self.shown += events or b""
             return None
         self.stitch = Stitch(self.body, transcript, tokens, start)
-        return extended(self.body, self.said, chat=self.chat) | left | self.stitch.options
+        return extended(self.body, self.said, chat=self.chat) | left | self.stitch.ask_usage()
 
 
 @fuzz(500)

@@ -138,7 +138,7 @@ def test_whatever_breaks_where_the_client_reads_one_answer(
         # As many tokens as events: the words are the tokens here.
         said_before = words_in(transcript.text, words)
         tokens = Tokens(prompt, said_before)
-        if transcript.finish or remaining(body, said_before, chat=form.chat) is None:
+        if transcript.finish or remaining(body, said_before, chat=form.chat, engine="vllm") is None:
             shown += ending(body, transcript, tokens, chat=form.chat) or b""
             break
         stitch = Stitch(body, transcript, tokens)
@@ -227,7 +227,7 @@ def test_a_stop_string_across_the_seam_ends_the_text_where_it_would_have_ended(
 def test_limits_are_those_of_the_whole_answer(text: str, shown: int, chat: bool) -> None:
     body: dict[str, Any] = {"max_tokens": 20, "max_completion_tokens": 25, "min_tokens": 10}
     body |= {"messages": [{"role": "user", "content": "x"}]} if chat else {"prompt": "x"}
-    left = remaining(body, shown, chat=chat)
+    left = remaining(body, shown, chat=chat, engine="vllm")
     if shown >= 20:
         assert left is None
         return

@@ -105,7 +105,7 @@ class Stream:
     def _take_document(self, document: dict[str, Any]) -> None:
         self.error = document.get("error", self.error)
         self.usage = document.get("usage", self.usage)
-        self.ids.add(f"{document.get('id')} {document.get('created')}")
+        self.ids.add(document.get("id", ""))
         for choice in document.get("choices", []):
             delta = choice.get("delta", {})
             self.text += delta.get("content") or choice.get("text") or ""

@@ -41,11 +41,17 @@ class Tokenizer:
         if question.path == "/detokenize":
             text = "".join(self._known[token] for token in body["tokens"])
             return {"text": text.removeprefix(" ") if self._drops_space else text}
+        if "content" in body:
+            assert body["add_special"]
+            return self._tokens(body["content"])
         if "messages" in body:
             assert self._takes_messages
-            assert body["continue_final_message"] is not body["add_generation_prompt"]
+            continues = body.get("continue_final_message", False)
+            assert body.get("add_generation_prompt", True) is not continues
             turns = "".join(f"<{turn['role']}>{turn['content']}</>" for turn in body["messages"])
-            rendered = turns.removesuffix("</>") if body["continue_final_message"] else turns + "<assistant>"
+            rendered = turns.removesuffix("</>") if continues else turns + "<assistant>"
+            if question.path == "/apply-template":
+                return {"prompt": self._template(rendered)}
             return self._tokens(self._template(rendered))
         return self._tokens(body["prompt"])
 
@@ -107,6 +113,20 @@ def test_sglang_is_asked_for_the_text_alone() -> None:
     assert proven(tokenizer, engine="sglang") == Tokens(None, 3)
     with pytest.raises(UnprovenError):
         proven(Tokenizer(spell=lambda text: text.replace(" upon", "  upon")), engine="sglang")
+
+
+def test_llama_cpp_is_asked_for_the_prompt_as_text_and_then_for_its_tokens() -> None:
+    tokenizer = Tokenizer()
+    assert proven(tokenizer, engine="llamacpp").shown == 3
+    asked = ["/apply-template", "/tokenize"] * 2 + ["/detokenize"] * 2
+    assert [question.path for question in tokenizer.asked] == asked
+    assert proven(Tokenizer(), COMPLETION | {"prompt": "Once"}, engine="llamacpp") == Tokens(1, 3)
+
+
+@pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES)
+def test_templates_of_llama_cpp_are_found_out_as_well(template: Callable[[str], str]) -> None:
+    with pytest.raises(UnprovenError):
+        proven(Tokenizer(template), text=TEXT + " \n", engine="llamacpp")
 
 
 def test_a_message_that_is_continued_already_is_continued_further() -> None:
