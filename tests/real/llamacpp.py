@@ -21,7 +21,7 @@ MODEL = "tiny"
 SLOTS = 4
 """So many requests a server answers at once; others wait in it."""
 _SCRIPT = Path(__file__).with_name("llamacpp_server.py")
-_LISTENING = re.compile(r"^listening on http://127\.0\.0\.1:(\d+)", re.MULTILINE)
+_LISTENING = re.compile(r"listening on http://127\.0\.0\.1:(\d+)\n")
 
 
 class LlamaServer:
@@ -51,12 +51,18 @@ class LlamaServer:
         """Start it, at the port that it had before."""
         command = [self._python, str(_SCRIPT), str(self._model), str(self.port), str(SLOTS)]
         self._process = start(command, self._log)
-        assert eventually(
-            lambda: _LISTENING.search(self._log.read_text()) or self._process.poll() is not None
-        )
-        found = _LISTENING.search(self._log.read_text())
-        assert found is not None, tail(self._log)
+        try:
+            assert eventually(self._is_settled)
+            found = _LISTENING.search(self._log.read_text())
+            assert found is not None, tail(self._log)
+        except BaseException:
+            self.kill()
+            raise
         self.port = int(found[1])
+
+    def _is_settled(self) -> bool:
+        """Whether it listens, or has ended."""
+        return bool(_LISTENING.search(self._log.read_text())) or self._process.poll() is not None
 
     def signal(self, number: signal.Signals) -> None:
         """Send its process a signal."""

@@ -5,6 +5,7 @@ It ends with its process. One thread computes, SLOTS requests at once, which sha
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 
@@ -25,7 +26,8 @@ def main(model: str, port: int, slots: int) -> None:
     params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
     params.endpoint_metrics = True
     server = xllamacpp.Server(params)
-    print("listening on", server.listening_address, flush=True)
+    # At once: the server has a thread that writes its log to the same file.
+    os.write(sys.stdout.fileno(), f"listening on {server.listening_address}\n".encode())
     signal.pause()
 
 
