@@ -200,7 +200,9 @@ def test_a_new_control_process_knows_of_discovered_units_before_they_are_found_a
             answered = [Stream(gate, tokens=2) for _ in range(10)]
             assert {stream.unit for stream in answered} == {"b"}
             gone.rename(path)
-            assert eventually(lambda: "cellgate_discovery_up" in metrics(gate) and "it answers again" in gate.log)
+            assert eventually(
+                lambda: "cellgate_discovery_up" in metrics(gate) and "it answers again" in gate.log
+            )
             assert gate.units()["a"]["drained"]
             assert all(stream.is_whole() for stream in (*streams, *answered))
             assert eventually(lambda: gate.total("cellgate_in_flight") == 0)
