@@ -6,25 +6,32 @@ import contextlib
 import ctypes
 from collections.abc import Callable
 
-LARGE_BLOCK_BYTES = 64 * 1024
-HEAP_BYTES_MAX = 64 << 20
-"""Trimming a larger heap takes more than some 20 ms."""
+LARGE_BLOCK_BYTES = 4 << 20
+"""To parse a body takes a block of thirteen times its size: up to 300 kB one that is used again."""
+KEPT_BYTES = 8 << 20
+"""So much that is free at the end of the heap is kept."""
+HEAP_BYTES_MAX = 192 << 20
+"""Trimming a larger heap takes more than some 25 ms."""
 CROWD = 64
 """After this many clients have left, trimming is worthwhile, …"""
 FEW = 8
 """… once at most this many leave within a tick."""
-_M_MMAP_THRESHOLD = -3
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """Of malloc.h, for mallopt(3)."""
 
 
 def return_large_blocks() -> None:
-    """Have the C library return each block of `LARGE_BLOCK_BYTES` or more to the system when it is freed.
+    """Have the C library return each block of `LARGE_BLOCK_BYTES` or more to the system when it is freed, and
+    what is free at the end of the heap beyond `KEPT_BYTES`.
 
     glibc does so at first, but keeps ever larger blocks once some were freed: after a wave of large bodies a
-    process would stay as large as it has ever been.
+    process would stay as large as it has ever been. Smaller blocks must not be returned each time: the system
+    clears every page of a new one, which for a body of 200 kB takes longer than all the rest.
     """
     with contextlib.suppress(AttributeError, OSError):
-        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, LARGE_BLOCK_BYTES)
+        library = ctypes.CDLL(None)
+        library.mallopt(_M_MMAP_THRESHOLD, LARGE_BLOCK_BYTES)
+        library.mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
 
 
 class SmallBlocks:

@@ -21,6 +21,8 @@ _BYTES_PER_TOKEN = 4
 _LOOKED_AT_BYTES = 1 << 20
 _MARKS = b",[{"
 """One of these precedes each value except the first: parsing takes time and memory in proportion to them."""
+_FEW_STRINGS = 32
+_BACKSLASH = ord("\\")
 _NO_MARKS = bytes(set(range(256)) - set(_MARKS + b'"'))
 _new = tuple.__new__
 """What the constructor of a named tuple calls, in a third of the time."""
@@ -35,7 +37,7 @@ def is_large(body: bytes) -> bool:
 
 def has_more_nodes(body: bytes, limit: int) -> bool:
     """Whether JSON has more than `limit` values, known without parsing it."""
-    if _marks(body) <= limit:
+    if _is_text(body, limit) or _marks(body) <= limit:
         return False
     # Marks inside strings do not count, so strings are removed first.
     bare = body.replace(rb"\\", b"").replace(rb"\"", b"").translate(None, _NO_MARKS)
@@ -92,6 +94,23 @@ def read_ask(body: bytes) -> Ask | Failure:
         limit if type(limit) is int and limit > 0 else 0,
     )
     return _new(Ask, ask)
+
+
+def _is_text(body: bytes, limit: int) -> bool:
+    """Whether all but `limit` bytes of a body are a few long strings, which is seen in a tenth of the time
+    that counting marks takes. False if that is not sure.
+    """
+    at = 0
+    for _ in range(_FEW_STRINGS):
+        begin = body.find(b'"', at)
+        if begin < 0:
+            # Each value is a string, or takes a byte outside of strings.
+            return limit >= _FEW_STRINGS + len(body) - at
+        limit -= begin - at
+        at = body.find(b'"', begin + 1) + 1
+        if not at or body[at - 2] == _BACKSLASH:
+            return False
+    return False
 
 
 def _marks(body: bytes) -> int:

@@ -22,8 +22,8 @@ if sys.argv[1] == "yes":
 bytes(20 << 20)
 before = resident_mb()
 wave, kept = [], []
-for _ in range(100):
-    wave.append(b"a" * (8 * LARGE_BLOCK_BYTES))
+for _ in range(13):
+    wave.append(b"a" * LARGE_BLOCK_BYTES)
     kept.append(bytearray(3000))
 wave.clear()
 print(resident_mb() - before)

@@ -214,6 +214,16 @@ bodies = st.dictionaries(
 law = settings(derandomize=True, deadline=None, max_examples=400)
 
 
+@pytest.mark.parametrize("text", [",[{" * 400, 'a \\" b ' * 20 + "," * 400, "\\\\"])
+@pytest.mark.parametrize("strings", [1, 10, 40])
+def test_marks_within_text_are_no_values(text: str, strings: int) -> None:
+    """Text is seen without counting; the values around it count wherever they are."""
+    some = ",".join([f'"{text}"'] * strings).encode()
+    assert not has_more_nodes(b"[%b]" % some, 100)
+    for body in (b"[%b%b]" % (some, b",0" * 100), b"[%b%b]" % (b"0," * 100, some), b"[" * 101 + some):
+        assert has_more_nodes(body, 100)
+
+
 @law
 @given(value=values, at=st.integers(-1, 1))
 def test_values_are_counted_without_a_parse(value: object, at: int) -> None:
