@@ -116,7 +116,7 @@ class Canary:
             model = _model(context)
             if not model:
                 for finding in await ask_served(context, timeout_s):
-                    model = finding.names[0] if isinstance(finding, Models) else model
+                    model = _first(finding) if isinstance(finding, Models) else model
                     yield finding
             fate = await _fly(context, model, deadline)
         except FetchError as error:
@@ -137,8 +137,15 @@ class Canary:
 
 
 def _model(context: ProbeContext) -> str:
-    """The first model configured, or the first of those the unit lists; empty when none is known."""
+    """The first model configured, or the first of those the unit lists; empty when none is known.
+
+    Never a LoRA adapter: a canary must not take the place of one that clients use.
+    """
     return next(iter(context.unit.models), "") or min(context.models, default="")
+
+
+def _first(models: Models) -> str:
+    return next((name for name in models.names if name not in models.bases), "")
 
 
 async def _fly(context: ProbeContext, model: str, deadline: float) -> _Fate:

@@ -143,6 +143,10 @@ _SAME_WORK = re.compile(rb'(?:tp|pp|moe_ep|moe_tp)_rank="\d*"')
 """Labels of the ranks that compute the same requests together."""
 _BLOCKS = re.compile(rb'num_gpu_blocks="(\d{1,12})"')
 _BLOCK_SIZE = re.compile(rb'block_size="(\d{1,6})"')
+_ADAPTERS = re.compile(rb'(?:running|waiting)_lora_adapters="([^"]*)"')
+_ADAPTER_PLACES = re.compile(rb'max_lora="(\d{1,6})"')
+_ADAPTERS_MAX = 256
+"""So many adapters in use are looked at."""
 
 
 def scan(body: bytes, unit: str, at: float, own_in_flight: int) -> Load | None:
@@ -167,6 +171,7 @@ def scan(body: bytes, unit: str, at: float, own_in_flight: int) -> Load | None:
         samples[role][key] = max(value, samples[role].get(key, 0.0))
     if not samples[MetricRole.RUNNING] and not samples[MetricRole.WAITING]:
         return None
+    adapters, adapter_places = _adapters(samples[MetricRole.ADAPTERS])
     counters = [*samples[MetricRole.STEPS].values(), *samples[MetricRole.PROGRESS].values()]
     return Load(
         unit,
@@ -179,7 +184,19 @@ def scan(body: bytes, unit: str, at: float, own_in_flight: int) -> Load | None:
         sighted=bool(samples[MetricRole.STEPS]),
         epoch=born,
         kv_tokens=_total(samples[MetricRole.KV_TOKENS]),
+        adapters=adapters,
+        adapter_places=adapter_places,
     )
+
+
+def _adapters(samples: Mapping[tuple[bytes, bytes], float]) -> tuple[frozenset[str], int]:
+    """The LoRA adapters in use, and how many fit. vLLM keeps the series of earlier times: the last counts."""
+    if not samples:
+        return frozenset(), 0
+    _, labels = max(samples, key=lambda key: samples[key])
+    names = b",".join(_ADAPTERS.findall(labels)).split(b",")[:_ADAPTERS_MAX]
+    places = _ADAPTER_PLACES.search(labels)
+    return frozenset(name.decode("utf-8", "replace") for name in names if name), int(places[1]) if places else 0
 
 
 def _total(samples: Mapping[tuple[bytes, bytes], float]) -> int:

@@ -79,6 +79,8 @@ class MetricRole(Enum):
     """How many tokens the KV cache holds."""
     KV_SHAPE = "kv shape"
     """The same, as blocks and tokens a block, in its labels."""
+    ADAPTERS = "adapters"
+    """The LoRA adapters in use, in its labels; its value is when that was so."""
 
     __hash__ = object.__hash__
 
@@ -95,6 +97,7 @@ METRICS: dict[str, MetricRole] = {
     "vllm:generation_tokens_total": MetricRole.STEPS,
     "vllm:prompt_tokens_total": MetricRole.STEPS,
     "vllm:cache_config_info": MetricRole.KV_SHAPE,
+    "vllm:lora_requests_info": MetricRole.ADAPTERS,
     "sglang:max_total_num_tokens": MetricRole.KV_TOKENS,
     "sglang:num_running_reqs": MetricRole.RUNNING,
     "sglang:num_queue_reqs": MetricRole.WAITING,

@@ -6,9 +6,9 @@ so that another engine is soon detected.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from cellgate.probes.apis import parsed
 from cellgate.probes.base import Fetch, FetchError, ProbeContext
@@ -17,6 +17,17 @@ from cellgate.router.nouns import Finding, Models, Served, Verdict
 
 _NOT_THERE = frozenset({404, 405, 501})
 _SERVING = (Verdict.UP, Verdict.SUSPECT)
+
+
+class _Served(NamedTuple):
+    """The engine (empty: unknown), its models, and the LoRA adapters among them with their base models."""
+
+    engine: str = ""
+    names: tuple[str, ...] = ()
+    bases: Mapping[str, str] = {}  # noqa: RUF012
+
+
+_NOTHING = _Served()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,41 +67,53 @@ def _is_told(context: ProbeContext) -> bool:
 
 async def ask_served(context: ProbeContext, timeout_s: float) -> list[Served | Models]:
     """The engine and the models that the unit reports, without those configured. Raises FetchError."""
-    engine, names = await _ask(context.fetch, context.unit.engine, timeout_s)
+    engine, names, bases = await _ask(context.fetch, context.unit.engine, timeout_s)
     unit, now = context.unit, context.now()
     found: list[Served | Models] = []
     if engine and not unit.engine:
         found.append(Served(unit.name, engine, now))
     if names and not unit.models:
-        found.append(Models(unit.name, names, now))
+        found.append(Models(unit.name, names, now, bases))
     return found
 
 
-async def _ask(fetch: Fetch, configured: str, timeout_s: float) -> tuple[str, tuple[str, ...]]:
+async def _ask(fetch: Fetch, configured: str, timeout_s: float) -> _Served:
     """The engine, empty if unknown, and its models."""
     if configured != "triton":
         reply = await fetch("GET", "/v1/models", timeout_s=timeout_s)
         if reply.status not in _NOT_THERE:
-            return _read_list(reply.body) if reply.status == 200 else ("", ())
+            return _read_list(reply.body) if reply.status == 200 else _NOTHING
         reply = await fetch("GET", "/v2", timeout_s=timeout_s)
         metadata = parsed(reply.body) if reply.status == 200 else None
         if not isinstance(metadata, dict) or metadata.get("name") != "triton":
-            return "openai" if reply.status in (200, *_NOT_THERE) else "", ()
+            return _Served("openai") if reply.status in (200, *_NOT_THERE) else _NOTHING
     index = await fetch("POST", "/v2/repository/index", body=b'{"ready": true}', timeout_s=timeout_s)
-    return "triton", _names(parsed(index.body), "name") if index.status == 200 else ()
+    return _Served("triton", _names(parsed(index.body), "name") if index.status == 200 else ())
 
 
-def _read_list(body: bytes) -> tuple[str, tuple[str, ...]]:
-    """Engine and ids in OpenAI's list shape {"data": [{"id": name, "owned_by": owner}]}."""
+def _read_list(body: bytes) -> _Served:
+    """Engine and ids in OpenAI's list shape {"data": [{"id": name, "owned_by": owner}]}.
+
+    vLLM and SGLang name the model that a LoRA adapter is for as its "parent".
+    """
     listed = parsed(body)
     cards = listed.get("data") if isinstance(listed, dict) else None
     if not isinstance(cards, list):
-        return "", ()
+        return _NOTHING
     owners = {str(card.get("owned_by")) for card in cards if isinstance(card, dict)}
     known = [OWNERS[owner] for owner in sorted(owners & OWNERS.keys())]
     names = _names(cards, "id")
     # A list without models means that the server is still starting.
-    return (next(iter(known), "openai"), names) if names else ("", ())
+    return _Served(next(iter(known), "openai"), names, _bases(cards, names)) if names else _NOTHING
+
+
+def _bases(cards: list[Any], names: tuple[str, ...]) -> dict[str, str]:
+    """The LoRA adapters among the names of a list. One whose model is not in the list is for another unit."""
+    listed = frozenset(names)
+    objects = [card for card in cards if isinstance(card, dict) and "parent" in card]
+    pairs = [(card.get("id"), card["parent"]) for card in objects]
+    named = [(name, base) for name, base in pairs if isinstance(name, str) and isinstance(base, str)]
+    return {name: base for name, base in named if name and base in listed and base != name}
 
 
 def _names(cards: Any, key: str) -> tuple[str, ...]:

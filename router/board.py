@@ -86,6 +86,8 @@ class Board:
         self.proven: ProvenPrefixes | None = None
         """The prompts that this gate has proven, for others; None without other gates."""
         self.pools = Pools()
+        self.adapters: frozenset[str] = frozenset()
+        """The LoRA adapters that some unit lists."""
         self.has_far = False
         """Whether some units are farther away than others."""
         self.retries_in_flight = 0
@@ -178,6 +180,8 @@ class Board:
                 state.life_at = load.at
         state.load = load
         state.foreign = load.foreign
+        if state.adapters.bases:
+            state.adapters.report(load.adapters, load.adapter_places, has_foreign=load.foreign > 0)
         state.costs.seats.learn(load)
 
     def suspect_restart(self, name: str, now: float) -> bool:
@@ -223,8 +227,12 @@ class Board:
     def set_models(self, models: Models) -> None:
         """Set the reported models of a unit that has none configured."""
         state = self.units.get(models.unit)
-        if state is not None and not state.unit.models and state.models != (names := frozenset(models.names)):
+        if state is None or state.unit.models:
+            return
+        names, bases = frozenset(models.names), models.bases
+        if (names, bases) != (state.models, state.adapters.bases):
             state.models = names
+            state.adapters.set_bases(bases)
             self._pool()
 
     def set_engine(self, served: Served) -> None:
@@ -315,6 +323,8 @@ class Board:
             state.work_at = now
         state.last_lease_at = now
         state.leases[lease] = None
+        if self.adapters:
+            state.adapters.open(ask.model)
         self.in_flight += 1
         self.retries_in_flight += retry
         return lease
@@ -343,6 +353,8 @@ class Board:
         lease.on_evict = None
         state = lease.unit_state
         del state.leases[lease]
+        if state.adapters.in_use:
+            state.adapters.close(lease.ask.model)
         lease.beside = state.costs.remove(lease, now)
         self.in_flight -= 1
         self.retries_in_flight -= lease.retry
@@ -359,6 +371,7 @@ class Board:
 
     def _pool(self) -> None:
         self.pools = Pools((name, state.models) for name, state in self.units.items())
+        self.adapters = frozenset(name for state in self for name in state.adapters.bases)
 
     def _panics(self, state: UnitState, now: float) -> bool:
         """Whether panic keeps this unit in rotation instead of DOWN."""
@@ -376,6 +389,7 @@ class Board:
         """Forget what was measured of the previous incarnation."""
         state.load, state.foreign, state.counters_at = None, 0, 0.0
         state.costs.forget()
+        state.adapters.forget()
         self._forget_prefixes(state.unit.name)
         state.outlier = Outlier()
         state.engine = state.unit.engine

@@ -93,6 +93,8 @@ def find_candidates(
         charged = 1.0 / (1.0 + shared.count / len(states))
     expected = _new(Expected, (board.answer_lengths.expected(model, ask.max_tokens), most, charged))
     rows = _rows(board, ask, expected, known, bounds, now)
+    if model in board.adapters:
+        rows = [row._replace(cost_s=row.cost_s + adapter_s(states[row.unit], ask, expected)) for row in rows]
     return _new(Candidates, (rows, Refusal.UNSURE if unsure else _NO_UNIT, expected, shared))
 
 
@@ -103,6 +105,12 @@ def _add_remote(remote: Mapping[str, int], known: list[tuple[str, UnitState, int
             known[number] = name, state, reported
             most = max(most, reported)
     return most
+
+
+def adapter_s(state: UnitState, ask: Ask, expected: Expected) -> float:
+    """What the LoRA adapter of an ask costs on a unit, in seconds; 0 for an ask without one."""
+    answer_s = expected.answer_tokens * state.costs.forecast.step_s
+    return state.adapters.cost_s(ask.model, answer_s) if ask.model is not None else 0.0
 
 
 def foreign_at(board: Board, state: UnitState) -> int:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from cellgate.router.backlog import Backlog
 from cellgate.router.board import Board
-from cellgate.router.candidates import Bounds, find_candidates
+from cellgate.router.candidates import Bounds, adapter_s, find_candidates
 from cellgate.router.cost import Cost, Expected, terms
 from cellgate.router.deficit_round_robin import Entry
 from cellgate.router.nouns import Ask, Candidate, Refusal, Verdict
@@ -24,10 +24,14 @@ from cellgate.router.unit_state import Lease, UnitState
 
 
 class UnitCost(NamedTuple):
-    """One unit, and the cost of the ask there. `why_not` is empty for a candidate, else the reason."""
+    """One unit, and the cost of the ask there. `why_not` is empty for a candidate, else the reason.
+
+    `adapter_s` is what loading its LoRA adapter costs, on top of `cost`.
+    """
 
     unit_state: UnitState
     cost: Cost
+    adapter_s: float
     prompt_tokens: float
     cached_tokens: float
     has_room: bool
@@ -115,7 +119,13 @@ def _unit_costs(
         has_room = state.has_room(now, 0.0) and state.costs.backlog_s(now) <= bounds.backlog_s
         why_not = "" if row is not None else _why_not(state, ask, now, tried)
         unit_costs[name] = UnitCost(
-            state, Cost(*quote.terms), quote.prompt_tokens, quote.cached_tokens, has_room, why_not
+            state,
+            Cost(*quote.terms),
+            adapter_s(state, ask, expected),
+            quote.prompt_tokens,
+            quote.cached_tokens,
+            has_room,
+            why_not,
         )
     return unit_costs
 

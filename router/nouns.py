@@ -6,7 +6,7 @@ Everything here is immutable, without clock or network. Times are `loop.time()` 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from math import inf
@@ -211,6 +211,10 @@ class Load:
     epoch: str | None = None
     kv_tokens: int = 0
     """The size of the KV cache; 0: unknown."""
+    adapters: frozenset[str] = frozenset()
+    """The LoRA adapters that its requests use, running or waiting."""
+    adapter_places: int = 0
+    """How many adapters it keeps loaded at once; 0: unknown."""
 
     @property
     def foreign(self) -> int:
@@ -220,11 +224,15 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """The models that a unit lists (`/v1/models`)."""
+    """The models that a unit lists (`/v1/models`), LoRA adapters included.
+
+    `bases` are the adapters among them, each with the model that it is for.
+    """
 
     unit: str
     names: tuple[str, ...]
     at: float
+    bases: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,9 @@ from cellgate.router.weights import shares
 
 def learn(states: Iterable[UnitState], since_s: float) -> None:
     """Let units take over estimates from peers, `since_s` after the last time."""
-    learn_of_peers([((d.models, d.weight, d.unit.prefill_tokens_s), d.costs.rates) for d in states], since_s)
+    learn_of_peers(
+        [((d.base_models(), d.weight, d.unit.prefill_tokens_s), d.costs.rates) for d in states], since_s
+    )
 
 
 def foresee(states: Collection[UnitState], others: Mapping[str, Elsewhere], now: float) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from math import inf
 
 from cellgate.router import panic
+from cellgate.router.adapters import Adapters
 from cellgate.router.backlog import Beside, Job
 from cellgate.router.cost import Expected
 from cellgate.router.cost_model import CostModel
@@ -48,6 +49,7 @@ class UnitState:
     """
 
     __slots__ = (
+        "adapters",
         "batch",
         "busy_at",
         "case",
@@ -90,6 +92,7 @@ class UnitState:
         self.apply(unit, cell)
         self.case = case
         self.models = frozenset(unit.models)
+        self.adapters = Adapters()
         self.engine = unit.engine
         self.load: Load | None = None
         self.foreign = 0
@@ -147,6 +150,10 @@ class UnitState:
         if ask.unit is not None and ask.unit != self.unit.name:
             return False
         return ask.model is None or not self.models or ask.model in self.models
+
+    def base_models(self) -> frozenset[str]:
+        """The models that it serves, without adapters."""
+        return self.models.difference(self.adapters.bases)
 
     def is_restart_suspected(self) -> bool:
         """True when a restart is suspected and the unit has made no progress since."""

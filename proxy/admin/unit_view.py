@@ -57,6 +57,7 @@ def unit_page(state: UnitState, board: Board, now: float, canary_s: float | None
         "faults": [{"node": node, "source": source} for node, source in sorted(case.faults)],
         "news": _news(state, None, now),
         "engine": state.engine,
+        "adapters": {"bases": dict(state.adapters.bases), "loaded": state.adapters.loaded()},
         "epochs": dict(case.epochs),
         "silent_s": None if quiet_s is None else round(quiet_s, 3),
         "silent_limit_s": round(stall_limit_s(state, rules), 3),

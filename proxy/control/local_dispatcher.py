@@ -235,6 +235,9 @@ class LocalDispatcher:
 
     def _judge(self, lease: Lease, failure: Failure) -> None:
         row, now = failure.kind.row, self._now()
+        if failure.kind is FailureKind.MODEL_GONE:
+            self._plane.ask_for_models()
+            return
         if row.by_response and not lease.unit_state.retired:
             self._board.cool_down(lease.unit, now + COOL_S)
         if row.strength is not None:

@@ -15,6 +15,7 @@ from typing import Protocol
 from cellgate.policies import POLICIES
 from cellgate.probes.canary import Canary
 from cellgate.probes.engine_metrics import EngineMetrics
+from cellgate.probes.models import ModelList
 from cellgate.proxy.config.settings import Settings
 from cellgate.proxy.config.trusted_peers import Peers
 from cellgate.proxy.control.containment import Containment
@@ -44,6 +45,9 @@ from cellgate.router.router import Router
 from cellgate.router.unit_state import Lease, UnitState
 
 Publish = Callable[[bool, bytes, bytes], None]
+
+MODELS_AGAIN_S = 2.0
+"""Requests for unknown models make units list their models at most this often."""
 
 
 class Front(Protocol):
@@ -110,6 +114,7 @@ class Plane:
         self._publish = publish
         self._refusals = Refusals(self.board)
         self._room_noted = self._publishing = False
+        self._models_asked_at = -MODELS_AGAIN_S
         self._include_metrics()
         ticker.looks += self._looks()
 
@@ -196,6 +201,8 @@ class Plane:
     def explain(self, refusal: Refusal, ask: Ask) -> Failure:
         """The failure for an ask that got no unit. It is counted."""
         self.metrics.refusal(refusal)
+        if refusal is Refusal.UNKNOWN_MODEL:
+            self.ask_for_models()
         return self._refusals.explain(refusal, ask, self.router.drain_s(ask.model))
 
     # -- what is noticed of units --------------------------------------------------------------------------
@@ -206,6 +213,16 @@ class Plane:
         """
         if not state.retired and self.board.suspect_restart(state.unit.name, self.now()):
             self.prober.look_now(state.unit.name, Canary.name, EngineMetrics.name)
+
+    def ask_for_models(self) -> None:
+        """A request was for a model that no unit serves, or a unit did not: ask units for their models now,
+        because a LoRA adapter may just have been loaded.
+        """
+        now = self.now()
+        if now - self._models_asked_at >= MODELS_AGAIN_S:
+            self._models_asked_at = now
+            for state in self.board:
+                self.prober.look_now(state.unit.name, ModelList.name)
 
     def gate_fault(self, reason: str) -> None:
         """A connection could not be opened, or accepted, through no fault of a unit."""

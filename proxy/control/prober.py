@@ -100,7 +100,7 @@ class _UnitContext:
 
     @property
     def models(self) -> frozenset[str]:
-        return self.unit_state.models
+        return self.unit_state.base_models()
 
     def now(self) -> float:
         return self.loop.time()
@@ -286,7 +286,8 @@ def _bounded(models: Models) -> Models:
     if len(models.names) <= LIMITS.unit_models:
         return models
     reached("unit_models")
-    return replace(models, names=models.names[: LIMITS.unit_models])
+    names = models.names[: LIMITS.unit_models]
+    return replace(models, names=names, bases={n: models.bases[n] for n in names if n in models.bases})
 
 
 def _is_news(born: str, known: str | None) -> bool:

@@ -140,6 +140,7 @@ class RoutingExplain:
             "why_not": f"{unit_cost.why_not}: {_WHY_NOT[unit_cost.why_not]}" if unit_cost.why_not else None,
             "has_room": unit_cost.has_room,
             "cost": {name: _seconds(value) for name, value in unit_cost.cost._asdict().items()},
+            "adapter_s": _seconds(unit_cost.adapter_s),
             "prompt_tokens": round(unit_cost.prompt_tokens),
             "cached_tokens": round(unit_cost.cached_tokens),
             "guessed": state.costs.guessed(),

@@ -46,7 +46,7 @@ def _is_turned_down(exchange: Exchange, head: ReplyHead) -> bool:
         refuse(exchange, Failure(FailureKind.NOT_SERVED, f"the engine of unit {unit} does not serve {path}"))
         return True
     now = gate.now()
-    failure = failure_of(head, unit, gate.board, now)
+    failure = failure_of(head, unit, gate.board, now) or _model_gone(exchange, head, unit)
     if failure is not None:
         attempt.lease.on_evict = None
         attempt.blame(failure, judged=exchange.route.kind is not UNLISTED)
@@ -55,6 +55,16 @@ def _is_turned_down(exchange: Exchange, head: ReplyHead) -> bool:
         give_up(exchange, f"unit {unit} answered {head.status} to the request to resume the stream")
         return True
     return False
+
+
+def _model_gone(exchange: Exchange, head: ReplyHead, unit: str) -> Failure | None:
+    """The failure of a unit that does not serve a model (mostly a LoRA adapter) which it has listed."""
+    ask = exchange.selection.ask
+    if head.status != 404 or exchange.response.begun or exchange.route.kind is not GENERATE:
+        return None
+    if ask.model is None or ask.unit is not None:
+        return None
+    return Failure(FailureKind.MODEL_GONE, f"unit {unit} answered that it does not serve model {ask.model}")
 
 
 def _goes_elsewhere(exchange: Exchange, lease: Lease, failure: Failure, failed_at: float) -> bool:

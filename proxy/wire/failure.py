@@ -102,6 +102,7 @@ class FailureKind(Enum):
     GARBAGE = "garbage"
     ANSWER_TIMEOUT = "answer_timeout"
     BUSY = "busy"
+    MODEL_GONE = "model_gone"
     NOT_HERE = "not_here"
     FALSE_BUSY = "busy_without_work"
     UNIT_ERROR = "unit_error"
@@ -158,6 +159,9 @@ TABLE: dict[FailureKind, FailureRow] = {
     FailureKind.GARBAGE: _unit(502, Outcome.UNIT_ERROR, Strength.WEAK, by_response=True),
     FailureKind.ANSWER_TIMEOUT: _unit(504, Outcome.UNIT_ERROR, Strength.STRONG),
     FailureKind.BUSY: _unit(503, Outcome.BUSY, None, by_response=True),
+    FailureKind.MODEL_GONE: FailureRow(
+        Fault.UNIT, 404, "not_found_error", Outcome.CLIENT_ERROR, None, True, by_response=True
+    ),
     # From the gate in front of the unit (see placement.py).
     FailureKind.NOT_HERE: _unit(503, Outcome.BUSY, Strength.STRONG),
     FailureKind.FALSE_BUSY: _unit(503, Outcome.UNIT_ERROR, Strength.STRONG, by_response=True),

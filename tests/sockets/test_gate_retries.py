@@ -43,6 +43,21 @@ async def test_a_retry_that_has_shown_a_token_leaves_its_place_to_others(
 
 
 @live
+async def test_a_model_that_one_unit_has_unloaded_is_asked_of_another() -> None:
+    gone = whole(b'{"error":{"message":"The model `poet` does not exist."}}', "404 Not Found")
+    async with stage(gone, whole()) as here, here.client() as client:
+        asked: list[str] = []
+        here.plane.prober.look_now = lambda unit, *_: asked.append(unit)  # type: ignore[method-assign]
+        for _ in range(3):
+            client.send(chat())
+            assert (await client.reply()).status == 200
+        first, second = here.plane.board.units.values()
+        assert (first.cool_until, first.case.window) == (0.0, ())
+        # All units are asked what they serve, once for all of these requests.
+        assert asked == [first.unit.name, second.unit.name]
+
+
+@live
 async def test_who_got_an_error_waits_for_another_unit_that_is_full() -> None:
     failing = whole(status="500 Internal Server Error")
     ending = asyncio.Event()

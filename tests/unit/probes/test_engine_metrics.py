@@ -54,6 +54,25 @@ def test_the_old_name_of_the_cache_gauge_is_read() -> None:
     assert scan(body, "u", 1.0, 0) == Load("u", 1.0, kv_use=0.5)
 
 
+def test_the_lora_adapters_in_use_are_read_from_the_latest_series() -> None:
+    """vLLM keeps a series for each combination that it has had; its value is when that was."""
+    series = b'vllm:lora_requests_info{max_lora="%d",running_lora_adapters="%b",waiting_lora_adapters="%b"} %b\n'
+    page = b"vllm:num_requests_running 2\n" + b"".join(
+        series % row
+        for row in ((2, b"", b"", b"1.7e+09"), (2, b"poet,clerk", b"cook", b"1.72e+09"), (2, b"poet", b"", b"1.71e+09"))
+    )
+    load = scan(page, "u", 1.0, 0)
+    assert load is not None
+    assert (load.adapters, load.adapter_places) == ({"poet", "clerk", "cook"}, 2)
+
+
+@pytest.mark.parametrize("labels", [b"", b'{max_lora="-1"}', b'{max_lora="9",running_lora_adapters="'])
+def test_a_strange_series_of_adapters_names_none(labels: bytes) -> None:
+    load = scan(b"vllm:num_requests_running 2\nvllm:lora_requests_info" + labels + b" 1\n", "u", 1.0, 0)
+    assert load is not None
+    assert load.adapters == frozenset()
+
+
 @pytest.mark.parametrize("prefix", ["sglang:", "sglang_"])
 def test_the_numbers_of_sglang_are_read_under_both_prefixes(prefix: str) -> None:
     """The colon became an underscore."""

@@ -31,6 +31,21 @@ def triton(target: str) -> Answer:
     return TRITON.get(target, reply(404))
 
 
+LORA = reply(
+    200,
+    b'{"object":"list","data":[{"id":"poet","owned_by":"vllm","root":"/a","parent":"base"},'
+    b'{"id":"base","owned_by":"vllm","parent":null},{"id":"odd","parent":["base"]},{"id":{},"parent":"base"},'
+    b'{"id":"stray","parent":"other"},{"id":"loop","parent":"loop"}]}',
+)
+
+
+def test_lora_adapters_are_told_from_models() -> None:
+    """An adapter of a model that is not in the list is a model like others."""
+    found = look(ModelList(), FakePatient(lambda _: LORA))[-1]
+    assert isinstance(found, Models)
+    assert (found.names, found.bases) == (("poet", "base", "odd", "stray", "loop"), {"poet": "base"})
+
+
 def test_the_list_of_models_tells_models_and_engine() -> None:
     """OpenAI's list shape."""
     context = FakePatient(lambda _: VLLM)
