@@ -196,7 +196,9 @@ def _adapters(samples: Mapping[tuple[bytes, bytes], float]) -> tuple[frozenset[s
     _, labels = max(samples, key=lambda key: samples[key])
     names = b",".join(_ADAPTERS.findall(labels)).split(b",")[:_ADAPTERS_MAX]
     places = _ADAPTER_PLACES.search(labels)
-    return frozenset(name.decode("utf-8", "replace") for name in names if name), int(places[1]) if places else 0
+    return frozenset(name.decode("utf-8", "replace") for name in names if name), int(
+        places[1]
+    ) if places else 0
 
 
 def _total(samples: Mapping[tuple[bytes, bytes], float]) -> int:

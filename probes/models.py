@@ -24,7 +24,7 @@ class _Served(NamedTuple):
 
     engine: str = ""
     names: tuple[str, ...] = ()
-    bases: Mapping[str, str] = {}  # noqa: RUF012
+    bases: Mapping[str, str] = {}
 
 
 _NOTHING = _Served()

@@ -35,11 +35,9 @@ from cellgate.router.outliers import Outlier
 from cellgate.router.pools import Pools
 from cellgate.router.remote_prefixes import ProvenPrefixes, RemotePrefixes
 from cellgate.router.shared_prefixes import SharedPrefixes
-from cellgate.router.unit_state import BUSY_S, Lease, UnitState
+from cellgate.router.unit_state import Lease, UnitState
 from cellgate.router.weights import shares
 
-ERRORS_TOGETHER_S = 1.0
-"""Errors this close together, without progress between them, mean an engine that answers only errors."""
 RESTART_SUSPECTED_S = 5.0
 """A suspected restart without confirmation for this long is dropped: probably only connections were lost."""
 
@@ -259,30 +257,6 @@ class Board:
         state = self.units.get(name)
         if state is not None:
             state.cool_until = until
-
-    def has_only_errors(self, name: str, now: float) -> bool:
-        """Record an error of a unit; True when the last thing it did, a moment ago, was another one.
-
-        Its engine may have just died, and then it answers only errors.
-        """
-        state = self.units.get(name)
-        if state is None:
-            return False
-        again = state.last_error_at > state.life_at and now - state.last_error_at < ERRORS_TOGETHER_S
-        state.last_error_at = now
-        return again
-
-    def is_falsely_busy(self, name: str, now: float) -> bool:
-        """Record a 503 of a unit; True when its engine has reported itself as idle since the previous one."""
-        state = self.units.get(name)
-        if state is None:
-            return False
-        if now - state.busy_at > BUSY_S:
-            state.busy_at = now
-            return False
-        load = state.load
-        is_idle = load is not None and load.at > state.busy_at and load.running + load.waiting == 0
-        return is_idle and len(state.leases) <= 1
 
     def tokens_s(self, pool: str | None = None) -> float:
         """How many uncached tokens a second all usable units compute together, or those of one pool."""

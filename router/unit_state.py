@@ -21,6 +21,8 @@ from cellgate.router.step_times import LARGE_TOKENS, StepTimes
 FULL_S = 1.0
 """How long a unit gets no requests after it has refused the only one it had."""
 LIMIT_GROWTH = 1.025
+ERRORS_TOGETHER_S = 1.0
+"""Errors this close together, without progress between them, mean an engine that answers only errors."""
 BUSY_S = 10.0
 """How long a 503 is remembered: a later report of the engine shows whether it was really busy."""
 SLOW_START_LEAST = 0.1
@@ -218,6 +220,26 @@ class UnitState:
         """The longest recent stall that ended by itself, in ticks, plus one."""
         since = self.quiet_since
         return max((still_s for at, still_s in self.stalls if at != since), default=0.0) + SHORTEST_STALL_S
+
+    def has_only_errors(self, now: float) -> bool:
+        """Record an error of the unit; True when the last thing it did, a moment ago, was another one.
+
+        Its engine may have just died, and then it answers only errors.
+        """
+        again = self.last_error_at > self.life_at and now - self.last_error_at < ERRORS_TOGETHER_S
+        self.last_error_at = now
+        return again
+
+    def is_falsely_busy(self, now: float) -> bool:
+        """Record a 503 of the unit; True when its engine has reported itself as idle since the previous
+        one.
+        """
+        if now - self.busy_at > BUSY_S:
+            self.busy_at = now
+            return False
+        load = self.load
+        is_idle = load is not None and load.at > self.busy_at and load.running + load.waiting == 0
+        return is_idle and len(self.leases) <= 1
 
     def shows_work(self) -> bool:
         """Whether a stream of this gate would make progress if the unit worked."""

@@ -243,7 +243,7 @@ class LocalDispatcher:
         if row.strength is not None:
             lease.unit_state.costs.errors.failed(now)
         strength = row.strength
-        if failure.kind is FailureKind.UNIT_ERROR and self._board.has_only_errors(lease.unit, now):
+        if failure.kind is FailureKind.UNIT_ERROR and lease.unit_state.has_only_errors(now):
             strength = Strength.STRONG
         if strength is not None:
             self._observe(lease.unit_state, Sign.BAD, strength, failure.message)

@@ -46,7 +46,7 @@ def _is_turned_down(exchange: Exchange, head: ReplyHead) -> bool:
         refuse(exchange, Failure(FailureKind.NOT_SERVED, f"the engine of unit {unit} does not serve {path}"))
         return True
     now = gate.now()
-    failure = failure_of(head, unit, gate.board, now) or _model_gone(exchange, head, unit)
+    failure = failure_of(head, attempt.lease.unit_state, now) or _model_gone(exchange, head, unit)
     if failure is not None:
         attempt.lease.on_evict = None
         attempt.blame(failure, judged=exchange.route.kind is not UNLISTED)

@@ -7,8 +7,8 @@ from re import compile as pattern
 from cellgate.proxy.request.placement import gate_refusal, is_final
 from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.proxy.wire.reply_reader import ReplyHead
-from cellgate.router.board import Board
 from cellgate.router.nouns import Outcome
+from cellgate.router.unit_state import UnitState
 
 _OK = Outcome.OK
 _BUSY = (429, 503)
@@ -22,7 +22,7 @@ def lacks_path(head: ReplyHead) -> bool:
     return head.status == 404 and head.length == _NO_SUCH_PATH
 
 
-def failure_of(head: ReplyHead, unit: str, board: Board, now: float) -> Failure | None:
+def failure_of(head: ReplyHead, state: UnitState, now: float) -> Failure | None:
     """The failure of a busy or failing unit; None: the reply is for the client."""
     status = head.status
     if (status < 500 and status != 429) or is_final(status, head.fields):
@@ -30,9 +30,9 @@ def failure_of(head: ReplyHead, unit: str, board: Board, now: float) -> Failure 
     kind = gate_refusal(status, head.fields)
     if kind is None:
         kind = FailureKind.BUSY if status in _BUSY else FailureKind.UNIT_ERROR
-        if status == 503 and board.is_falsely_busy(unit, now):
+        if status == 503 and state.is_falsely_busy(now):
             kind = FailureKind.FALSE_BUSY
-    return Failure(kind, f"unit {unit} answered {status}")
+    return Failure(kind, f"unit {state.unit.name} answered {status}")
 
 
 def outcome_of(status: int) -> Outcome:

@@ -56,10 +56,16 @@ def test_the_old_name_of_the_cache_gauge_is_read() -> None:
 
 def test_the_lora_adapters_in_use_are_read_from_the_latest_series() -> None:
     """vLLM keeps a series for each combination that it has had; its value is when that was."""
-    series = b'vllm:lora_requests_info{max_lora="%d",running_lora_adapters="%b",waiting_lora_adapters="%b"} %b\n'
+    series = (
+        b'vllm:lora_requests_info{max_lora="%d",running_lora_adapters="%b",waiting_lora_adapters="%b"} %b\n'
+    )
     page = b"vllm:num_requests_running 2\n" + b"".join(
         series % row
-        for row in ((2, b"", b"", b"1.7e+09"), (2, b"poet,clerk", b"cook", b"1.72e+09"), (2, b"poet", b"", b"1.71e+09"))
+        for row in (
+            (2, b"", b"", b"1.7e+09"),
+            (2, b"poet,clerk", b"cook", b"1.72e+09"),
+            (2, b"poet", b"", b"1.71e+09"),
+        )
     )
     load = scan(page, "u", 1.0, 0)
     assert load is not None
