@@ -316,8 +316,9 @@ class Board:
 
     def held(self, state: UnitState, blocks: Sequence[int]) -> int:
         """How many blocks at the beginning of a prompt a unit holds, as far as this gate or another knows."""
-        held = state.costs.prefixes.match(blocks)
-        return max(held, self.remote.match(blocks).get(state.unit.name, 0)) if self.remote else held
+        held = state.costs.cache.match(blocks)
+        reported = self.remote.match(blocks).get(state.unit.name, 0) if self.remote else 0
+        return reported if reported > held and not state.costs.cache.lacks(blocks[held]) else held
 
     def close(self, lease: Lease, now: float) -> None:
         """Close a lease. Raises RuntimeError the second time: an in-flight count must never drift."""

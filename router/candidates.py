@@ -7,7 +7,7 @@ does not wait for one without a free slot while others have one, because the len
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from cellgate.router.board import Board
@@ -79,12 +79,12 @@ def find_candidates(
         if state.restart_suspected_at >= state.life_at:
             unsure = True
             continue
-        held = state.costs.prefixes.match(blocks) if blocks else 0
+        held = state.costs.cache.match(blocks) if blocks else 0
         if held > most:
             most = held
         known.append((name, state, held))
     if blocks and board.remote:
-        most = _add_remote(board.remote.match(blocks), known, most)
+        most = _add_remote(board.remote.match(blocks), blocks, known, most)
     shared, charged = None, 1.0
     if most:
         shared = board.shared.of(blocks[most - 1], now)
@@ -98,10 +98,12 @@ def find_candidates(
     return _new(Candidates, (rows, Refusal.UNSURE if unsure else _NO_UNIT, expected, shared))
 
 
-def _add_remote(remote: Mapping[str, int], known: list[tuple[str, UnitState, int]], most: int) -> int:
+def _add_remote(
+    remote: Mapping[str, int], blocks: Sequence[int], known: list[tuple[str, UnitState, int]], most: int
+) -> int:
     """Add the blocks that other gates have proven at units; returns the most that one of them holds."""
     for number, (name, state, held) in enumerate(known) if remote else ():
-        if (reported := remote.get(name, 0)) > held:
+        if (reported := remote.get(name, 0)) > held and not state.costs.cache.lacks(blocks[held]):
             known[number] = name, state, reported
             most = max(most, reported)
     return most

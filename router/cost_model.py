@@ -24,6 +24,7 @@ from cellgate.router.cost import (
     price,
     terms,
 )
+from cellgate.router.known_prefixes import Computed, KnownPrefixes
 from cellgate.router.nouns import Ask, Load, Unit
 from cellgate.router.prefix import DEFAULT_KV_TOKENS, PrefixCache, blocks_for
 from cellgate.router.rates import Errors, Rates
@@ -84,12 +85,27 @@ class Attempted(Hashable, Protocol):
 class CostModel:
     """Everything about one unit that determines how soon it answers."""
 
-    __slots__ = ("_price", "backlog", "errors", "forecast", "kv_tokens", "prefixes", "rates", "seats")
+    __slots__ = (
+        "_price",
+        "backlog",
+        "cache",
+        "errors",
+        "forecast",
+        "known",
+        "kv_tokens",
+        "prefixes",
+        "rates",
+        "seats",
+    )
 
     def __init__(self, rates: Rates, unit: Unit) -> None:
         self.rates = rates
         self.backlog = Backlog()
         self.prefixes = PrefixCache(1)
+        self.known: KnownPrefixes | None = None
+        """What its KV events tell; None: it publishes none."""
+        self.cache: PrefixCache | KnownPrefixes = self.prefixes
+        """What is asked for the blocks that the unit holds: `known`, else `prefixes`."""
         self.errors = Errors()
         self.seats = Seats()
         self.kv_tokens = 0
@@ -262,6 +278,19 @@ class CostModel:
             self.prefixes.correct(expected, float(usage.cached_tokens))
         self.rates.used(ask.prompt_bytes, usage.prompt_tokens)
 
+    def computed(self, ask: Ask, usage: Usage, since: float, until: float) -> None:
+        """The prompt of an answer was computed between these times."""
+        if self.known is not None and ask.prompt_bytes:
+            length = ask.prompt_bytes / BLOCK_BYTES
+            self.known.note(
+                Computed(ask.blocks, length, usage.prompt_tokens, usage.cached_tokens, since, until)
+            )
+
+    def follow(self, known: KnownPrefixes | None) -> None:
+        """Its KV events are followed from now on; None: no more."""
+        self.known = known
+        self.cache = self.prefixes if known is None else known
+
     def on_up(self) -> None:
         """The unit has come back: measurements from before do not count."""
         self.errors = Errors()
@@ -277,6 +306,8 @@ class CostModel:
     def forget(self) -> None:
         """The unit has restarted."""
         self.prefixes.purge()
+        if self.known is not None:
+            self.known.forget()
         self.rates.reset()
         self.seats.reset()
         self.backlog.forget_peak()

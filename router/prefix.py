@@ -64,6 +64,14 @@ class PrefixCache:
                 high = middle
         return low
 
+    def lacks(self, _block: int) -> bool:
+        """Whether a block is known not to be held: belief never knows that."""
+        return False
+
+    def is_awaited(self, block: int) -> bool:
+        """Whether it is held only for attempts that have shown nothing yet."""
+        return self._blocks.get(block) is False
+
     def record(self, blocks: Sequence[int]) -> int:
         """Record that a prompt is sent to this unit; `prove` or `forget` must be called once with the
         result.

@@ -186,6 +186,7 @@ class Gate:
         if request.usage:
             usage = Usage(sequence.prompt_tokens, sequence.answer_tokens, max(sequence.cached_tokens, 0))
             state.costs.used(lease.ask, lease.job, usage)
+            state.costs.computed(lease.ask, usage, lease.opened_at, lease.first_at)
         if not nothing_to_learn(state.case):
             self._watch.observe(state, Sign.GOOD, Strength.STRONG, "request", now)
 

@@ -1,0 +1,218 @@
+"""The blocks that one rank of an engine holds, as its KV events tell. Pure.
+
+An engine names a block by a hash of its own. Here a block also has a chain hash, of all tokens up to its end
+(and the LoRA adapter, the cache salt, images), so that units can be compared. Its low bits are the block's
+depth, 1 for the first block of a prompt. Rules:
+1. An engine that computes two equal prompts at once stores a hash twice and removes it twice: it is counted.
+2. A block whose parent is not known cannot be placed, and is left out.
+3. "Not held" is never concluded from silence, only from a removal: what was stored before this gate listened
+   is not known. At most as many removals are remembered as blocks may be held.
+4. At most `limit` blocks are held: 150 bytes each (a million: `tests/unit/router/test_kv_index.py`).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+from xxhash import xxh3_64_intdigest
+
+TOKEN_BYTES = 4
+"""A token id in `Stored.tokens`: unsigned, 32 bits, in the machine's own order."""
+BLOCKS_MAX = 1 << 20
+"""The most blocks of all units together: 160 MB."""
+LEAVES_MAX = 1 << 14
+"""So many ends of stored runs are remembered: a minute or more of a busy unit."""
+CANDIDATES_MAX = 8
+"""A prompt that could be more runs than this is not looked for."""
+
+_HASH = (1 << 60) - 1
+"""An int of two digits: 32 bytes."""
+_DEPTH = (1 << 16) - 1
+_EVICT_SHARE = 8
+
+
+class Stored(NamedTuple):
+    """Blocks that follow one another, behind `parent` (None: the first of a prompt).
+
+    `tokens` are the ids of all of them, empty for a copy in another tier of memory. `extra`: by block, what
+    else its contents depend on; None: nothing.
+    """
+
+    blocks: Sequence[int]
+    parent: int | None
+    tokens: bytes
+    block_tokens: int
+    lora: bytes = b""
+    extra: Sequence[bytes] | None = None
+
+
+class Removed(NamedTuple):
+    """Blocks that are not held any more."""
+
+    blocks: Sequence[int]
+
+
+class Cleared(NamedTuple):
+    """Nothing is held any more."""
+
+
+Event = Stored | Removed | Cleared
+
+
+def depth_of(chain: int) -> int:
+    """How many blocks of a prompt a chain hash stands for."""
+    return chain & _DEPTH
+
+
+def root(block_tokens: int, lora: bytes) -> int:
+    """What the first block of a prompt follows. Its depth is 0."""
+    return xxh3_64_intdigest(lora, block_tokens) & _HASH & ~_DEPTH
+
+
+def following(chain: int, tokens: bytes, extra: bytes = b"") -> int:
+    """The chain hash of the block of these tokens behind `chain`."""
+    seed = xxh3_64_intdigest(extra, chain) if extra else chain
+    return (xxh3_64_intdigest(tokens, seed) << 16 & _HASH) | ((chain & _DEPTH) + 1)
+
+
+class KvIndex:
+    """The blocks of one rank. `block_tokens` is 0 until it has stored one; `strange` counts events that could
+    not be applied.
+    """
+
+    __slots__ = ("_again", "_chains", "_leaf_at", "_leaves", "block_tokens", "gone", "held", "limit", "strange")
+
+    def __init__(self, limit: int = BLOCKS_MAX) -> None:
+        self.limit = limit
+        self.block_tokens = 0
+        self.strange = 0
+        self.clear()
+
+    def clear(self) -> None:
+        """Nothing is known any more."""
+        self._chains: dict[int, int] = {}
+        """By the engine's hash: the chain hash."""
+        self.held: dict[int, int] = {}
+        """The chain hashes that are held, with that of the block before."""
+        self._again: dict[int, int] = {}
+        """By either hash: how many times more than once it was stored."""
+        self.gone: dict[int, None] = {}
+        """Chain hashes that were removed, the oldest first."""
+        self._leaf_at: list[float] = []
+        self._leaves: list[int] = []
+        """When a run of blocks was stored, and the chain hash of its last one."""
+
+    def __len__(self) -> int:
+        return len(self._chains)
+
+    def apply(self, event: Event, now: float) -> None:
+        """Take over one event."""
+        match event:
+            case Stored():
+                self._store(event, now)
+            case Removed(blocks):
+                self._remove(blocks)
+            case Cleared():
+                self.clear()
+
+    def _store(self, event: Stored, now: float) -> None:
+        chains = self._chains
+        if not event.tokens:
+            self._copy(event.blocks)
+            return
+        chain = root(event.block_tokens, event.lora) if event.parent is None else chains.get(event.parent)
+        if chain is None or self._does_not_fit(event, chain):
+            self.strange += 1
+            return
+        self.block_tokens = event.block_tokens
+        held, gone, again, extra, tokens = self.held, self.gone, self._again, event.extra, event.tokens
+        size, at = event.block_tokens * TOKEN_BYTES, 0
+        for number, block in enumerate(event.blocks):
+            before = chain
+            chain = chains.get(block)
+            if chain is not None:
+                again[block] = again.get(block, 0) + 1
+            else:
+                chain = following(before, tokens[at : at + size], extra[number] if extra else b"")
+                chains[block] = chain
+                if chain in held:
+                    again[chain] = again.get(chain, 0) + 1
+                else:
+                    held[chain] = before
+                    gone.pop(chain, None)
+            at += size
+        self._remember(chain, now)
+
+    def _does_not_fit(self, event: Stored, chain: int) -> bool:
+        """Whether it contradicts itself, or what came before, or the limits."""
+        count = len(event.blocks)
+        return (
+            event.block_tokens <= 0
+            or self.block_tokens not in (0, event.block_tokens)
+            or len(event.tokens) != count * event.block_tokens * TOKEN_BYTES
+            or (event.extra is not None and len(event.extra) != count)
+            or depth_of(chain) + count > _DEPTH
+            or len(self._chains) + count > self.limit
+        )
+
+    def _copy(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            if block in self._chains:
+                self._again[block] = self._again.get(block, 0) + 1
+
+    def _remember(self, leaf: int, now: float) -> None:
+        self._leaf_at.append(now)
+        self._leaves.append(leaf)
+        if len(self._leaves) > 2 * LEAVES_MAX:
+            del self._leaf_at[:LEAVES_MAX], self._leaves[:LEAVES_MAX]
+
+    def _remove(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            chain = self._chains.get(block)
+            if chain is None or self._is_left(block):
+                continue
+            del self._chains[block]
+            if not self._is_left(chain):
+                del self.held[chain]
+                self.gone[chain] = None
+        if len(self.gone) > self.limit:
+            for chain in list(islice(self.gone, self.limit // _EVICT_SHARE + 1)):
+                del self.gone[chain]
+
+    def _is_left(self, name: int) -> bool:
+        """Count one removal; whether it was stored more often."""
+        times = self._again.get(name, 0)
+        if times > 1:
+            self._again[name] = times - 1
+        elif times:
+            del self._again[name]
+        return times > 0
+
+    def prompt(self, blocks: int, since: float, until: float) -> list[int] | None:
+        """The chain hashes of a prompt of so many full blocks, of which the last one was stored between these
+        times: as far as all runs agree that it could be. None: there is no such run, or too many.
+        """
+        first, last = bisect_left(self._leaf_at, since), bisect_right(self._leaf_at, until)
+        leaves = {leaf for leaf in self._leaves[first:last] if leaf & _DEPTH == blocks and leaf in self.held}
+        if not leaves or len(leaves) > CANDIDATES_MAX:
+            return None
+        return _common(leaves, self.held)
+
+
+def _common(leaves: set[int], parents: Mapping[int, int]) -> list[int]:
+    """The chain hashes from the first block to the last that all `leaves` follow, which have one depth."""
+    while len(leaves) > 1:
+        leaves = {parents.get(leaf, 0) for leaf in leaves}
+    found = list(_up(leaves.pop(), parents))
+    found.reverse()
+    return found
+
+
+def _up(chain: int, parents: Mapping[int, int]) -> Iterator[int]:
+    """A block and those before it, up to the first one, or to one that is not held."""
+    while chain & _DEPTH and chain in parents:
+        yield chain
+        chain = parents[chain]
