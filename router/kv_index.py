@@ -170,14 +170,14 @@ class KvIndex:
             del self._leaf_at[:LEAVES_MAX], self._leaves[:LEAVES_MAX]
 
     def _remove(self, blocks: Sequence[int]) -> None:
+        chains, held, gone, again = self._chains, self.held, self.gone, self._again
         for block in blocks:
-            chain = self._chains.get(block)
-            if chain is None or self._is_left(block):
+            if again and block in chains and self._is_left(block):
                 continue
-            del self._chains[block]
-            if not self._is_left(chain):
-                del self.held[chain]
-                self.gone[chain] = None
+            chain = chains.pop(block, None)
+            if chain is not None and not (again and self._is_left(chain)):
+                del held[chain]
+                gone[chain] = None
         if len(self.gone) > self.limit:
             for chain in list(islice(self.gone, self.limit // _EVICT_SHARE + 1)):
                 del self.gone[chain]
