@@ -25,6 +25,7 @@ from cellgate.proxy.handover.open_listeners import ADMIN, AGENT_CHECK, Listeners
 from cellgate.proxy.handover.successor import HandoverError, hand_over
 from cellgate.proxy.handover.view import InheritedView, drained, view_of
 from cellgate.proxy.ingress.haproxy_agent import HaproxyAgent
+from cellgate.proxy.kv_events.start import follow_kv_events
 from cellgate.proxy.logs.defects import DEFECTS
 from cellgate.proxy.logs.events import Action
 from cellgate.proxy.logs.log import log_line
@@ -37,6 +38,7 @@ from cellgate.proxy.process.tls import webhook_context
 from cellgate.proxy.recovery.start import attend
 
 if TYPE_CHECKING:
+    from cellgate.proxy.kv_events.following import Following
     from cellgate.proxy.sharing.redis_link import RedisLink
 
 WARM_LOOK_S = 0.05
@@ -112,6 +114,7 @@ class App:
         self._link: RedisLink | None = None
         self._discovery: Discovery | None = None
         plane.ticker.looks.append(self._admin.tick)
+        self._kv_events: Following | None = None
         self._recovery = attend(plane, partial(webhook_context, settings.tls))
         # Now, because an early SIGUSR2 would end a process without a handler.
         self._signals = Signals(
@@ -130,6 +133,7 @@ class App:
         plane, settings, feed = self._plane, self._settings, Feed()
         self._core.begin()
         self._discovery = discover(plane, feed)
+        self._kv_events = follow_kv_events(plane)
         if settings.redis is not None:
             self._link = _shared(plane, lambda: self._core.port, settings.redis, feed)
         if heritage is not None:
@@ -159,6 +163,8 @@ class App:
             reload.cancel()
         if self._discovery is not None:
             await self._discovery.close()
+        if self._kv_events is not None:
+            await self._kv_events.close()
         await self._recovery.close()
         if self._link is not None:
             await self._link.close()

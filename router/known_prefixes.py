@@ -55,6 +55,7 @@ class KnownPrefixes:
         "_pending",
         "believed",
         "found",
+        "incarnation",
         "missed",
         "proven",
     )
@@ -62,6 +63,8 @@ class KnownPrefixes:
     def __init__(self, believed: PrefixCache, lessons: Lessons) -> None:
         self.believed = believed
         self.proven = 0.0
+        self.incarnation = 0
+        """How many times the unit has restarted."""
         self.found = 0
         self.missed = 0
         """How many prompts have appeared in the events, and how many have not."""
@@ -73,6 +76,11 @@ class KnownPrefixes:
 
     def __len__(self) -> int:
         return sum(map(len, self._indexes.values()))
+
+    @property
+    def strange(self) -> int:
+        """How many events could not be applied."""
+        return sum(index.strange for index in self._indexes.values())
 
     # -- for routing ---------------------------------------------------------------------------------------
 
@@ -134,6 +142,7 @@ class KnownPrefixes:
             index.clear()
         self._pending.clear()
         self.proven = 0.0
+        self.incarnation += 1
 
     # -- from answers --------------------------------------------------------------------------------------
 
@@ -160,7 +169,9 @@ class KnownPrefixes:
                 self.found += 1
                 self.proven += _STEP * (1.0 - self.proven)
                 if chain and computed.blocks:
-                    self._lessons.teach(size, computed.blocks, computed.tokens / size / computed.length, chain)
+                    self._lessons.teach(
+                        size, computed.blocks, computed.tokens / size / computed.length, chain
+                    )
                 return
             must = must or (computed.cached is not None and full > computed.cached // size)
         if must:

@@ -1,4 +1,4 @@
-"""Which block of tokens a block of a prompt's bytes ends in: learnt from prompts that engines have stored. Pure.
+"""Which block of tokens a block of a prompt's bytes ends in, learnt from prompts that engines stored. Pure.
 
 A request has hashes of blocks of 512 bytes, an engine has blocks of some tokens, and the gate has no
 tokenizer. When an answer tells how many tokens its prompt had, and the engine stored a run of just so many

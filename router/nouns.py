@@ -50,6 +50,19 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
+class KvEvents:
+    """Where a unit publishes what its KV cache holds. Without `endpoint` its engine, `source`, is asked.
+
+    `ranks` data-parallel ranks publish, each at the port behind the one before.
+    """
+
+    source: str
+    endpoint: str = ""
+    replay_endpoint: str = ""
+    ranks: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class Unit:
     """The smallest thing that can answer: all its nodes or nothing.
 
@@ -59,6 +72,7 @@ class Unit:
     `metrics_url` is where the engine shows its numbers, when that is not the engine's usual place.
     `api_key` is what probes send. `prefill_tokens_s` (uncached tokens a second) and `kv_tokens` (the size of
     the KV cache) are first estimates; 0 means: take the engine's word, or go by the unit's peers.
+    `kv_events` None means: ask the unit for them, if the package for it is installed.
     """
 
     name: str
@@ -74,6 +88,7 @@ class Unit:
     api_key: str = field(default="", repr=False)
     prefill_tokens_s: float = 0.0
     kv_tokens: int = 0
+    kv_events: KvEvents | None = None
 
     def is_probed_like(self, other: Unit) -> bool:
         """Whether both have the same probes, apart from their addresses."""

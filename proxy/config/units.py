@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import MISSING
+from importlib.util import find_spec
 from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator
@@ -15,10 +16,12 @@ from cellgate.probes import NODE_PROBES
 from cellgate.probes.node import NodeProbe
 from cellgate.proxy.config import probing, values
 from cellgate.proxy.config.values import MisfitError
-from cellgate.router.nouns import Node, Role, Unit
+from cellgate.router.nouns import KvEvents, Node, Role, Unit
 
 _NODE = Node(name="", role=Role.LEADER)
 _UNIT = Unit(name="", cell="", url="")
+KV_EVENTS_PACKAGES = ("zmq", "msgpack")
+"""The modules that KV events need beyond what is always there: the extra `kv-events`."""
 
 
 class Keys(BaseModel):
@@ -83,6 +86,26 @@ class NodeKeys(Keys):
     ] = []
 
 
+class KvEventsKeys(Keys):
+    """Where a unit publishes its KV events."""
+
+    source: Annotated[str, PlainValidator(values.kv_source)] = Field(alias="from")
+    endpoint: Annotated[str, PlainValidator(values.zmq_endpoint)] = ""
+    replay_endpoint: Annotated[str, PlainValidator(values.zmq_endpoint)] = ""
+    ranks: Annotated[int, PlainValidator(values.count)] = 1
+
+
+def _kv_events(found: object) -> KvEvents:
+    keys = KvEventsKeys.model_validate(found)
+    if not keys.endpoint and {"replay_endpoint", "ranks"} & keys.model_fields_set:
+        raise ValueError(
+            "replay_endpoint and ranks need endpoint; without it the engine is asked for all of them"
+        )
+    if missing := [package for package in KV_EVENTS_PACKAGES if find_spec(package) is None]:
+        raise ValueError(f"{' and '.join(missing)} not installed: pip install 'cellgate[kv-events]'")
+    return KvEvents(keys.source, keys.endpoint, keys.replay_endpoint, keys.ranks)
+
+
 class UnitKeys(Keys):
     """One unit of a cell. No `nodes` means one leader with the unit's name; `api_key_file` is read here."""
 
@@ -96,6 +119,7 @@ class UnitKeys(Keys):
     metrics_url: Annotated[str, PlainValidator(values.page)] = _UNIT.metrics_url
     prefill_tokens_s: Annotated[float, PlainValidator(values.rate)] = _UNIT.prefill_tokens_s
     kv_tokens: Annotated[int, PlainValidator(values.count_or_0)] = _UNIT.kv_tokens
+    kv_events: Annotated[KvEvents | None, PlainValidator(_kv_events)] = _UNIT.kv_events
     api_key_file: Annotated[str | None, PlainValidator(values.token_in_file)] = Field(None, repr=False)
     nodes: Annotated[list[NodeKeys], AfterValidator(_one_leader)] = []
 
@@ -117,4 +141,5 @@ def unit_of(cell: str, unit: UnitKeys, api_key: str) -> Unit:
         api_key=unit.api_key_file or api_key,
         prefill_tokens_s=unit.prefill_tokens_s,
         kv_tokens=unit.kv_tokens,
+        kv_events=unit.kv_events,
     )

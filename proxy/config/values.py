@@ -250,6 +250,19 @@ def url(found: object) -> str:
     return root
 
 
+def zmq_endpoint(found: object) -> str:
+    """Where an engine has bound a socket of ZeroMQ."""
+    host_port = found.removeprefix("tcp://") if isinstance(found, str) else ""
+    if not isinstance(found, str) or host_port == found:
+        raise MisfitError("tcp://HOST:PORT")
+    return f"tcp://{target(host_port)}"
+
+
+def kv_source(found: object) -> str:
+    """The engine whose KV events they are."""
+    return choice("an engine", found, ("vllm", "sglang"))
+
+
 def _root(text: str) -> str | None:
     """The URL as the gate keeps it, or None if it is more or less than a root."""
     match = _URL.fullmatch(text)

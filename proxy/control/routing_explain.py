@@ -133,6 +133,7 @@ class RoutingExplain:
 
     def _unit(self, unit_cost: UnitCost) -> dict[str, Any]:
         state, now, board = unit_cost.unit_state, self._now(), self._router.board
+        costs = state.costs
         return {
             "unit": state.unit.name,
             "cell": state.unit.cell,
@@ -143,10 +144,11 @@ class RoutingExplain:
             "adapter_s": _seconds(unit_cost.adapter_s),
             "prompt_tokens": round(unit_cost.prompt_tokens),
             "cached_tokens": round(unit_cost.cached_tokens),
-            "guessed": state.costs.guessed(),
+            "cached_by": "events" if costs.known is not None and costs.known.is_used() else "belief",
+            "guessed": costs.guessed(),
             "in_flight": state.in_flight,
             "places": int(min(state.learnt_limit, state.unit.max_in_flight)),
-            "backlog_s": _seconds(state.costs.backlog_s(now)),
+            "backlog_s": _seconds(costs.backlog_s(now)),
             "share": round(state.share(now, board.rules), 3),
         }
 

@@ -8,8 +8,8 @@
               ["BlockRemoved", hashes, medium]                     ["AllBlocksCleared"]
 
 A hash is an integer, or bytes of which the last eight count. Sources: vllm/distributed/kv_events.py,
-sglang/srt/disaggregation/kv_events.py. Unknown kinds of events, and groups of layers that keep only the end of
-a prompt (a sliding window), are left out.
+sglang/srt/disaggregation/kv_events.py. Unknown kinds of events, and groups of layers that keep only the end
+of a prompt (a sliding window), are left out.
 """
 
 from __future__ import annotations
@@ -59,7 +59,14 @@ def events(payload: bytes, rank: int | None = None) -> Iterator[Event]:
         yield from _events(payload, rank)
     except MalformedError:
         raise
-    except (msgpack.UnpackException, ValueError, TypeError, LookupError, OverflowError, AttributeError) as error:
+    except (
+        msgpack.UnpackException,
+        ValueError,
+        TypeError,
+        LookupError,
+        OverflowError,
+        AttributeError,
+    ) as error:
         raise MalformedError(f"{type(error).__name__}: {str(error)[:80]}") from error
 
 
@@ -108,11 +115,15 @@ def _stored(found: Mapping[str, Any]) -> Iterator[Stored]:
     parent = None if before is None else _name(before)
     tokens = array("I", found.get("token_ids") or ()).tobytes()
     lora = found.get("lora_name") or found.get("lora_id") or ""
-    extra = _extra(found, str(lora), len(names)) if found.get("extra_keys") or found.get("cache_salt") else None
+    extra = (
+        _extra(found, str(lora), len(names)) if found.get("extra_keys") or found.get("cache_salt") else None
+    )
     block_tokens = int(found.get("block_size") or 0)
     size = block_tokens * TOKEN_BYTES
     if tokens and len(tokens) != len(names) * size:
-        raise MalformedError(f"{len(names)} blocks of {block_tokens} with {len(tokens) // TOKEN_BYTES} tokens")
+        raise MalformedError(
+            f"{len(names)} blocks of {block_tokens} with {len(tokens) // TOKEN_BYTES} tokens"
+        )
     for at in range(0, len(names), PART_BLOCKS):
         part = slice(at, at + PART_BLOCKS)
         data = tokens[at * size : (at + PART_BLOCKS) * size]

@@ -16,7 +16,7 @@ ORDER = (
     "admin",
     "sharing",
     "recovery",
-    "handover discovery tracing",
+    "handover discovery kv_events tracing",
     "gate",
     "gateway control",
     "request",

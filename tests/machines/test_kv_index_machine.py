@@ -8,7 +8,6 @@ from collections import Counter
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-
 from xxhash import xxh3_64_intdigest
 
 from cellgate.router.kv_index import Cleared, KvIndex, Removed, Stored, following, root

@@ -1,0 +1,179 @@
+"""The connection to one publisher of KV events: ZeroMQ, read on the loop. An optional package: pyzmq.
+
+The engine binds a PUB socket, and a ROUTER socket for replays where it is told to. Frames of a message:
+[topic][number, 8 bytes][payload]. A replay is asked for with ["", first number], its messages end with number
+-1, and older engines leave the topic out (vllm/distributed/kv_events.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import NamedTuple, Protocol
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from cellgate.proxy.kv_events.decode import PAYLOAD_MAX, MalformedError
+
+REPLAY_S = 0.8
+"""How long the next message of a replay may take."""
+HEARTBEAT_MS = 300
+SILENT_MS = 900
+"""A peer that has answered no heartbeat for so long is gone: silence of the engine itself is normal."""
+RECONNECT_MS, RECONNECT_MAX_MS = 100, 2000
+QUEUED_MAX = 10_000
+"""So many messages wait in a socket: as many as vLLM keeps for a replay."""
+
+_END = b"\xff" * 8
+_FAILED = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+
+
+class Publisher(NamedTuple):
+    """The addresses of one rank; an empty `replay`: it cannot repeat what was missed."""
+
+    endpoint: str
+    replay: str = ""
+
+
+class Message(NamedTuple):
+    """One message: its number, and a batch of events."""
+
+    number: int
+    payload: bytes
+
+
+class Connection(NamedTuple):
+    """The connection is there, or lost."""
+
+    is_up: bool
+
+
+class BrokenPublisherError(Exception):
+    """What is there does not publish KV events as it should."""
+
+
+class Link(Protocol):
+    """One rank's events."""
+
+    @property
+    def can_replay(self) -> bool: ...
+    def take(self) -> Message | Connection | None:
+        """What has come next; None: nothing yet. Raises BrokenPublisherError, MalformedError."""
+        ...
+
+    async def wait(self) -> None:
+        """Until something may have come."""
+        ...
+
+    def replay(self, first: int) -> AsyncIterator[Message]:
+        """The messages from a number on, as far as they are kept. Raises BrokenPublisherError."""
+        ...
+
+    def close(self) -> None:
+        """Leave."""
+        ...
+
+
+class ZmqLink:
+    """A Link by ZeroMQ. Raises BrokenPublisherError for an address that is none."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], publisher: Publisher) -> None:
+        self._context = context
+        self._publisher = publisher
+        self._loop = asyncio.get_running_loop()
+        self._came = asyncio.Event()
+        self._socket = _socket(context, zmq.SUB)
+        self._socket.subscribe(b"")
+        self._monitor = self._socket.get_monitor_socket(
+            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | _FAILED
+        )
+        self._watched = [int(self._socket.FD), int(self._monitor.FD)]
+        for descriptor in self._watched:
+            self._loop.add_reader(descriptor, self._came.set)
+        try:
+            self._socket.connect(publisher.endpoint)
+        except zmq.ZMQError as error:
+            self.close()
+            raise BrokenPublisherError(f"{publisher.endpoint} is no address: {error}") from error
+
+    @property
+    def can_replay(self) -> bool:
+        """Whether what was missed can be had again."""
+        return bool(self._publisher.replay)
+
+    def take(self) -> Message | Connection | None:
+        """What has come next; the state of the connection comes first."""
+        if (frames := _received(self._monitor)) is not None:
+            event = parse_monitor_message(frames)["event"]
+            if event & _FAILED:
+                raise BrokenPublisherError(f"{self._publisher.endpoint} does not speak ZeroMQ")
+            return Connection(event == zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        frames = _received(self._socket)
+        return _message(frames) if frames is not None else None
+
+    async def wait(self) -> None:
+        """Until something may have come."""
+        await self._came.wait()
+        self._came.clear()
+
+    async def replay(self, first: int) -> AsyncIterator[Message]:
+        """The messages from a number on, as far as the engine keeps them."""
+        socket, came = _socket(self._context, zmq.DEALER), asyncio.Event()
+        descriptor = int(socket.FD)
+        self._loop.add_reader(descriptor, came.set)
+        try:
+            socket.connect(self._publisher.replay)
+            socket.send_multipart([b"", first.to_bytes(8, "big")])
+            while True:
+                async with asyncio.timeout(REPLAY_S):
+                    while (frames := _received(socket)) is None:
+                        await came.wait()
+                        came.clear()
+                if frames[-2:-1] == [_END]:
+                    return
+                yield _message(frames)
+        except (TimeoutError, zmq.ZMQError) as error:
+            reason = f"a replay from {self._publisher.replay} was not answered within {REPLAY_S} s"
+            raise BrokenPublisherError(reason) from error
+        finally:
+            self._loop.remove_reader(descriptor)
+            socket.close(0)
+
+    def close(self) -> None:
+        """Close the sockets."""
+        for descriptor in self._watched:
+            self._loop.remove_reader(descriptor)
+        self._socket.disable_monitor()
+        self._socket.close(0)
+
+
+def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:
+    socket = context.socket(kind)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.IPV6, 1)
+    socket.setsockopt(zmq.RCVHWM, QUEUED_MAX)
+    socket.setsockopt(zmq.MAXMSGSIZE, PAYLOAD_MAX)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENT_MS)
+    socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
+    return socket
+
+
+def _received(socket: zmq.Socket[bytes]) -> list[bytes] | None:
+    try:
+        return socket.recv_multipart(zmq.NOBLOCK)
+    except zmq.Again:
+        return None
+
+
+def _message(frames: list[bytes]) -> Message:
+    """The last two frames count: the topic may be left out."""
+    if len(frames) < 2 or len(frames[-2]) != 8:
+        raise MalformedError("a message has no number of 8 bytes")
+    return Message(int.from_bytes(frames[-2], "big"), frames[-1])

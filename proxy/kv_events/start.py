@@ -1,0 +1,26 @@
+"""Ties KV events to a control plane, where the package for them is installed."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from cellgate.proxy.config.units import KV_EVENTS_PACKAGES
+from cellgate.proxy.control.plane import Plane
+
+if TYPE_CHECKING:
+    from cellgate.proxy.kv_events.following import Following
+
+
+def follow_kv_events(plane: Plane) -> Following | None:
+    """Follow the units of `plane`; None without the packages. Needs a running loop."""
+    if not all(map(find_spec, KV_EVENTS_PACKAGES)):
+        return None
+    # Imported late: most gates do not have it.
+    from cellgate.proxy.kv_events.following import Following
+    from cellgate.proxy.kv_events.metrics import KvEventMetrics
+
+    following = Following(plane.board, lambda state: plane.reach.probe_transport(state).fetch, plane.now)
+    plane.ticker.looks.append(following.tick)
+    plane.metrics.include(KvEventMetrics(following))
+    return following
