@@ -167,7 +167,7 @@ lock:           ## resolve the dependencies again
 	@$(BIN)/python -c $(BUILD_REQUIRES) | $(COMPILE) - -o requirements-build.lock
 	@$(COMPILE) pyproject.toml -o requirements.lock
 	@$(COMPILE) pyproject.toml --all-extras -c requirements.lock -o requirements-dev.lock
-	@for extra in dns ecs k8s otel; do $(BIN)/python -c $(EXTRA_REQUIRES) $$extra \
+	@for extra in dns ecs k8s kv-events otel; do $(BIN)/python -c $(EXTRA_REQUIRES) $$extra \
 	| $(COMPILE) - -c requirements-dev.lock -o requirements-$$extra.lock || exit; done
 
 clean:          ## remove everything that make created

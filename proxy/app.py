@@ -38,7 +38,7 @@ from cellgate.proxy.process.tls import webhook_context
 from cellgate.proxy.recovery.start import attend
 
 if TYPE_CHECKING:
-    from cellgate.proxy.kv_events.following import Following
+    from cellgate.proxy.kv_events.followers import KvEventFollowers
     from cellgate.proxy.sharing.redis_link import RedisLink
 
 WARM_LOOK_S = 0.05
@@ -114,7 +114,7 @@ class App:
         self._link: RedisLink | None = None
         self._discovery: Discovery | None = None
         plane.ticker.looks.append(self._admin.tick)
-        self._kv_events: Following | None = None
+        self._kv_events: KvEventFollowers | None = None
         self._recovery = attend(plane, partial(webhook_context, settings.tls))
         # Now, because an early SIGUSR2 would end a process without a handler.
         self._signals = Signals(

@@ -31,7 +31,7 @@ from cellgate.proxy.config.settings import (
     Tls,
     TracingSettings,
 )
-from cellgate.proxy.config.units import Keys, NodeKeys, ProbeKeys, UnitKeys
+from cellgate.proxy.config.units import Keys, KvEventsKeys, NodeKeys, ProbeKeys, UnitKeys
 from cellgate.proxy.config.values import MisfitError
 from cellgate.router.fair_queue import FairRules
 from cellgate.router.nouns import Cell, Fleet, Rules
@@ -207,6 +207,7 @@ SCHEMA: dict[str, type[Keys]] = {
     "cells[].discover": DiscoverKeys,
     "cells[].discover.unit": LikeKeys,
     "cells[].units[]": UnitKeys,
+    "cells[].units[].kv_events": KvEventsKeys,
     "cells[].units[].nodes[]": NodeKeys,
     "cells[].units[].nodes[].probes[]": ProbeKeys,
     "rules": RulesKeys,

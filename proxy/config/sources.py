@@ -142,3 +142,5 @@ PACKAGES: dict[str, tuple[str, str]] = {
     "ecs": ("boto3", "ecs"),
 }
 """The module that a source needs beyond what is always there, and the extra that brings it."""
+KV_EVENTS_PACKAGES = ("zmq", "msgpack")
+"""The modules that KV events need, of the extra `kv-events`."""

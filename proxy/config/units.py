@@ -8,20 +8,19 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import MISSING
 from importlib.util import find_spec
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, create_model
 
 from cellgate.probes import NODE_PROBES
 from cellgate.probes.node import NodeProbe
 from cellgate.proxy.config import probing, values
+from cellgate.proxy.config.sources import KV_EVENTS_PACKAGES
 from cellgate.proxy.config.values import MisfitError
 from cellgate.router.nouns import KvEvents, Node, Role, Unit
 
 _NODE = Node(name="", role=Role.LEADER)
 _UNIT = Unit(name="", cell="", url="")
-KV_EVENTS_PACKAGES = ("zmq", "msgpack")
-"""The modules that KV events need beyond what is always there: the extra `kv-events`."""
 
 
 class Keys(BaseModel):
@@ -86,24 +85,24 @@ class NodeKeys(Keys):
     ] = []
 
 
-class KvEventsKeys(Keys):
-    """Where a unit publishes its KV events."""
-
-    source: Annotated[str, PlainValidator(values.kv_source)] = Field(alias="from")
-    endpoint: Annotated[str, PlainValidator(values.zmq_endpoint)] = ""
-    replay_endpoint: Annotated[str, PlainValidator(values.zmq_endpoint)] = ""
-    ranks: Annotated[int, PlainValidator(values.count)] = 1
+# `from` is no name in Python.
+_kv_fields: dict[str, Any] = {
+    "from": (Annotated[str, PlainValidator(values.kv_source)], ...),
+    "endpoint": (Annotated[str, PlainValidator(values.zmq_endpoint)], ""),
+    "replay_endpoint": (Annotated[str, PlainValidator(values.zmq_endpoint)], ""),
+    "ranks": (Annotated[int, PlainValidator(values.count)], 1),
+}
+KvEventsKeys = create_model("KvEventsKeys", __base__=Keys, **_kv_fields)
+"""Where a unit publishes its KV events."""
 
 
 def _kv_events(found: object) -> KvEvents:
-    keys = KvEventsKeys.model_validate(found)
-    if not keys.endpoint and {"replay_endpoint", "ranks"} & keys.model_fields_set:
-        raise ValueError(
-            "replay_endpoint and ranks need endpoint; without it the engine is asked for all of them"
-        )
+    given = dict(KvEventsKeys.model_validate(found))
+    if not given["endpoint"] and (given["replay_endpoint"] or given["ranks"] > 1):
+        raise ValueError("replay_endpoint and ranks require endpoint: without it the engine is asked for all")
     if missing := [package for package in KV_EVENTS_PACKAGES if find_spec(package) is None]:
         raise ValueError(f"{' and '.join(missing)} not installed: pip install 'cellgate[kv-events]'")
-    return KvEvents(keys.source, keys.endpoint, keys.replay_endpoint, keys.ranks)
+    return KvEvents(source=given.pop("from"), **given)
 
 
 class UnitKeys(Keys):

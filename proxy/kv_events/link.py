@@ -40,14 +40,14 @@ class Publisher(NamedTuple):
     replay: str = ""
 
 
-class Message(NamedTuple):
+class EventBatch(NamedTuple):
     """One message: its number, and a batch of events."""
 
     number: int
     payload: bytes
 
 
-class Connection(NamedTuple):
+class Reached(NamedTuple):
     """The connection is there, or lost."""
 
     is_up: bool
@@ -57,12 +57,12 @@ class BrokenPublisherError(Exception):
     """What is there does not publish KV events as it should."""
 
 
-class Link(Protocol):
+class KvEventLink(Protocol):
     """One rank's events."""
 
     @property
     def can_replay(self) -> bool: ...
-    def take(self) -> Message | Connection | None:
+    def take(self) -> EventBatch | Reached | None:
         """What has come next; None: nothing yet. Raises BrokenPublisherError, MalformedError."""
         ...
 
@@ -70,7 +70,7 @@ class Link(Protocol):
         """Until something may have come."""
         ...
 
-    def replay(self, first: int) -> AsyncIterator[Message]:
+    def replay(self, first: int) -> AsyncIterator[EventBatch]:
         """The messages from a number on, as far as they are kept. Raises BrokenPublisherError."""
         ...
 
@@ -80,7 +80,7 @@ class Link(Protocol):
 
 
 class ZmqLink:
-    """A Link by ZeroMQ. Raises BrokenPublisherError for an address that is none."""
+    """A KvEventLink by ZeroMQ. Raises BrokenPublisherError for an address that is none."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], publisher: Publisher) -> None:
         self._context = context
@@ -106,13 +106,13 @@ class ZmqLink:
         """Whether what was missed can be had again."""
         return bool(self._publisher.replay)
 
-    def take(self) -> Message | Connection | None:
+    def take(self) -> EventBatch | Reached | None:
         """What has come next; the state of the connection comes first."""
         if (frames := _received(self._monitor)) is not None:
             event = parse_monitor_message(frames)["event"]
             if event & _FAILED:
                 raise BrokenPublisherError(f"{self._publisher.endpoint} does not speak ZeroMQ")
-            return Connection(event == zmq.EVENT_HANDSHAKE_SUCCEEDED)
+            return Reached(event == zmq.EVENT_HANDSHAKE_SUCCEEDED)
         frames = _received(self._socket)
         return _message(frames) if frames is not None else None
 
@@ -121,7 +121,7 @@ class ZmqLink:
         await self._came.wait()
         self._came.clear()
 
-    async def replay(self, first: int) -> AsyncIterator[Message]:
+    async def replay(self, first: int) -> AsyncIterator[EventBatch]:
         """The messages from a number on, as far as the engine keeps them."""
         socket, came = _socket(self._context, zmq.DEALER), asyncio.Event()
         descriptor = int(socket.FD)
@@ -172,8 +172,8 @@ def _received(socket: zmq.Socket[bytes]) -> list[bytes] | None:
         return None
 
 
-def _message(frames: list[bytes]) -> Message:
+def _message(frames: list[bytes]) -> EventBatch:
     """The last two frames count: the topic may be left out."""
     if len(frames) < 2 or len(frames[-2]) != 8:
         raise MalformedError("a message has no number of 8 bytes")
-    return Message(int.from_bytes(frames[-2], "big"), frames[-1])
+    return EventBatch(int.from_bytes(frames[-2], "big"), frames[-1])

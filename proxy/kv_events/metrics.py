@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from prometheus_client import Metric
 from prometheus_client.registry import Collector
 
-from cellgate.proxy.kv_events.following import Following
+from cellgate.proxy.kv_events.followers import KvEventFollowers
 from cellgate.proxy.metrics.families import counter, gauge
 
 FAULTS = ("broken", "disconnects", "gaps", "malformed", "restarts")
@@ -16,7 +16,7 @@ FAULTS = ("broken", "disconnects", "gaps", "malformed", "restarts")
 class KvEventMetrics(Collector):
     """What `following` follows."""
 
-    def __init__(self, following: Following) -> None:
+    def __init__(self, following: KvEventFollowers) -> None:
         self._following = following
 
     def collect(self) -> Iterator[Metric]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import Enum
 
 
-class Step(Enum):
+class NumberStep(Enum):
     """What to do with a published message."""
 
     APPLY = "apply"
@@ -35,11 +35,11 @@ class Numbers:
         self.next = None
         self._published = -1
 
-    def take(self, number: int) -> Step:
+    def take(self, number: int) -> NumberStep:
         """A message was published."""
         if number <= self._published:
-            return Step.RESTART
+            return NumberStep.RESTART
         self._published = number
         if self.next is None or number == self.next:
-            return Step.APPLY
-        return Step.SKIP if number < self.next else Step.GAP
+            return NumberStep.APPLY
+        return NumberStep.SKIP if number < self.next else NumberStep.GAP

@@ -5,22 +5,24 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from cellgate.proxy.config.units import KV_EVENTS_PACKAGES
+from cellgate.proxy.config.sources import KV_EVENTS_PACKAGES
 from cellgate.proxy.control.plane import Plane
 
 if TYPE_CHECKING:
-    from cellgate.proxy.kv_events.following import Following
+    from cellgate.proxy.kv_events.followers import KvEventFollowers
 
 
-def follow_kv_events(plane: Plane) -> Following | None:
+def follow_kv_events(plane: Plane) -> KvEventFollowers | None:
     """Follow the units of `plane`; None without the packages. Needs a running loop."""
     if not all(map(find_spec, KV_EVENTS_PACKAGES)):
         return None
     # Imported late: most gates do not have it.
-    from cellgate.proxy.kv_events.following import Following
+    from cellgate.proxy.kv_events.followers import KvEventFollowers
     from cellgate.proxy.kv_events.metrics import KvEventMetrics
 
-    following = Following(plane.board, lambda state: plane.reach.probe_transport(state).fetch, plane.now)
+    following = KvEventFollowers(
+        plane.board, lambda state: plane.reach.probe_transport(state).fetch, plane.now
+    )
     plane.ticker.looks.append(following.tick)
     plane.metrics.include(KvEventMetrics(following))
     return following

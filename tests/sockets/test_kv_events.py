@@ -15,7 +15,7 @@ import pytest
 import zmq
 
 from cellgate.probes.base import Reply
-from cellgate.proxy.kv_events.following import Following
+from cellgate.proxy.kv_events.followers import KvEventFollowers
 from cellgate.router.board import Board
 from cellgate.router.known_prefixes import KnownPrefixes
 from cellgate.router.nouns import Evidence, Fleet, KvEvents, Rules, Sign, Strength, Unit
@@ -90,16 +90,26 @@ def keys_of(ports: tuple[int, int]) -> KvEvents:
 
 
 @contextlib.asynccontextmanager
-async def followed(board: Board, answer: Reply | None = None) -> AsyncIterator[tuple[Following, UnitState]]:
+async def followed(
+    board: Board, answer: Reply | None = None
+) -> AsyncIterator[tuple[KvEventFollowers, UnitState]]:
     asked: list[str] = []
 
-    async def fetch(_method: str, target: str, **_more: Any) -> Reply:
+    async def fetch(
+        method: str,
+        target: str,
+        *,
+        body: bytes = b"",
+        request_id: str = "",
+        timeout_s: float,
+        max_bytes: int = 1 << 20,
+    ) -> Reply:
         asked.append(target)
         assert answer is not None
         return answer
 
     loop = asyncio.get_running_loop()
-    following = Following(board, lambda _state: fetch, loop.time)
+    following = KvEventFollowers(board, lambda _state: fetch, loop.time)
     following.tick(loop.time())
     try:
         yield following, board.units["a"]

@@ -29,6 +29,8 @@ IN_WORDS = {
     "cells[].units[].engine": "detected",
     "cells[].units[].canary": "detected",
     "cells[].units[].metrics_url": "the engine's usual place",
+    "cells[].units[].kv_events": "the unit is asked, if the packages are installed",
+    "cells[].units[].kv_events.endpoint": "what the engine tells",
     "cells[].units[].nodes[].agent": "none",
     "cells[].units[].nodes[].probes": "none",
     "cells[].units[].nodes[].probes[].url": "required with `http` and `exporter`",

@@ -7,6 +7,7 @@ nothing more.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -14,9 +15,9 @@ import zmq
 
 from cellgate.probes.apis import parsed
 from cellgate.probes.base import Fetch, FetchError
-from cellgate.proxy.kv_events.follower import Counts, Follower
-from cellgate.proxy.kv_events.link import Link, Publisher, ZmqLink
-from cellgate.proxy.kv_events.sources import PATHS, Publishers, configured, told
+from cellgate.proxy.kv_events.link import KvEventLink, Publisher, ZmqLink
+from cellgate.proxy.kv_events.publishers import PATHS, Publishers, configured, told
+from cellgate.proxy.kv_events.rank_follower import RankFollower
 from cellgate.proxy.logs.log import log_line
 from cellgate.router.board import Board
 from cellgate.router.known_prefixes import KnownPrefixes
@@ -34,7 +35,7 @@ class Followed:
 
     asked: object = None
     publishers: Publishers = field(default_factory=dict)
-    counts: Counts = field(default_factory=Counts)
+    counts: Counter[str] = field(default_factory=Counter)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     asking: asyncio.Task[None] | None = None
 
@@ -45,7 +46,7 @@ class Followed:
         self.tasks.clear()
 
 
-class Following:
+class KvEventFollowers:
     """The followers of all units of a board. `fetch_of` asks a unit, `link` connects to a publisher."""
 
     def __init__(
@@ -53,7 +54,7 @@ class Following:
         board: Board,
         fetch_of: Callable[[UnitState], Fetch],
         now: Callable[[], float],
-        link: Callable[[Publisher], Link] | None = None,
+        link: Callable[[Publisher], KvEventLink] | None = None,
     ) -> None:
         self._board = board
         self._fetch_of = fetch_of
@@ -63,7 +64,7 @@ class Following:
         self.lessons = Lessons()
         self._units: dict[UnitState, Followed] = {}
 
-    def __iter__(self) -> Iterator[tuple[UnitState, KnownPrefixes, Counts]]:
+    def __iter__(self) -> Iterator[tuple[UnitState, KnownPrefixes, Counter[str]]]:
         """The units that are followed, what is known of them, and what was counted."""
         for state, followed in self._units.items():
             if state.costs.known is not None:
@@ -114,7 +115,7 @@ class Following:
         known, name = state.costs.known, state.unit.name
         for rank, publisher in publishers.items() if known is not None else ():
             assert known is not None
-            follower = Follower(
+            follower = RankFollower(
                 name,
                 rank,
                 known,
@@ -137,7 +138,7 @@ class Following:
             for rank in followed.publishers if state.costs.known is not None else ():
                 state.costs.known.rank(rank, BLOCKS_MAX // ranks)  # type: ignore[union-attr]
 
-    def _connect(self, publisher: Publisher) -> Link:
+    def _connect(self, publisher: Publisher) -> KvEventLink:
         if self._context is None:
             self._context = zmq.Context(io_threads=1)
         return ZmqLink(self._context, publisher)

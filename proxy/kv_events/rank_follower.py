@@ -18,8 +18,8 @@ from contextlib import closing
 from xxhash import xxh3_64_intdigest
 
 from cellgate.proxy.kv_events.decode import MalformedError, events
-from cellgate.proxy.kv_events.link import BrokenPublisherError, Connection, Link, Message
-from cellgate.proxy.kv_events.sequence import Numbers, Step
+from cellgate.proxy.kv_events.link import BrokenPublisherError, EventBatch, KvEventLink, Reached
+from cellgate.proxy.kv_events.sequence import Numbers, NumberStep
 from cellgate.proxy.logs.log import log_line
 from cellgate.router.known_prefixes import KnownPrefixes
 from cellgate.router.kv_index import BLOCKS_MAX, Cleared
@@ -30,11 +30,8 @@ RETRY_S, RETRY_MAX_S = 1.0, 60.0
 RESTARTS_MAX = 3
 """A publisher that has begun anew more often on one connection is broken: a process counts upwards."""
 
-Counts = Counter[str]
-"""Messages, and faults by name."""
 
-
-class Follower:
+class RankFollower:
     """Follows one rank. `link` makes the connection; `of` names the unit for people."""
 
     def __init__(
@@ -42,9 +39,9 @@ class Follower:
         of: str,
         rank: int,
         known: KnownPrefixes,
-        link: Callable[[], Link],
+        link: Callable[[], KvEventLink],
         now: Callable[[], float],
-        counts: Counts,
+        counts: Counter[str],
         *,
         is_alone: bool = True,
     ) -> None:
@@ -97,31 +94,31 @@ class Follower:
         self._index.clear()
         self._numbers.begin_anew()
 
-    async def _follow(self, link: Link) -> None:
+    async def _follow(self, link: KvEventLink) -> None:
         self._restarts, self._is_up = 0, False
         while True:
             match link.take():
                 case None:
                     self._spent = 0
                     await link.wait()
-                case Connection(is_up):
+                case Reached(is_up):
                     self._is_up = is_up
                     await self._connected(link)
-                case Message() as message:
+                case EventBatch() as message:
                     if self._incarnation != self._known.incarnation:
                         self._incarnation = self._known.incarnation
                         self._forget()
                         await self._connected(link)
                     await self._published(link, message)
 
-    async def _connected(self, link: Link) -> None:
+    async def _connected(self, link: KvEventLink) -> None:
         if self._is_up:
             await self._catch_up(link)
         else:
             self._counts["disconnects"] += 1
             self._known.suspend(self._rank)
 
-    async def _catch_up(self, link: Link) -> None:
+    async def _catch_up(self, link: KvEventLink) -> None:
         """Make up for what was published before the connection was there."""
         if self._numbers.next is not None and not (link.can_replay and await self._goes_on(link)):
             self._forget()
@@ -130,7 +127,7 @@ class Follower:
                 await self._replayed(message)
         self._known.resume(self._rank)
 
-    async def _goes_on(self, link: Link) -> bool:
+    async def _goes_on(self, link: KvEventLink) -> bool:
         """Replay from the last message that was applied; False: the publisher does not have it any more, or
         it is another process.
         """
@@ -144,23 +141,23 @@ class Follower:
             is_first = False
         return not is_first
 
-    async def _replayed(self, message: Message) -> None:
+    async def _replayed(self, message: EventBatch) -> None:
         if self._numbers.next is not None and message.number != self._numbers.next:
             # Some were dropped on the way.
             self._counts["gaps"] += 1
             self._index.clear()
         await self._apply(message)
 
-    async def _published(self, link: Link, message: Message) -> None:
+    async def _published(self, link: KvEventLink, message: EventBatch) -> None:
         step = self._numbers.take(message.number)
-        if step is Step.SKIP:
+        if step is NumberStep.SKIP:
             return
-        if step is Step.RESTART:
+        if step is NumberStep.RESTART:
             self._begin_anew()
             await self._catch_up(link)
-            if self._numbers.take(message.number) is Step.SKIP:
+            if self._numbers.take(message.number) is NumberStep.SKIP:
                 return
-        elif step is Step.GAP:
+        elif step is NumberStep.GAP:
             self._counts["gaps"] += 1
             await self._fill(link)
             if message.number < (self._numbers.next or 0):
@@ -176,7 +173,7 @@ class Follower:
             raise BrokenPublisherError("the numbers of its messages run backwards again and again")
         self._forget()
 
-    async def _fill(self, link: Link) -> None:
+    async def _fill(self, link: KvEventLink) -> None:
         """Replay what is missing."""
         if link.can_replay and self._numbers.next is not None:
             self._known.suspend(self._rank)
@@ -184,7 +181,7 @@ class Follower:
                 await self._replayed(message)
             self._known.resume(self._rank)
 
-    async def _apply(self, message: Message) -> None:
+    async def _apply(self, message: EventBatch) -> None:
         self._counts["messages"] += 1
         now = self._now()
         for event in events(message.payload, self._named):
@@ -197,5 +194,5 @@ class Follower:
         self._last = _digest(message)
 
 
-def _digest(message: Message) -> int:
+def _digest(message: EventBatch) -> int:
     return xxh3_64_intdigest(message.payload)

@@ -1,4 +1,4 @@
-"""Following one rank: gaps, replays, restarts, lost connections, broken publishers."""
+"""KvEventFollowers one rank: gaps, replays, restarts, lost connections, broken publishers."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import msgpack
 import pytest
 
 from cellgate.proxy.kv_events.decode import MalformedError
-from cellgate.proxy.kv_events.follower import BLOCKS_PER_TURN, RESTARTS_MAX, Follower
-from cellgate.proxy.kv_events.link import BrokenPublisherError, Connection, Message
+from cellgate.proxy.kv_events.link import BrokenPublisherError, EventBatch, Reached
+from cellgate.proxy.kv_events.rank_follower import BLOCKS_PER_TURN, RESTARTS_MAX, RankFollower
 from cellgate.router.known_prefixes import KnownPrefixes
 from cellgate.router.kv_index import KvIndex
 from cellgate.router.kv_lessons import Lessons
 from cellgate.router.prefix import PrefixCache
 
-UP, DOWN = Connection(True), Connection(False)
+UP, DOWN = Reached(True), Reached(False)
 
 
 class Engine:
@@ -26,15 +26,15 @@ class Engine:
 
     def __init__(self, first: int = 0) -> None:
         self.first = first
-        self.kept: list[Message] = []
+        self.kept: list[EventBatch] = []
 
-    def publish(self, *events: Any) -> Message:
+    def publish(self, *events: Any) -> EventBatch:
         number = len(self.kept)
         packed: bytes = msgpack.packb([1.5, list(events), None])
-        self.kept.append(Message(number, packed))
+        self.kept.append(EventBatch(number, packed))
         return self.kept[-1]
 
-    def store(self, name: int, parent: int | None = None, first: int | None = None) -> Message:
+    def store(self, name: int, parent: int | None = None, first: int | None = None) -> EventBatch:
         first = self.first + name if first is None else first
         return self.publish(["BlockStored", [name], parent, [first, first], 2, None, "GPU", None])
 
@@ -44,7 +44,7 @@ class FakeLink:
 
     def __init__(self, engine: Engine | None) -> None:
         self.engine = engine
-        self.coming: deque[Message | Connection | Exception] = deque()
+        self.coming: deque[EventBatch | Reached | Exception] = deque()
         self.replays: list[int] = []
         self.is_closed = False
         self._came = asyncio.Event()
@@ -53,7 +53,7 @@ class FakeLink:
     def can_replay(self) -> bool:
         return self.engine is not None
 
-    def take(self) -> Message | Connection | None:
+    def take(self) -> EventBatch | Reached | None:
         found = self.coming.popleft() if self.coming else None
         if isinstance(found, Exception):
             raise found
@@ -63,7 +63,7 @@ class FakeLink:
         await self._came.wait()
         self._came.clear()
 
-    async def replay(self, first: int) -> AsyncIterator[Message]:
+    async def replay(self, first: int) -> AsyncIterator[EventBatch]:
         assert self.engine is not None
         self.replays.append(first)
         for message in self.engine.kept[first:]:
@@ -72,7 +72,7 @@ class FakeLink:
     def close(self) -> None:
         self.is_closed = True
 
-    async def comes(self, *found: Message | Connection | Exception) -> None:
+    async def comes(self, *found: EventBatch | Reached | Exception) -> None:
         self.coming.extend(found)
         self._came.set()
         await settled()
@@ -91,7 +91,7 @@ class Stage:
         self.link = FakeLink(engine)
         self.counts: Counter[str] = Counter()
         self.links = 0
-        follower = Follower("a", 0, self.known, self._connect, lambda: 1.0, self.counts)
+        follower = RankFollower("a", 0, self.known, self._connect, lambda: 1.0, self.counts)
         self.task = asyncio.create_task(follower.run())
 
     def _connect(self) -> FakeLink:
@@ -237,13 +237,13 @@ def test_a_restart_that_probes_have_seen_is_replayed_from_its_beginning() -> Non
 @pytest.mark.parametrize(
     ("trouble", "count"),
     [
-        (Message(1, b"garbage"), "malformed"),
+        (EventBatch(1, b"garbage"), "malformed"),
         (MalformedError("no number"), "malformed"),
         (BrokenPublisherError("does not speak ZeroMQ"), "broken"),
     ],
 )
 def test_a_broken_publisher_is_left_with_one_line(
-    trouble: Message | Exception, count: str, caplog: pytest.LogCaptureFixture
+    trouble: EventBatch | Exception, count: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = Engine()
 
