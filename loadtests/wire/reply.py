@@ -16,15 +16,26 @@ class MalformedError(ConnectionError):
 
 
 class Reply:
-    """A reply to any request but a HEAD; those of 1xx are passed over. `status` is 0 until its head is there.
+    """A reply to any request but a HEAD; those of 1xx are passed over. `status` is 0 until its head is there,
+    `unit` the one that answered behind a gate.
 
     Each piece of the body of a 200 goes to `take`. Without one, and of any other status, pieces are kept.
     """
 
-    __slots__ = ("_is_framed", "_parser", "_pieces", "_take", "is_whole", "keeps_connection", "status")
+    __slots__ = (
+        "_is_framed",
+        "_parser",
+        "_pieces",
+        "_take",
+        "is_whole",
+        "keeps_connection",
+        "status",
+        "unit",
+    )
 
     def __init__(self, take: Callable[[bytes], object] | None = None) -> None:
         self.status = 0
+        self.unit = ""
         self.is_whole = self.keeps_connection = self._is_framed = False
         self._pieces: list[bytes] = []
         self._take = take or self._pieces.append
@@ -62,10 +73,13 @@ class Reply:
         if self.is_whole:
             raise MalformedError("more than was asked for")
 
-    def on_header(self, name: bytes, _value: bytes) -> None:
+    def on_header(self, name: bytes, value: bytes) -> None:
         """One line of the head."""
-        if name.lower() in _FRAMED_BY:
+        name = name.lower()
+        if name in _FRAMED_BY:
             self._is_framed = True
+        elif name == b"x-cellgate-unit":
+            self.unit = value.decode()
 
     def on_headers_complete(self) -> None:
         """The end of the head."""
