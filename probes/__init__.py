@@ -13,6 +13,7 @@ from cellgate.probes.grpc_health import GrpcProbe
 from cellgate.probes.http_status import HttpProbe
 from cellgate.probes.models import ModelList
 from cellgate.probes.node import NodeProbe
+from cellgate.probes.quiescence import QuiescenceProbe
 from cellgate.probes.readiness import Readiness
 from cellgate.probes.tcp_accept import TcpProbe
 
@@ -20,6 +21,7 @@ PROBES: dict[str, type[Probe]] = {
     "readiness": Readiness,
     "models": ModelList,
     "engine_metrics": EngineMetrics,
+    "quiescence": QuiescenceProbe,
     "canary": Canary,
 }
 """Probes of a unit as a whole: each unit has all of them."""

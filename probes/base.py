@@ -150,6 +150,11 @@ class ProbeContext(Protocol):
         ...
 
     @property
+    def is_on_hold(self) -> bool:
+        """True while it says that it is paused, asleep or scaling, and is believed."""
+        ...
+
+    @property
     def engine(self) -> str:
         """A name in probes/engines.py, configured or detected; empty while unknown."""
         ...

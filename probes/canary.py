@@ -73,7 +73,7 @@ class Canary:
         """The next period, but for an UP unit not before `canary_idle_s` after its last progress. A little
         later if another gate is about to send one, which may save this one.
         """
-        if context.held_down:
+        if context.held_down or context.is_on_hold:
             return inf
         due = last_at + self.period_s
         # A canary that timed out is repeated, because its own first steps may have excused it.
@@ -107,7 +107,9 @@ class Canary:
         return limit_s * (2.0 if context.verdict is Verdict.UP or context.shows_work else IN_LINE)
 
     async def look(self, context: ProbeContext) -> AsyncGenerator[Finding, None]:
-        """Evidence of one canary; before it the models of the unit, if unknown."""
+        """Evidence of one canary; before it the models of the unit, if unknown. Nothing of a unit on hold."""
+        if context.is_on_hold:
+            return
         is_starting = context.verdict is Verdict.STARTING
         life_at, timeout_s = context.life_at, self.timeout_s(context)
         deadline = context.now() + timeout_s

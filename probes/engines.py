@@ -7,8 +7,38 @@ OpenAI's API.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
+
+from cellgate.router.hold_nouns import HoldKind
+
+
+@dataclass(frozen=True, slots=True)
+class HoldQuestion:
+    """How an engine says that it stands still on purpose: `flag` is true in the object that it answers.
+
+    `but` is for engines that have no such flag: they say so by a 503 at `path` and a 200 at `but`.
+    `is_shown`: all paths answer 503 meanwhile, so that nobody has to ask as long as all is well.
+    """
+
+    kind: HoldKind
+    method: str
+    path: str
+    flag: str = ""
+    but: str = ""
+    is_shown: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EngineControl:
+    """How an operation of an engine is requested: POST `path`, with `body`. `{mode}` in either is one of the
+    values of `modes`, by the word for the operator.
+    """
+
+    path: str
+    body: str = ""
+    modes: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +50,8 @@ class Engine:
     `metrics` is a path at the port of the API, unless `metrics_port` names another one.
     `canaries` are APIs (see probes/apis.py) in the order in which they are tried.
     `closes_after_stream`: it ends a connection with a streamed reply, though its head says keep-alive.
+    `holds` ask whether it stands still on purpose; `controls` are its operations: pause, resume, sleep, wake,
+    and `retry`, which asks its own fault tolerance to recover it.
     """
 
     ready: tuple[str, ...]
@@ -28,14 +60,46 @@ class Engine:
     metrics: str = "/metrics"
     metrics_port: int | None = None
     closes_after_stream: bool = False
+    holds: tuple[HoldQuestion, ...] = ()
+    controls: Mapping[str, EngineControl] = field(default_factory=dict)
 
 
 _OPENAI_CANARIES = ("chat", "completions", "embeddings", "rerank", "pooling")
 
+_MODES = {"wait": "wait", "abort": "abort", "keep": "keep"}
+
 ENGINES: dict[str, Engine] = {
-    "vllm": Engine(ready=("/health",), canaries=_OPENAI_CANARIES),
+    # Pausing and sleeping need VLLM_SERVER_DEV_MODE=1, its own fault tolerance --enable-fault-tolerance.
+    "vllm": Engine(
+        ready=("/health",),
+        canaries=_OPENAI_CANARIES,
+        holds=(
+            HoldQuestion(HoldKind.PAUSED, "GET", "/is_paused", "is_paused"),
+            HoldQuestion(HoldKind.ASLEEP, "GET", "/is_sleeping", "is_sleeping"),
+            HoldQuestion(
+                HoldKind.SCALING, "POST", "/is_scaling_elastic_ep", "is_scaling_elastic_ep", is_shown=True
+            ),
+        ),
+        controls={
+            "pause": EngineControl("/pause?mode={mode}", modes=_MODES),
+            "resume": EngineControl("/resume"),
+            "sleep": EngineControl("/sleep?level=1&mode={mode}", modes=_MODES),
+            "wake": EngineControl("/wake_up"),
+            "retry": EngineControl("/fault_tolerance/apply", '{"instruction":"retry"}'),
+        },
+    ),
     # Its /health generates a token and takes up to 20 s of a busy engine; /ready came after /ping.
-    "sglang": Engine(ready=("/ready", "/ping"), canaries=_OPENAI_CANARIES),
+    "sglang": Engine(
+        ready=("/ready", "/ping"),
+        canaries=_OPENAI_CANARIES,
+        holds=(HoldQuestion(HoldKind.PAUSED, "GET", "/ready", but="/ping"),),
+        controls={
+            "pause": EngineControl(
+                "/pause_generation", '{"mode":"{mode}"}', {"abort": "abort", "keep": "in_place"}
+            ),
+            "resume": EngineControl("/continue_generation", "{}"),
+        },
+    ),
     "triton": Engine(
         ready=("/v2/health/ready",),
         unready=frozenset({400}),

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from cellgate.probes.base import FetchError, ProbeContext, Reply, Trouble, is_in_use
 from cellgate.probes.engines import engine
+from cellgate.probes.quiescence import ask_quiescence
 from cellgate.router.nouns import Evidence, Finding, Sign, Strength, Verdict
 
 _Weight = tuple[Sign, Strength]
@@ -47,8 +48,8 @@ class Readiness:
     timeout_s: float = 3.0
 
     def limit_s(self, _patient: ProbeContext) -> float:
-        """One timeout for all paths."""
-        return self.timeout_s
+        """One timeout for all paths, and as long for a question about a bad answer."""
+        return 2.0 * self.timeout_s
 
     def due_at(self, context: ProbeContext, last_at: float) -> float:
         """One period after the last run; a longer one while metrics are read all the time."""
@@ -71,6 +72,9 @@ class Readiness:
             (sign, strength), said = _TROUBLES[error.trouble], str(error)
         else:
             (sign, strength), said = _weigh(context, reply), f"HTTP {reply.status}"
+            if reply.status == 503:
+                for word in await ask_quiescence(context):
+                    yield word
         reason = f"GET {path}: {said}"
         yield Evidence(context.unit.name, sign, strength, self.name, reason, context.now())
 

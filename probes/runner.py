@@ -19,6 +19,8 @@ from cellgate.router.nouns import Evidence, Finding, Sign, Strength
 
 JITTER = 0.1
 """Each pause is shortened by up to this share, so that probes of many units drift apart."""
+RARE_S = 30.0
+"""A longer pause needs no jitter."""
 GAP_S = 0.05
 """The least time between the starts of nudged runs: a unit that answers at once must not be flooded."""
 BLIND_PAUSE_S = 1.0
@@ -55,6 +57,10 @@ class Runner:
             self._nudged = True
             _wake(self._asleep)
 
+    def looking_s(self, now: float) -> float:
+        """For how long the present run has taken; 0: there is none."""
+        return now - self._last_at if self._is_looking else 0.0
+
     def due_at(self) -> float:
         """When it runs again at the latest; inf: not before a nudge.
 
@@ -87,7 +93,8 @@ class Runner:
         due = self.due_at()
         while (pause_s := due - self._patient.now()) > 0.0:
             was_nudged = self._nudged
-            await self._sleep(pause_s if was_nudged else pause_s * (1.0 - JITTER * self._rng.random()))
+            is_exact = was_nudged or pause_s > RARE_S
+            await self._sleep(pause_s if is_exact else pause_s * (1.0 - JITTER * self._rng.random()))
             # `due_at` is called again: the unit may have made progress meanwhile, which postpones the run.
             before, due = due, self.due_at()
             if due <= before and self._nudged is was_nudged:

@@ -367,6 +367,7 @@ class Board:
         state.adapters.forget()
         self._forget_prefixes(state.unit.name)
         state.outlier = Outlier()
+        state.can_hold = state.is_hold_spent = False
         state.engine = state.unit.engine
 
     def _forget_prefixes(self, unit: str) -> None:
@@ -377,6 +378,8 @@ class Board:
             self.proven.forget(unit)
 
     def _evict(self, state: UnitState) -> tuple[Lease, ...]:
+        # What ended the unit, or its process, has ended a hold, too.
+        state.hold = None
         leases = tuple(lease for lease in state.leases if not lease.evicted)
         for lease in leases:
             lease.evicted = True

@@ -18,7 +18,7 @@ from cellgate.router.unit_state import UnitState
 
 _UP = Verdict.UP
 _USABLE = (_UP, Verdict.SUSPECT)
-_NO_UNIT = Refusal.NO_UNIT
+_NO_UNIT, _ON_HOLD = Refusal.NO_UNIT, Refusal.ON_HOLD
 _new = tuple.__new__
 """What a named tuple's own constructor calls: half as long for a row."""
 
@@ -67,7 +67,7 @@ def find_candidates(
     states, model, only = board.units, ask.model, ask.unit
     blocks = ask.blocks if bounds.by_cache else ()
     known: list[tuple[str, UnitState, int]] = []
-    unsure, most = False, 0
+    why_none, most = _NO_UNIT, 0
     # UnitState.is_usable (none here is retired), serves, is_restart_suspected and has_room, inlined: this
     # runs for each unit and ask, and a call takes as long as its body.
     for name, state in states.items() if among is None else [(n, states[n]) for n in among if n in states]:
@@ -77,7 +77,10 @@ def find_candidates(
         if (model is not None and models and model not in models) or (only is not None and only != name):
             continue
         if state.restart_suspected_at >= state.life_at:
-            unsure = True
+            why_none = Refusal.UNSURE
+            continue
+        if state.hold is not None:
+            why_none = _ON_HOLD if why_none is _NO_UNIT else why_none
             continue
         held = state.costs.cache.match(blocks) if blocks else 0
         if held > most:
@@ -95,7 +98,7 @@ def find_candidates(
     rows = _rows(board, ask, expected, known, bounds, now)
     if model in board.adapters:
         rows = [row._replace(cost_s=row.cost_s + adapter_s(states[row.unit], ask, expected)) for row in rows]
-    return _new(Candidates, (rows, Refusal.UNSURE if unsure else _NO_UNIT, expected, shared))
+    return _new(Candidates, (rows, why_none, expected, shared))
 
 
 def _add_remote(

@@ -66,7 +66,8 @@ def dry_run(
     if not rows:
         if ask.model is not None and refusal is Refusal.NO_UNIT and board.knows_model(ask.model) is False:
             refusal = Refusal.UNKNOWN_MODEL
-        return DryRun(None, refusal, 0.0 if refusal is Refusal.UNSURE else None, list(unit_costs.values()))
+        waits = refusal in (Refusal.UNSURE, Refusal.ON_HOLD)
+        return DryRun(None, refusal, 0.0 if waits else None, list(unit_costs.values()))
     if not policy.by_seconds:
         rows = [row for row in rows if row.has_room] or rows
     ranked = [row.unit for row in policy.rank(ask, rows, rng)]
@@ -134,6 +135,8 @@ def _why_not(state: UnitState, ask: Ask, now: float, tried: Collection[str]) -> 
     """Why a unit is no candidate; the last four are, when no other has room."""
     if state.drained:
         return "drained"
+    if state.hold is not None:
+        return "on_hold"
     if not state.is_usable():
         return state.case.verdict.value
     if state.unit.name in tried:

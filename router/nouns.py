@@ -12,6 +12,8 @@ from enum import Enum, IntEnum
 from math import inf
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
+from cellgate.router.hold_nouns import Quiescence
+
 if TYPE_CHECKING:
     import random
 
@@ -259,7 +261,7 @@ class Served:
     at: float
 
 
-Finding = Evidence | Load | Models | Served
+Finding = Evidence | Load | Models | Served | Quiescence
 """What a probe may find."""
 
 
@@ -295,6 +297,8 @@ class Refusal(Enum):
     """Units have died of its prompt."""
     HELD = "held"
     """Units may have died of its prompt: another request must clear it first."""
+    ON_HOLD = "on_hold"
+    """The units that could take it are paused, asleep or scaling."""
 
 
 class Outcome(Enum):
@@ -325,6 +329,7 @@ class Rules:
     panic_min_units (3), panic_share (0.5), panic_max_s (30): when this many units, and more than this share
     of all, do not answer at all, the gate assumes that it is cut off and keeps them in rotation for so long.
     slow_start_s (10): how long until a unit that came up gets its full share.
+    hold_limit_s (600): how long an engine may say that it is paused, asleep or scaling and be believed.
     degraded_ratio (1.25): a unit whose tokens are this many times slower than in its cell is degraded.
     attempts (3), retry_budget (0.2), retry_min (3): retries caused by responses.
     evict_overcommit (0.25): how far above max_in_flight an evicted lease may go.
@@ -342,6 +347,7 @@ class Rules:
     panic_share: float = 0.5
     panic_max_s: float = 30.0
     slow_start_s: float = 10.0
+    hold_limit_s: float = 600.0
     degraded_ratio: float = 1.25
     attempts: int = 3
     retry_budget: float = 0.2

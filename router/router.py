@@ -25,6 +25,8 @@ from cellgate.router.unit_state import Lease
 
 LOOKS = 16
 """The most waiting asks that are checked each time there may be room."""
+_WAITS = (Refusal.UNSURE, Refusal.ON_HOLD)
+"""Refusals that may be over soon, without room on another unit."""
 _new = tuple.__new__
 
 OnResult = Callable[[Lease | Refusal], None]
@@ -102,7 +104,8 @@ class Router:
                 # Settling one may take out another.
                 continue
             answer = self.pick(ticket.ask, now, ticket.tried, evicted=True, retry=ticket.retry)
-            if isinstance(answer, Lease) or answer is Refusal.UNKNOWN_MODEL or now >= ticket.expires_at:
+            is_final = isinstance(answer, Lease) or answer is Refusal.UNKNOWN_MODEL
+            if is_final or self._is_over(ticket, answer, now):
                 self.queue.remove(ticket)
                 ticket.on_result(answer)
         for pool, queue in self.queue.pools():
@@ -112,9 +115,10 @@ class Router:
         """Refuse asks that have waited for too long, or that no unit can serve."""
         for pool, queue in self.queue.pools():
             for entry in queue.fair_queue.hopeless(now, self._sure_tokens_s(pool)):
-                if entry.item in self.queue:
-                    self.queue.remove(entry.item)
-                    entry.item.on_result(Refusal.LATE)
+                ticket = entry.item
+                if ticket in self.queue:
+                    self.queue.remove(ticket)
+                    ticket.on_result(Refusal.ON_HOLD if self._is_held_up(ticket, now) else Refusal.LATE)
         self.serve_waiting(now)
 
     def drain_s(self, model: str | None = None) -> float:
@@ -126,8 +130,10 @@ class Router:
         return fair.drain_s(self.board.tokens_s(pool)) if len(fair) else 0.0
 
     def _sure_tokens_s(self, pool: str) -> float:
-        """The prefill rate of a pool for refusals; without measured rates nothing is refused."""
-        return self.board.tokens_s(pool) if self.board.is_sure_of(pool) else inf
+        """The prefill rate of a pool for refusals; without measured rates, or usable units, nothing is
+        refused.
+        """
+        return (self.board.tokens_s(pool) or inf) if self.board.is_sure_of(pool) else inf
 
     def comes_after(self, ask: Ask) -> bool:
         """Whether an ask waits for a unit that could serve `ask` as well."""
@@ -215,6 +221,15 @@ class Router:
         held = row.held_blocks if self._by_cache else None
         return self.board.open(row.unit, ask, now, retry=retry, expected=found.expected, held=held)
 
+    def _is_over(self, ticket: Ticket, why: Lease | Refusal, now: float) -> bool:
+        """Whether one that lost its unit has waited long enough: as long as any other for units on hold."""
+        more_s = max(0.0, self.queue.rules.max_wait_s - MOVED_S) if why is Refusal.ON_HOLD else 0.0
+        return now >= ticket.expires_at + more_s
+
+    def _is_held_up(self, ticket: Ticket, now: float) -> bool:
+        """Whether it still waits only because all its units are on hold."""
+        return self._best(ticket.ask, now, ticket.tried) is Refusal.ON_HOLD
+
     def _serve_pool(self, pool: str, queue: PoolQueue, now: float) -> None:
         blocked = _Blocked()
         tokens_s, ahead = self.board.tokens_s(pool), 0
@@ -224,7 +239,7 @@ class Router:
                 return
             ticket = entry.item
             best = self._best(ticket.ask, now, ticket.tried, wait_s=ahead / tokens_s if tokens_s else 0.0)
-            if isinstance(best, Refusal) and best is not Refusal.UNSURE:
+            if isinstance(best, Refusal) and best not in _WAITS:
                 self.queue.remove(ticket)
                 ticket.on_result(best)
             elif not isinstance(best, Refusal) and best[0].has_room:

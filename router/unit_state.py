@@ -14,6 +14,7 @@ from cellgate.router.adapters import Adapters
 from cellgate.router.backlog import Beside, Job
 from cellgate.router.cost import Expected
 from cellgate.router.cost_model import CostModel
+from cellgate.router.hold_nouns import Hold
 from cellgate.router.nouns import Ask, Case, Cell, Evidence, Load, Rules, Unit, Verdict
 from cellgate.router.outliers import Outlier, Speed
 from cellgate.router.step_times import LARGE_TOKENS, StepTimes
@@ -47,13 +48,16 @@ class UnitState:
     of one. While `peer_canary_at` is not before the last progress, another gate sends the next canary.
     `last_evidence` is the last evidence of each (node, source), `stalls` are the last stalls (since,
     seconds), `learnt_limit` is how many requests its engine takes, known from refusals, `prefilling` the
-    recent share of time in which it had prompts to compute.
+    recent share of time in which it had prompts to compute. `hold`: it stands still on purpose, or has yet to
+    show work after that; `held_until` is when the last hold ended, `can_hold`: its engine says whether it
+    stands still, `is_hold_spent`: it has said so for longer than it is believed (see hold.py).
     """
 
     __slots__ = (
         "adapters",
         "batch",
         "busy_at",
+        "can_hold",
         "case",
         "cleared_at",
         "cool_until",
@@ -66,6 +70,9 @@ class UnitState:
         "full_until",
         "gaps_ms",
         "heard_at",
+        "held_until",
+        "hold",
+        "is_hold_spent",
         "last_error_at",
         "last_evidence",
         "last_lease_at",
@@ -125,6 +132,9 @@ class UnitState:
         self.gaps_ms = self.step_times.gaps_ms
         self.last_evidence: dict[tuple[str | None, str], Evidence] = {}
         self.full_until = 0.0
+        self.hold: Hold | None = None
+        self.held_until = 0.0
+        self.can_hold = self.is_hold_spent = False
 
     def apply(self, unit: Unit, cell: Cell) -> None:
         """Apply the configuration of the unit and of its cell."""
@@ -144,8 +154,10 @@ class UnitState:
         return max(self.life_at, self.work_at)
 
     def is_usable(self) -> bool:
-        """True when the unit may get new requests: it is UP or SUSPECT, not drained, not removed."""
-        return self.case.verdict in _USABLE and not self.drained and not self.retired
+        """True when the unit may get new requests: it is UP or SUSPECT, not on hold, not drained, not
+        removed.
+        """
+        return self.case.verdict in _USABLE and self.hold is None and not self.drained and not self.retired
 
     def serves(self, ask: Ask) -> bool:
         """Whether this unit serves the model of `ask`, and is the unit that `ask` is bound to, if any."""
@@ -310,7 +322,7 @@ class Lease:
         self.committed = True
         self.first_at = now
         done = self.unit_state.costs.show(self, now)
-        if done is not None and self.ask.stream:
+        if done is not None and self.ask.stream and not self.was_paused:
             # A plain answer arrives when all of it is computed, which says little about its prompt.
             self.unit_state.step_times.prefilled(done)
             if done.tokens >= LARGE_TOKENS:

@@ -50,6 +50,7 @@ class FakePatient:
     load: Load | None = None
     stall_limit_s: float = 1.0
     held_down: bool = False
+    is_on_hold: bool = False
     hides_work: bool = False
     shows_work: bool = False
     engine: str = ""

@@ -132,11 +132,14 @@ class Answer:
         return f"{self.end().value}: {shown}, {after}; error: {self.error!r}; cut: {self.cut!r}"
 
 
-async def ask(gate: Connections, answer: Answer) -> None:
-    """Send the question of `answer`, read on to whatever end it comes. Nothing that goes wrong is raised."""
+async def ask(gate: Connections, answer: Answer, *, silence_s: float = HANG_S) -> None:
+    """Send the question of `answer`, read on to whatever end it comes. Nothing that goes wrong is raised.
+
+    It hangs when it gets no byte for `silence_s`.
+    """
     reply = Reply(Lines(answer.take))
     try:
-        await gate.exchange(post(answer.question.body()), reply, silence_s=HANG_S)
+        await gate.exchange(post(answer.question.body()), reply, silence_s=silence_s)
     except TimeoutError:
         answer.hung = True
     except OSError as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from cellgate.proxy.admin.outlook import advice, what_comes
 from cellgate.proxy.admin.rotation import Moment, Rotation, rotation_of, silent_s
+from cellgate.router.hold import is_on, spoken
 from cellgate.router.nouns import Case, Evidence, Sign, Verdict
 from cellgate.router.stall import stall_limit_s
 from cellgate.router.unit_state import SLOW_START_LEAST, UnitState
@@ -18,6 +19,8 @@ QUIET_S = 0.25
 _HEADLINES: dict[Rotation, str] = {
     Rotation.DRAINED: "{unit} is out of rotation: an operator drained it. {requests} are still in flight. "
     "Its verdict is {verdict}, for {time}.",
+    Rotation.ON_HOLD: "{unit} is out of rotation: {hold}, since {held} ago. {requests} are still in flight. "
+    "Its verdict is {verdict}, for {time}; it is not judged, and not recovered, while its engine says so.",
     Rotation.HELD: "{unit} is kept in rotation, although it has not answered for {mute}: most units "
     "do not answer, so this gate assumes that its own network is cut off.",
     Rotation.RESTART_SUSPECTED: "{unit} gets no requests for now: it closed a connection unexpectedly "
@@ -52,6 +55,8 @@ def _headline(state: UnitState, rotation: Rotation, moment: Moment) -> str:
         verdict=state.case.verdict.value,
         time=moment.ago(state.case.since),
         requests=_requests(state),
+        hold=spoken(state.hold) if state.hold is not None else "",
+        held=moment.ago(state.hold.since) if state.hold is not None else "",
         mute=moment.ago(max(state.heard_at, state.life_at)),
         cut=moment.ago(state.restart_suspected_at),
     )
@@ -78,8 +83,10 @@ def _besides(state: UnitState, rotation: Rotation, moment: Moment) -> list[str]:
     lines, rules, now = [], moment.rules, moment.now
     if rotation in (Rotation.IN, Rotation.SUSPECT):
         lines.append(f"{_requests(state)} are in flight.")
+    if rotation is Rotation.DRAINED and state.hold is not None:
+        lines.append(f"Besides, {spoken(state.hold)}, since {moment.ago(state.hold.since)} ago.")
     quiet_s = silent_s(state, now)
-    if quiet_s is not None and quiet_s >= QUIET_S:
+    if quiet_s is not None and quiet_s >= QUIET_S and not is_on(state.hold):
         limit_s = stall_limit_s(state, rules)
         lines.append(f"Stalled for {quiet_s:.1f} s; with its present work up to {limit_s:.1f} s are normal.")
     if degraded := state.outlier.degraded:

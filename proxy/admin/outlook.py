@@ -11,6 +11,8 @@ from cellgate.router.unit_state import SLOW_START_LEAST, UnitState
 
 _NEXT: dict[Rotation, str] = {
     Rotation.DRAINED: "nothing, until an operator undrains it (cellgate undrain {unit}).",
+    Rotation.ON_HOLD: "when its engine goes on, a canary (a request for one token) is sent; when it passes, "
+    "the unit gets requests. In {hold_left} at the latest it is judged again, whatever its engine says.",
     Rotation.HELD: "units are judged one by one again when they answer, in {panic_left} at the latest.",
     Rotation.RESTART_SUSPECTED: "{canary}. Any progress of the unit ends the suspicion of a restart, and "
     "so do {suspicion_left} without another cut.",
@@ -24,6 +26,8 @@ _NEXT: dict[Rotation, str] = {
 _FAULTS = "it stays out until {faults} reports no fault; then a canary is sent at once."
 
 _ADVICE: dict[Rotation, str] = {
+    Rotation.ON_HOLD: "let its engine go on (cellgate resume {unit}, or cellgate wake {unit}); raise "
+    "rules.hold_limit_s if it needs longer.",
     Rotation.HELD: "check the network of this gate first: the units may be healthy.",
     Rotation.FULL: "raise its max_in_flight if its engine can take more, or add units.",
     Rotation.SUSPECT: "take it out of rotation (cellgate drain {unit}); requests in flight finish.",
@@ -39,7 +43,7 @@ _SLOW = "compare clocks, temperatures and links of its nodes with those of the o
 def what_comes(state: UnitState, rotation: Rotation, moment: Moment) -> str:
     """What happens next, and when, without an operator."""
     rules, faults = moment.rules, sorted(state.case.faults)
-    is_held_down = faults and not state.drained and not state.is_usable()
+    is_held_down = faults and state.hold is None and not state.drained and not state.is_usable()
     panic_s = moment.now - moment.panic_at if moment.panic_at is not None else 0.0
     return (_FAULTS if is_held_down else _NEXT[rotation]).format(
         unit=state.unit.name,
@@ -48,6 +52,7 @@ def what_comes(state: UnitState, rotation: Rotation, moment: Moment) -> str:
         passed=state.case.passes,
         then=_then(rules),
         faults=" and ".join(f"{source} of node {node}" for node, source in faults),
+        hold_left=f"{_hold_left_s(state, moment):.0f} s",
         panic_left=f"{max(0.0, rules.panic_max_s - panic_s):.1f} s",
         suspicion_left=f"{max(0.0, state.restart_suspected_at + RESTART_SUSPECTED_S - moment.now):.1f} s",
     )
@@ -72,6 +77,12 @@ def _canary(moment: Moment) -> str:
         return "no canary (a request for one token) is planned"
     when = f"within {moment.canary_s:.1f} s" if moment.canary_s else "is in flight"
     return f"a canary (a request for one token) {when}"
+
+
+def _hold_left_s(state: UnitState, moment: Moment) -> float:
+    """How long its engine is believed."""
+    since = state.hold.since if state.hold is not None else moment.now
+    return max(0.0, since + moment.rules.hold_limit_s - moment.now)
 
 
 def _then(rules: Rules) -> str:

@@ -15,6 +15,7 @@ class Rotation(Enum):
     """What decides at the moment whether a unit gets requests."""
 
     DRAINED = "drained"
+    ON_HOLD = "on_hold"
     HELD = "held"
     RESTART_SUSPECTED = "restart_suspected"
     SUSPECT = "suspect"
@@ -48,6 +49,8 @@ def rotation_of(state: UnitState, moment: Moment) -> Rotation:
     """The one fact that decides; other facts change nothing as long as it is true."""
     if state.drained:
         return Rotation.DRAINED
+    if state.hold is not None:
+        return Rotation.ON_HOLD
     if not state.is_usable():
         return Rotation(state.case.verdict.value)
     if moment.panic_at is not None and state.is_unreachable(moment.now):

@@ -45,6 +45,7 @@ def _row(state: UnitState, moment: Moment) -> dict[str, Any]:
         "standing": rotation_of(state, moment).value,
         "usable": state.is_usable(),
         "drained": state.drained,
+        "hold": None if state.hold is None else state.hold.kind.value,
         "degraded": round(state.outlier.degraded, 3),
         "since_s": round(moment.now - state.case.since, 1),
         "reason": why(state),

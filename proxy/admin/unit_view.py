@@ -13,6 +13,7 @@ from cellgate.proxy.admin.rotation import Moment, is_held, silent_s
 from cellgate.proxy.ingress.ready import why
 from cellgate.router.board import Board
 from cellgate.router.cost_model import CostModel
+from cellgate.router.hold_nouns import Hold
 from cellgate.router.nouns import Case, Evidence, Load
 from cellgate.router.stall import stall_limit_s
 from cellgate.router.unit_state import UnitState
@@ -30,6 +31,7 @@ def unit_view(state: UnitState, now: float) -> dict[str, Any]:
         "verdict": state.case.verdict.value,
         "usable": state.is_usable(),
         "drained": state.drained,
+        "hold": _hold(state.hold, now),
         "restart_suspected": state.is_restart_suspected(),
         "degraded": round(state.outlier.degraded, 3),
         "since_s": _age(state.case.since, now),
@@ -80,6 +82,12 @@ def _behind(case: Case) -> list[Evidence]:
     return (
         last if case.because is None or case.because in last else [*last[: EVIDENCE_SHOWN - 1], case.because]
     )
+
+
+def _hold(hold: Hold | None, now: float) -> dict[str, Any] | None:
+    if hold is None:
+        return None
+    return {"kind": hold.kind.value, "since_s": _age(hold.since, now), "ended": bool(hold.ended_at)}
 
 
 def _evidence(evidence: Evidence, now: float) -> dict[str, Any]:

@@ -93,7 +93,8 @@ def _seconds(value: float | None) -> str:
 def _verdict(unit: Mapping[str, Any]) -> str:
     """The verdict, and what else decides how many requests go there."""
     beside = [word.replace("_", " ") for word in ("drained", "restart_suspected", "degraded") if unit[word]]
-    return ", ".join([str(unit["verdict"]), *beside])
+    hold = [str(unit["hold"]["kind"])] if unit["hold"] else []
+    return ", ".join([str(unit["verdict"]), *hold, *beside])
 
 
 def poison_table(found: Mapping[str, Any]) -> str:

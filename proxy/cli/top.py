@@ -30,7 +30,18 @@ _FRAME_LINES = 4
 """The summary, the line of those not shown, the line above the events, and the one that the cursor needs."""
 
 _HEAD = ("UNIT", "VERDICT", "FOR", "LOAD", "IN FLIGHT", "KV", "CELL", "NODES")
-_ORDER = ("down", "held", "suspect", "restart_suspected", "probation", "starting", "full", "drained", "in")
+_ORDER = (
+    "down",
+    "held",
+    "suspect",
+    "restart_suspected",
+    "probation",
+    "starting",
+    "on_hold",
+    "full",
+    "drained",
+    "in",
+)
 _STYLES = {
     "in": "green",
     "full": "yellow",
@@ -40,6 +51,7 @@ _STYLES = {
     "starting": "blue",
     "probation": "magenta",
     "down": "bold red",
+    "on_hold": "cyan",
     "drained": "dim",
 }
 _NODES = {"good": ("■", "●", "green"), "bad": ("×", "×", "bold red"), "unseen": ("□", "○", "dim")}

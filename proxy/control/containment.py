@@ -99,9 +99,11 @@ class Containment:
     def broke(self, lease: Lease, kind: FailureKind, tokens: int, shown: int) -> None:
         """An attempt has failed. `tokens`: shown to its client in all; `shown`: of these by this unit."""
         state, ask, now = lease.unit_state, lease.ask, self._now()
-        # A drained or removed unit is stopped by its operator, and a single forgotten stream is not a death.
+        # A drained or removed unit is stopped by its operator, one on hold stands still on purpose, and a
+        # single forgotten stream is not a death.
         if (
             state.drained
+            or state.hold is not None
             or state.retired
             or not ask.fingerprint
             or (kind is FailureKind.CUT and not lease.evicted)

@@ -118,7 +118,8 @@ class LocalDispatcher:
             return queue
         # It lost its unit through no fault of its own, or the only unit waits for a canary.
         moved = request.moved or why is Refusal.UNSURE
-        if why is not Refusal.FULL and not (moved and self._board.could_serve(ask, tried)):
+        may_wait = why in (Refusal.FULL, Refusal.ON_HOLD)
+        if not may_wait and not (moved and self._board.could_serve(ask, tried)):
             return why
         place = self._router.wait(
             ask,
@@ -232,6 +233,8 @@ class LocalDispatcher:
         """
         if judged:
             self._judge(lease, failure)
+        if failure.kind is FailureKind.ABORTED:
+            self._plane.hold_watch.doubt(lease.unit_state)
         self._containment.broke(lease, failure.kind, tokens, shown)
 
     def _judge(self, lease: Lease, failure: Failure) -> None:

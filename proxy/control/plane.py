@@ -20,6 +20,7 @@ from cellgate.proxy.config.settings import Settings
 from cellgate.proxy.config.trusted_peers import Peers
 from cellgate.proxy.control.containment import Containment
 from cellgate.proxy.control.containment_report import PoisonMetrics
+from cellgate.proxy.control.hold_watch import HoldWatch
 from cellgate.proxy.control.prober import Prober
 from cellgate.proxy.control.refusals import Refusals
 from cellgate.proxy.control.stall_watch import StallWatch
@@ -97,6 +98,10 @@ class Plane:
             self.board, self.reach.probe_transport, rng, self._flipped, settings.agent_token or ""
         )
         self.stall_watch = StallWatch(self.board, self.prober, events, loop.time)
+        self.hold_watch = HoldWatch(
+            self.board, self.prober, events, loop.time, evict=self._evict_soon, changed=self._units_changed
+        )
+        self.prober.on_quiescence = self.hold_watch.hear
         self.containment = self._make_containment()
         self.stored = StoredResponses(self.board)
         self.balancers = Balancers()
@@ -157,6 +162,7 @@ class Plane:
     def _looks(self) -> tuple[Callable[[float], object], ...]:
         """What runs on each tick, in this order."""
         return (
+            self.hold_watch.tick,
             self._look_for_stalls,
             self.prober.sweep,
             self.containment.tick,
@@ -274,8 +280,14 @@ class Plane:
         if flip.after in (Verdict.DOWN, Verdict.STARTING):
             self.reach.distrust(state)
         if consequence.evicted:
-            # Later, because this may be called from within one of these exchanges.
-            self._loop.call_soon(_evict, consequence.evicted)
+            self._evict_soon(consequence.evicted)
+        self._units_changed()
+
+    def _evict_soon(self, leases: tuple[Lease, ...]) -> None:
+        # Later, because this may be called from within one of these exchanges.
+        self._loop.call_soon(_evict, leases)
+
+    def _units_changed(self) -> None:
         self.room()
         self._publish_soon()
 

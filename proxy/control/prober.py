@@ -23,7 +23,9 @@ from cellgate.probes.gate_word import VIA_GATE
 from cellgate.probes.runner import Runner
 from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.wire.reach import ProbeTransport
+from cellgate.router import hold
 from cellgate.router.board import Board, Consequence
+from cellgate.router.hold_nouns import Quiescence
 from cellgate.router.nouns import (
     Evidence,
     Finding,
@@ -87,6 +89,10 @@ class _UnitContext:
         return bool(self.unit_state.case.faults)
 
     @property
+    def is_on_hold(self) -> bool:
+        return hold.is_on(self.unit_state.hold)
+
+    @property
     def hides_work(self) -> bool:
         return hides_work(self.unit_state, self.loop.time())
 
@@ -143,6 +149,8 @@ class Prober:
         """How much evidence was not counted because the gate lagged."""
         self._tasks: dict[str, list[asyncio.Task[None]]] = {}
         self._ending: set[asyncio.Task[None]] = set()
+        self.on_quiescence: Callable[[UnitState, Quiescence], None] = lambda _state, _said: None
+        """Takes what engines say of standing still on purpose."""
 
     def start(self, unit: Unit) -> None:
         """Start the probes of a unit that is on the Board, or restart them. Needs a running loop."""
@@ -215,6 +223,10 @@ class Prober:
         """Give evidence to the Board, and act on what follows from it."""
         if evidence.at < self._trust_from and evidence.sign is Sign.BAD:
             evidence = self._distrusted(evidence)
+        state = self._board.units.get(evidence.unit)
+        if state is not None and state.hold is not None and hold.explains(state.hold, evidence):
+            reason = f"{evidence.reason}; not counted, because the unit is {state.hold.kind.value}"
+            evidence = replace(evidence, sign=Sign.NEUTRAL, reason=reason)
         consequence = self._board.observe(evidence)
         if consequence.wants_canary:
             self.look_now(evidence.unit, Canary.name)
@@ -231,6 +243,11 @@ class Prober:
         for name in probes:
             if name in runners:
                 runners[name].nudge()
+
+    def looking_s(self, unit: str, probe: str, now: float) -> float:
+        """For how long a run of a probe has taken; 0: there is none."""
+        runner = self._runners.get(unit, {}).get(probe)
+        return runner.looking_s(now) if runner is not None else 0.0
 
     def due_s(self, unit: str, probe: str, now: float) -> float | None:
         """In how many seconds a probe is due; None when there is no such probe."""
@@ -269,6 +286,8 @@ class Prober:
                 self._board.set_models(_bounded(finding))
             case Served():
                 self._board.set_engine(finding)
+            case Quiescence():
+                self.on_quiescence(state, finding)
 
     def _take_load(self, state: UnitState, load: Load) -> None:
         known = dict(state.case.epochs).get(EngineMetrics.name)

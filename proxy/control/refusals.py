@@ -8,6 +8,7 @@ from cellgate.proxy.request.model_names import ModelNames
 from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.router.board import Board
 from cellgate.router.nouns import Ask, Refusal
+from cellgate.router.unit_state import UnitState
 
 RETRY_MAX_S = 600
 NAMES_SHOWN = 20
@@ -39,8 +40,15 @@ class Refusals:
                 "the request could not be answered before its deadline; retry after the time in Retry-After"
             )
             return Failure(FailureKind.LATE, reason, retry_after_s=after_s)
-        states = [f"{d.unit.name} is {'drained' if d.drained else d.case.verdict.value}" for d in self._board]
+        states = [f"{d.unit.name} is {_word(d)}" for d in self._board]
         more = f" and {len(states) - UNITS_SHOWN} more" if len(states) > UNITS_SHOWN else ""
         shown = ", ".join(states[:UNITS_SHOWN])
         reason = f"no unit can take this request: {shown}{more}; see /units on the gate's admin port"
         return Failure(FailureKind.NO_UNIT, reason)
+
+
+def _word(state: UnitState) -> str:
+    """Why a unit gets no requests, in a word or two."""
+    if state.drained:
+        return "drained"
+    return state.case.verdict.value if state.hold is None else "on hold"

@@ -34,10 +34,12 @@ _REFUSED: dict[Refusal, str] = {
     Refusal.FULL: "429: it would have to wait, and the queue is full",
     Refusal.POISON: "502: units have died of its prompt",
     Refusal.HELD: "it waits until it is known whether its prompt ends units",
+    Refusal.ON_HOLD: "it waits: the engines of the only units for it are paused, asleep or scaling",
     Refusal.UNSURE: "it waits for a canary: the only units for it may have restarted",
 }
 _WHY_NOT = {
     "drained": "an operator has drained it",
+    "on_hold": "its engine is paused, asleep or scaling, or was, and a canary is sent",
     "starting": "its engine has not proven yet that it works",
     "down": "it is down",
     "probation": "it was down, and has to pass canaries first",
@@ -191,7 +193,7 @@ def _outcome(found: DryRun) -> dict[str, Any]:
         return {"decision": "sent", "unit": found.best, "reason": f"unit {found.best} ranks first"}
     if found.wait_s is None:
         return {"decision": "refused", "unit": None, "reason": _REFUSED[found.refusal]}
-    if found.refusal is Refusal.UNSURE:
+    if found.refusal in (Refusal.UNSURE, Refusal.ON_HOLD):
         return {"decision": "waits", "unit": None, "reason": _REFUSED[found.refusal]}
     first = next(unit_cost for unit_cost in found.units if unit_cost.unit_state.unit.name == found.best)
     reason = (

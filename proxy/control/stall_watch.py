@@ -14,6 +14,7 @@ from cellgate.probes.engine_metrics import EngineMetrics
 from cellgate.proxy.control.prober import Prober
 from cellgate.proxy.logs.events import Action, ActionKind, EventLog
 from cellgate.router.board import Board
+from cellgate.router.hold import is_on
 from cellgate.router.nouns import Evidence, Sign, Strength
 from cellgate.router.outliers import COMPARE_S
 from cellgate.router.peers import compare_speeds
@@ -51,7 +52,7 @@ class StallWatch:
             self._report_lag(lag_s, now)
         self._board.tick(now)
         for state in self._board:
-            if state.leases and now - state.quiet_since >= QUIET_S:
+            if state.leases and now - state.quiet_since >= QUIET_S and not is_on(state.hold):
                 self._check_stall(state, now)
         if self._board.panic_at != self._panic_at:
             self._report_panic(now)

@@ -6,11 +6,13 @@ Times are `loop.time()`, which is one clock for all processes of a machine. What
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from math import inf
 from typing import Any
 
 from cellgate.probes.gate_word import GATE_EPOCHS
 from cellgate.router.board import Board
+from cellgate.router.hold_nouns import Hold, HoldKind
 from cellgate.router.nouns import Case, Evidence, Sign, Strength, Verdict
 from cellgate.router.unit_state import UnitState
 
@@ -35,7 +37,7 @@ def drained(board: Board) -> list[str]:
 
 def known_of(state: UnitState) -> KnownUnit:
     """The state of one unit for JSON."""
-    case = state.case
+    case, hold = state.case, state.hold
     return {
         "name": state.unit.name,
         "url": state.unit.url,
@@ -46,6 +48,7 @@ def known_of(state: UnitState) -> KnownUnit:
         "passes": case.passes,
         "reason": case.because.reason if case.because is not None else "",
         "drained": state.drained,
+        "hold": None if hold is None else (hold.kind.value, hold.since, hold.ended_at),
         "models": sorted(state.models),
         "engine": state.engine,
         "life_at": state.life_at,
@@ -82,7 +85,8 @@ class InheritedView:
 
 
 def _was_usable(unit: KnownUnit) -> bool:
-    return unit["verdict"] in (Verdict.UP.value, Verdict.SUSPECT.value) and not unit["drained"]
+    is_out = unit["drained"] or unit.get("hold") is not None
+    return unit["verdict"] in (Verdict.UP.value, Verdict.SUSPECT.value) and not is_out
 
 
 def take_over(state: UnitState, unit: KnownUnit) -> None:
@@ -94,7 +98,16 @@ def take_over(state: UnitState, unit: KnownUnit) -> None:
     reborn = None if unit["reborn"] is None else (unit["reborn"][0], unit["reborn"][1])
     state.case = Case(verdict, since, epochs, reborn, passes=unit["passes"], because=because)
     state.drained = unit["drained"]
+    state.hold = _hold_of(unit.get("hold"))
     state.life_at, state.risen_at = unit["life_at"], unit["risen_at"]
     # The configuration takes precedence over detected values.
     state.models = state.models or frozenset(unit["models"])
     state.engine = state.engine or unit["engine"]
+
+
+def _hold_of(known: Sequence[Any] | None) -> Hold | None:
+    """A hold that another process has known. It lasts until this one hears of it, or reaches its limit."""
+    if known is None:
+        return None
+    kind, since, ended_at = known
+    return Hold(HoldKind(kind), since, inf, ended_at)

@@ -47,7 +47,7 @@ class AgentReply:
 
 def unit_reply(state: UnitState, now: float, board: Board) -> AgentReply:
     """The word about one unit."""
-    if state.drained:
+    if state.drained or state.hold is not None:
         return AgentReply(ServerState.DRAIN)
     if not state.is_usable():
         return AgentReply(ServerState.DOWN, reason=f"{state.case.verdict.value}: {why(state)}")

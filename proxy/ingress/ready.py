@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 
 from cellgate.router.board import Board
+from cellgate.router.hold import spoken
 from cellgate.router.unit_state import UnitState
 
 
@@ -43,13 +44,13 @@ def as_json(value: Any) -> bytes:
 def unit_health(board: Board, name: str) -> tuple[HTTPStatus, str]:
     """The status a load balancer that addresses single units gets, and why.
 
-    200: send it requests; 503: do not; 404: drained or unknown, which HAProxy (`http-check disable-on-404`)
-    reads as: no new requests, but let the running ones end.
+    200: send it requests; 503: do not; 404: drained, on hold or unknown, which HAProxy
+    (`http-check disable-on-404`) reads as: no new requests, but let the running ones end.
     """
     state = board.units.get(name)
     if state is None:
         return HTTPStatus.NOT_FOUND, f"no unit is named {name!r}"
-    if state.drained:
+    if state.drained or state.hold is not None:
         return HTTPStatus.NOT_FOUND, why(state)
     return (HTTPStatus.OK if state.is_usable() else HTTPStatus.SERVICE_UNAVAILABLE), why(state)
 
@@ -58,6 +59,8 @@ def why(state: UnitState) -> str:
     """The reason behind what is believed of a unit, in one line."""
     if state.drained:
         return "drained by an operator"
+    if state.hold is not None:
+        return f"{spoken(state.hold)}; it gets requests when it goes on and shows work"
     if state.is_usable() and state.is_restart_suspected():
         return "it closed a connection unexpectedly and may have restarted; a canary is sent"
     because = state.case.because

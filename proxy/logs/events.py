@@ -25,6 +25,8 @@ FOLLOWER_BACKLOG = 64
 ActionKind = Literal[
     "drain",
     "undrain",
+    "hold",
+    "hold_over",
     "reload",
     "panic",
     "panic_over",
@@ -227,6 +229,8 @@ def _action_event(action: Action) -> EventRecord:
     line = {
         "drain": f"{whom} drained by {action.by}: no new requests, running ones finish",
         "undrain": f"{whom} undrained by {action.by}",
+        "hold": f"unit {action.unit} is on hold",
+        "hold_over": f"the hold of unit {action.unit} is over",
         "reload": f"configuration reloaded by {action.by}",
         "panic": "panic",
         "panic_over": "panic is over",

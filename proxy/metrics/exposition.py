@@ -201,6 +201,13 @@ class Exposition(Collector):
             (((state.unit.name, state.unit.cell), state.drained) for state in board),
         )
 
+        yield gauge(
+            "unit_on_hold",
+            "1 while the engine of the unit stands still on purpose, or has yet to show work after that.",
+            ("unit", "cell"),
+            (((state.unit.name, state.unit.cell), state.hold is not None) for state in board),
+        )
+
     def _judgement(self) -> Iterator[Metric]:
         board = self._board
         yield gauge(

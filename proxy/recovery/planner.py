@@ -1,6 +1,7 @@
 """Decides which units to recover now. Pure: from remembered and observed state and the time to actions.
 
-1. Only units that are DOWN are recovered, and none that is drained or being replaced by its orchestrator.
+1. Only units that are DOWN are recovered, and none that is drained, on hold, or being replaced by its
+   orchestrator.
 2. The clock of a unit runs only while the gate may act: after panic, a lost network or a drain it restarts.
 3. At any time no more units of a cell are being recovered than its remedy has room for.
 4. A unit that has not been UP since its processes started may still be starting: it gets the time of a
@@ -20,7 +21,7 @@ from cellgate.router.nouns import Verdict
 class UnitRow(NamedTuple):
     """What is seen of one unit. `since`: when it came to its verdict; `risen_at`, `born_at`: when it last
     came up, and when its processes last started anew, as far as was seen; `in_hand`: its orchestrator says
-    that it goes, or does not run yet.
+    that it goes, or does not run yet, or its engine stands still on purpose.
     """
 
     unit: str

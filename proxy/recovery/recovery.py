@@ -171,8 +171,8 @@ class Recovery:
             return "the unit left the configuration"
         if state.drained:
             return "the unit was drained"
-        if _is_in_hand(state):
-            return "the unit is in the hands of its orchestrator"
+        if in_hand := _in_hand(state):
+            return in_hand
         if state.case.verdict is not Verdict.DOWN:
             return f"the unit is {state.case.verdict.value}"
         return self._waits(self._ports.now())
@@ -233,10 +233,14 @@ def _row(state: UnitState) -> UnitRow:
         state.risen_at,
         born_at=case.reborn[1] if case.reborn is not None else 0.0,
         drained=state.drained,
-        in_hand=_is_in_hand(state),
+        in_hand=bool(_in_hand(state)),
     )
 
 
-def _is_in_hand(state: UnitState) -> bool:
-    """Whether a source of units reports that it is being removed, or that a node of it does not run."""
-    return any(source in SOURCES for _, source in state.case.faults)
+def _in_hand(state: UnitState) -> str:
+    """Who takes care of the unit, so that recovery must not: a source of units reports that it is being
+    removed, or that a node of it does not run; or its engine says that it stands still on purpose.
+    """
+    if any(source in SOURCES for _, source in state.case.faults):
+        return "the unit is in the hands of its orchestrator"
+    return f"the unit is {state.hold.kind.value}" if state.hold is not None else ""

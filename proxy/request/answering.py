@@ -86,7 +86,7 @@ def _goes_elsewhere(exchange: Exchange, lease: Lease, failure: Failure, failed_a
             exchange.release(Outcome.BUSY, failed_at)
             exchange.state = WAITING
             return True
-        if other in (Refusal.NO_UNIT, Refusal.UNKNOWN_MODEL, Refusal.LATE):
+        if other in (Refusal.NO_UNIT, Refusal.UNKNOWN_MODEL, Refusal.LATE, Refusal.ON_HOLD):
             # There is nobody else.
             return False
     exchange.release(failure.kind.row.outcome, failed_at)

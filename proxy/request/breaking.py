@@ -12,6 +12,7 @@ from cellgate.proxy.request.opening import find_unit, refuse
 from cellgate.proxy.request.routes import UNLISTED
 from cellgate.proxy.request.states import ExchangeState
 from cellgate.proxy.wire.failure import Failure, FailureKind, as_told
+from cellgate.router.hold import is_on
 from cellgate.router.nouns import Outcome
 from cellgate.router.retry import Step
 from cellgate.router.unit_state import Lease
@@ -19,7 +20,12 @@ from cellgate.router.unit_state import Lease
 if TYPE_CHECKING:
     from cellgate.proxy.request.exchange import Exchange
 
-_IN_THE_MIDDLE = (FailureKind.CUT, FailureKind.STREAM_ERROR, FailureKind.NOT_CONTINUED)
+_IN_THE_MIDDLE = (
+    FailureKind.ABORTED,
+    FailureKind.CUT,
+    FailureKind.STREAM_ERROR,
+    FailureKind.NOT_CONTINUED,
+)
 
 
 def try_again(exchange: Exchange, failure: Failure) -> None:
@@ -52,11 +58,15 @@ def _connect_anew(exchange: Exchange, lease: Lease) -> None:
 
 
 def move(exchange: Exchange) -> None:
-    """The unit went DOWN before the commit: the request moves to another unit."""
-    unit = exchange.in_flight().lease.unit
+    """The unit went DOWN, or is on hold, before the commit: the request moves to another unit."""
+    lease = exchange.in_flight().lease
+    if is_on(lease.unit_state.hold) and not _has_others(exchange, lease):
+        # It is answered here once the hold has ended.
+        return
+    unit = lease.unit
     failure = Failure(
         FailureKind.EVICTED,
-        f"unit {unit} went down before it answered, and no other unit could take the request",
+        f"unit {unit} went down or was paused before it answered, and no other unit could take the request",
     )
     exchange.lose(failure)
     if exchange.route.kind is UNLISTED:
@@ -64,6 +74,13 @@ def move(exchange: Exchange) -> None:
         return
     exchange.selection.failed(unit, Step(True), failure)
     find_unit(exchange)
+
+
+def _has_others(exchange: Exchange, lease: Lease) -> bool:
+    """Whether the request may go to another unit: its client may have named this one."""
+    selection = exchange.selection
+    tried = (*selection.history.tried, lease.unit)
+    return exchange.route.kind is not UNLISTED and exchange.gate.board.could_serve(selection.ask, tried)
 
 
 def break_stream(exchange: Exchange, failure: Failure) -> None:

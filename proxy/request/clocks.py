@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cellgate.proxy.config.settings import TICK_S
 from cellgate.proxy.request.continuation import find_way
 from cellgate.proxy.request.states import ExchangeState
 from cellgate.proxy.wire.failure import Failure, FailureKind
@@ -12,6 +13,7 @@ from cellgate.router.unit_state import Lease
 
 if TYPE_CHECKING:
     from cellgate.proxy.request.exchange import Exchange
+    from cellgate.proxy.request.response import Response
 
 # A member of an enum is a slow attribute on CPython 3.11.
 RELAYING, PROVING = ExchangeState.RELAYING, ExchangeState.PROVING
@@ -37,7 +39,11 @@ def tick(exchange: Exchange, now: float) -> None:
                 # The client reads nothing, and would occupy its unit for ever.
                 exchange.client.cut()
             return
-        if exchange.state is RELAYING:
+        hold = attempt.lease.unit_state.hold
+        if hold is not None and not hold.ended_at:
+            if exchange.state is RELAYING:
+                _stand_still(response, now - hold.since, now, timeouts.head_hold_s)
+        elif exchange.state is RELAYING:
             failure = _silence(exchange, attempt.lease, now)
         else:
             failure = _overdue(exchange.state, attempt.lease, now, timeouts.answer_s)
@@ -50,9 +56,19 @@ def tick(exchange: Exchange, now: float) -> None:
         exchange.failed(failure)
 
 
+def _stand_still(response: Response, held_s: float, now: float, comment_s: float) -> None:
+    """The unit of a stream stands still on purpose: its clock does too, and the client's connection is kept
+    warm, with a comment every `comment_s`.
+    """
+    if held_s % comment_s < TICK_S and not response.in_event:
+        response.keep_warm(now, 0.0)
+    else:
+        response.last_at = now
+
+
 def _overdue(state: ExchangeState, lease: Lease, now: float, answer_s: float) -> Failure | None:
     """The failure of an attempt that has sent no answer for too long; None while it has time."""
-    open_s = now - lease.opened_at
+    open_s = now - max(lease.opened_at, lease.unit_state.held_until)
     if open_s > answer_s:
         return Failure(
             FailureKind.ANSWER_TIMEOUT, f"unit {lease.unit} did not begin to answer within {answer_s:.0f} s"

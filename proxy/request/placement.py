@@ -79,7 +79,9 @@ def why_not(board: Board, unit: str | None) -> str:
         return FailureKind.NO_UNIT.value
     if (state := board.units.get(unit)) is None:
         return "unknown"
-    return "drained" if state.drained else state.case.verdict.value
+    if state.drained:
+        return "drained"
+    return state.case.verdict.value if state.hold is None else "on_hold"
 
 
 def is_final(status: int, fields: Fields) -> bool:

@@ -197,8 +197,13 @@ class Selection:
         )
 
     def failed(self, unit: str, step: Step, failure: Failure) -> None:
-        """Record that `unit` failed, and the step that follows."""
-        self.history = self.history.after(unit, paid=step.draws)
+        """Record that `unit` failed, and the step that follows. One that aborted its requests may get this
+        one again, a few times.
+        """
+        if failure.kind is FailureKind.ABORTED and self._turned_away < self._gate.board.rules.attempts - 1:
+            self._turned_away += 1
+        else:
+            self.history = self.history.after(unit, paid=step.draws)
         self.failure = failure
         if step.again:
             self._moved = self._moved or not step.draws

@@ -6,11 +6,13 @@ from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.resume.stitch import MismatchError, Stitch
 from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.proxy.wire.sse import (
+    ABORT,
     BOM,
     before_error,
     carries_data,
     end_of_events,
     first_end,
+    is_aborted,
     is_error,
     message_of,
     without_comments,
@@ -23,7 +25,7 @@ _TOO_LARGE = f"an event larger than {LIMITS.event_bytes} bytes"
 
 def are_whole(events: bytes) -> bool:
     """Whether these are whole events, or nothing, and none can report an error: they need no passage."""
-    return not events or (events.endswith(b"\n\n") and b"error" not in events)
+    return not events or (events.endswith(b"\n\n") and b"error" not in events and ABORT not in events)
 
 
 class Passage:
@@ -65,10 +67,8 @@ class Passage:
         # Usually the first bytes are data.
         is_data = events.startswith(b"data:")
         if is_data or carries_data(events):
-            if b"error" in events and is_error(events):
-                return Failure(
-                    FailureKind.FIRST_EVENT_ERROR, f"its stream began with an error: {message_of(events)}"
-                )
+            if is_error(events):
+                return _reported(events, FailureKind.FIRST_EVENT_ERROR, "began with")
             shown = events if is_data else without_comments(events)
             return shown + self._flush() if self._tail else shown
         if ended:
@@ -91,7 +91,7 @@ class Passage:
             self._before, self.in_event = before, True
         good, failure = before_error(events), None
         if len(good) < len(events):
-            failure = Failure(FailureKind.STREAM_ERROR, f"its stream reported an error: {message_of(events)}")
+            failure = _reported(events, FailureKind.STREAM_ERROR, "reported")
         elif self._size > LIMITS.event_bytes:
             reached("event_bytes")
             failure = Failure(FailureKind.NOT_CONTINUED, f"it sent {_TOO_LARGE}")
@@ -136,3 +136,11 @@ class Passage:
         held = b"".join(self._tail)
         self._tail, self._size, self._before = [], 0, b"\n"
         return held
+
+
+def _reported(events: bytes, kind: FailureKind, how: str) -> Failure:
+    """The failure that an engine reports in `events`: one of this kind, or that it has aborted the answer."""
+    first = events[len(before_error(events)) :].partition(b"\n\n")[0]
+    if is_aborted(first):
+        return Failure(FailureKind.ABORTED, "its engine aborted the answer")
+    return Failure(kind, f"its stream {how} an error: {message_of(events)}")

@@ -110,6 +110,7 @@ class FailureKind(Enum):
     # The unit's, after the commit.
     TRUNCATED = "truncated"
     STREAM_ERROR = "stream_error"
+    ABORTED = "aborted"
     CUT = "cut"
     NOT_CONTINUED = "not_continued"
 
@@ -167,6 +168,8 @@ TABLE: dict[FailureKind, FailureRow] = {
     FailureKind.FALSE_BUSY: _unit(503, Outcome.UNIT_ERROR, Strength.STRONG, by_response=True),
     FailureKind.UNIT_ERROR: _unit(502, Outcome.UNIT_ERROR, Strength.WEAK, by_response=True),
     FailureKind.FIRST_EVENT_ERROR: _unit(502, Outcome.STREAM_ERROR, Strength.STRONG, by_response=True),
+    # Before or after the commit: an engine that is paused may end its requests, and is not sick.
+    FailureKind.ABORTED: _unit(503, Outcome.EVICTED, None),
     # The unit's, after the commit.
     FailureKind.TRUNCATED: FailureRow(Fault.UNIT, 502, _DOWN, Outcome.TRUNCATED, Strength.STRONG),
     FailureKind.STREAM_ERROR: FailureRow(Fault.UNIT, 502, _DOWN, Outcome.STREAM_ERROR, Strength.STRONG),

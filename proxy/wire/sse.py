@@ -17,6 +17,10 @@ _DATA = re.compile(rb"(?:^|[\r\n])data[:\r\n]")
 # Engines report a failure under status 200 as an event whose object begins with a non-null "error".
 _ERROR = re.compile(rb'\s*\{\s*"error"\s*:(?!\s*null\b)')
 _CLIENTS = re.compile(rb'"code"\s*:\s*"?4(?!29)\d\d\b')
+# How OpenAI's API spells that an engine has ended an answer on its own, such as for a pause.
+_ABORTED = re.compile(rb'"finish_reason"\s*:\s*"abort"')
+ABORT = b'"abort"'
+"""Data without these bytes ends no answer that way. In a text the quotes would be escaped."""
 _LINE_END = rb"(?:\n|\r\n?+)"
 _EMPTY_LINES = re.compile(_LINE_END + _LINE_END + rb"+")
 # Two line ends in a row have one of these in them; CR and LF are one.
@@ -106,12 +110,19 @@ def is_error(data: bytes) -> bool:
 
     False for an error whose `code` is 4xx: then the request is at fault.
     """
-    return b"error" in data and len(before_error(data)) < len(data)
+    return len(before_error(data)) < len(data)
+
+
+def is_aborted(data: bytes) -> bool:
+    """True when the engine has ended an answer in `data` although it was not complete."""
+    return ABORT in data and _ABORTED.search(data) is not None
 
 
 def before_error(data: bytes) -> bytes:
-    """What comes before the first event that reports an engine's failure; all of `data` when none does."""
-    if b"error" not in data:
+    """What comes before the first event that reports an engine's failure, or an answer that it aborted; all
+    of `data` when none does.
+    """
+    if b"error" not in data and ABORT not in data:
         return data
     events, tail = split(data)
     end = 0
@@ -123,6 +134,8 @@ def before_error(data: bytes) -> bytes:
 
 
 def _reports_error(event: bytes) -> bool:
+    if is_aborted(event):
+        return True
     if b"error" not in event:
         return False
     data = payload(event) or b""

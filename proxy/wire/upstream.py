@@ -18,6 +18,7 @@ from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.proxy.wire.reply_reader import ReplyReader
 from cellgate.proxy.wire.rota import PIECE_BYTES, ReadScheduler
+from cellgate.proxy.wire.sse import ABORT
 from cellgate.proxy.wire.tcp import took_all
 
 EVENT_ENDS = (b"\n\n\r\n", b"\r\n\r\n\r\n")
@@ -150,7 +151,7 @@ class UnitConnection(asyncio.Protocol):
         if raw is not None:
             start = _TOKEN_STARTS.get(len(data))
             is_event = start is not None and data.startswith(start) and data.endswith(b"\n\n\r\n")
-            if is_event and data.find(b"\n", _SIZE_LINE) == len(data) - 4:
+            if is_event and ABORT not in data and data.find(b"\n", _SIZE_LINE) == len(data) - 4:
                 # The parser stands before this chunk, and would stand as well behind it. It is one event:
                 # another one in the same chunk might be an error.
                 try:

@@ -110,6 +110,7 @@ def take(state: UnitState, known: ReplicaUnit) -> None:
     state.life_at = max(life_at, state.life_at)
     state.models, state.engine = frozenset(known["models"]), known["engine"]
     state.restart_suspected_at = known["restart_suspected_at"]
+    state.held_until = known["held_until"]
     state.outlier = Outlier(known["degraded"])
     # The load of all workers is not known here, only whether the unit has room.
     state.limit = inf if known["has_place"] else 0.0
@@ -125,6 +126,7 @@ def _known(state: UnitState, now: float) -> ReplicaUnit:
     known, load = known_of(state), state.load
     del known["life_at"]
     known["restart_suspected_at"] = state.restart_suspected_at
+    known["held_until"] = state.held_until
     known["degraded"] = state.outlier.degraded
     known["has_place"] = state.has_room(now, 0.0)
     known["load"] = None if load is None else (load.at, load.running, load.waiting, load.kv_use)

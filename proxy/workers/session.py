@@ -226,7 +226,7 @@ class WorkerSession:
         self, number: int, events: int, usage: Message | None, at: float, was_paused: bool
     ) -> None:
         if (lease := self._lease(number)) is not None:
-            lease.was_paused = was_paused
+            lease.was_paused = lease.was_paused or was_paused
             used = None if usage is None else Usage(*usage)
             self._dispatcher.completed(lease, events, used, at)
 

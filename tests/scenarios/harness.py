@@ -80,6 +80,7 @@ class Stage:
         agents: bool = False,
         pages: bool = False,
         is_blind: bool = False,
+        can_pause: bool = False,
         max_in_flight: int = 256,
         limit_s: float = 7200.0,
         **settings: Any,
@@ -92,6 +93,7 @@ class Stage:
         self.agents = agents
         self.pages = pages
         self.is_blind = is_blind
+        self.can_pause = can_pause
         self.max_in_flight = max_in_flight
         self.engines: dict[str, Engine] = {}
         for name in "abcdefgh"[:units]:
@@ -198,7 +200,12 @@ class Stage:
     def add_engine(self, name: str) -> Engine:
         """One more engine; no unit of the gate yet."""
         engine = self.engines[name] = Engine(
-            self.world, name, self.timing, followers=self.followers, is_blind=self.is_blind
+            self.world,
+            name,
+            self.timing,
+            followers=self.followers,
+            is_blind=self.is_blind,
+            can_pause=self.can_pause,
         )
         return engine
 

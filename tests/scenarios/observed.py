@@ -90,7 +90,7 @@ class ObservedRouter(Router):
         over = 1.0 + (self.board.rules.evict_overcommit if evicted else 0.0)
         return (
             state.case.verdict in (Verdict.UP, Verdict.SUSPECT)
-            and not (state.drained or state.retired)
+            and not (state.drained or state.retired or state.hold is not None)
             and state.unit.name not in tried
             and (ask.unit is None or ask.unit == state.unit.name)
             and (ask.model is None or not state.models or ask.model in state.models)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from random import Random
+from typing import Any
 
 import pytest
 
@@ -16,13 +18,18 @@ USERS = 16
 DEGRADED_LIMIT_S = 60.0
 
 
+def long_answers(rng: Random) -> dict[str, Any]:
+    """Prompts take little of a unit's time, so that its gaps are compared in each comparison."""
+    return {"prompt_tokens": rng.randrange(20, 400), "max_tokens": rng.randrange(40, 120)}
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_a_unit_1_5_times_as_slow_is_degraded_within_a_minute_and_never_suspected(seed: int) -> None:
     stage = Stage(seed, timing=TIMING)
     board, engine = stage.gate.board, stage.engines["a"]
 
     async def scenario() -> None:
-        users = Users(stage, USERS)
+        users = Users(stage, USERS, long_answers)
         await asyncio.sleep(15.0)
         engine.behaviour.slow = 1.5
         await stage.until(lambda: board.units["a"].outlier.degraded > 0.0, DEGRADED_LIMIT_S)

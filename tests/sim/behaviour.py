@@ -34,6 +34,7 @@ class Behaviour:
     torn: the events of a stream and its chunks do not coincide.
     close_delimited: streams end with their connection.
     template: what becomes of a rendered prompt.
+    says_paused: what it answers to `/is_paused`, whatever is so; the front end knows it by itself.
     """
 
     wedged: bool = False
@@ -52,6 +53,7 @@ class Behaviour:
     torn: bool = False
     close_delimited: bool = False
     template: Callable[[str], str] = str
+    says_paused: bool | None = None
 
     @property
     def is_stuck(self) -> bool:

@@ -40,6 +40,7 @@ class Engine:
     `nodes` are its machines: the leader's, which has the engine's own address, and those of its followers.
     `is_blind`: it has no /metrics. When `max_waiting` requests wait it refuses more with 503. `unproven` are
     the generations that a process took before it had answered a canary, and how long after its start.
+    `can_pause`: it has `/is_paused`; `paused` is the mode in which it was paused, empty: it is not.
     """
 
     def __init__(
@@ -51,8 +52,10 @@ class Engine:
         model: str = "tiny",
         followers: int = 0,
         is_blind: bool = False,
+        can_pause: bool = False,
     ) -> None:
         self.name = name
+        self.can_pause = can_pause
         self.model = model
         self.timing = timing
         self.is_blind = is_blind
@@ -90,6 +93,7 @@ class Engine:
         self.steps = self.tokens = self.prompt_tokens = 0
         self.running: dict[Sequence, None] = {}
         self.waiting: dict[Sequence, None] = {}
+        self.paused = ""
         self._is_warm = self._is_proven = False
         self._step: asyncio.Handle | None = None
         self._exit: asyncio.Handle | None = None
@@ -114,6 +118,30 @@ class Engine:
         for node in self.nodes:
             node.start()
         self.start()
+
+    # Pauses, as vLLM has them
+
+    def pause(self, mode: str) -> None:
+        """`abort` ends what it has, `wait` finishes what runs, `keep` lets it stand; what comes waits."""
+        self._world.trace.note("pause", self.name, mode)
+        self.paused = mode
+        if mode == "abort":
+            for sequence in [*self.running, *self.waiting]:
+                self._forget(sequence, "aborted")
+                sequence.abort()
+
+    def resume(self) -> None:
+        """Go on."""
+        self._world.trace.note("resume", self.name)
+        self.paused = ""
+
+    def _say_paused(self, exchange: Exchange) -> None:
+        """The engine itself is asked, unless its front end knows."""
+        says = self.behaviour.says_paused
+        if says is None and self.behaviour.is_stuck:
+            self._loop.outside(LOOK_AGAIN_S, self._answer, exchange)
+            return
+        exchange.reply(200, orjson.dumps({"is_paused": bool(self.paused) if says is None else says}))
 
     # Requests
 
@@ -155,6 +183,8 @@ class Engine:
                 exchange.reply(200, shapes.models(self.model))
             case "/metrics" if not self.is_blind:
                 exchange.reply(200, self._metrics(), "text/plain; version=0.0.4; charset=utf-8")
+            case "/is_paused" if self.can_pause:
+                self._say_paused(exchange)
             case _:
                 exchange.reply(404, b'{"detail":"Not Found"}')
 
@@ -222,9 +252,10 @@ class Engine:
         prefilled = 0
         if self.behaviour.follower_lost:
             self._break_down()
-        elif not self.behaviour.is_stuck:
+        elif not (self.behaviour.is_stuck or self.paused in ("abort", "keep")):
             self.steps += 1
-            self._admit()
+            if not self.paused:
+                self._admit()
             now_s = self._loop.time()
             for sequence in list(self.running):
                 if sequence.first_token_s <= now_s and not sequence.prompt_left:

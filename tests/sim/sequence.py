@@ -97,6 +97,15 @@ class Sequence:
         self.send(shapes.DONE)
         self.exchange.end()
 
+    def abort(self) -> None:
+        """End although not all is said, and report it as a finish reason."""
+        if not self.stream:
+            self.exchange.reply(200, self._whole("abort"))
+            return
+        self.send(self._event(finish="abort"))
+        self.send(shapes.DONE)
+        self.exchange.end()
+
     def _tell(self, word: str, *, is_last: bool) -> None:
         if self._chat and len(self._said) == 1:
             self.send(self._event(role="assistant"))
@@ -116,9 +125,9 @@ class Sequence:
             choice["text"] = text
         return shapes.event(self._frame(choices=[choice], chunk=".chunk"))
 
-    def _whole(self) -> bytes:
+    def _whole(self, finish: str = "length") -> bytes:
         text = "".join(self._said)
-        choice: dict[str, Any] = {"index": 0, "finish_reason": "length"}
+        choice: dict[str, Any] = {"index": 0, "finish_reason": finish}
         choice |= {"message": {"role": "assistant", "content": text}} if self._chat else {"text": text}
         return orjson.dumps(self._frame(choices=[choice]) | {"usage": self._usage()})
 

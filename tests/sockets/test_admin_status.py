@@ -97,6 +97,7 @@ SHOWN = {
     "verdict": "down",
     "usable": False,
     "drained": False,
+    "hold": None,
     "restart_suspected": False,
     "degraded": 0.0,
     "since_s": 2.0,

@@ -27,6 +27,7 @@ UNIT_A1 = {
     "cell": "a",
     "verdict": "up",
     "drained": False,
+    "hold": None,
     "restart_suspected": False,
     "degraded": 0.0,
     "since_s": 7384.2,

@@ -1,0 +1,130 @@
+"""Finds out when units stand still on purpose, and acts on it. router/hold.py decides what a hold means.
+
+1. An engine is asked before a suspicion counts: as soon as its requests, or a canary, get no answer.
+2. When a hold begins, requests without a token move to units that can take them; all others stay.
+3. When it ends, a canary is sent at once, and the unit gets requests when it shows work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cellgate.probes.canary import Canary
+from cellgate.probes.engines import engine
+from cellgate.probes.quiescence import QuiescenceProbe
+from cellgate.proxy.control.prober import Prober
+from cellgate.proxy.control.stall_watch import QUIET_S
+from cellgate.proxy.logs.events import Action, EventLog
+from cellgate.router import hold
+from cellgate.router.board import Board
+from cellgate.router.hold_nouns import Hold, Quiescence
+from cellgate.router.unit_state import Lease, UnitState
+
+MOVE_S = 1.0
+"""Requests without a token leave a unit on hold after this time without progress: until then it may be
+finishing them."""
+WAITING_SHARE = 0.5
+"""A unit that has had requests without a token for so much of the last seconds (some two in a row) may be
+finishing what it has, and take no more."""
+
+
+class HoldWatch:
+    """The holds of one gate. `evict` is called with requests that are to move to other units, `changed`
+    whenever a hold has begun or ended.
+    """
+
+    def __init__(
+        self,
+        board: Board,
+        prober: Prober,
+        events: EventLog,
+        now: Callable[[], float],
+        *,
+        evict: Callable[[tuple[Lease, ...]], None],
+        changed: Callable[[], None],
+    ) -> None:
+        self._board = board
+        self._prober = prober
+        self._events = events
+        self._now = now
+        self._evict = evict
+        self._changed = changed
+
+    def hear(self, state: UnitState, said: Quiescence) -> None:
+        """An engine has said whether it stands still."""
+        has_changed = hold.hear(state, said)
+        if state.hold is None:
+            return
+        if has_changed and not state.hold.ended_at:
+            self._report_begin(state, state.hold)
+        elif has_changed:
+            self._report_end(state, state.hold)
+        if state.hold.ended_at:
+            self._prober.look_now(state.unit.name, Canary.name)
+
+    def doubt(self, state: UnitState) -> None:
+        """An engine has aborted a request: it may be paused, and gets no more of them before it says so or
+        shows work.
+        """
+        if state.can_hold and state.hold is None:
+            state.hold = hold.doubt(self._now())
+            self._changed()
+        self._prober.look_now(state.unit.name, QuiescenceProbe.name)
+
+    def tick(self, now: float) -> None:
+        """Ask the units that get silent; apply what depends on time."""
+        for state in self._board:
+            if state.hold is not None:
+                self._pass_time(state, now)
+            elif engine(state.engine).holds and self._is_silent(state, now):
+                self._prober.look_now(state.unit.name, QuiescenceProbe.name)
+
+    def _is_silent(self, state: UnitState, now: float) -> bool:
+        """Whether its requests, or a canary, have had no answer for a moment; or new ones for a while, before
+        it is known what its engine can say.
+        """
+        if state.leases and now - state.quiet_since >= QUIET_S:
+            return True
+        if state.prefilling > WAITING_SHARE and not state.can_hold:
+            return True
+        return self._prober.looking_s(state.unit.name, Canary.name, now) >= QUIET_S
+
+    def _pass_time(self, state: UnitState, now: float) -> None:
+        before = state.hold
+        assert before is not None
+        if hold.pass_time(state, now, self._board.rules):
+            self._report_end(state, before)
+            self._prober.look_now(state.unit.name, Canary.name)
+        elif state.hold is None:
+            self._changed()
+        elif hold.is_on(state.hold) and now - max(state.life_at, before.since) > MOVE_S:
+            self._move(state, now)
+
+    def _move(self, state: UnitState, now: float) -> None:
+        """Move the requests without a token that another unit could take now."""
+        others = [other for other in self._board if other.is_usable() and other.has_room(now, 0.0)]
+        moving = tuple(
+            lease
+            for lease in state.leases
+            if not (lease.committed or lease.evicted) and any(other.serves(lease.ask) for other in others)
+        )
+        for lease in moving:
+            lease.evicted = True
+        if moving:
+            self._evict(moving)
+
+    def _report_begin(self, state: UnitState, began: Hold) -> None:
+        detail = (
+            f"its engine is {began.kind.value}; it gets no requests and is not judged, "
+            f"for up to {self._board.rules.hold_limit_s:g} s; {state.in_flight} requests stay in flight there"
+        )
+        self._events.add(Action("hold", "its engine", state.unit.name, detail))
+        self._changed()
+
+    def _report_end(self, state: UnitState, ended: Hold) -> None:
+        held_s = self._now() - ended.since
+        why = f"it was {ended.kind.value} for {held_s:.1f} s"
+        if state.is_hold_spent:
+            why += ", which is the limit (hold_limit_s), and is judged again, whatever its engine says"
+        self._events.add(Action("hold_over", "its engine", state.unit.name, f"{why}; a canary is sent"))
+        self._changed()

@@ -1,0 +1,175 @@
+"""Units that stand still on purpose: no verdict falls, nobody is lost, nothing is restarted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from cellgate.router.nouns import Rules, Verdict
+from tests.scenarios.harness import BACK_S, LATENCY_S, PROMISE_S, Stage
+from tests.scenarios.test_continuation import results
+from tests.scenarios.test_recovered import Medic
+from tests.sim.hurt import stop
+
+PAUSE_S = 20.0
+MODES = ("abort", "wait", "keep")
+
+
+def is_held(stage: Stage, name: str) -> bool:
+    state = stage.gate.board.units[name]
+    return state.hold is not None and not state.hold.ended_at
+
+
+def kinds(stage: Stage, name: str) -> Counter[str]:
+    """The events about a unit, flips apart."""
+    return Counter(
+        e["kind"] for e in stage.gate.events.last() if e.get("unit") == name and e["kind"] != "flip"
+    )
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("units", [1, 2])
+def test_a_pause_under_streams_loses_nobody_and_flips_nothing(mode: str, units: int) -> None:
+    stage = Stage(units=units, can_pause=True)
+    medic = Medic(stage)
+
+    async def scenario() -> None:
+        crowd = stage.crowd(8, max_tokens=100)
+        await asyncio.sleep(0.8)
+        engine = stage.engines["a"]
+        assert engine.running
+        engine.pause(mode)
+        # While it finishes what it has, it shows work.
+        await stage.until(lambda: is_held(stage, "a"), 6.0 if mode == "wait" else 1.5)
+        assert not stage.gate.board.units["a"].is_usable()
+        late = stage.crowd(4, max_tokens=4)
+        await asyncio.sleep(PAUSE_S)
+        assert is_held(stage, "a")
+        canaries = len(engine.canaries)
+        engine.resume()
+        assert all(visit.is_answered for visit in [*await crowd, *await late])
+        await stage.until(stage.gate.board.units["a"].is_usable, 5.0)
+        assert len(engine.canaries) <= canaries + 2
+
+    stage.play(scenario())
+    assert stage.flips("a") == ["up"]
+    assert medic.deeds == []
+    assert results(stage)["not_continuable"] == results(stage)["refused"] == 0
+    assert (results(stage)["continued"] > 0) is (mode == "abort")
+    assert kinds(stage, "a")["hold"] == kinds(stage, "a")["hold_over"] == 1
+
+
+def test_an_idle_unit_that_is_paused_is_held_before_a_canary_fails() -> None:
+    stage = Stage(units=2, can_pause=True)
+
+    async def scenario() -> None:
+        stage.engines["a"].pause("keep")
+        await asyncio.sleep(60.0)
+        assert is_held(stage, "a")
+        stage.engines["a"].resume()
+        await stage.until(stage.gate.board.units["a"].is_usable, 3.0)
+
+    stage.play(scenario())
+    assert stage.flips("a") == ["up"]
+
+
+def test_requests_without_a_token_leave_a_paused_unit() -> None:
+    stage = Stage(units=2, can_pause=True)
+
+    async def scenario() -> None:
+        stage.engines["a"].pause("keep")
+        visits = await stage.crowd(8, max_tokens=4)
+        assert all(visit.is_answered for visit in visits)
+        assert {visit.unit for visit in visits} == {"b"}
+        assert not stage.gate.board.units["a"].leases
+
+    stage.play(scenario())
+    assert stage.flips("a") == ["up"]
+
+
+def test_an_engine_is_believed_no_longer_than_the_limit() -> None:
+    stage = Stage(units=2, can_pause=True, rules=Rules(hold_limit_s=30.0))
+
+    async def scenario() -> None:
+        stage.engines["a"].behaviour.says_paused = True
+        stage.engines["a"].behaviour.wedged = True
+        await stage.until(lambda: is_held(stage, "a"), 3.0)
+        await asyncio.sleep(25.0)
+        assert stage.verdict("a") is Verdict.UP
+        await stage.until(lambda: stage.verdict("a") is Verdict.DOWN, 5.0 + PROMISE_S)
+        await asyncio.sleep(60.0)
+        assert stage.verdict("a") is Verdict.DOWN
+        assert not is_held(stage, "a")
+        stage.engines["a"].behaviour.wedged = False
+        await stage.until(stage.all_up, BACK_S)
+
+    stage.play(scenario())
+    assert stage.flips("a") == ["up", "suspect", "down", "probation", "up"]
+    assert "the limit" in next(e["line"] for e in stage.gate.events.last() if e["kind"] == "hold_over")
+
+
+@pytest.mark.parametrize("says", [False, None], ids=["says no", "does not answer"])
+def test_a_frozen_unit_that_is_not_paused_falls_as_soon_as_ever(says: bool | None) -> None:
+    stage = Stage(units=2, followers=1, can_pause=True)
+
+    async def scenario() -> None:
+        crowd = stage.crowd(8, max_tokens=100)
+        await asyncio.sleep(0.8)
+        stop(stage.engines["a"], 1)
+        stage.engines["a"].behaviour.says_paused = says
+        await stage.until(lambda: stage.verdict("a") is Verdict.DOWN, 3.0)
+        assert all(visit.is_answered for visit in await crowd)
+
+    stage.play(scenario())
+
+
+def test_a_unit_that_dies_while_it_is_paused_falls_at_once() -> None:
+    stage = Stage(units=2, can_pause=True)
+
+    async def scenario() -> None:
+        stage.engines["a"].pause("keep")
+        await stage.until(lambda: is_held(stage, "a"), 3.0)
+        stage.engines["a"].die()
+        await stage.until(lambda: stage.verdict("a") is Verdict.DOWN, 2.0)
+        assert stage.gate.board.units["a"].hold is None
+        stage.engines["a"].restart()
+        await stage.until(stage.all_up, BACK_S)
+
+    stage.play(scenario())
+
+
+def test_recovery_leaves_a_unit_alone_that_is_paused() -> None:
+    stage = Stage(units=2, can_pause=True)
+    medic = Medic(stage)
+
+    async def scenario() -> None:
+        engine = stage.engines["a"]
+        engine.behaviour.wedged = True
+        await stage.until(lambda: stage.verdict("a") is Verdict.DOWN, PROMISE_S)
+        engine.behaviour.wedged = False
+        engine.pause("keep")
+        await asyncio.sleep(60.0)
+        assert medic.deeds == []
+        engine.resume()
+        await stage.until(stage.all_up, BACK_S)
+
+    stage.play(scenario())
+    assert medic.deeds == []
+
+
+def test_what_an_engine_aborts_without_a_pause_is_continued_and_the_unit_stays() -> None:
+    stage = Stage(units=1, can_pause=True)
+
+    async def scenario() -> None:
+        crowd = stage.crowd(8, max_tokens=60)
+        await asyncio.sleep(0.8)
+        stage.engines["a"].pause("abort")
+        stage.engines["a"].resume()
+        assert all(visit.is_answered for visit in await crowd)
+        await asyncio.sleep(LATENCY_S)
+
+    stage.play(scenario())
+    assert stage.flips("a") == ["up"]
+    assert results(stage)["continued"] == 8
