@@ -26,7 +26,7 @@ READY := @flock Makefile $(MAKE) -s --no-print-directory
 install = for each in $(1); do command -v $${each%%:*} >/dev/null || $(MAKE) -s apt PACKAGES=$${each\#*:} || exit; done
 
 .PHONY: help run up test test-all check format vllm-units bench failover soak detection never-shot handover restart \
-	cut-off poison rolling-update redis-faults fleet probe-cost vllm-detection vllm-lora abuse replay gym peers drill drill-vllm drill-peers \
+	cut-off poison rolling-update redis-faults fleet probe-cost vllm-detection vllm-lora vllm-kv-events abuse replay gym peers drill drill-vllm drill-peers \
 	site lock clean apt
 
 help:           ## this list
@@ -126,6 +126,10 @@ vllm-detection: ## detection on real vLLM units, whose processes are frozen and 
 vllm-lora:      ## LoRA adapters on two real vLLM engines: each is loaded on one of them
 	$(READY) .venv/run.ready
 	@$(BIN)/python -m loadtests.vllm_lora
+
+vllm-kv-events: ## KV events of real vLLM units beside the cached tokens that they report
+	$(READY) .venv/dev.ready
+	@$(BIN)/python -m loadtests.vllm_kv_events
 
 soak:           ## thousands of clients come, leave and never read; everything must return to its start value
 	$(READY) .venv/run.ready

@@ -20,8 +20,10 @@ from loadtests.gym.nouns import Fleet, Request, Rival, Run
 from loadtests.gym.rivals import RIVALS
 from loadtests.gym.world import World
 
-GATE, AGAIN = "gate", "leastconn again"
-"""The product; and least connections with other chances, which shows how much of a difference is noise."""
+GATE, EVENTS, AGAIN = "gate", "gate with events", "leastconn again"
+"""The product, the same with units that publish KV events, and least connections with other chances,
+which shows how much of a difference is noise.
+"""
 RIVAL_NAMES = (GATE, AGAIN, *RIVALS)
 _ENOUGH_UNITS = 4
 """Of more units of one kind the saturation is that of so many, times as much."""
@@ -72,8 +74,8 @@ def rate_of(cell: Cell) -> float:
 def run(fleet: Fleet, requests: Sequence[Request], rival: str, seed: int, *, hurry: bool = False) -> Run:
     """One run of one rival."""
     world = World(fleet, hurry=hurry)
-    if rival == GATE:
-        rivals: list[Rival] = [*make_gates(world, seed)]
+    if rival in (GATE, EVENTS):
+        rivals: list[Rival] = [*make_gates(world, seed, follows_events=rival == EVENTS)]
     else:
         kind = RIVALS["leastconn" if rival == AGAIN else rival]
         rivals = [kind(world, random.Random(f"{seed} {rival} {number}")) for number in range(fleet.gates)]

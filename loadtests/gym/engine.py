@@ -113,8 +113,9 @@ class Engine:
 
     def clear(self) -> list[Sequence]:
         """The processes are gone, and with them all that was there. Who was there."""
-        lost = [*self.running, *self.waiting]
+        lost, publish = [*self.running, *self.waiting], self.kv.publish
         self.__init__(self.model, len(self.by_gate))  # type: ignore[misc]
+        self.kv.publish = publish
         return lost
 
     def advance(self, now: float) -> list[Shown]:
@@ -251,7 +252,7 @@ class Engine:
     def _name(self, sequence: Sequence) -> None:
         full = sequence.names[sequence.named : sequence.computed // BLOCK_TOKENS]
         if full:
-            self.kv.hold(full)
+            self.kv.store(full, sequence.names[: sequence.named])
             self.kv.private -= len(full) * BLOCK_TOKENS
             sequence.named += len(full)
 

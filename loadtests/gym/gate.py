@@ -25,6 +25,7 @@ from cellgate.router.queue import Queue, Ticket
 from cellgate.router.router import Router
 from cellgate.router.step_times import GAPS_MS
 from cellgate.router.unit_state import Lease
+from loadtests.gym.events import follow
 from loadtests.gym.nouns import Call, Fleet
 from loadtests.gym.sequences import Shown
 from loadtests.gym.watch import TICK_S, Watch
@@ -37,7 +38,15 @@ BYTES_PER_TOKEN = 4
 class Gate:
     """One gate. `peers` are all gates of the fleet, this one included."""
 
-    def __init__(self, world: World, rng: random.Random, number: int = 0, policy: str = POLICY) -> None:
+    def __init__(
+        self,
+        world: World,
+        rng: random.Random,
+        number: int = 0,
+        policy: str = POLICY,
+        *,
+        follows_events: bool = False,
+    ) -> None:
         self.world = world
         self.number = number
         self.board = Board(Rules())
@@ -55,6 +64,8 @@ class Gate:
         self._numbers = {place.unit.name: number for number, place in enumerate(world.fleet.places)}
         self._room_noted = False
         self._watch = Watch(world, self.board, rng, self._flipped)
+        if follows_events:
+            follow(world, self.board)
         world.at(world.begins_at + TICK_S * rng.random(), self._tick)
 
     # -- for the world -------------------------------------------------------------------------------------
@@ -206,6 +217,9 @@ class Gate:
         """As a tick of the gate: stalls, what gates share, the queue."""
         self.world.settle()
         self._watch.tick(now)
+        for state in self.board:
+            if state.costs.known is not None:
+                state.costs.known.tick(now)
         self._share()
         if len(self.router.queue):
             self.router.tick(now)
@@ -287,10 +301,13 @@ def ask_of(call: Call, now: float) -> Ask:
     )
 
 
-def make_gates(world: World, seed: int, policy: str = POLICY) -> list[Gate]:
+def make_gates(world: World, seed: int, policy: str = POLICY, *, follows_events: bool = False) -> list[Gate]:
     """The gates of a fleet, which tell each other what they have where."""
     fleet: Fleet = world.fleet
-    gates = [Gate(world, random.Random(f"{seed} gate {n}"), n, policy) for n in range(fleet.gates)]
+    gates = [
+        Gate(world, random.Random(f"{seed} gate {n}"), n, policy, follows_events=follows_events)
+        for n in range(fleet.gates)
+    ]
     for gate in gates:
         gate.peers = gates
     world.tokens_came = lambda gate, unit, shown: gates[gate].tokens_came(unit, shown)

@@ -8,6 +8,9 @@ stay true: a block is here only while all before it are.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
+
+from cellgate.router.kv_index import TOKEN_BYTES, Event, Removed, Stored
 
 BLOCK_TOKENS = 64
 """vLLM's own are of 16; a quarter of the work for the simulation, and hardly another hit rate."""
@@ -16,10 +19,12 @@ BLOCK_TOKENS = 64
 class KvCache:
     """`private` are tokens in blocks that are not full. Nothing is ever refused: see to `used` before."""
 
-    __slots__ = ("_idle", "_users", "limit", "private")
+    __slots__ = ("_idle", "_users", "limit", "private", "publish")
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, publish: Callable[[Event], None] | None = None) -> None:
         self.limit = limit
+        self.publish = publish
+        """Told of what is stored and removed, as engines publish it; None: nobody listens."""
         self.private = 0
         self._users: dict[int, int] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()
@@ -51,8 +56,19 @@ class KvCache:
         """Tokens of those blocks that nobody holds: to hold them takes as much room as to compute them."""
         return sum(1 for name in names if name in self._idle) * BLOCK_TOKENS
 
+    def store(self, names: tuple[int, ...], before: tuple[int, ...]) -> None:
+        """Take a share in blocks that were computed just now, behind those `before`."""
+        if self.publish is not None:
+            known = [name for name in names if name in self._users or name in self._idle]
+            new = names[len(known) :]
+            if new:
+                tokens = b"".join(name.to_bytes(8, "big") * (BLOCK_TOKENS * TOKEN_BYTES // 8) for name in new)
+                parent = known[-1] if known else before[-1] if before else None
+                self.publish(Stored(new, parent, tokens, BLOCK_TOKENS))
+        self.hold(names)
+
     def hold(self, names: tuple[int, ...]) -> None:
-        """Take a share in blocks, whether they are here already or were computed just now."""
+        """Take a share in blocks that are here."""
         users, idle = self._users, self._idle
         for name in names:
             idle.pop(name, None)
@@ -70,5 +86,8 @@ class KvCache:
     def evict(self) -> None:
         """Make idle blocks go for which there is no room any more."""
         room = (self.limit - self.used) // BLOCK_TOKENS
+        gone = []
         while len(self._idle) > room and self._idle:
-            self._idle.popitem(last=False)
+            gone.append(self._idle.popitem(last=False)[0])
+        if gone and self.publish is not None:
+            self.publish(Removed(gone))

@@ -4,6 +4,7 @@ Each is a process group of its own, as it would be a machine of its own; all tra
 """
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,10 +77,13 @@ class Unit:
         return all(answers(url, orjson.dumps(body), silence_s=WARM_UP_TIMEOUT_S) for body in bodies)
 
 
-def start(port: int) -> Unit:
-    """Start the leader, with its API on `port`, and the follower; where they meet is new each time."""
+def start(port: int, options: Sequence[str] = ()) -> Unit:
+    """Start the leader, with its API on `port`, and the follower; where they meet is new each time.
+
+    Both get `options` besides.
+    """
     common = ["-tp", "2", "--nnodes", "2", "--master-addr", HOST, "--master-port", str(free_port())]
-    common += ["--distributed-executor-backend", "mp", "--max-model-len", "4096", "--enforce-eager"]
+    common += ["--distributed-executor-backend", "mp", "--max-model-len", "4096", "--enforce-eager", *options]
     leader = ["--node-rank", "0", "--host", HOST, "--port", str(port)]
     follower = ["--node-rank", "1", "--headless"]
     return Unit(

@@ -115,15 +115,17 @@ def _stored(found: Mapping[str, Any]) -> Iterator[Stored]:
     parent = None if before is None else _name(before)
     tokens = array("I", found.get("token_ids") or ()).tobytes()
     lora = found.get("lora_name") or found.get("lora_id") or ""
-    extra = (
-        _extra(found, str(lora), len(names)) if found.get("extra_keys") or found.get("cache_salt") else None
-    )
+    has_extra = any(found.get("extra_keys") or ()) or found.get("cache_salt")
+    extra = _extra(found, str(lora), len(names)) if has_extra else None
     block_tokens = int(found.get("block_size") or 0)
     size = block_tokens * TOKEN_BYTES
     if tokens and len(tokens) != len(names) * size:
         raise MalformedError(
             f"{len(names)} blocks of {block_tokens} with {len(tokens) // TOKEN_BYTES} tokens"
         )
+    if len(names) <= PART_BLOCKS:
+        yield Stored(names, parent, tokens, block_tokens, str(lora).encode(), extra)
+        return
     for at in range(0, len(names), PART_BLOCKS):
         part = slice(at, at + PART_BLOCKS)
         data = tokens[at * size : (at + PART_BLOCKS) * size]

@@ -8,7 +8,7 @@ The engine binds a PUB socket, and a ROUTER socket for replays where it is told 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import NamedTuple, Protocol
 
 import zmq
@@ -22,15 +22,15 @@ HEARTBEAT_MS = 300
 SILENT_MS = 900
 """A peer that has answered no heartbeat for so long is gone: silence of the engine itself is normal."""
 RECONNECT_MS, RECONNECT_MAX_MS = 100, 2000
+CLOSED_MAX = 4
+"""So many connections in a row may be closed before they could be used: about 2 s of them."""
 QUEUED_MAX = 10_000
 """So many messages wait in a socket: as many as vLLM keeps for a replay."""
 
 _END = b"\xff" * 8
-_FAILED = (
-    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-)
+_FAILED = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+_CLOSED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+"""The connection was closed before it could be used, as by a process that is just ending."""
 
 
 class Publisher(NamedTuple):
@@ -70,7 +70,7 @@ class KvEventLink(Protocol):
         """Until something may have come."""
         ...
 
-    def replay(self, first: int) -> AsyncIterator[EventBatch]:
+    def replay(self, first: int) -> AsyncGenerator[EventBatch, None]:
         """The messages from a number on, as far as they are kept. Raises BrokenPublisherError."""
         ...
 
@@ -87,10 +87,11 @@ class ZmqLink:
         self._publisher = publisher
         self._loop = asyncio.get_running_loop()
         self._came = asyncio.Event()
+        self._closed = 0
         self._socket = _socket(context, zmq.SUB)
         self._socket.subscribe(b"")
         self._monitor = self._socket.get_monitor_socket(
-            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | _FAILED
+            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | _FAILED | _CLOSED
         )
         self._watched = [int(self._socket.FD), int(self._monitor.FD)]
         for descriptor in self._watched:
@@ -110,9 +111,11 @@ class ZmqLink:
         """What has come next; the state of the connection comes first."""
         if (frames := _received(self._monitor)) is not None:
             event = parse_monitor_message(frames)["event"]
-            if event & _FAILED:
+            is_up = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+            self._closed = 0 if is_up else self._closed + bool(event & _CLOSED)
+            if event & _FAILED or self._closed > CLOSED_MAX:
                 raise BrokenPublisherError(f"{self._publisher.endpoint} does not speak ZeroMQ")
-            return Reached(event == zmq.EVENT_HANDSHAKE_SUCCEEDED)
+            return Reached(is_up)
         frames = _received(self._socket)
         return _message(frames) if frames is not None else None
 
@@ -121,7 +124,7 @@ class ZmqLink:
         await self._came.wait()
         self._came.clear()
 
-    async def replay(self, first: int) -> AsyncIterator[EventBatch]:
+    async def replay(self, first: int) -> AsyncGenerator[EventBatch, None]:
         """The messages from a number on, as far as the engine keeps them."""
         socket, came = _socket(self._context, zmq.DEALER), asyncio.Event()
         descriptor = int(socket.FD)

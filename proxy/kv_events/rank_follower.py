@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import aclosing, closing
 
 from xxhash import xxh3_64_intdigest
 
@@ -26,7 +26,7 @@ from cellgate.router.kv_index import BLOCKS_MAX, Cleared
 
 BLOCKS_PER_TURN = 256
 """About half a millisecond."""
-RETRY_S, RETRY_MAX_S = 1.0, 60.0
+RETRY_S, RETRY_MAX_S = 1.0, 16.0
 RESTARTS_MAX = 3
 """A publisher that has begun anew more often on one connection is broken: a process counts upwards."""
 
@@ -102,44 +102,45 @@ class RankFollower:
                     self._spent = 0
                     await link.wait()
                 case Reached(is_up):
-                    self._is_up = is_up
-                    await self._connected(link)
+                    was_up, self._is_up = self._is_up, is_up
+                    if is_up:
+                        await self._catch_up(link)
+                    elif was_up:
+                        self._counts["disconnects"] += 1
+                        self._known.suspend(self._rank)
                 case EventBatch() as message:
                     if self._incarnation != self._known.incarnation:
                         self._incarnation = self._known.incarnation
                         self._forget()
-                        await self._connected(link)
+                        await self._catch_up(link)
                     await self._published(link, message)
-
-    async def _connected(self, link: KvEventLink) -> None:
-        if self._is_up:
-            await self._catch_up(link)
-        else:
-            self._counts["disconnects"] += 1
-            self._known.suspend(self._rank)
 
     async def _catch_up(self, link: KvEventLink) -> None:
         """Make up for what was published before the connection was there."""
         if self._numbers.next is not None and not (link.can_replay and await self._goes_on(link)):
             self._forget()
         if self._numbers.next is None and link.can_replay:
-            async for message in link.replay(0):
-                await self._replayed(message)
+            await self._replay(link, 0)
         self._known.resume(self._rank)
+
+    async def _replay(self, link: KvEventLink, first: int) -> None:
+        async with aclosing(link.replay(first)) as messages:
+            async for message in messages:
+                await self._replayed(message)
 
     async def _goes_on(self, link: KvEventLink) -> bool:
         """Replay from the last message that was applied; False: the publisher does not have it any more, or
         it is another process.
         """
         assert self._numbers.next is not None
-        last, is_first = self._numbers.next - 1, True
-        async for message in link.replay(last):
-            if is_first and (message.number, _digest(message)) != (last, self._last):
+        last = self._numbers.next - 1
+        async with aclosing(link.replay(last)) as messages:
+            first = await anext(messages, None)
+            if first is None or (first.number, _digest(first)) != (last, self._last):
                 return False
-            if not is_first:
+            async for message in messages:
                 await self._replayed(message)
-            is_first = False
-        return not is_first
+        return True
 
     async def _replayed(self, message: EventBatch) -> None:
         if self._numbers.next is not None and message.number != self._numbers.next:
@@ -177,8 +178,7 @@ class RankFollower:
         """Replay what is missing."""
         if link.can_replay and self._numbers.next is not None:
             self._known.suspend(self._rank)
-            async for message in link.replay(self._numbers.next):
-                await self._replayed(message)
+            await self._replay(link, self._numbers.next)
             self._known.resume(self._rank)
 
     async def _apply(self, message: EventBatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any
 
 import msgpack
@@ -63,7 +63,7 @@ class FakeLink:
         await self._came.wait()
         self._came.clear()
 
-    async def replay(self, first: int) -> AsyncIterator[EventBatch]:
+    async def replay(self, first: int) -> AsyncGenerator[EventBatch, None]:
         assert self.engine is not None
         self.replays.append(first)
         for message in self.engine.kept[first:]:
