@@ -258,4 +258,5 @@ def _view(plane: Plane, settings: Settings) -> AdminView:
         poison=plane.containment,
         full=plane.front.is_full,
         explain=choice.explain,
+        conduct=plane.conductor.conduct,
     )

@@ -47,6 +47,9 @@ def _parser() -> argparse.ArgumentParser:
     leader.add_argument("--until-stdin-ends", action="store_true", help="exit when standard input is closed")
     leader.add_argument("--await-port", action="store_true", help="listen when the port becomes free")
     leader.add_argument(
+        "--can-pause", type=int, default=0, choices=(0, 1), help="1: it has /pause, /resume and /is_paused"
+    )
+    leader.add_argument(
         "--poison", default="", choices=["", *MODES], help="how it dies of one certain prompt"
     )
     for field in dataclasses.fields(Timing):

@@ -11,7 +11,6 @@ from loadtests.simunit.prefix_cache import BlockPool
 from loadtests.simunit.sequence import (
     Batch,
     Counts,
-    EndReason,
     FinishReason,
     Output,
     Part,
@@ -50,11 +49,13 @@ class Engine:
             self.abort(sequence)
         return everything
 
-    def plan(self, stall_after: int | None = None) -> Batch | None:
-        """Choose the next step's work, or None. No sequence gets more than `stall_after` tokens."""
+    def plan(self, stall_after: int | None = None, *, admits: bool = True) -> Batch | None:
+        """Choose the next step's work, or None. No sequence gets more than `stall_after` tokens; a new one is
+        begun only if the engine `admits` any.
+        """
         preemptions = self.counts.preemptions
         parts, budget = self._go_on(stall_after)
-        if self.counts.preemptions == preemptions:
+        if admits and self.counts.preemptions == preemptions:
             parts += self._admit(budget)
         return self._batch(parts) if parts else None
 
@@ -169,7 +170,7 @@ class Engine:
         may_end = sequence.natural_end and sequence.generated >= sequence.min_tokens
         return "stop" if may_end and sequence.context.ends_here(self.timing.mean_answer_tokens) else None
 
-    def _end(self, sequence: Sequence, how: EndReason) -> None:
+    def _end(self, sequence: Sequence, how: FinishReason) -> None:
         sequence.ended = True
         self.counts.ended[how] += 1
         self._release(sequence)

@@ -16,6 +16,7 @@ from loadtests.simunit.collective import start_collective
 from loadtests.simunit.control import Control
 from loadtests.simunit.door import Door
 from loadtests.simunit.faults import Faults
+from loadtests.simunit.pausing import Pausing
 from loadtests.simunit.poison import Poison
 from loadtests.simunit.sequence import Timing
 from loadtests.simunit.unit import Unit
@@ -42,6 +43,7 @@ class LeaderOptions:
     until_stdin_ends: bool
     await_port: bool
     poison: str = ""
+    can_pause: int = 0
 
 
 async def run_leader(options: LeaderOptions, timing: Timing) -> int:
@@ -74,6 +76,8 @@ async def _open_ports(unit: Unit, options: LeaderOptions) -> None:
     control_door = Door(runner, "127.0.0.1", 0)
     Api(unit).add_to(app)
     Control(unit, door).add_to(app)
+    if options.can_pause:
+        Pausing(unit).add_to(app)
     await runner.setup()
     if options.await_port:
         print(json.dumps({"awaits": options.port}), flush=True)

@@ -5,8 +5,7 @@ from typing import Literal, Protocol
 
 from loadtests.simunit.text import BLOCK_TOKENS, Context
 
-FinishReason = Literal["stop", "length"]
-EndReason = Literal["stop", "length", "abort"]
+FinishReason = Literal["stop", "length", "abort"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,4 +100,4 @@ class Counts:
     prefix_queries: int = 0
     prefix_hits: int = 0
     preemptions: int = 0
-    ended: dict[EndReason, int] = field(default_factory=lambda: {"stop": 0, "length": 0, "abort": 0})
+    ended: dict[FinishReason, int] = field(default_factory=lambda: {"stop": 0, "length": 0, "abort": 0})

@@ -15,6 +15,8 @@ from loadtests.simunit.poison import Poison
 from loadtests.simunit.sequence import Batch, Output, Sequence, Timing
 
 JOURNAL_LINES = 64
+PAUSES = ("abort", "wait", "keep")
+"""What becomes of the requests of a unit that is paused: they end, they are finished, they stand still."""
 
 
 class Unit:
@@ -29,9 +31,11 @@ class Unit:
         self.metrics = Metrics(self.engine, model)
         self.poison = Poison("")
         self.death: str | None = None
+        self.paused = ""
         self.journal: list[str] = []
         self._step_due_s = 0.0
         self._wake = asyncio.Event()
+        self._is_drained = asyncio.Event()
 
     async def run(self) -> None:
         """Take steps until the collective breaks; then fail every sequence and return."""
@@ -73,10 +77,23 @@ class Unit:
         self.collective.drop_messages(faults.link_dropped)
         self._wake.set()
 
+    async def pause(self, mode: str) -> None:
+        """Stand still, in one of `PAUSES`; or go on (empty). Returns when that is so."""
+        self.paused = mode
+        self._is_drained.clear()
+        if mode == "abort":
+            for sequence in self.engine.clear():
+                sequence.listener.token("", "abort")
+        self._wake.set()
+        # Only a step ends sequences.
+        if mode == "wait" and self.engine.running:
+            await self._is_drained.wait()
+
     async def _step(self) -> None:
-        frozen = self.faults.engine_frozen
-        batch = None if frozen else self.engine.plan(self.faults.stall_after_tokens)
+        stands = self.faults.engine_frozen or self.paused in ("abort", "keep")
+        batch = None if stands else self.engine.plan(self.faults.stall_after_tokens, admits=not self.paused)
         if batch is None:
+            self._is_drained.set()
             self._wake.clear()
             await self._wake.wait()
             self._step_due_s = 0.0

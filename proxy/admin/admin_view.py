@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from cellgate.proxy.config.trusted_peers import Peers
+from cellgate.proxy.control.conduct import Deed
 from cellgate.proxy.control.containment import Containment
 from cellgate.proxy.logs.events import EventLog
 from cellgate.proxy.metrics.metrics import Metrics
 from cellgate.proxy.wire.failure import Failure
 from cellgate.router.board import Board
+from cellgate.router.unit_state import UnitState
 
 Explain = Callable[[Mapping[str, str], bytes | None], dict[str, Any] | Failure]
+Conduct = Callable[[UnitState, Deed, str], Awaitable[str]]
+"""Has an operation done by the engine of a unit, in a mode (empty: the default); returns the mode."""
 
 
 def _nobody_looks(_unit: str, _probe: str) -> float | None:
@@ -24,7 +28,7 @@ def _nobody_looks(_unit: str, _probe: str) -> float | None:
 class AdminView:
     """`set_drain(unit, drained)` is False when there is no such unit; `due_s(unit, probe)` is in how many
     seconds a probe looks again, None when it does not; `queue_size` is how many requests wait for a unit;
-    `full`: nobody can be accepted; `explain` is Choice.explain.
+    `full`: nobody can be accepted; `explain` is Choice.explain; `conduct` is Conductor.conduct.
     """
 
     board: Board
@@ -40,3 +44,4 @@ class AdminView:
     queue_size: Callable[[], int] = int
     poison: Containment | None = None
     full: Callable[[], bool] = bool
+    conduct: Conduct | None = None

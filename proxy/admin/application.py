@@ -21,6 +21,7 @@ from cellgate.proxy.admin.admin_view import AdminView
 from cellgate.proxy.admin.auth import refusal
 from cellgate.proxy.admin.bodies import Bodies
 from cellgate.proxy.admin.drain import drain_cell, drain_unit
+from cellgate.proxy.admin.engine_control import conduct_unit
 from cellgate.proxy.admin.error_replies import NotHereError, error_reply, unknown
 from cellgate.proxy.admin.event_stream import followed
 from cellgate.proxy.admin.http_server import AdminServer
@@ -28,6 +29,7 @@ from cellgate.proxy.admin.page import load_page
 from cellgate.proxy.admin.responses import Stream, reply
 from cellgate.proxy.admin.status import status
 from cellgate.proxy.admin.unit_view import unit_page, unit_view
+from cellgate.proxy.control.conduct import ONWARD, STILL, ConductError
 from cellgate.proxy.control.containment import fingerprint_name
 from cellgate.proxy.control.containment_report import listing
 from cellgate.proxy.ingress.envoy_health import HeaderPairs, readyz_headers, unit_headers
@@ -70,6 +72,10 @@ class _Admin:
             "/events": {"GET": self.events},
             "/healthz/unit/{name}": {"GET": self.unit_health},
         }
+        if view.conduct is not None:
+            for deed in (*STILL, *ONWARD):
+                conduct = partial(conduct_unit, view, view.conduct, deed=deed)
+                self._routes[f"/units/{_NAME}/{deed}"] = {"POST": conduct}
         if view.poison is not None:
             self._poison = view.poison
             self._routes["/poison"] = {"GET": self.poison}
@@ -84,6 +90,8 @@ class _Admin:
             return error_reply(*no, _CHALLENGE if no[0] is HTTPStatus.UNAUTHORIZED else ())
         try:
             return await self._routed(request)
+        except ConductError as error:
+            return error_reply(error.status, str(error))
         except NotHereError as error:
             return error_reply(HTTPStatus.NOT_FOUND, str(error))
         except web.HTTPException:

@@ -15,6 +15,8 @@ from cellgate.proxy.config.load_process import ADMIN_TOKEN_VARIABLE
 from cellgate.proxy.config.settings import Address
 
 TIMEOUT_S = 5.0
+CONDUCT_TIMEOUT_S = 3600.0
+"""An engine may finish its requests first, for as long as the gate allows (`timeouts.drain_s`)."""
 
 
 class AdminError(Exception):
@@ -68,6 +70,18 @@ def set_cell_drain(admin: Address, cell: str, *, drained: bool) -> list[str]:
         raise _stranger(admin) from None
 
 
+def conduct(admin: Address, unit: str, deed: str, mode: str | None) -> str:
+    """Pauses, resumes, puts to sleep or wakes the engine of a unit; returns the mode. Raises AdminError.
+
+    The gate answers when the engine has done it.
+    """
+    query = f"?{urlencode({'mode': mode})}" if mode else ""
+    found = _call(admin, "POST", f"{_path(unit)}/{deed}{query}", timeout_s=CONDUCT_TIMEOUT_S)
+    if not isinstance(found, dict) or "mode" not in found:
+        raise _stranger(admin)
+    return str(found["mode"])
+
+
 def explain(admin: Address, asked: Mapping[str, str]) -> dict[str, Any]:
     """Where such a request would go now, as `GET /explain` tells. Raises AdminError."""
     found = _call(admin, "GET", f"/explain?{urlencode(asked)}")
@@ -97,14 +111,14 @@ def _path(unit: str) -> str:
     return f"/units/{quote(unit, safe='')}"
 
 
-def _call(admin: Address, method: str, path: str) -> Any:
+def _call(admin: Address, method: str, path: str, timeout_s: float = TIMEOUT_S) -> Any:
     token = os.environ.get(ADMIN_TOKEN_VARIABLE)
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     request = urllib.request.Request(f"http://{admin}{path}", method=method, headers=headers)
     # Not through a proxy of the environment: the gate is near, and trusts this machine only without one.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(request, timeout=TIMEOUT_S) as response:
+        with opener.open(request, timeout=timeout_s) as response:
             return json.load(response)
     except urllib.error.HTTPError as error:
         raise AdminError(_refusal(admin, error)) from None

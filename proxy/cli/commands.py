@@ -29,6 +29,18 @@ FAILED = 1
 WRONG = 2
 _DRAINED = "drained: no new requests, those in flight finish"
 _UNDRAINED = "no longer drained: gets requests as soon as its verdict allows"
+_CONDUCTED = {
+    "pause": "drained and paused (mode {mode}); cellgate resume {unit} lets it go on",
+    "sleep": "drained and asleep (mode {mode}); cellgate wake {unit} wakes it",
+    "resume": "resumed and undrained; it gets requests once a canary has passed",
+    "wake": "awake and undrained; it gets requests once a canary has passed",
+}
+_CONDUCTS = {
+    "pause": "drain a unit and pause its engine",
+    "resume": "let a paused engine go on; its unit is undrained once a canary has passed",
+    "sleep": "drain a unit and put its engine to sleep",
+    "wake": "wake a sleeping engine; its unit is undrained once a canary has passed",
+}
 EXPLAINED = {
     "model": ("NAME", "the requested model; default: any"),
     "prompt_tokens": ("N", "the length of the prompt, none of it cached"),
@@ -136,6 +148,12 @@ def _set_drain(drained: bool, args: argparse.Namespace) -> int:
     return 0
 
 
+def _conduct(deed: str, args: argparse.Namespace) -> int:
+    mode = admin_client.conduct(args.admin, args.name, deed, getattr(args, "mode", None))
+    print(f"{args.name}: " + _CONDUCTED[deed].format(unit=args.name, mode=mode))
+    return 0
+
+
 def _explain(args: argparse.Namespace) -> int:
     asked = {name: getattr(args, name) for name in EXPLAINED}
     found = admin_client.explain(args.admin, {name: value for name, value in asked.items() if value})
@@ -193,6 +211,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     undrain = command("undrain", partial(_set_drain, False), "put a drained unit back into rotation")
     why.add_argument("name", metavar="NAME", help="the name of the unit")
+    conducts = [command(deed, partial(_conduct, deed), does) for deed, does in _CONDUCTS.items()]
+    for added in conducts:
+        added.add_argument("name", metavar="NAME", help="the name of the unit")
+    for added in conducts[::2]:
+        added.add_argument("--mode", metavar="MODE", help="what becomes of its requests: wait, abort, keep")
     for added in (drain, undrain):
         whom = added.add_mutually_exclusive_group(required=True)
         whom.add_argument("name", metavar="NAME", nargs="?", help="the name of the unit")
@@ -206,7 +229,7 @@ def _parser() -> argparse.ArgumentParser:
     poison.add_argument("fingerprint", metavar="FINGERPRINT", nargs="?", help="only this one")
     poison.add_argument("--json", action="store_true", help="everything, as JSON")
     admin = str(Settings(fleet=Fleet()).admin)
-    for added in (units, top, why, drain, undrain, explain, poison):
+    for added in (units, top, why, drain, undrain, *conducts, explain, poison):
         added.add_argument(
             "--admin", metavar="HOST:PORT", type=_address, default=admin, help="default: %(default)s"
         )

@@ -71,6 +71,19 @@ class HoldWatch:
             self._changed()
         self._prober.look_now(state.unit.name, QuiescenceProbe.name)
 
+    def ask(self, state: UnitState) -> None:
+        """Its engine has been told to stand still: let it say so."""
+        self._prober.look_now(state.unit.name, QuiescenceProbe.name)
+
+    def prove(self, state: UnitState) -> None:
+        """Its engine has been told to go on: the unit has to show work before it gets requests."""
+        now = self._now()
+        if hold.is_on(state.hold):
+            self.hear(state, Quiescence(state.unit.name, None, now))
+        else:
+            state.hold = hold.doubt(now)
+            self._prober.look_now(state.unit.name, Canary.name)
+
     def tick(self, now: float) -> None:
         """Ask the units that get silent; apply what depends on time."""
         for state in self._board:

@@ -18,6 +18,7 @@ from cellgate.probes.engine_metrics import EngineMetrics
 from cellgate.probes.models import ModelList
 from cellgate.proxy.config.settings import Settings
 from cellgate.proxy.config.trusted_peers import Peers
+from cellgate.proxy.control.conduct import Conductor
 from cellgate.proxy.control.containment import Containment
 from cellgate.proxy.control.containment_report import PoisonMetrics
 from cellgate.proxy.control.hold_watch import HoldWatch
@@ -98,10 +99,8 @@ class Plane:
             self.board, self.reach.probe_transport, rng, self._flipped, settings.agent_token or ""
         )
         self.stall_watch = StallWatch(self.board, self.prober, events, loop.time)
-        self.hold_watch = HoldWatch(
-            self.board, self.prober, events, loop.time, evict=self._evict_soon, changed=self._units_changed
-        )
-        self.prober.on_quiescence = self.hold_watch.hear
+        self.hold_watch = self._make_hold_watch()
+        self.conductor = self._make_conductor()
         self.containment = self._make_containment()
         self.stored = StoredResponses(self.board)
         self.balancers = Balancers()
@@ -130,6 +129,24 @@ class Plane:
             tls=tls,
             on_broken=self.suspect_restart,
             on_gate_fault=self.gate_fault,
+        )
+
+    def _make_hold_watch(self) -> HoldWatch:
+        watch = HoldWatch(
+            self.board,
+            self.prober,
+            self.events,
+            self.now,
+            evict=self._evict_soon,
+            changed=self._units_changed,
+        )
+        self.prober.on_quiescence = watch.hear
+        return watch
+
+    def _make_conductor(self) -> Conductor:
+        wait_s = self.settings.timeouts.drain_s
+        return Conductor(
+            lambda state: self.reach.probe_transport(state).fetch, self.set_drain, self.hold_watch, wait_s
         )
 
     def _make_containment(self) -> Containment:

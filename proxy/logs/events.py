@@ -25,6 +25,10 @@ FOLLOWER_BACKLOG = 64
 ActionKind = Literal[
     "drain",
     "undrain",
+    "pause",
+    "resume",
+    "sleep",
+    "wake",
     "hold",
     "hold_over",
     "reload",
@@ -229,6 +233,10 @@ def _action_event(action: Action) -> EventRecord:
     line = {
         "drain": f"{whom} drained by {action.by}: no new requests, running ones finish",
         "undrain": f"{whom} undrained by {action.by}",
+        "pause": f"unit {action.unit} drained and paused by {action.by}",
+        "resume": f"unit {action.unit} resumed and undrained by {action.by}",
+        "sleep": f"unit {action.unit} drained and put to sleep by {action.by}",
+        "wake": f"unit {action.unit} woken and undrained by {action.by}",
         "hold": f"unit {action.unit} is on hold",
         "hold_over": f"the hold of unit {action.unit} is over",
         "reload": f"configuration reloaded by {action.by}",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -25,6 +25,10 @@ from cellgate.router.nouns import Verdict
 from cellgate.router.unit_state import UnitState
 
 PERIOD_S = 1.0
+RETRY_S = 15.0
+"""How long an engine's own fault tolerance may take to bring a unit back, before it is restarted."""
+
+_WELL = (RecoveryResult.OK, RecoveryResult.RETRIED, RecoveryResult.DRY_RUN, RecoveryResult.CANCELLED)
 
 Counts = MutableMapping[tuple[str, str], int]
 """How many attempts ended, by cell and result."""
@@ -32,7 +36,9 @@ Counts = MutableMapping[tuple[str, str], int]
 
 @dataclass(frozen=True, slots=True)
 class RecoveryPorts:
-    """The environment of recovery. `waits` returns why nothing may be done now (empty: it may)."""
+    """The environment of recovery. `waits` returns why nothing may be done now (empty: it may). `retry` asks
+    the engine's own fault tolerance to recover it; whether it has begun to.
+    """
 
     now: Callable[[], float]
     wall: Callable[[], float]
@@ -40,6 +46,7 @@ class RecoveryPorts:
     act: Act
     record: AuditRecord
     tell: Callable[[Action], None]
+    retry: Callable[[UnitState], Awaitable[bool]]
 
 
 class Recovery:
@@ -148,7 +155,24 @@ class Recovery:
         self._report("recovery", unit, f"{what}{about['down_s']:.0f} s: {about['reason']}")
         if remedy.dry_run:
             return RecoveryReport(RecoveryResult.DRY_RUN, "dry_run: nothing was done")
+        if about["attempt"] == 1 and await self._is_retried(unit):
+            detail = "its engine has recovered by itself (fault tolerance, retry); nothing was restarted"
+            return RecoveryReport(RecoveryResult.RETRIED, detail)
         return await self._ports.act(remedy, about)
+
+    async def _is_retried(self, unit: str) -> bool:
+        """Whether the engine's own fault tolerance brings the unit back. It is asked once, before anything is
+        restarted; an engine without it costs one request.
+        """
+        state = self._board.units[unit]
+        if not await self._ports.retry(state):
+            return False
+        self._report("recovery", unit, f"its engine was asked to retry, and is given {RETRY_S:g} s")
+        for _ in range(int(RETRY_S / PERIOD_S)):
+            if state.case.verdict is not Verdict.DOWN:
+                break
+            await asyncio.sleep(PERIOD_S)
+        return state.case.verdict is not Verdict.DOWN
 
     async def _give_up(self, state: RecoveryState, remedy: Remedy, about: Incident) -> None:
         self._count(state.cell, RecoveryResult.GAVE_UP)
@@ -204,7 +228,7 @@ class Recovery:
     # -- what is told --------------------------------------------------------------------------------------
 
     def _report_end(self, unit: str, state: RecoveryState, remedy: Remedy, report: RecoveryReport) -> None:
-        went_well = report.result in (RecoveryResult.OK, RecoveryResult.DRY_RUN, RecoveryResult.CANCELLED)
+        went_well = report.result in _WELL
         kind: ActionKind = "recovery_done" if went_well else "recovery_failed"
         is_awaited = report.result is not RecoveryResult.CANCELLED
         wait = f"; it is given {remedy.patience_s(state.tries):g} s to come back" if is_awaited else ""

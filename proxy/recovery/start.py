@@ -43,7 +43,9 @@ def attend(plane: Plane, tls: Callable[[], ssl.SSLContext]) -> Recovery:
         gate_fault = now - trouble_at < TROUBLE_S
         return reason_to_wait(plane.board, now, stopping=plane.is_stopping(), gate_fault=gate_fault)
 
-    ports = RecoveryPorts(plane.now, time.time, waits, act, audit.record, plane.events.add)
+    ports = RecoveryPorts(
+        plane.now, time.time, waits, act, audit.record, plane.events.add, plane.conductor.retry
+    )
     recovery = Recovery(
         plane.board, plane.settings.remedies, ports, random.Random(), plane.metrics.recoveries
     )

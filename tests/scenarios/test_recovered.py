@@ -14,7 +14,9 @@ from cellgate.proxy.recovery.caution import reason_to_wait
 from cellgate.proxy.recovery.nouns import Incident, RecoveryReport, RecoveryResult
 from cellgate.proxy.recovery.recovery import Recovery, RecoveryPorts
 from cellgate.router.nouns import Verdict
+from cellgate.router.unit_state import UnitState
 from tests.scenarios.harness import BACK_S, PROMISE_S, RULES, Stage
+from tests.sim.behaviour import Behaviour
 from tests.sim.engine import Engine
 
 REMEDY = Remedy("audit", ("recover",), after_s=5.0, backoff_s=30.0)
@@ -27,9 +29,13 @@ class Medic:
         self.stage = stage
         self.heals = heals
         self.deeds: list[str] = []
+        self.retries: list[str] = []
+        self.retries_help = False
         self.entries: list[Mapping[str, Any]] = []
         gate = stage.gate
-        ports = RecoveryPorts(gate.now, gate.now, self.waits, self.act, self.record, gate.events.add)
+        ports = RecoveryPorts(
+            gate.now, gate.now, self.waits, self.act, self.record, gate.events.add, self.retry
+        )
         self.recovery = Recovery(gate.board, {"cell": remedy}, ports, Random(7), gate.metrics.recoveries)
         gate.plane.ticker.looks.append(self.recovery.tick)
 
@@ -43,6 +49,12 @@ class Medic:
         if self.heals:
             self.stage.engines[about["unit"]].restart()
         return RecoveryReport(RecoveryResult.OK, "it exited with 0")
+
+    async def retry(self, state: UnitState) -> bool:
+        self.retries.append(state.unit.name)
+        if self.retries_help:
+            self.stage.engines[state.unit.name].behaviour = Behaviour()
+        return self.retries_help
 
     async def record(self, path: str, entry: Mapping[str, Any]) -> None:
         await asyncio.sleep(0.01)
@@ -69,6 +81,22 @@ def test_a_unit_that_stays_down_is_recovered_and_serves_again(hurt: Callable[[En
     stage.play(scenario())
     assert medic.deeds == ["a"]
     assert [entry["step"] for entry in medic.entries] == ["begin", "end"]
+
+
+def test_an_engine_is_asked_to_retry_before_its_unit_is_restarted() -> None:
+    stage = Stage(units=2)
+    medic = Medic(stage)
+    medic.retries_help = True
+
+    async def scenario() -> None:
+        wedge(stage.engines["a"])
+        await stage.until(lambda: medic.retries == ["a"], PROMISE_S + REMEDY.after_s + 2.0)
+        await stage.until(stage.all_up, BACK_S)
+        await asyncio.sleep(100.0)
+
+    stage.play(scenario())
+    assert medic.deeds == []
+    assert medic.entries[-1]["result"] == "retried"
 
 
 def test_one_after_the_other() -> None:

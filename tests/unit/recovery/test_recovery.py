@@ -17,6 +17,7 @@ from cellgate.proxy.recovery.nouns import Incident, RecoveryReport, RecoveryResu
 from cellgate.proxy.recovery.recovery import Recovery, RecoveryPorts
 from cellgate.router.board import Board
 from cellgate.router.nouns import Cell, Evidence, Fleet, Node, Role, Rules, Sign, Strength, Unit
+from cellgate.router.unit_state import UnitState
 
 REMEDY = Remedy("audit.jsonl", ("recover", "--now"), after_s=10.0, attempts=2, backoff_s=100.0)
 DONE = RecoveryReport(RecoveryResult.OK, "it exited with 0", "bye")
@@ -48,11 +49,15 @@ class Ward:
             self.act,
             self.record,
             self.told.append,
+            self.retry,
         )
         self.recovery = Recovery(self.board, {"c": remedy}, ports, random.Random(1), self.counts)
         for name in names:
             self.say(name, Sign.GOOD, Strength.STRONG)
         self.recovery.tick(self.now)
+
+    async def retry(self, _state: UnitState) -> bool:
+        return False
 
     async def act(self, remedy: Remedy, about: Incident) -> RecoveryReport:
         self.deeds.append(about)
