@@ -11,11 +11,13 @@ from cellgate.probes.exporter import ExporterProbe
 from cellgate.probes.gate_word import GateHealth
 from cellgate.probes.grpc_health import GrpcProbe
 from cellgate.probes.http_status import HttpProbe
+from cellgate.probes.known_answer import KnownAnswer
 from cellgate.probes.models import ModelList
 from cellgate.probes.node import NodeProbe
 from cellgate.probes.quiescence import QuiescenceProbe
 from cellgate.probes.readiness import Readiness
 from cellgate.probes.tcp_accept import TcpProbe
+from cellgate.probes.version import EngineVersion
 
 PROBES: dict[str, type[Probe]] = {
     "readiness": Readiness,
@@ -23,6 +25,8 @@ PROBES: dict[str, type[Probe]] = {
     "engine_metrics": EngineMetrics,
     "quiescence": QuiescenceProbe,
     "canary": Canary,
+    "version": EngineVersion,
+    "known_answer": KnownAnswer,
 }
 """Probes of a unit as a whole: each unit has all of them."""
 

@@ -17,6 +17,9 @@ import orjson
 _ELEMENTS_MAX = 1 << 18
 """Larger tensors are not made: an image of 3 x 224 x 224 is well below."""
 
+_TEXT_MAX = 128
+"""Characters of a version or a fingerprint."""
+
 
 @dataclass(frozen=True, slots=True)
 class Api:
@@ -43,6 +46,19 @@ def parsed(body: bytes) -> Any:
         return orjson.loads(body)
     except orjson.JSONDecodeError:
         return None
+
+
+def fingerprint_of(body: bytes) -> str:
+    """`system_fingerprint` in an answer of OpenAI's API; empty when there is none, or an absurd one."""
+    reply = parsed(body)
+    found = reply.get("system_fingerprint") if isinstance(reply, dict) else None
+    return short_text(found)
+
+
+def short_text(found: Any) -> str:
+    """`found`, if it is a text of one short line, else empty."""
+    is_short = isinstance(found, str) and len(found) <= _TEXT_MAX and found.isprintable()
+    return found if is_short else ""
 
 
 def has_answer(api: Api, body: bytes) -> bool:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol, TypeVar
 
+from cellgate.router.engine_nouns import Build, Urgency
 from cellgate.router.nouns import Finding, Load, Node, Rules, Unit, Verdict
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
@@ -157,6 +158,16 @@ class ProbeContext(Protocol):
     @property
     def engine(self) -> str:
         """A name in probes/engines.py, configured or detected; empty while unknown."""
+        ...
+
+    @property
+    def build(self) -> Build:
+        """What is known of the engine's build."""
+        ...
+
+    @property
+    def urgency(self) -> Urgency:
+        """How soon the known prompt is to be sent."""
         ...
 
     @property

@@ -17,10 +17,11 @@ from typing import ClassVar, NamedTuple
 
 import orjson
 
-from cellgate.probes.apis import CANARIES, Api, at, has_answer, parsed
+from cellgate.probes.apis import CANARIES, Api, at, fingerprint_of, has_answer, parsed
 from cellgate.probes.base import FetchError, ProbeContext, Reply, Trouble
 from cellgate.probes.engines import engine
 from cellgate.probes.models import ask_served
+from cellgate.router.engine_nouns import Build, Built
 from cellgate.router.nouns import Evidence, Finding, Models, Sign, Strength, Verdict
 
 ASK_AGAIN_S = 0.25
@@ -54,6 +55,8 @@ class _Fate(NamedTuple):
     sign: Sign
     strength: Strength
     reason: str
+    fingerprint: str = ""
+    """What the unit says that it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +118,7 @@ class Canary:
         deadline = context.now() + timeout_s
         timed_out = False
         try:
-            model = _model(context)
+            model = model_of(context)
             if not model:
                 for finding in await ask_served(context, timeout_s):
                     model = _first(finding) if isinstance(finding, Models) else model
@@ -128,6 +131,9 @@ class Canary:
             reason = f"no token within {timeout_s:.3g} s: {error}" if timed_out else f"no token: {error}"
             fate = _Fate(*_weigh(error.trouble, excused=excused), reason)
         context.notes[_TIMEOUTS] = context.notes.get(_TIMEOUTS, 0) + 1 if timed_out else 0
+        if fate.fingerprint:
+            # Before the evidence: a unit that comes up is known.
+            yield Built(context.unit.name, Build(fate.fingerprint), context.now())
         yield Evidence(context.unit.name, fate.sign, fate.strength, self.name, fate.reason, context.now())
         if is_starting and fate.sign is Sign.GOOD:
             await self._learn_usual(context, model)
@@ -138,7 +144,7 @@ class Canary:
             await _fly(context, model, context.now() + context.rules.canary_timeout_s)
 
 
-def _model(context: ProbeContext) -> str:
+def model_of(context: ProbeContext) -> str:
     """The first model configured, or the first of those the unit lists; empty when none is known.
 
     Never a LoRA adapter: a canary must not take the place of one that clients use.
@@ -244,7 +250,8 @@ def _weigh(trouble: Trouble, *, excused: bool) -> tuple[Sign, Strength]:
 def _read(name: str, said: str, reply: Reply) -> _Fate:
     """The evidence of a reply, with its reason."""
     if reply.status == 200 and has_answer(CANARIES[name], reply.body):
-        return _Fate(Sign.GOOD, Strength.STRONG, f"one token by {name}")
+        fingerprint = fingerprint_of(reply.body)
+        return _Fate(Sign.GOOD, Strength.STRONG, f"one token by {name}", fingerprint)
     if reply.status == 200:
         return _Fate(Sign.BAD, Strength.STRONG, f"no token in {said}")
     if reply.status >= 500 and reply.status not in _NOT_SERVED:

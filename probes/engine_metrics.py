@@ -186,6 +186,7 @@ def scan(body: bytes, unit: str, at: float, own_in_flight: int) -> Load | None:
         kv_tokens=_total(samples[MetricRole.KV_TOKENS]),
         adapters=adapters,
         adapter_places=adapter_places,
+        corrupted=sum(samples[MetricRole.CORRUPTED].values()),
     )
 
 

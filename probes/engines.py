@@ -49,6 +49,7 @@ class Engine:
     its 5xx is bad; `unready` are the statuses below 500 that say "not ready" as well.
     `metrics` is a path at the port of the API, unless `metrics_port` names another one.
     `canaries` are APIs (see probes/apis.py) in the order in which they are tried.
+    `version` is the page that shows its version, and the name of the version there.
     `closes_after_stream`: it ends a connection with a streamed reply, though its head says keep-alive.
     `holds` ask whether it stands still on purpose; `controls` are its operations: pause, resume, sleep, wake,
     and `retry`, which asks its own fault tolerance to recover it.
@@ -59,6 +60,7 @@ class Engine:
     unready: frozenset[int] = frozenset()
     metrics: str = "/metrics"
     metrics_port: int | None = None
+    version: tuple[str, str] | None = None
     closes_after_stream: bool = False
     holds: tuple[HoldQuestion, ...] = ()
     controls: Mapping[str, EngineControl] = field(default_factory=dict)
@@ -73,6 +75,7 @@ ENGINES: dict[str, Engine] = {
     "vllm": Engine(
         ready=("/health",),
         canaries=_OPENAI_CANARIES,
+        version=("/version", "version"),
         holds=(
             HoldQuestion(HoldKind.PAUSED, "GET", "/is_paused", "is_paused"),
             HoldQuestion(HoldKind.ASLEEP, "GET", "/is_sleeping", "is_sleeping"),
@@ -92,6 +95,7 @@ ENGINES: dict[str, Engine] = {
     "sglang": Engine(
         ready=("/ready", "/ping"),
         canaries=_OPENAI_CANARIES,
+        version=("/server_info", "version"),
         holds=(HoldQuestion(HoldKind.PAUSED, "GET", "/ready", but="/ping"),),
         controls={
             "pause": EngineControl(
@@ -105,11 +109,22 @@ ENGINES: dict[str, Engine] = {
         unready=frozenset({400}),
         metrics_port=8002,
         canaries=("generate", "infer"),
+        version=("/v2", "version"),
     ),
     # Its /metrics is a list in JSON.
-    "trtllm": Engine(ready=("/health",), metrics="/prometheus/metrics", canaries=_OPENAI_CANARIES),
+    "trtllm": Engine(
+        ready=("/health",),
+        metrics="/prometheus/metrics",
+        canaries=_OPENAI_CANARIES,
+        version=("/version", "version"),
+    ),
     # It answers every path with 503 while it loads its model.
-    "llamacpp": Engine(ready=("/health",), canaries=_OPENAI_CANARIES, closes_after_stream=True),
+    "llamacpp": Engine(
+        ready=("/health",),
+        canaries=_OPENAI_CANARIES,
+        version=("/props", "build_info"),
+        closes_after_stream=True,
+    ),
     "openai": Engine(ready=("/health", "/v1/models"), canaries=_OPENAI_CANARIES),
 }
 
@@ -145,6 +160,8 @@ class MetricRole(Enum):
     """The same, as blocks and tokens a block, in its labels."""
     ADAPTERS = "adapters"
     """The LoRA adapters in use, in its labels; its value is when that was so."""
+    CORRUPTED = "corrupted"
+    """Counts requests whose numbers were none (NaN)."""
 
     __hash__ = object.__hash__
 
@@ -162,6 +179,8 @@ METRICS: dict[str, MetricRole] = {
     "vllm:prompt_tokens_total": MetricRole.STEPS,
     "vllm:cache_config_info": MetricRole.KV_SHAPE,
     "vllm:lora_requests_info": MetricRole.ADAPTERS,
+    # Counted only where VLLM_COMPUTE_NANS_IN_LOGITS is set.
+    "vllm:corrupted_requests_total": MetricRole.CORRUPTED,
     "sglang:max_total_num_tokens": MetricRole.KV_TOKENS,
     "sglang:num_running_reqs": MetricRole.RUNNING,
     "sglang:num_queue_reqs": MetricRole.WAITING,

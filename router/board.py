@@ -16,6 +16,7 @@ from cellgate.router import panic, peers, stall
 from cellgate.router.answers import AnswerLengths
 from cellgate.router.cost import Expected
 from cellgate.router.cost_model import Elsewhere
+from cellgate.router.engine_nouns import UNKNOWN_BUILD
 from cellgate.router.judge import judge, open_case
 from cellgate.router.nouns import (
     Ask,
@@ -369,6 +370,7 @@ class Board:
         state.outlier = Outlier()
         state.can_hold = state.is_hold_spent = False
         state.engine = state.unit.engine
+        state.build, state.answers = UNKNOWN_BUILD, None
 
     def _forget_prefixes(self, unit: str) -> None:
         """Forget the reported contents of its cache."""

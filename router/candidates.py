@@ -64,7 +64,7 @@ def find_candidates(
     among: Iterable[str] | None = None,
 ) -> Candidates:
     """The candidates for an ask. `among`: only these units are looked at."""
-    states, model, only = board.units, ask.model, ask.unit
+    states, model, only, build = board.units, ask.model, ask.unit, ask.build
     blocks = ask.blocks if bounds.by_cache else ()
     known: list[tuple[str, UnitState, int]] = []
     why_none, most = _NO_UNIT, 0
@@ -75,6 +75,8 @@ def find_candidates(
         if state.drained or name in tried or state.case.verdict not in _USABLE:
             continue
         if (model is not None and models and model not in models) or (only is not None and only != name):
+            continue
+        if build is not None and build != state.build.key:
             continue
         if state.restart_suspected_at >= state.life_at:
             why_none = Refusal.UNSURE

@@ -3,7 +3,8 @@
 Pure: no clock, no I/O. Rules:
 1. The first reading of an epoch is only recorded; a changed one means another incarnation: STARTING again.
 2. Neutral evidence never counts. Weak evidence counts as a rate in a window, never as a streak.
-3. One bad node is a bad unit: while a fatal fault of a node is open, no canary brings its unit back.
+3. One bad node is a bad unit: while a fatal fault of a node is open, no canary brings its unit back. The same
+   holds for wrong answers, which no ordinary canary can disprove.
 4. What follows from a signal is in TRANSITIONS and nowhere else; pairs that are not there change nothing.
 """
 
@@ -13,9 +14,12 @@ from dataclasses import replace
 from enum import Enum
 from typing import NamedTuple
 
+from cellgate.router import known_answers
 from cellgate.router.nouns import Case, Evidence, Rules, Sign, Strength, Verdict
 
 CANARY_SOURCE = "canary"
+_HOLDING = frozenset({known_answers.ANSWER_SOURCE})
+"""Sources about a unit as a whole whose fatal evidence is an open fault, as that of a node is."""
 ECHO_S = 3.0
 """Changed epochs from other readers this soon after the first mean the same incarnation."""
 ACQUITTED_S = 60.0
@@ -137,13 +141,13 @@ def _is_no_news(case: Case, evidence: Evidence) -> bool:
 
 
 def _faults(faults: frozenset[tuple[str, str]], evidence: Evidence) -> frozenset[tuple[str, str]]:
-    """The open faults of nodes after `evidence`.
+    """The open faults after `evidence`.
 
     Only its source can clear a fault: by good evidence, or when it cannot reach the node any more.
     """
-    if evidence.node is None:
+    if evidence.node is None and evidence.source not in _HOLDING:
         return faults
-    fault = (evidence.node, evidence.source)
+    fault = (evidence.node or "", evidence.source)
     if evidence.sign is Sign.BAD and evidence.strength is Strength.FATAL:
         return faults | {fault}
     lost_sight = evidence.sign is Sign.BAD and evidence.strength is Strength.STRONG

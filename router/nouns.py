@@ -12,6 +12,7 @@ from enum import Enum, IntEnum
 from math import inf
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
+from cellgate.router.engine_nouns import Answered, Built
 from cellgate.router.hold_nouns import Quiescence
 
 if TYPE_CHECKING:
@@ -124,6 +125,8 @@ class Ask(NamedTuple):
     """A hash of the engine's work: model, prompt, and fields that change it; 0: none."""
     max_tokens: int = 0
     """The longest answer that it allows; 0: not set."""
+    build: str | None = None
+    """The only build (`Build.key`) that may resume its stream; None: any."""
 
 
 class Sign(Enum):
@@ -179,7 +182,7 @@ class Case:
     `epochs` are the last readings by reader (a unit has several processes, and several readers);
     `reborn` is the reader that first saw the new incarnation, and when;
     `window` holds the recent evidence, oldest first; `passes` counts the canaries passed since DOWN;
-    `faults` are the (node, source) pairs with an open fatal fault;
+    `faults` are the (node, source) pairs with an open fatal fault; node "" is the unit as a whole;
     `because` is the evidence behind the verdict; `acquitted` is the node and the source of the last
     suspicion that a canary has cleared, and when.
     """
@@ -232,6 +235,8 @@ class Load:
     """The LoRA adapters that its requests use, running or waiting."""
     adapter_places: int = 0
     """How many adapters it keeps loaded at once; 0: unknown."""
+    corrupted: float = 0.0
+    """The engine's own count of requests with numbers that are none (NaN)."""
 
     @property
     def foreign(self) -> int:
@@ -261,7 +266,7 @@ class Served:
     at: float
 
 
-Finding = Evidence | Load | Models | Served | Quiescence
+Finding = Evidence | Load | Models | Served | Quiescence | Built | Answered
 """What a probe may find."""
 
 

@@ -14,7 +14,9 @@ from cellgate.router.adapters import Adapters
 from cellgate.router.backlog import Beside, Job
 from cellgate.router.cost import Expected
 from cellgate.router.cost_model import CostModel
+from cellgate.router.engine_nouns import UNKNOWN_BUILD, Urgency
 from cellgate.router.hold_nouns import Hold
+from cellgate.router.known_answers import ANSWER_FAULT, AnswerRecord
 from cellgate.router.nouns import Ask, Case, Cell, Evidence, Load, Rules, Unit, Verdict
 from cellgate.router.outliers import Outlier, Speed
 from cellgate.router.step_times import LARGE_TOKENS, StepTimes
@@ -50,12 +52,16 @@ class UnitState:
     seconds), `learnt_limit` is how many requests its engine takes, known from refusals, `prefilling` the
     recent share of time in which it had prompts to compute. `hold`: it stands still on purpose, or has yet to
     show work after that; `held_until` is when the last hold ended, `can_hold`: its engine says whether it
-    stands still, `is_hold_spent`: it has said so for longer than it is believed (see hold.py).
+    stands still, `is_hold_spent`: it has said so for longer than it is believed (see hold.py). `build` is
+    what its engine says that it is, `other_builds` are units of its cell and model that say something else,
+    `answers` what it answered to the known prompt, `urgency` is how soon it is to be asked again.
     """
 
     __slots__ = (
         "adapters",
+        "answers",
         "batch",
+        "build",
         "busy_at",
         "can_hold",
         "case",
@@ -82,6 +88,7 @@ class UnitState:
         "limit",
         "load",
         "models",
+        "other_builds",
         "outlier",
         "peer_canary_at",
         "prefilling",
@@ -92,6 +99,7 @@ class UnitState:
         "stalls",
         "step_times",
         "unit",
+        "urgency",
         "weight",
         "work_at",
     )
@@ -103,6 +111,10 @@ class UnitState:
         self.models = frozenset(unit.models)
         self.adapters = Adapters()
         self.engine = unit.engine
+        self.build = UNKNOWN_BUILD
+        self.other_builds: tuple[str, ...] = ()
+        self.answers: AnswerRecord | None = None
+        self.urgency = Urgency.ROUTINE
         self.load: Load | None = None
         self.foreign = 0
         self.cool_until = 0.0
@@ -160,14 +172,24 @@ class UnitState:
         return self.case.verdict in _USABLE and self.hold is None and not self.drained and not self.retired
 
     def serves(self, ask: Ask) -> bool:
-        """Whether this unit serves the model of `ask`, and is the unit that `ask` is bound to, if any."""
+        """Whether it serves the model of `ask`, and is the unit and the build that `ask` is bound to."""
         if ask.unit is not None and ask.unit != self.unit.name:
+            return False
+        if ask.build is not None and ask.build != self.build.key:
             return False
         return ask.model is None or not self.models or ask.model in self.models
 
     def base_models(self) -> frozenset[str]:
         """The models that it serves, without adapters."""
         return self.models.difference(self.adapters.bases)
+
+    def is_out_for_answers(self) -> bool:
+        """True when its answers to the known prompt were proven wrong, until one is right."""
+        return ANSWER_FAULT in self.case.faults
+
+    def has_odd_answers(self) -> bool:
+        """True while its answers to the known prompt differ from those of others, or from its own."""
+        return self.is_out_for_answers() or (self.answers is not None and self.answers.is_confirmed)
 
     def is_restart_suspected(self) -> bool:
         """True when a restart is suspected and the unit has made no progress since."""
@@ -273,15 +295,17 @@ class UnitState:
 class Lease:
     """One attempt on one unit, held from the pick until the stream has ended.
 
-    `evicted` is set when the unit went DOWN; `on_evict` is called once at that moment. `first_at` is when
-    something was first sent to the client; `paused` while the client reads nothing; `job` is its work at the
-    unit, with the prediction; `beside` are the jobs while it was decoded, once it is closed; `explanation` is
-    the header line of an explanation, if the request wants one.
+    `build` is that of the unit when it was opened; `evicted` is set when the unit went DOWN; `on_evict` is
+    called once at that moment. `first_at` is when something was first sent to the client; `paused` while the
+    client reads nothing; `job` is its work at the unit, with the prediction; `beside` are the jobs while it
+    was decoded, once it is closed; `explanation` is the header line of an explanation, if the request wants
+    one.
     """
 
     __slots__ = (
         "ask",
         "beside",
+        "build",
         "closed",
         "committed",
         "evicted",
@@ -304,6 +328,7 @@ class Lease:
     ) -> None:
         self.unit_state = state
         self.unit = state.unit.name
+        self.build = state.build
         self.ask = ask
         self.job: Job = state.costs.add(self, ask, expected, held, now)
         self.opened_at = now

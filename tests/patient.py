@@ -10,6 +10,7 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from cellgate.probes.base import Fetch, FetchError, Net, P, Probe, Reply, Trouble
+from cellgate.router.engine_nouns import Build, Urgency
 from cellgate.router.nouns import Finding, Load, Node, Rules, Unit, Verdict
 
 Answer = Reply | Trouble
@@ -54,6 +55,8 @@ class FakePatient:
     hides_work: bool = False
     shows_work: bool = False
     engine: str = ""
+    build: Build = field(default_factory=Build)
+    urgency: Urgency = Urgency.ROUTINE
     models: frozenset[str] = frozenset({"m"})
     rules: Rules = _RULES
     now_s: float = 100.0

@@ -43,7 +43,7 @@ WARM_UPS = 4
 first three made RSS grow by 3.8 MB, and the seven after them by 1.3 MB, to a level that it kept.
 """
 
-PROBES_PER_UNIT = 4
+PROBES_PER_UNIT = 6
 
 UNREAD_LIMIT_KB = 160
 """For a client that never reads: 64 KiB of write buffer, one read on top of it, connections and objects."""

@@ -7,6 +7,7 @@ This module decides nothing: rotation.py has the state of a unit, router/judge.p
 from __future__ import annotations
 
 from cellgate.proxy.admin.outlook import advice, what_comes
+from cellgate.proxy.admin.remarks import remarks
 from cellgate.proxy.admin.rotation import Moment, Rotation, rotation_of, silent_s
 from cellgate.router.hold import is_on, spoken
 from cellgate.router.nouns import Case, Evidence, Sign, Verdict
@@ -71,10 +72,10 @@ def _faults(state: UnitState) -> list[str]:
     """Faults that stand until their source takes them back."""
     lines = []
     for node, source in sorted(state.case.faults):
-        last = state.last_evidence.get((node, source))
+        last = state.last_evidence.get((node or None, source))
         if last is None or last is not state.case.because:
             said = f": {last.reason}" if last is not None else ""
-            lines.append(f"Open fault: {_source(node, source)}{said}.")
+            lines.append(f"Open fault: {_source(node or None, source)}{said}.")
     return lines
 
 
@@ -94,6 +95,7 @@ def _besides(state: UnitState, rotation: Rotation, moment: Moment) -> list[str]:
             f"Slow: a token takes {1.0 / (1.0 - degraded):.1f} times as long as on the other units of cell "
             f"{state.unit.cell}; its share of requests is {degraded:.0%} smaller."
         )
+    lines += remarks(state)
     risen_s = now - state.risen_at
     if state.is_usable() and risen_s < rules.slow_start_s:
         share, left_s = max(SLOW_START_LEAST, risen_s / rules.slow_start_s), rules.slow_start_s - risen_s
@@ -107,7 +109,8 @@ def _besides(state: UnitState, rotation: Rotation, moment: Moment) -> list[str]:
 def _heard(state: UnitState, moment: Moment) -> list[str]:
     """The last evidence of every source: bad or neutral in full, good in one line."""
     case, news = state.case, sorted(state.last_evidence.values(), key=_at, reverse=True)
-    told = [case.because, *(state.last_evidence.get(fault) for fault in case.faults)]
+    faults = ((node or None, source) for node, source in case.faults)
+    told = [case.because, *map(state.last_evidence.get, faults)]
     lines = [
         f"{'Also bad' if word.sign is Sign.BAD else 'No evidence'}: {_said(word, moment)}"
         for word in news

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from cellgate.probes.known_answer import RETRY_S
 from cellgate.proxy.admin.rotation import Moment, Rotation
 from cellgate.router.board import RESTART_SUSPECTED_S
+from cellgate.router.known_answers import ANSWER_FAULT
 from cellgate.router.nouns import Rules, Strength
 from cellgate.router.unit_state import SLOW_START_LEAST, UnitState
 
@@ -23,6 +25,7 @@ _NEXT: dict[Rotation, str] = {
     Rotation.DOWN: "{canary}. {passes} must pass in a row; {then}",
     Rotation.PROBATION: "{canary}. {passed} of {passes} have passed; {then}",
 }
+_ANSWERS = "it gets the known prompt every {known_s:g} s; when its answer is right, a canary is sent."
 _FAULTS = "it stays out until {faults} reports no fault; then a canary is sent at once."
 
 _ADVICE: dict[Rotation, str] = {
@@ -37,6 +40,7 @@ _ADVICE: dict[Rotation, str] = {
 }
 _GONE = "make sure that its engine runs and listens at {url}; this gate notices by itself."
 _NODES = "check node {nodes} and restart what is missing there; this gate notices by itself."
+_WRONG = "compare its weights, engine and GPUs with those of other units, and restart it on all nodes."
 _SLOW = "compare clocks, temperatures and links of its nodes with those of the other units."
 
 
@@ -45,14 +49,16 @@ def what_comes(state: UnitState, rotation: Rotation, moment: Moment) -> str:
     rules, faults = moment.rules, sorted(state.case.faults)
     is_held_down = faults and state.hold is None and not state.drained and not state.is_usable()
     panic_s = moment.now - moment.panic_at if moment.panic_at is not None else 0.0
-    return (_FAULTS if is_held_down else _NEXT[rotation]).format(
+    words = _NEXT[rotation] if not is_held_down else _ANSWERS if faults == [ANSWER_FAULT] else _FAULTS
+    return words.format(
         unit=state.unit.name,
         canary=_canary(moment),
         passes=rules.passes,
         passed=state.case.passes,
         then=_then(rules),
-        faults=" and ".join(f"{source} of node {node}" for node, source in faults),
         hold_left=f"{_hold_left_s(state, moment):.0f} s",
+        faults=" and ".join(f"{source} of node {node}" if node else source for node, source in faults),
+        known_s=RETRY_S,
         panic_left=f"{max(0.0, rules.panic_max_s - panic_s):.1f} s",
         suspicion_left=f"{max(0.0, state.restart_suspected_at + RESTART_SUSPECTED_S - moment.now):.1f} s",
     )
@@ -60,10 +66,12 @@ def what_comes(state: UnitState, rotation: Rotation, moment: Moment) -> str:
 
 def advice(state: UnitState, rotation: Rotation) -> Iterator[str]:
     """What an operator can do; nothing if waiting is all."""
-    because, nodes = state.case.because, sorted({node for node, _ in state.case.faults})
+    because, nodes = state.case.because, sorted({node for node, _ in state.case.faults if node})
     words = _ADVICE.get(rotation, "")
     if nodes and not state.is_usable():
         words = _NODES
+    elif state.is_out_for_answers() and not state.is_usable():
+        words = _WRONG
     elif rotation is Rotation.DOWN and because is not None and because.strength is Strength.FATAL:
         words = _GONE
     if words:

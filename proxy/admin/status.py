@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from cellgate import VERSION
+from cellgate.proxy.admin.remarks import remarks
 from cellgate.proxy.admin.rotation import Moment, rotation_of
 from cellgate.proxy.ingress.ready import why
 from cellgate.router.board import Board
@@ -47,6 +48,8 @@ def _row(state: UnitState, moment: Moment) -> dict[str, Any]:
         "drained": state.drained,
         "hold": None if state.hold is None else state.hold.kind.value,
         "degraded": round(state.outlier.degraded, 3),
+        "odd_answers": state.has_odd_answers(),
+        "remarks": remarks(state),
         "since_s": round(moment.now - state.case.since, 1),
         "reason": why(state),
         "in_flight": state.in_flight,

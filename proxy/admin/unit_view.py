@@ -9,6 +9,7 @@ from math import inf
 from typing import Any
 
 from cellgate.proxy.admin.explain import explain
+from cellgate.proxy.admin.remarks import answer_view, build_view
 from cellgate.proxy.admin.rotation import Moment, is_held, silent_s
 from cellgate.proxy.ingress.ready import why
 from cellgate.router.board import Board
@@ -34,6 +35,8 @@ def unit_view(state: UnitState, now: float) -> dict[str, Any]:
         "hold": _hold(state.hold, now),
         "restart_suspected": state.is_restart_suspected(),
         "degraded": round(state.outlier.degraded, 3),
+        "odd_answers": state.has_odd_answers(),
+        "build": build_view(state),
         "since_s": _age(state.case.since, now),
         "reason": why(state),
         "evidence": [_evidence(e, now) for e in _behind(state.case)],
@@ -56,10 +59,11 @@ def unit_page(state: UnitState, board: Board, now: float, canary_s: float | None
         "why": explain(state, Moment(now, rules, board.panic_at, canary_s)),
         "held_by_panic": is_held(state, board, now),
         "share": round(state.share(now, rules), 3),
-        "faults": [{"node": node, "source": source} for node, source in sorted(case.faults)],
+        "faults": [{"node": node or None, "source": source} for node, source in sorted(case.faults)],
         "news": _news(state, None, now),
         "engine": state.engine,
         "adapters": {"bases": dict(state.adapters.bases), "loaded": state.adapters.loaded()},
+        "known_answer": answer_view(state.answers, now),
         "epochs": dict(case.epochs),
         "silent_s": None if quiet_s is None else round(quiet_s, 3),
         "silent_limit_s": round(stall_limit_s(state, rules), 3),

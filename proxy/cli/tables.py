@@ -92,7 +92,8 @@ def _seconds(value: float | None) -> str:
 
 def _verdict(unit: Mapping[str, Any]) -> str:
     """The verdict, and what else decides how many requests go there."""
-    beside = [word.replace("_", " ") for word in ("drained", "restart_suspected", "degraded") if unit[word]]
+    words = ("drained", "restart_suspected", "degraded", "odd_answers")
+    beside = [word.replace("_", " ") for word in words if unit[word]]
     hold = [str(unit["hold"]["kind"])] if unit["hold"] else []
     return ", ".join([str(unit["verdict"]), *hold, *beside])
 

@@ -191,7 +191,7 @@ def _rest(units: Sequence[Glance]) -> list[Text]:
 def _word(unit: Glance) -> str:
     if unit["standing"] != "in":
         return str(unit["standing"])
-    return "up, slow" if unit["degraded"] else "up"
+    return "up, odd answers" if unit["odd_answers"] else "up, slow" if unit["degraded"] else "up"
 
 
 def _nodes(nodes: Sequence[Glance]) -> Text:

@@ -34,6 +34,7 @@ from cellgate.proxy.config.settings import (
 from cellgate.proxy.config.units import Keys, KvEventsKeys, NodeKeys, ProbeKeys, UnitKeys
 from cellgate.proxy.config.values import MisfitError
 from cellgate.router.fair_queue import FairRules
+from cellgate.router.known_answers import KnownAnswerRules
 from cellgate.router.nouns import Cell, Fleet, Rules
 
 T = TypeVar("T")
@@ -45,7 +46,16 @@ _TRACING = TracingSettings(endpoint="")
 
 # Sections: one mapping for each settings dataclass, with its fields as keys.
 
-_MAY_BE_ZERO = {"ban_s", "drain_delay_s", "drain_s", "limit", "panic_max_s", "retry_min", "slow_start_s"}
+_MAY_BE_ZERO = {
+    "ban_s",
+    "drain_delay_s",
+    "drain_s",
+    "every_s",
+    "limit",
+    "panic_max_s",
+    "retry_min",
+    "slow_start_s",
+}
 
 
 def _check_of(name: str, kind: object) -> Any:
@@ -118,6 +128,7 @@ TlsKeys = _keys_of(Tls)
 QueueKeys = _keys_of(FairRules)
 HeadersKeys = _keys_of(HeaderNames)
 PoisonKeys = _keys_of(Poison)
+KnownAnswerKeys = _keys_of(KnownAnswerRules)
 
 
 class TracingKeys(Keys):
@@ -198,6 +209,10 @@ class FileKeys(Keys):
     poison: Annotated[Poison, _section(Poison, PoisonKeys)] = _GIVEN.poison
     pass_unlisted: Annotated[bool, PlainValidator(values.flag)] = _GIVEN.pass_unlisted
     no_continuation: Annotated[tuple[str, ...], PlainValidator(values.models)] = _GIVEN.no_continuation
+    continue_across_builds: Annotated[bool, PlainValidator(values.flag)] = _GIVEN.continue_across_builds
+    known_answer: Annotated[KnownAnswerRules, _section(KnownAnswerRules, KnownAnswerKeys)] = (
+        _GIVEN.known_answer
+    )
 
 
 SCHEMA: dict[str, type[Keys]] = {
@@ -217,6 +232,7 @@ SCHEMA: dict[str, type[Keys]] = {
     "queue": QueueKeys,
     "headers": HeadersKeys,
     "poison": PoisonKeys,
+    "known_answer": KnownAnswerKeys,
     "tracing": TracingKeys,
 }
 """Every mapping of the file by its place: where the known keys and their defaults are looked up."""

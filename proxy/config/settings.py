@@ -9,6 +9,7 @@ from typing import Literal
 from cellgate.proxy.config.remedy import Remedy
 from cellgate.proxy.config.sources import Source
 from cellgate.router.fair_queue import FairRules
+from cellgate.router.known_answers import KnownAnswerRules
 from cellgate.router.nouns import Fleet, Rules
 
 KIB = 1024
@@ -165,6 +166,9 @@ class Settings:
     pass_unlisted: bool = False
     no_continuation: tuple[str, ...] = ()
     """Models of which a broken stream is not continued by another unit; `*` stands for all."""
+    continue_across_builds: bool = False
+    """Whether a unit of another build may continue a broken stream."""
+    known_answer: KnownAnswerRules = field(default_factory=KnownAnswerRules)
 
 
 Reload = Callable[[], Settings]

@@ -18,9 +18,12 @@ from cellgate.probes.engine_metrics import EngineMetrics
 from cellgate.probes.models import ModelList
 from cellgate.proxy.config.settings import Settings
 from cellgate.proxy.config.trusted_peers import Peers
+from cellgate.proxy.control.answer_check import AnswerCheck
+from cellgate.proxy.control.answer_metrics import AnswerMetrics
 from cellgate.proxy.control.conduct import Conductor
 from cellgate.proxy.control.containment import Containment
 from cellgate.proxy.control.containment_report import PoisonMetrics
+from cellgate.proxy.control.drift_watch import DriftWatch
 from cellgate.proxy.control.hold_watch import HoldWatch
 from cellgate.proxy.control.prober import Prober
 from cellgate.proxy.control.refusals import Refusals
@@ -96,8 +99,15 @@ class Plane:
         self.metrics = Metrics(self.board)
         self.reach = self._make_reach(unit_tls)
         self.prober = Prober(
-            self.board, self.reach.probe_transport, rng, self._flipped, settings.agent_token or ""
+            self.board,
+            self.reach.probe_transport,
+            rng,
+            self._flipped,
+            settings.agent_token or "",
+            settings.known_answer.every_s,
         )
+        self.drift_watch = DriftWatch(self.board, events)
+        self.answer_check = self._make_answer_check()
         self.stall_watch = StallWatch(self.board, self.prober, events, loop.time)
         self.hold_watch = self._make_hold_watch()
         self.conductor = self._make_conductor()
@@ -149,6 +159,12 @@ class Plane:
             lambda state: self.reach.probe_transport(state).fetch, self.set_drain, self.hold_watch, wait_s
         )
 
+    def _make_answer_check(self) -> AnswerCheck:
+        prober, rules = self.prober, self.settings.known_answer
+        check = AnswerCheck(self.board, self.events, rules, prober.observe, prober.look_now)
+        prober.on_answered, prober.on_corrupted = check.take, check.corrupted
+        return check
+
     def _make_containment(self) -> Containment:
         return Containment(
             self.board,
@@ -172,6 +188,7 @@ class Plane:
         self.metrics.include(exposition)
         self.metrics.include(NodeAgentMetrics(self.prober.agents))
         self.metrics.include(PoisonMetrics(self.containment))
+        self.metrics.include(AnswerMetrics(self.board, self.answer_check))
         self.metrics.include(self.routing)
         if self.settings.pool_metrics:
             self.metrics.include(PoolMetrics(self.board, self.waiting))
@@ -183,6 +200,7 @@ class Plane:
             self._look_for_stalls,
             self.prober.sweep,
             self.containment.tick,
+            self.drift_watch.tick,
             self.continuations.tick,
             self.orca.refresh,
             self._look_at_queue,
@@ -262,6 +280,7 @@ class Plane:
         for unit in removed:
             self.prober.stop(unit.name)
             self.reach.leave(old[unit.name])
+            self.answer_check.forget(unit.name)
         for unit in (*added, *probed_anew):
             self.prober.start(unit)
         self._publish_soon()
@@ -294,6 +313,7 @@ class Plane:
         self.on_flip(flip)
         state = self.board.units[flip.unit]
         self.containment.flipped(flip)
+        self.answer_check.flipped(flip)
         if flip.after in (Verdict.DOWN, Verdict.STARTING):
             self.reach.distrust(state)
         if consequence.evicted:

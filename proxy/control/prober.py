@@ -20,11 +20,13 @@ from cellgate.probes.base import Fetch, Net, Probe
 from cellgate.probes.canary import Canary
 from cellgate.probes.engine_metrics import EngineMetrics
 from cellgate.probes.gate_word import VIA_GATE
+from cellgate.probes.known_answer import KnownAnswer
 from cellgate.probes.runner import Runner
 from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.wire.reach import ProbeTransport
 from cellgate.router import hold
 from cellgate.router.board import Board, Consequence
+from cellgate.router.engine_nouns import Answered, Build, Built, Urgency
 from cellgate.router.hold_nouns import Quiescence
 from cellgate.router.nouns import (
     Evidence,
@@ -105,6 +107,14 @@ class _UnitContext:
         return self.unit_state.engine
 
     @property
+    def build(self) -> Build:
+        return self.unit_state.build
+
+    @property
+    def urgency(self) -> Urgency:
+        return self.unit_state.urgency
+
+    @property
     def models(self) -> frozenset[str]:
         return self.unit_state.base_models()
 
@@ -131,13 +141,20 @@ class Prober:
         rng: random.Random,
         on_consequence: Callable[[Consequence], None],
         agent_token: str = "",
+        known_answer_s: float = 0.0,
     ) -> None:
         self._board = board
         self._agent_token = agent_token
         self._transport_of = transport_of
         self._rng = rng
         self._on_consequence = on_consequence
-        self._probes = [kind() for kind in PROBES.values()]
+        self._probes = [kind() for kind in PROBES.values() if kind is not KnownAnswer]
+        if known_answer_s:
+            self._probes.append(KnownAnswer(known_answer_s))
+        self.on_answered: Callable[[UnitState, Answered], None] = lambda _state, _answered: None
+        """Called with each answer of a unit to the known prompt."""
+        self.on_corrupted: Callable[[UnitState, float], None] = lambda _state, _count: None
+        """Called when an engine has counted more corrupted requests: the unit, and how many more."""
         self._gate_probes = [kind() for kind in GATE_PROBES.values()]
         self._all: dict[str, list[Runner]] = {}
         self._runners: dict[str, dict[str, Runner]] = {}
@@ -288,6 +305,10 @@ class Prober:
                 self._board.set_engine(finding)
             case Quiescence():
                 self.on_quiescence(state, finding)
+            case Built():
+                state.build = state.build.updated(finding.build)
+            case Answered():
+                self.on_answered(state, finding)
 
     def _take_load(self, state: UnitState, load: Load) -> None:
         known = dict(state.case.epochs).get(EngineMetrics.name)
@@ -297,7 +318,10 @@ class Prober:
             self.observe(
                 Evidence(load.unit, Sign.NEUTRAL, Strength.WEAK, source, reason, load.at, epoch=load.epoch)
             )
+        before = state.load
         self._board.report(load)
+        if before is not None and load.corrupted > before.corrupted:
+            self.on_corrupted(state, load.corrupted - before.corrupted)
 
 
 def _bounded(models: Models) -> Models:

@@ -12,6 +12,7 @@ from typing import Any
 
 from cellgate.probes.gate_word import GATE_EPOCHS
 from cellgate.router.board import Board
+from cellgate.router.engine_nouns import Build
 from cellgate.router.hold_nouns import Hold, HoldKind
 from cellgate.router.nouns import Case, Evidence, Sign, Strength, Verdict
 from cellgate.router.unit_state import UnitState
@@ -51,6 +52,8 @@ def known_of(state: UnitState) -> KnownUnit:
         "hold": None if hold is None else (hold.kind.value, hold.since, hold.ended_at),
         "models": sorted(state.models),
         "engine": state.engine,
+        "build": list(state.build),
+        "faults": [list(fault) for fault in case.faults if not fault[0]],
         "life_at": state.life_at,
         "risen_at": state.risen_at,
     }
@@ -96,13 +99,16 @@ def take_over(state: UnitState, unit: KnownUnit) -> None:
     because = Evidence(state.unit.name, sign, Strength.STRONG, SOURCE, unit["reason"], since)
     epochs = tuple((reader, reading) for reader, reading in unit["epochs"])
     reborn = None if unit["reborn"] is None else (unit["reborn"][0], unit["reborn"][1])
-    state.case = Case(verdict, since, epochs, reborn, passes=unit["passes"], because=because)
+    # Faults of nodes are reported again by their sources.
+    faults = frozenset((node, source) for node, source in unit.get("faults", ()))
+    state.case = Case(verdict, since, epochs, reborn, passes=unit["passes"], faults=faults, because=because)
     state.drained = unit["drained"]
     state.hold = _hold_of(unit.get("hold"))
     state.life_at, state.risen_at = unit["life_at"], unit["risen_at"]
     # The configuration takes precedence over detected values.
     state.models = state.models or frozenset(unit["models"])
     state.engine = state.engine or unit["engine"]
+    state.build = Build(*unit.get("build", ()))
 
 
 def _hold_of(known: Sequence[Any] | None) -> Hold | None:

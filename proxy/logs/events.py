@@ -53,6 +53,11 @@ ActionKind = Literal[
     "handover_failed",
     "poison",
     "poison_lifted",
+    "drift",
+    "drift_over",
+    "answers_differ",
+    "answers_agree",
+    "corrupted",
 ]
 _LEVELS: dict[Verdict | ActionKind, Level] = {
     Verdict.SUSPECT: "warning",
@@ -71,6 +76,9 @@ _LEVELS: dict[Verdict | ActionKind, Level] = {
     "recovery_unrecorded": "error",
     "handover_failed": "error",
     "poison": "error",
+    "drift": "warning",
+    "answers_differ": "error",
+    "corrupted": "warning",
 }
 
 
@@ -260,6 +268,11 @@ def _action_event(action: Action) -> EventRecord:
         "source_back": "a source of units works again",
         "clash": "two units have the same name",
         "poison": "a prompt ends units",
+        "drift": f"units of {whom} run different builds",
+        "drift_over": f"units of {whom} run the same build again",
+        "answers_differ": f"answers of unit {action.unit} differ",
+        "answers_agree": f"answers of unit {action.unit} no longer differ",
+        "corrupted": f"unit {action.unit} has corrupted requests (NaN)",
         "poison_lifted": f"a prompt is no longer refused, by {action.by}",
     }[action.kind]
     line += f": {action.detail}" if action.detail else ""

@@ -92,6 +92,7 @@ def read_ask(body: bytes) -> Ask | Failure:
         stream and not why_ineligible(data, chat="messages" in data),
         fingerprint,
         limit if type(limit) is int and limit > 0 else 0,
+        None,
     )
     return _new(Ask, ask)
 

@@ -93,9 +93,19 @@ def break_stream(exchange: Exchange, failure: Failure) -> None:
     # If it is not resumed, the next call ends it.
     exchange.state = ExchangeState.OVER
     if _continuation(exchange).broke(lease.unit, selection.ask, told):
-        selection.ask = selection.ask._replace(deadline_at=inf)
+        selection.ask = selection.ask._replace(deadline_at=inf, build=_build_needed(exchange, lease))
         selection.failed(lease.unit, Step(True), told)
         find_unit(exchange)
+
+
+def _build_needed(exchange: Exchange, lease: Lease) -> str | None:
+    """The only build that may resume the stream; None: any may. Another one might go on in other words.
+
+    Unknown builds are the same build, and another one than each that is known.
+    """
+    replay = exchange.response.replay
+    has_text = replay is not None and bool(replay.read().text)
+    return lease.build.key if has_text and not exchange.gate.settings.continue_across_builds else None
 
 
 def conclude(exchange: Exchange, events: bytes) -> None:

@@ -39,6 +39,7 @@ class RemoteLease(Lease):
         self.id = number
         self.unit_state = state
         self.unit = state.unit.name
+        self.build = state.build
         self.ask = request.ask
         self.job = _NO_JOB
         self.opened_at = at

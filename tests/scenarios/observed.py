@@ -94,6 +94,7 @@ class ObservedRouter(Router):
             and state.unit.name not in tried
             and (ask.unit is None or ask.unit == state.unit.name)
             and (ask.model is None or not state.models or ask.model in state.models)
+            and ask.build in (None, state.build.key)
             and not state.is_restart_suspected()
             and len(state.leases) < state.unit.max_in_flight * over
         )

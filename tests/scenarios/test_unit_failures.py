@@ -127,7 +127,7 @@ def test_a_unit_that_answers_500_to_every_other_request_costs_no_request() -> No
 
 
 def test_when_every_unit_answers_500_the_client_gets_a_unit_s_own_words_and_retries_stay_bounded() -> None:
-    stage = Stage(units=4)
+    stage = Stage(8, units=4)
 
     async def scenario() -> None:
         for engine in stage.engines.values():

@@ -115,9 +115,9 @@ class Visit:
         assert self.body is not None
         transcript = _Transcript()
         served = Served(self.request_id, render(self.body), 0.0)
-        sequence = Sequence(cast(Exchange, transcript), self.body, served)
+        sequence = Sequence(cast(Exchange, transcript), self.body, served, behaviour := Behaviour())
         if sequence.stream:
-            sequence.begin(Behaviour(), cast(Any, None))
+            sequence.begin(behaviour, cast(Any, None))
         while not sequence.advance():
             pass
         return b"".join(transcript.said)

@@ -35,6 +35,8 @@ class Behaviour:
     close_delimited: streams end with their connection.
     template: what becomes of a rendered prompt.
     says_paused: what it answers to `/is_paused`, whatever is so; the front end knows it by itself.
+    weights: engines with different ones say different things.
+    fingerprint: `system_fingerprint` of its answers.
     """
 
     wedged: bool = False
@@ -54,6 +56,8 @@ class Behaviour:
     close_delimited: bool = False
     template: Callable[[str], str] = str
     says_paused: bool | None = None
+    weights: str = ""
+    fingerprint: str = ""
 
     @property
     def is_stuck(self) -> bool:

@@ -29,13 +29,14 @@ PORT = 8000
 EXIT_S = 0.05  # From a lost follower's error to the leader's exit.
 LOOK_AGAIN_S = 0.1
 CANARY = "cellgate-canary-"
+KNOWN = f"{CANARY}known-"
 BYTES_PER_TOKEN = 4  # Of a prompt, as gates estimate it.
 OTHERS_WAITING = 8  # Requests of other people's at a unit that says it is busy.
 
 
 class Engine:
-    """One engine at `url`. `served` holds every generation by request id, canaries apart; `counted` is what
-    /tokenize and /detokenize were asked.
+    """One engine at `url`. `served` holds every generation by request id, canaries and known answers apart;
+    `counted` is what /tokenize and /detokenize were asked.
 
     `nodes` are its machines: the leader's, which has the engine's own address, and those of its followers.
     `is_blind`: it has no /metrics. When `max_waiting` requests wait it refuses more with 503. `unproven` are
@@ -64,6 +65,7 @@ class Engine:
         self.poison: Poison | None = None
         self.served: dict[str, list[Served]] = {}
         self.canaries: list[Served] = []
+        self.known: list[Served] = []
         self.counted: list[dict[str, Any]] = []
         self.unproven: list[tuple[Served, float]] = []
         self._world = world
@@ -205,7 +207,7 @@ class Engine:
             exchange.reply(status, shapes.error(status, "simulated"), extra="retry-after: 1\r\n")
             return
         try:
-            sequence = Sequence.parse(exchange, self._loop.time(), self.model)
+            sequence = Sequence.parse(exchange, self._loop.time(), self.model, behaviour)
         except UnknownModelError as error:
             exchange.reply(404, shapes.error(404, str(error)))
             return
@@ -216,7 +218,9 @@ class Engine:
 
     def _accept(self, sequence: Sequence) -> None:
         served = sequence.served
-        if served.request_id.startswith(CANARY):
+        if served.request_id.startswith(KNOWN):
+            self.known.append(served)
+        elif served.request_id.startswith(CANARY):
             self.canaries.append(served)
         else:
             self.served.setdefault(served.request_id, []).append(served)

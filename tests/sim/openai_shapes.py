@@ -23,6 +23,15 @@ def error(status: int, message: str) -> bytes:
     return orjson.dumps(error_body(status, message))
 
 
+def logprobs(tokens: list[str]) -> dict[str, Any]:
+    """Log probabilities of completions; the next likely token is far behind."""
+    return {
+        "tokens": tokens,
+        "token_logprobs": [-0.5] * len(tokens),
+        "top_logprobs": [{token: -0.5, "<other>": -3.0} for token in tokens],
+    }
+
+
 def models(name: str) -> bytes:
     """Body of /v1/models."""
     return orjson.dumps({"object": "list", "data": [{"id": name, "object": "model", "owned_by": "vllm"}]})

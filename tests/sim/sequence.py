@@ -37,7 +37,9 @@ class Sequence:
     be computed; the engine sets both.
     """
 
-    def __init__(self, exchange: Exchange, body: dict[str, Any], served: Served) -> None:
+    def __init__(
+        self, exchange: Exchange, body: dict[str, Any], served: Served, behaviour: Behaviour
+    ) -> None:
         self.exchange = exchange
         self.served = served
         self.stream = bool(body.get("stream"))
@@ -47,19 +49,22 @@ class Sequence:
         self._model: str = body["model"]
         self._left: int = body.get("max_completion_tokens") or body.get("max_tokens") or DEFAULT_MAX_TOKENS
         self._with_usage = bool((body.get("stream_options") or {}).get("include_usage"))
-        self._words: Iterator[str] = words(served.text)
+        self._words: Iterator[str] = words(behaviour.weights + served.text)
+        self._shows_logprobs = bool(body.get("logprobs")) and not self.stream
+        self._fingerprint = behaviour.fingerprint
         self._said: list[str] = []
         self._torn: Random | None = None
 
     @classmethod
-    def parse(cls, exchange: Exchange, now_s: float, model: str) -> Sequence:
+    def parse(cls, exchange: Exchange, now_s: float, model: str, behaviour: Behaviour) -> Sequence:
         """Raises ValueError, KeyError or TypeError for what is no request, UnknownModelError."""
         body = orjson.loads(exchange.request.body)
         text = render(body)
         body.setdefault("model", model)
         if body["model"] != model:
             raise UnknownModelError(f"The model `{body['model']}` does not exist.")
-        return cls(exchange, body, Served(exchange.request.headers.get("x-request-id", ""), text, now_s))
+        served = Served(exchange.request.headers.get("x-request-id", ""), text, now_s)
+        return cls(exchange, body, served, behaviour)
 
     def begin(self, behaviour: Behaviour, rng: Random) -> None:
         """Send the head of the stream, long before anything is computed."""
@@ -129,7 +134,10 @@ class Sequence:
         text = "".join(self._said)
         choice: dict[str, Any] = {"index": 0, "finish_reason": finish}
         choice |= {"message": {"role": "assistant", "content": text}} if self._chat else {"text": text}
-        return orjson.dumps(self._frame(choices=[choice]) | {"usage": self._usage()})
+        if self._shows_logprobs:
+            choice["logprobs"] = shapes.logprobs(self._said)
+        whole = self._frame(choices=[choice]) | {"usage": self._usage()}
+        return orjson.dumps(whole | {"system_fingerprint": self._fingerprint or None})
 
     def _frame(self, choices: list[Any], chunk: str = "") -> dict[str, Any]:
         kind, prefix = ("chat.completion" + chunk, "chatcmpl") if self._chat else ("text_completion", "cmpl")

@@ -100,6 +100,8 @@ SHOWN = {
     "hold": None,
     "restart_suspected": False,
     "degraded": 0.0,
+    "odd_answers": False,
+    "build": {"fingerprint": "", "version": "", "other_builds": []},
     "since_s": 2.0,
     "reason": "connection refused (source request)",
     "evidence": [

@@ -14,7 +14,12 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "cellgate": ("cellgate",),
     "proxy": ("cellgate",),
     "policies": ("cellgate.policies", "cellgate.router.nouns"),
-    "probes": ("cellgate.probes", "cellgate.router.nouns", "cellgate.router.hold_nouns"),
+    "probes": (
+        "cellgate.probes",
+        "cellgate.router.nouns",
+        "cellgate.router.hold_nouns",
+        "cellgate.router.engine_nouns",
+    ),
     "router": ("cellgate.router",),
     "loadtests": ("loadtests",),
     "tests": ("tests", "cellgate", "loadtests"),

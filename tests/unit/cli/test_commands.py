@@ -30,6 +30,7 @@ UNIT_A1 = {
     "hold": None,
     "restart_suspected": False,
     "degraded": 0.0,
+    "odd_answers": False,
     "since_s": 7384.2,
     "reason": "one token",
     "in_flight": 3,

@@ -1,0 +1,176 @@
+"""The known answer: one fixed greedy prompt, always the same, and what the unit says to it.
+
+It proves nothing by itself: router/known_answers.py compares it with what the unit and others have said. Only
+an idle unit is asked, because the batch that a prompt is computed in changes the last digits.
+The API of completions is preferred, because a chat template may have the date in it.
+Wire formats: OpenAI's API; log probabilities of completions in OpenAI's own form (vLLM, SGLang), and in that
+of chat (llama.cpp).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import orjson
+
+from cellgate.probes.apis import fingerprint_of, parsed
+from cellgate.probes.base import FetchError, ProbeContext, Reply, is_in_use
+from cellgate.probes.canary import model_of
+from cellgate.probes.engines import engine
+from cellgate.router.engine_nouns import Answered, AnswerToken, Build, Built, Urgency
+from cellgate.router.nouns import Finding, Verdict
+
+PROMPT = "The capital of France is Paris. The capital of Japan is"
+"""Shorter than a block of most KV caches, so that it is computed each time."""
+TOKENS = 8
+"""Steps of decoding."""
+_APIS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
+"""In the order in which they are tried."""
+_NOT_SERVED = frozenset({400, 401, 403, 404, 405, 422, 501})
+_BUSY = frozenset({429, 503})
+RETRY_S = 2.0
+
+_LIMIT_BYTES = 64 << 10
+_USABLE = (Verdict.UP, Verdict.SUSPECT)
+
+_STATE = "state"
+"""Note: whether the last run got an answer (True), was not possible (False), or cannot be (None)."""
+_API = "api"
+"""Note: the API that has answered, with its engine and model."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownAnswer:
+    """Asks an idle, usable unit every `every_s`; every `retry_s` until it is idle, or while the answer is
+    awaited; after `absent_s` one that serves neither API.
+    """
+
+    name: ClassVar[str] = "known_answer"
+    every_s: float = 60.0
+    retry_s: float = RETRY_S
+    absent_s: float = 600.0
+    timeout_s: float = 10.0
+
+    def limit_s(self, _context: ProbeContext) -> float:
+        """Both APIs."""
+        return self.timeout_s * len(_APIS)
+
+    def due_at(self, context: ProbeContext, last_at: float) -> float:
+        """A period after an answer; soon while it is wanted, or the unit was not idle."""
+        state = context.notes.get(_STATE, False)
+        if state is None:
+            return last_at + self.absent_s
+        is_done = state and context.urgency is Urgency.ROUTINE
+        return last_at + (self.every_s if is_done else self.retry_s)
+
+    async def look(self, context: ProbeContext) -> AsyncGenerator[Finding, None]:
+        """The answer, or nothing: other probes say whether the unit is healthy."""
+        context.notes[_STATE] = False
+        if not _may_ask(context):
+            return
+        model = model_of(context)
+        try:
+            api, reply = await self._ask(context, model)
+        except FetchError:
+            return
+        if reply.status in _NOT_SERVED:
+            context.notes[_STATE] = None
+            return
+        if reply.status in _BUSY:
+            return
+        known, tokens = f"{api} {context.engine} {model}", _tokens(reply)
+        if tokens:
+            context.notes[_API] = known
+        elif context.notes.get(_API) != known:
+            return
+        context.notes[_STATE] = True
+        if fingerprint := fingerprint_of(reply.body):
+            yield Built(context.unit.name, Build(fingerprint), context.now())
+        yield Answered(context.unit.name, f"{api} {model}", tokens, context.now())
+
+    async def _ask(self, context: ProbeContext, model: str) -> tuple[str, Reply]:
+        """The first API that the unit serves, and its reply. Raises FetchError."""
+        for api in _apis(context):
+            reply = await context.fetch(
+                "POST",
+                _APIS[api],
+                body=orjson.dumps(_body(api, model, context.engine)),
+                request_id=f"cellgate-canary-known-{context.new_id()}",
+                timeout_s=self.timeout_s,
+                max_bytes=_LIMIT_BYTES,
+            )
+            if reply.status not in _NOT_SERVED:
+                break
+        return api, reply
+
+
+def _may_ask(context: ProbeContext) -> bool:
+    """Whether it can be asked now: not while it is down for another reason than its answers."""
+    if not _apis(context):
+        return False
+    if context.verdict not in _USABLE:
+        return context.urgency is not Urgency.ROUTINE
+    return context.urgency is Urgency.NOW or not is_in_use(context)
+
+
+def _apis(context: ProbeContext) -> list[str]:
+    """The APIs that the unit may serve."""
+    configured = context.unit.canary
+    names = (configured,) if configured else engine(context.engine).canaries
+    return [api for api in _APIS if api in names]
+
+
+def _body(api: str, model: str, of_engine: str) -> dict[str, Any]:
+    body: dict[str, Any] = {"model": model} if model else {}
+    body |= {"max_tokens": TOKENS, "temperature": 0, "seed": 0}
+    if of_engine == "llamacpp":
+        # It would take the prompt from what it has computed before.
+        body["cache_prompt"] = False
+    if api == "chat":
+        messages = [{"role": "user", "content": PROMPT}]
+        return body | {"messages": messages, "logprobs": True, "top_logprobs": 2}
+    return body | {"prompt": PROMPT, "logprobs": 2}
+
+
+def _tokens(reply: Reply) -> tuple[AnswerToken, ...]:
+    """The tokens of an answer; without log probabilities its whole text is one; empty: it has no answer."""
+    answer: Any = parsed(reply.body) if reply.status == 200 else None
+    try:
+        choice = answer["choices"][0]
+        text = choice["text"] if "text" in choice else choice["message"]["content"]
+        logprobs = choice.get("logprobs") or {}
+        if logprobs.get("content"):
+            return tuple(_token_of_chat(token) for token in logprobs["content"][:TOKENS])
+        if logprobs.get("tokens"):
+            return _tokens_of_completions(logprobs)
+    except (TypeError, KeyError, IndexError, AttributeError, ValueError):
+        return ()
+    return (AnswerToken(text),) if isinstance(text, str) and text else ()
+
+
+def _token_of_chat(token: dict[str, Any]) -> AnswerToken:
+    likely = {str(other["token"]): _number(other["logprob"]) for other in token.get("top_logprobs") or ()}
+    return _token(str(token["token"]), _number(token["logprob"]), likely)
+
+
+def _tokens_of_completions(logprobs: dict[str, Any]) -> tuple[AnswerToken, ...]:
+    """OpenAI's form: a list for each field; `top_logprobs` has the likely tokens of each step."""
+    tokens, values = logprobs["tokens"][:TOKENS], logprobs["token_logprobs"]
+    tops = logprobs.get("top_logprobs") or [{}] * len(tokens)
+    return tuple(
+        _token(str(token), _number(value), {str(name): _number(its) for name, its in (top or {}).items()})
+        for token, value, top in zip(tokens, values, tops, strict=False)
+    )
+
+
+def _token(token: str, logprob: float, likely: dict[str, float]) -> AnswerToken:
+    others = [value for name, value in likely.items() if name != token]
+    return AnswerToken(token, logprob, logprob - max(others) if others else None)
+
+
+def _number(value: object) -> float:
+    """NaN for what is no number: engines write null where they computed none."""
+    return float(value) if isinstance(value, int | float) else math.nan
