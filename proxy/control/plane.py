@@ -98,14 +98,7 @@ class Plane:
         self.router = Router(self.board, POLICIES[settings.policy](), rng, Queue(settings.queue))
         self.metrics = Metrics(self.board)
         self.reach = self._make_reach(unit_tls)
-        self.prober = Prober(
-            self.board,
-            self.reach.probe_transport,
-            rng,
-            self._flipped,
-            settings.agent_token or "",
-            settings.known_answer.every_s,
-        )
+        self.prober = self._make_prober(rng)
         self.drift_watch = DriftWatch(self.board, events)
         self.answer_check = self._make_answer_check()
         self.stall_watch = StallWatch(self.board, self.prober, events, loop.time)
@@ -158,6 +151,11 @@ class Plane:
         return Conductor(
             lambda state: self.reach.probe_transport(state).fetch, self.set_drain, self.hold_watch, wait_s
         )
+
+    def _make_prober(self, rng: random.Random) -> Prober:
+        settings = self.settings
+        token, known_answer_s = settings.agent_token or "", settings.known_answer.every_s
+        return Prober(self.board, self.reach.probe_transport, rng, self._flipped, token, known_answer_s)
 
     def _make_answer_check(self) -> AnswerCheck:
         prober, rules = self.prober, self.settings.known_answer
