@@ -108,8 +108,8 @@ class KnownAnswer:
 
 
 def _may_ask(context: ProbeContext) -> bool:
-    """Whether it can be asked now: not while it is down for another reason than its answers."""
-    if not _apis(context):
+    """Whether it can be asked now: not while it is on hold, or down for another reason than its answers."""
+    if context.is_on_hold or not _apis(context):
         return False
     if context.verdict not in _USABLE:
         return context.urgency is not Urgency.ROUTINE

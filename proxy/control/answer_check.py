@@ -63,6 +63,9 @@ class AnswerCheck:
     def take(self, state: UnitState, answered: Answered) -> None:
         """A unit has answered the known prompt."""
         name, tolerance = state.unit.name, self._rules.tolerance
+        if state.answers is not None and state.held_until >= state.answers.at:
+            # It stood still on purpose: new weights may have been put into it.
+            state.answers = None
         if state.answers is None:
             self._told.discard(name)
             if not answered.tokens:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from cellgate.probes import PROBES
 from cellgate.probes.base import Probe, Trouble
+from cellgate.router.engine_nouns import Answered, Built
 from cellgate.router.nouns import Evidence, Finding, Load, Models, Served, Sign, Strength, Verdict
 from tests.patient import Answer, FakePatient, look, reply
 
@@ -54,7 +55,7 @@ def examine(probe: Probe, answer: Answer, **state: Any) -> list[Finding]:
     context = FakePatient(lambda _: answer, **state)
     findings = look(probe, context)
     for finding in findings:
-        assert isinstance(finding, Evidence | Load | Models | Served)
+        assert isinstance(finding, Evidence | Load | Models | Served | Built | Answered)
         assert (finding.unit, finding.at) == (context.unit.name, context.now_s)
         if isinstance(finding, Evidence):
             assert finding.source == probe.name

@@ -17,6 +17,7 @@ from cellgate.router.judge import (
     nothing_to_learn,
     open_case,
 )
+from cellgate.router.known_answers import ANSWER_FAULT, ANSWER_SOURCE
 from cellgate.router.nouns import Case, Evidence, Rules, Sign, Strength, Verdict
 
 RULES = Rules(weak_window_s=10.0, weak_min=5, weak_rate=0.5, passes=2)
@@ -331,3 +332,21 @@ def test_nothing_to_learn_means_that_good_news_change_no_verdict(
         after = judge(case, evidence(GOOD, strength, source, at=case.since + 1.0), RULES)
         assert (after.case.verdict, after.wants_canary) == (Verdict.UP, False)
         assert nothing_to_learn(after.case)
+
+
+def test_wrong_answers_hold_a_unit_down_until_their_source_takes_them_back() -> None:
+    """No canary of one token disproves them, nor does a new incarnation."""
+    wrong = Evidence("u", Sign.BAD, Strength.FATAL, ANSWER_SOURCE, "wrong answers", 1.0)
+    right = Evidence("u", Sign.GOOD, Strength.STRONG, ANSWER_SOURCE, "right", 4.0)
+    canary = Evidence("u", Sign.GOOD, Strength.STRONG, CANARY_SOURCE, "one token", 2.0)
+    case = judge(open_case(0.0), canary, RULES).case
+    case = judge(case, wrong, RULES).case
+    assert (case.verdict, case.faults) == (Verdict.DOWN, frozenset({ANSWER_FAULT}))
+    assert judge(case, canary, RULES).case.verdict is Verdict.DOWN
+    known = judge(case, replace(canary, source="x", sign=Sign.NEUTRAL, epoch="1"), RULES).case
+    reborn = judge(known, replace(canary, source="x", at=3.0, epoch="2"), RULES).case
+    assert (reborn.verdict, reborn.faults) == (Verdict.STARTING, frozenset({ANSWER_FAULT}))
+    assert judge(reborn, canary, RULES).case.verdict is Verdict.STARTING
+    cleared, wants_canary = judge(reborn, right, RULES)
+    assert (cleared.faults, wants_canary) == (frozenset(), True)
+    assert judge(cleared, replace(canary, at=5.0), RULES).case.verdict is Verdict.UP
