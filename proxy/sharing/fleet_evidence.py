@@ -2,7 +2,7 @@
 
 1. A report is believed as it is, because that gate runs the canaries. But a unit that this gate could not
    reach itself comes back only by this gate's own probe (probes/gate_word.py).
-2. A drain at the other gate is one here, and ends with it.
+2. A drain or a hold at the other gate is one here, and ends with it.
 3. A unit that is now reached through another gate is the same unit, and keeps its measured values.
 """
 
@@ -16,6 +16,8 @@ from cellgate.proxy.logs.events import Action
 from cellgate.proxy.sharing.fleet_units import USABLE, FleetUnit
 from cellgate.proxy.sharing.unit_report import UnitReport
 from cellgate.router.board import Board
+from cellgate.router.hold import is_on
+from cellgate.router.hold_nouns import Quiescence
 from cellgate.router.judge import CANARY_SOURCE
 from cellgate.router.nouns import Case, Evidence, Load, Sign, Strength, Verdict
 from cellgate.router.unit_state import UnitState
@@ -26,7 +28,7 @@ _CUT = 256
 
 class FleetEvidence:
     """Applies reports to a Board. `observe` takes evidence, `drain` drains a unit, `tell` records the
-    event.
+    event, `hear` takes whether a unit stands still on purpose.
     """
 
     def __init__(
@@ -35,11 +37,13 @@ class FleetEvidence:
         observe: Callable[[Evidence], object],
         drain: Callable[[str, bool], object],
         tell: Callable[[Action], None],
+        hear: Callable[[UnitState, Quiescence], object],
     ) -> None:
         self._board = board
         self._observe = observe
         self._drain = drain
         self._tell = tell
+        self._hear = hear
         self._states: dict[str, UnitState] = {}
         self._drained: dict[str, str] = {}
         """Units that are drained at a gate, and which gate."""
@@ -60,6 +64,7 @@ class FleetEvidence:
             self._take_load(state, fleet_unit)
             self._take_epoch(state, fleet_unit.latest.report, now)
             self._take_drain(fleet_unit)
+            self._take_hold(state, fleet_unit.latest.report, now)
         for evidence in _words(state, fleet_unit, self._board.rules.passes, now):
             self._observe(evidence)
         if before is not state:
@@ -109,6 +114,10 @@ class FleetEvidence:
         self._drain(name, bool(wanted))
         why = "it is stopping, and no other gate has the unit" if wanted and not fleet_unit.drained_by else ""
         self._tell(Action("drain" if wanted else "undrain", f"gate {wanted or known}", name, why))
+
+    def _take_hold(self, state: UnitState, report: UnitReport, now: float) -> None:
+        if report.hold is not None or is_on(state.hold):
+            self._hear(state, Quiescence(state.unit.name, report.hold, now))
 
 
 def _words(state: UnitState, fleet_unit: FleetUnit, passes: int, now: float) -> Iterator[Evidence]:

@@ -34,7 +34,9 @@ class FleetRouter:
         self._roster = roster
         self._feed = feed
         self._units = FleetUnits(roster)
-        self._evidence = FleetEvidence(plane.board, plane.prober.observe, plane.set_drain, plane.events.add)
+        self._evidence = FleetEvidence(
+            plane.board, plane.prober.observe, plane.set_drain, plane.events.add, plane.hold_watch.hear
+        )
         self._sights: dict[str, FleetUnit] = {}
         self._is_due = False
         self._check_at = 0.0

@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 import orjson
 
 from cellgate.proxy.config.settings import REDIS_PREFIX
+from cellgate.router.hold import is_on
+from cellgate.router.hold_nouns import HoldKind
 from cellgate.router.nouns import Strength, Verdict
 from cellgate.router.unit_state import UnitState
 
@@ -74,7 +76,8 @@ class UnitReport:
 
     `fatal`: it is DOWN by a fact (an address refuses, a process has ended) and not by judgement;
     `life_age_s`: how long ago it last made progress; `uncached_tokens`: prompts that are not computed yet;
-    `gate_url`: where the gate takes requests for it (empty: nowhere); `stopping`: the gate is stopping.
+    `gate_url`: where the gate takes requests for it (empty: nowhere); `stopping`: the gate is stopping;
+    `hold`: why its engine stands still on purpose.
     """
 
     unit: str
@@ -103,6 +106,7 @@ class UnitReport:
     gate_url: str = ""
     stopping: bool = False
     engine: str = ""
+    hold: HoldKind | None = None
 
 
 class Seen(NamedTuple):
@@ -200,6 +204,7 @@ def report_of(
         gate_url=gate_url,
         stopping=stopping,
         engine=state.engine,
+        hold=state.hold.kind if state.hold is not None and is_on(state.hold) else None,
     )
 
 
@@ -239,12 +244,17 @@ def _verdict(found: Any) -> Verdict | None:
     return _VERDICTS.get(found) if isinstance(found, str) else None
 
 
+def _hold(found: Any) -> HoldKind | None:
+    return _HOLDS.get(found) if isinstance(found, str) else None
+
+
 def _models(found: Any) -> tuple[str, ...] | None:
     if not isinstance(found, list) or not all(isinstance(model, str) for model in found):
         return None
     return tuple(found[:_MODELS_MAX])
 
 
+_HOLDS = {kind.value: kind for kind in HoldKind}
 _VERDICTS = {verdict.value: verdict for verdict in Verdict}
 _FIELDS = tuple(field.name for field in fields(UnitReport))
 _READERS: Mapping[str, Callable[[Any], Any]] = {
@@ -274,4 +284,5 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "gate_url": _url,
     "stopping": _flag,
     "engine": _text,
+    "hold": _hold,
 }

@@ -11,7 +11,9 @@ from cellgate.proxy.logs.events import Action
 from cellgate.proxy.sharing.fleet_evidence import FleetEvidence
 from cellgate.proxy.sharing.fleet_units import FleetUnit, TimedView, found
 from cellgate.proxy.sharing.unit_report import UnitReport
+from cellgate.router import hold
 from cellgate.router.board import Board, Consequence
+from cellgate.router.hold_nouns import HoldKind
 from cellgate.router.nouns import Ask, Evidence, Fleet, Flip, Rules, Sign, Strength, Verdict
 
 VIEW = UnitReport("u1", "east", "a", Verdict.UP, "http://u1:1", gate_url="http://a:1", epoch="e1")
@@ -25,7 +27,7 @@ class Router:
         self.board = Board(Rules())
         self.flips: list[Flip] = []
         self.told: list[Action] = []
-        self.fold = FleetEvidence(self.board, self.observe, self.drain, self.told.append)
+        self.fold = FleetEvidence(self.board, self.observe, self.drain, self.told.append, hold.hear)
 
     def observe(self, evidence: Evidence) -> Consequence:
         consequence = self.board.observe(evidence)
@@ -213,3 +215,15 @@ def test_proof_of_life_comes_along() -> None:
     router.hear(20.0, age_s=0.25, life_age_s=1.0)
     state = router.board.units["u1"]
     assert (state.life_at, state.heard_at) == (18.75, 19.75)
+
+
+def test_a_hold_at_its_gate_is_one_here_until_that_says_it_is_over() -> None:
+    router = Router()
+    router.hear(10.0)
+    router.hear(11.0, hold=HoldKind.PAUSED)
+    state = router.board.units["u1"]
+    assert (router.verdict(), state.is_usable()) == (Verdict.UP, False)
+    router.hear(12.0)
+    assert state.hold is not None
+    assert state.hold.ended_at == 12.0
+    assert len(router.flips) == 1
