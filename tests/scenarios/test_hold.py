@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 
 from cellgate.router.nouns import Rules, Verdict
+from tests.scenarios.crew import CrewStage
 from tests.scenarios.harness import BACK_S, LATENCY_S, PROMISE_S, Stage
 from tests.scenarios.test_continuation import results
 from tests.scenarios.test_recovered import Medic
@@ -59,6 +60,25 @@ def test_a_pause_under_streams_loses_nobody_and_flips_nothing(mode: str, units: 
     assert results(stage)["not_continuable"] == results(stage)["refused"] == 0
     assert (results(stage)["continued"] > 0) is (mode == "abort")
     assert kinds(stage, "a")["hold"] == kinds(stage, "a")["hold_over"] == 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_with_several_workers_nobody_is_lost_either(mode: str) -> None:
+    stage = CrewStage(units=2, can_pause=True)
+
+    async def scenario() -> None:
+        crowd = stage.crowd(8, max_tokens=100)
+        await asyncio.sleep(0.8)
+        stage.engines["a"].pause(mode)
+        await stage.until(lambda: is_held(stage, "a"), 6.0 if mode == "wait" else 1.5)
+        late = stage.crowd(4, max_tokens=4)
+        await asyncio.sleep(PAUSE_S)
+        stage.engines["a"].resume()
+        assert all(visit.is_answered for visit in [*await crowd, *await late])
+        await stage.until(stage.gate.board.units["a"].is_usable, 5.0)
+
+    stage.play(scenario())
+    assert stage.flips("a") == ["up"]
 
 
 def test_an_idle_unit_that_is_paused_is_held_before_a_canary_fails() -> None:
