@@ -1,10 +1,10 @@
 """Real vLLM units publish their KV events: does the index hold what the engine finds in its cache?
 
 `python -m loadtests.vllm_kv_events` starts two leader/follower units on this machine's CPU (8 GB), two gates
-before them, and an index beside the gates whose connection can be cut. Each of 200 requests with shared
-beginnings has its tokens looked for in that index, and both gates are asked what they expect to be cached;
-then the engine tells. Meanwhile blocks are evicted, caches are cleared, the connection is cut and a unit is
-restarted. The exit code is 1 when the index is more than one block off.
+before them, of which one has two workers, and an index beside the gates whose connection can be cut. Each of
+200 requests with shared beginnings has its tokens looked for in that index, and both gates are asked what
+they expect to be cached; then the engine tells. Meanwhile blocks are evicted, a cache is cleared, the
+connection is cut and a unit is restarted. The exit code is 1 when the index is more than one block off.
 """
 
 from __future__ import annotations
@@ -198,9 +198,12 @@ async def main() -> int:
             one.cut = Cut(one.events)
             await one.cut.mend()
             followers.append(asyncio.create_task(_follower(one, context).run()))
-        cells = {"cells": [{"name": "c", "units": [one.cell() for one in units]}]}
+        cells = [{"name": "c", "units": [one.cell() for one in units]}]
         named = [Named(one.name, one.url) for one in units]
-        gates = [stack.enter_context(GateProcess(named, settings=cells)) for _ in range(2)]
+        gates = [
+            stack.enter_context(GateProcess(named, settings={"cells": cells, "workers": workers}))
+            for workers in (1, 2)
+        ]
         seen = await _play(units, gates)
         for gate in gates:
             print("\n".join(line for line in gate.metrics().splitlines() if line.startswith("cellgate_kv")))

@@ -43,6 +43,11 @@ def _two_models() -> Fleet:
     return Fleet("two_models", tuple(Place(MODEL, unit_of(n, models=m)) for n, m in enumerate(models)))
 
 
+def _short_of_kv() -> Fleet:
+    units = fleet("kv_gates", [replace(MODEL, kv_tokens=45_000)] * 4, gates=2)
+    return replace(units, changes=(Change(0.3, 2, False), Change(0.6, 2, True)))
+
+
 _FOUR = fleet("", [MODEL] * 4)
 
 FLEETS: dict[str, Fleet] = {
@@ -65,6 +70,7 @@ FLEETS: dict[str, Fleet] = {
         _two_models(),
         fleet("two_gates", [MODEL] * 4, gates=2),
         fleet("four_gates", [MODEL] * 4, gates=4),
+        _short_of_kv(),
         fleet("four_gates_12", [MODEL] * 12, gates=4),
     )
 }

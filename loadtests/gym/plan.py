@@ -24,6 +24,8 @@ QUICK = (
 )
 ROAMING = ("agents_roam", "chat_roams")
 """Loads whose sessions change gates: nothing new where there is one."""
+FOR_EVENTS = "kv_gates"
+"""Evictions, a restart and two gates: what KV events are for. Run only by its name."""
 _ON_ALL_FLEETS = ("shared_prompt", "zipf", "agents", "rag")
 
 
@@ -36,14 +38,14 @@ def cells() -> list[Cell]:
     fleets = [
         Cell(load, fleet, much)
         for fleet in FLEETS
-        if fleet not in ("equal", "two_models")
+        if fleet not in ("equal", "two_models", FOR_EVENTS)
         for load in _ON_ALL_FLEETS
         for much in (0.5, 0.8)
     ]
     roaming = [
         Cell(load, fleet.name, much)
         for fleet in FLEETS.values()
-        if fleet.gates > 1
+        if fleet.gates > 1 and fleet.name != FOR_EVENTS
         for load in ROAMING
         for much in (0.5, 0.8)
     ]

@@ -10,7 +10,7 @@ import pytest
 from cellgate.proxy.request.prompt import block_hashes, read_prompt
 from cellgate.router.cost_model import BLOCK_BYTES
 from loadtests.gym.__main__ import main
-from loadtests.gym.cells import AGAIN, GATE, Cell, Outcome, play, run
+from loadtests.gym.cells import AGAIN, EVENTS, GATE, Cell, Outcome, play, run
 from loadtests.gym.counting import Counting
 from loadtests.gym.figures import row
 from loadtests.gym.fleets import FLEETS, UNEQUAL
@@ -18,7 +18,7 @@ from loadtests.gym.gate import ask_of, make_gates
 from loadtests.gym.loads import LOADS, missing
 from loadtests.gym.loads_traces import Mooncake
 from loadtests.gym.nouns import Call, Request
-from loadtests.gym.plan import UNEVEN, cells
+from loadtests.gym.plan import FOR_EVENTS, UNEVEN, cells
 from loadtests.gym.prompts import Text
 from loadtests.gym.world import World
 
@@ -116,6 +116,11 @@ class First(Counting):
         return units[0]
 
 
+def test_a_gate_that_follows_events_finds_more_where_blocks_are_evicted() -> None:
+    [by_belief], [by_events] = play(Cell("chat", "kv_bound", 0.8), 1, (GATE, EVENTS)).runs.values()
+    assert by_events.hits > by_belief.hits + 0.01
+
+
 def test_a_unit_that_is_idle_beside_a_queue_is_seen() -> None:
     requests = requests_of("shared_prompt", 30.0, 300)
     world = World(FLEETS["equal"])
@@ -131,7 +136,7 @@ def test_all_planned_cells_are_there() -> None:
     planned = cells()
     assert len(set(planned)) == len(planned)
     assert {cell.load for cell in planned} == {load for load in LOADS if not missing(load)}
-    assert {cell.fleet for cell in planned} == set(FLEETS)
+    assert {cell.fleet for cell in planned} == set(FLEETS) - {FOR_EVENTS}
     assert LOADS.keys() >= UNEVEN
     assert FLEETS.keys() >= UNEQUAL
 

@@ -20,12 +20,14 @@ from cellgate.router.unit_state import UnitState
 ReplicaUnit = dict[str, Any]
 """The state of one unit, as it is sent."""
 
-_FIELDS = tuple(field.name for field in fields(Unit) if field.name != "nodes")
+_CONTROL = frozenset({"nodes", "kv_events"})
+"""What only the control process needs: probes and events are its own."""
+_FIELDS = tuple(field.name for field in fields(Unit) if field.name not in _CONTROL)
 _FALLEN = (Verdict.DOWN, Verdict.STARTING)
 
 
 def fleet_out(fleet: Fleet) -> Message:
-    """A fleet as it is sent: without nodes, which only probes need."""
+    """A fleet as it is sent: plain values, without what only the control process needs."""
     cells = [(cell.name, cell.weight, cell.spill_s) for cell in fleet.cells]
     return cells, [tuple(getattr(unit, name) for name in _FIELDS) for unit in fleet.units]
 

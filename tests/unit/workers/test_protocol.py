@@ -13,7 +13,21 @@ from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.proxy.workers.board_replica import BoardReplica, BoardUpdates, fleet_in, fleet_out
 from cellgate.proxy.workers.protocol import Frames, Message, ask_in, ask_out, failure_in, failure_out, framed
 from cellgate.router.board import Board
-from cellgate.router.nouns import Ask, Cell, Evidence, Fleet, Load, Rules, Sign, Strength, Unit, Verdict
+from cellgate.router.nouns import (
+    Ask,
+    Cell,
+    Evidence,
+    Fleet,
+    KvEvents,
+    Load,
+    Node,
+    Role,
+    Rules,
+    Sign,
+    Strength,
+    Unit,
+    Verdict,
+)
 
 PLAIN: Any = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
 MESSAGES: Any = st.lists(st.lists(PLAIN, min_size=1).map(tuple), min_size=1)
@@ -57,6 +71,12 @@ def test_a_failure_arrives_as_it_was(failure: Failure) -> None:
 
 def test_a_fleet_arrives_as_it_was() -> None:
     assert fleet_in(fleet_out(FLEET)) == FLEET
+
+
+def test_a_fleet_is_sent_without_what_only_the_control_process_needs() -> None:
+    unit = Unit("a", "c", "http://a:1", nodes=(Node("n", Role.LEADER),), kv_events=KvEvents("vllm"))
+    assert framed([fleet_out(Fleet(FLEET.cells, (unit,)))])
+    assert fleet_in(fleet_out(Fleet(FLEET.cells, (unit,)))).units == (Unit("a", "c", "http://a:1"),)
 
 
 def test_a_replica_of_a_board_is_told_what_changed_and_nothing_else() -> None:
