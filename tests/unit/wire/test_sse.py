@@ -20,6 +20,7 @@ from cellgate.proxy.wire.sse import (
     end_of_events,
     extra_field,
     first_end,
+    is_aborted,
     is_end,
     is_error,
     message_of,
@@ -290,3 +291,14 @@ def test_the_message_is_the_first_line_of_the_error_shortened_and_printable() ->
     assert message_of(b'event: error\ndata: {"a": 1}\n\n') == "event: error"
     assert len(message_of(b'data: {"error": "' + b"x" * 1000 + b'"}\n\n')) == 200
     assert message_of(b'data: {"error": "\xff"}\n\n') == 'data: {"error": "�"}'
+
+
+def test_an_answer_that_the_engine_aborted_is_told_from_text_about_it() -> None:
+    aborted = b'data: {"id":"a","choices":[{"delta":{},"finish_reason":"abort"}]}\n\n'
+    quoted = b'data: {"id":"a","choices":[{"delta":{"content":"\\"finish_reason\\":\\"abort\\""}}]}\n\n'
+    named = b'data: {"id":"a","choices":[{"delta":{"content":"abort"},"finish_reason":null}]}\n\n'
+    assert is_aborted(aborted)
+    assert is_aborted(aborted.replace(b":", b" : "))
+    assert not is_aborted(quoted)
+    assert not is_aborted(named)
+    assert before_error(named + aborted + b"data: [DONE]\n\n") == named
