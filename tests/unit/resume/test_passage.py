@@ -147,9 +147,7 @@ def test_a_byte_at_a_time_costs_no_more_for_a_larger_event() -> None:
 
 
 def test_an_aborted_answer_is_a_failure_before_its_event_is_shown() -> None:
-    aborted = (
-        b'data: {"id":"b","choices":[{"delta":{},"finish_reason":"abort"}]}\n\ndata: [DONE]\n\n'
-    )
+    aborted = b'data: {"id":"b","choices":[{"delta":{},"finish_reason":"abort"}]}\n\ndata: [DONE]\n\n'
     shown, failure = Passage().feed(event("one") + aborted, ended=False)
     assert (shown, failure and failure.kind) == (event("one"), FailureKind.ABORTED)
     begun = Passage().begin(aborted, ended=False)
