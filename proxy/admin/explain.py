@@ -20,7 +20,7 @@ QUIET_S = 0.25
 _HEADLINES: dict[Rotation, str] = {
     Rotation.DRAINED: "{unit} is out of rotation: an operator drained it. {requests} are still in flight. "
     "Its verdict is {verdict}, for {time}.",
-    Rotation.ON_HOLD: "{unit} is out of rotation: {hold}, since {held} ago. {requests} are still in flight. "
+    Rotation.ON_HOLD: "{unit} is out of rotation: {hold}, for {held}. {requests} are still in flight. "
     "Its verdict is {verdict}, for {time}; it is not judged, and not recovered, while its engine says so.",
     Rotation.HELD: "{unit} is kept in rotation, although it has not answered for {mute}: most units "
     "do not answer, so this gate assumes that its own network is cut off.",
@@ -85,7 +85,7 @@ def _besides(state: UnitState, rotation: Rotation, moment: Moment) -> list[str]:
     if rotation in (Rotation.IN, Rotation.SUSPECT):
         lines.append(f"{_requests(state)} are in flight.")
     if rotation is Rotation.DRAINED and state.hold is not None:
-        lines.append(f"Besides, {spoken(state.hold)}, since {moment.ago(state.hold.since)} ago.")
+        lines.append(f"Besides, {spoken(state.hold)}, for {moment.ago(state.hold.since)}.")
     quiet_s = silent_s(state, now)
     if quiet_s is not None and quiet_s >= QUIET_S and not is_on(state.hold):
         limit_s = stall_limit_s(state, rules)

@@ -74,6 +74,8 @@ def advice(state: UnitState, rotation: Rotation) -> Iterator[str]:
         words = _WRONG
     elif rotation is Rotation.DOWN and because is not None and because.strength is Strength.FATAL:
         words = _GONE
+    elif rotation is Rotation.DRAINED and state.hold is not None:
+        words = _ADVICE[Rotation.ON_HOLD]
     if words:
         yield words.format(unit=state.unit.name, url=state.unit.url, nodes=" and ".join(nodes))
     if state.outlier.degraded:

@@ -12,6 +12,9 @@ from cellgate.proxy.admin.rotation import Moment, Rotation, rotation_of
 from cellgate.proxy.admin.unit_view import unit_page
 from cellgate.router.board import Board
 from cellgate.router.candidates import Bounds, find_candidates
+from cellgate.router.hold import hear
+from cellgate.router.hold_nouns import HoldKind, Quiescence
+from cellgate.router.judge import open_case
 from cellgate.router.nouns import Ask, Cell, Evidence, Fleet, Node, Role, Rules, Sign, Strength, Unit, Verdict
 from cellgate.router.outliers import Outlier
 from cellgate.router.unit_state import UnitState
@@ -228,3 +231,16 @@ def test_the_page_of_a_unit_has_each_word_at_its_node() -> None:
     assert (page["held_by_panic"], page["restart_suspected"], page["degraded"]) == (False, False, 0.0)
     assert (page["silent_s"], page["silent_limit_s"], page["next_canary_s"]) == (None, 1.0, None)
     assert page["why"][0].startswith("a1 is out of rotation")
+
+
+def test_a_unit_on_hold_says_so_and_what_lets_it_go_on() -> None:
+    state = UnitState(Unit("u", "c", "http://u"), Cell("c"), replace(open_case(0.0), verdict=Verdict.UP))
+    hear(state, Quiescence("u", HoldKind.PAUSED, 90.0))
+    lines = explain(state, Moment(100.0, Rules(), canary_s=None))
+    assert lines[0].startswith("u is out of rotation: its engine is paused, for 10.0 s.")
+    assert "590 s at the latest" in next(line for line in lines if line.startswith("Next: "))
+    assert "cellgate resume u" in lines[-1]
+    state.drained = True
+    lines = explain(state, Moment(101.0, Rules(), canary_s=None))
+    assert "Besides, its engine is paused, for 11.0 s." in lines
+    assert "cellgate resume u" in lines[-1]
