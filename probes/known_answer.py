@@ -27,6 +27,8 @@ PROMPT = "The capital of France is Paris. The capital of Japan is"
 """Shorter than a block of most KV caches, so that it is computed each time."""
 TOKENS = 8
 """Steps of decoding."""
+LIKELY = 5
+"""Likely tokens of each step that the engine is asked for; what OpenAI allows."""
 _APIS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 """In the order in which they are tried."""
 _NOT_SERVED = frozenset({400, 401, 403, 404, 405, 422, 501})
@@ -131,8 +133,8 @@ def _body(api: str, model: str, of_engine: str) -> dict[str, Any]:
         body["cache_prompt"] = False
     if api == "chat":
         messages = [{"role": "user", "content": PROMPT}]
-        return body | {"messages": messages, "logprobs": True, "top_logprobs": 2}
-    return body | {"prompt": PROMPT, "logprobs": 2}
+        return body | {"messages": messages, "logprobs": True, "top_logprobs": LIKELY}
+    return body | {"prompt": PROMPT, "logprobs": LIKELY}
 
 
 def _tokens(reply: Reply) -> tuple[AnswerToken, ...]:
@@ -167,8 +169,8 @@ def _tokens_of_completions(logprobs: dict[str, Any]) -> tuple[AnswerToken, ...]:
 
 
 def _token(token: str, logprob: float, likely: dict[str, float]) -> AnswerToken:
-    others = [value for name, value in likely.items() if name != token]
-    return AnswerToken(token, logprob, logprob - max(others) if others else None)
+    others = sorted((-value, name) for name, value in likely.items() if name != token)
+    return AnswerToken(token, logprob, tuple((name, -value) for value, name in others[:LIKELY]))
 
 
 def _number(value: object) -> float:

@@ -37,14 +37,14 @@ class Built:
 
 
 class AnswerToken(NamedTuple):
-    """One token of an answer: as text, its log probability, and its lead over the next likely token.
+    """One token of an answer: its text, its log probability, and the next likely tokens with theirs.
 
     None: the engine does not say. NaN: it cannot say, because it computes no numbers.
     """
 
     token: str
     logprob: float | None = None
-    lead: float | None = None
+    others: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 The units compared have the same cell, model and build, so that greedy decoding gives all the same answer, up
 to rounding: a log probability may differ by the tolerance, and another token counts only where the first one
-was further ahead than rounding can explain. Rules:
+was so far ahead of it that rounding cannot explain it. Rules:
 1. A unit differs when it does not say what most units say, and it says something else than before, or than
    another unit. One answer that differs proves nothing; several in a row do.
 2. It is wrong when a majority of the units have answered since, and agree with each other.
@@ -63,7 +63,7 @@ class AnswerRecord(NamedTuple):
     @property
     def needed(self) -> int:
         """How many answers in a row have to differ."""
-        shows_ties = bool(self.latest) and self.latest[0].lead is not None
+        shows_ties = bool(self.latest) and bool(self.latest[0].others)
         return STRIKES if shows_ties else STRIKES_OF_TEXT
 
     @property
@@ -83,12 +83,12 @@ def is_same(one: AnswerTokens, other: AnswerTokens, tolerance: float) -> bool:
     for a, b in zip(one, other, strict=False):
         if a.token != b.token:
             # The rest follows from this token, so it says nothing.
-            return _is_tie(a, tolerance) or _is_tie(b, tolerance)
+            return _might_say(a, b, tolerance) or _might_say(b, a, tolerance)
         if not _is_close(a.logprob, b.logprob, tolerance):
             return False
     # Where one has ended, its next token was the end.
     common = min(len(one), len(other))
-    return len(one) == len(other) or _is_tie(max(one, other, key=len)[common], tolerance)
+    return len(one) == len(other) or bool(_tied(max(one, other, key=len)[common], tolerance))
 
 
 def recorded(records: Records, answered: Answered, tolerance: float) -> AnswerRecord:
@@ -189,9 +189,20 @@ def _is_majority(units: Collection[str], records: Records) -> bool:
     return len(units) >= 2 and 2 * len(units) > len(records)
 
 
-def _is_tie(step: AnswerToken, tolerance: float) -> bool:
-    """Whether rounding may decide between this token and the next likely one: both may move."""
-    return step.lead is not None and step.lead <= 2 * tolerance
+def _tied(token: AnswerToken, tolerance: float) -> tuple[tuple[str, float], ...]:
+    """The next likely tokens that rounding may put before this one: both may move."""
+    if token.logprob is None:
+        return ()
+    least = token.logprob - 2 * tolerance
+    return tuple(other for other in token.others if other[1] >= least)
+
+
+def _might_say(one: AnswerToken, other: AnswerToken, tolerance: float) -> bool:
+    """Whether rounding may turn one token into the other. When all that is shown is tied, more may be."""
+    tied = _tied(one, tolerance)
+    if tied and len(tied) == len(one.others) > 1:
+        return True
+    return any(text == other.token and _is_close(value, other.logprob, tolerance) for text, value in tied)
 
 
 def _is_close(one: float | None, other: float | None, tolerance: float) -> bool:

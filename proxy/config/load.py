@@ -116,6 +116,8 @@ def _settings(file: FileKeys, secrets: Mapping[str, str]) -> Settings:
         pool_metrics=file.pool_metrics,
         pass_unlisted=file.pass_unlisted,
         no_continuation=file.no_continuation,
+        continue_across_builds=file.continue_across_builds,
+        known_answer=file.known_answer,
     )
 
 

@@ -57,9 +57,9 @@ _U32, _I32, _F32, _STRING, _ARRAY = 4, 5, 6, 8, 9
 """Types of values; 0 is the type of a tensor of 32-bit floats."""
 
 
-def write_model(file: Path) -> None:
-    """Write the model; it is the same each time."""
-    tensors = _tensors(random.Random(1))
+def write_model(file: Path, seed: int = 1) -> None:
+    """Write the model; with one seed it is the same each time, in the same bytes but for the weights."""
+    tensors = _tensors(random.Random(seed))
     sizes = [-(-4 * prod(shape) // _ALIGNMENT) * _ALIGNMENT for _, shape, _ in tensors]
     head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(_FACTS))
     head += b"".join(_string(key) + _value(value) for key, value in _FACTS.items())

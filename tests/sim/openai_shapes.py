@@ -28,7 +28,7 @@ def logprobs(tokens: list[str]) -> dict[str, Any]:
     return {
         "tokens": tokens,
         "token_logprobs": [-0.5] * len(tokens),
-        "top_logprobs": [{token: -0.5, "<other>": -3.0} for token in tokens],
+        "top_logprobs": [{token: -0.5, "<other>": -3.0, "<last>": -4.0} for token in tokens],
     }
 
 

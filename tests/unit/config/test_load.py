@@ -20,6 +20,7 @@ from cellgate.proxy.config.cgroup import quarter_of_memory
 from cellgate.proxy.config.load import load
 from cellgate.proxy.config.load_process import Overrides
 from cellgate.proxy.config.settings import MIB, Address, RedisAccess
+from cellgate.router.known_answers import KnownAnswerRules
 from cellgate.router.nouns import Cell, Fleet, Node, Role, Rules, Unit
 from tests.unit.config.files import CELLS, FULL, GIVEN, ROOT, probes_of, read
 
@@ -44,6 +45,13 @@ def test_a_file_of_units_only_gets_the_defaults(tmp_path: Path) -> None:
     assert (settings.listen, settings.admin, settings.policy) == (GIVEN.listen, GIVEN.admin, GIVEN.policy)
     assert (settings.rules, settings.timeouts, settings.tls) == (GIVEN.rules, GIVEN.timeouts, GIVEN.tls)
     assert settings.limits.bodies_bytes == quarter_of_memory()
+
+
+def test_known_answers_and_continuation_across_builds_are_read(tmp_path: Path) -> None:
+    more = "known_answer: {every_s: 0, tolerance: 0.5}\ncontinue_across_builds: true"
+    settings = read(tmp_path, f"{CELLS}{more}")
+    assert settings.known_answer == KnownAnswerRules(every_s=0.0, tolerance=0.5)
+    assert settings.continue_across_builds
 
 
 def test_a_bare_off_is_no_false_to_the_access_log(tmp_path: Path) -> None:

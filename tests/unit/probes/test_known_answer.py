@@ -33,7 +33,7 @@ OF_CHAT = {
         ]
     },
 }
-READ = (AnswerToken(" old", -0.5, 1.5), AnswerToken(" Rome", -1.0, 0.25))
+READ = (AnswerToken(" old", -0.5, ((" new", -2.0),)), AnswerToken(" Rome", -1.0, ((" York", -1.25),)))
 
 
 def says(choice: dict[str, Any], **more: Any) -> Callable[[str], Answer]:
@@ -80,7 +80,7 @@ def test_the_request_is_always_the_same() -> None:
         "max_tokens": TOKENS,
         "temperature": 0,
         "seed": 0,
-        "logprobs": 2,
+        "logprobs": 5,
     }
     assert first.request_id.startswith("cellgate-canary-known-")
 

@@ -22,8 +22,9 @@ TOLERANCE = 0.25
 PARIS, ROME = "Paris is old", "Rome is older"
 
 
-def said(text: str, *, lead: float | None = 3.0, logprob: float | None = -0.5) -> AnswerTokens:
-    return tuple(AnswerToken(word, logprob, lead) for word in text.split())
+def said(text: str, *, next_one: str = "z", lead: float = 3.0, logprob: float | None = -0.5) -> AnswerTokens:
+    behind = ((next_one, -0.5 - lead), ("y", -9.0))
+    return tuple(AnswerToken(word, logprob, behind) for word in text.split())
 
 
 class Fleet:
@@ -68,8 +69,20 @@ def test_rounding_makes_no_other_answer() -> None:
 
 def test_another_token_counts_only_where_it_was_no_tie() -> None:
     assert not is_same(said("a b"), said("a c"), TOLERANCE)
-    assert is_same(said("a b", lead=0.5), said("a c d", lead=3.0), TOLERANCE)
-    assert not is_same(said("a b", lead=None), said("a c", lead=None), TOLERANCE)
+    assert is_same(said("a b", next_one="c", lead=0.5), said("a c d", logprob=-0.75), TOLERANCE)
+    assert is_same(said("a c d", logprob=-0.75), said("a b", next_one="c", lead=0.5), TOLERANCE)
+    assert not is_same(said("a b", next_one="c", lead=0.6), said("a c", logprob=-1.0), TOLERANCE)
+    assert not is_same((AnswerToken("b", -0.5),), (AnswerToken("c", -0.5),), TOLERANCE)
+
+
+def test_a_tie_explains_only_the_tokens_that_were_tied() -> None:
+    assert not is_same(said("a b", next_one="c", lead=0.1), said("a d"), TOLERANCE)
+    assert not is_same(said("a b", next_one="c", lead=0.1), said("a c", logprob=-2.0), TOLERANCE)
+
+
+def test_where_all_that_is_shown_is_tied_any_other_token_may_be() -> None:
+    flat = (AnswerToken("a", -4.0, (("b", -4.1), ("c", -4.2))),)
+    assert is_same(flat, (AnswerToken("q", -4.0, (("r", -4.1), ("s", -4.2))),), TOLERANCE)
 
 
 def test_an_answer_that_ends_sooner_is_another_one_unless_that_was_a_tie() -> None:
