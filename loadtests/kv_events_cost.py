@@ -8,6 +8,7 @@ index and sockets are the product's, in this process. The exit code is 1 when a 
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import subprocess
 import sys
@@ -38,7 +39,8 @@ UNITS = 8
 BLOCKS_S = 20_000
 """Blocks stored in a second, by all units; as many are removed."""
 PROMPT, STREAMS, HELD = 100, 25, 2_000
-SECONDS = 10.0
+SECONDS = 10
+"""The cheapest of them counts: whatever else runs on the machine can only make one dearer."""
 CPU_LIMIT, PICK_LIMIT_US = 0.1, 25.0
 PICKS, ROUNDS = 32, 60
 BLOCK_TOKENS = 16
@@ -49,6 +51,9 @@ def main() -> int:
     if len(sys.argv) > 1:
         _publish([int(port) for port in sys.argv[1:]])
         return 0
+    # As the gate does (proxy/app.py).
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 50)
     share, blocks_s = uvloop.run(_following())
     pick_us = _pick_us()
     followed = f"{blocks_s:,.0f} blocks a second of {UNITS} units"
@@ -71,11 +76,10 @@ async def _following() -> tuple[float, float]:
     publisher = await asyncio.to_thread(subprocess.Popen, command)
     try:
         await asyncio.sleep(3.0)
-        began, cpu, before = time.monotonic(), time.process_time(), counts["messages"]
-        await asyncio.sleep(SECONDS)
-        took = time.monotonic() - began
-        share = (time.process_time() - cpu) / took
-        return share, (counts["messages"] - before) * (PROMPT + STREAMS) / took
+        seconds = [await _second(counts) for _ in range(SECONDS)]
+        # One that made up for others before it had larger batches, which are cheaper.
+        steady = [one for one in seconds if abs(one[1] / BLOCKS_S - 1.0) < 0.1]
+        return min(steady or seconds)
     finally:
         publisher.kill()
         publisher.wait()
@@ -83,6 +87,15 @@ async def _following() -> tuple[float, float]:
             task.cancel()
         await asyncio.gather(*followers, return_exceptions=True)
         context.destroy(linger=0)
+
+
+async def _second(counts: Counter[str]) -> tuple[float, float]:
+    """What one second takes at BLOCKS_S blocks, and how many there were."""
+    began, cpu, before = time.monotonic(), time.process_time(), counts["messages"]
+    await asyncio.sleep(1.0)
+    took = time.monotonic() - began
+    blocks_s = (counts["messages"] - before) * (PROMPT + STREAMS) / took
+    return (time.process_time() - cpu) / took * BLOCKS_S / max(blocks_s, 1.0), blocks_s
 
 
 def _linked(context: zmq.Context[zmq.Socket[bytes]], address: Publisher) -> Any:

@@ -81,15 +81,16 @@ def _events(payload: bytes, rank: int | None) -> Iterator[Event]:
     removed: list[int] = []
     for _ in range(unpacker.read_array_header()):
         found = unpacker.unpack()
-        kind = _kind(found)
+        kind = found.get("type") if type(found) is dict else _kind(found)
         if kind == "BlockRemoved":
             # An engine names each block that it evicts in an event of its own: they are handed out together.
             names = found["block_hashes"] if type(found) is dict else found[1]
             removed += map(_name, names)
             if len(removed) < PART_BLOCKS:
                 continue
-        yield from (Removed(removed[at : at + PART_BLOCKS]) for at in range(0, len(removed), PART_BLOCKS))
-        removed.clear()
+        if removed:
+            yield from (Removed(removed[at : at + PART_BLOCKS]) for at in range(0, len(removed), PART_BLOCKS))
+            removed = []
         if kind == "BlockStored":
             yield from _stored(found if type(found) is dict else dict(zip_longest(_STORED, found[1:9])))
         elif kind == "AllBlocksCleared":
@@ -101,8 +102,6 @@ def _events(payload: bytes, rank: int | None) -> Iterator[Event]:
 
 
 def _kind(found: Any) -> object:
-    if type(found) is dict:
-        return found.get("type")
     if type(found) is list and found:
         return found[0]
     raise MalformedError(f"an event is {type(found).__name__}")
