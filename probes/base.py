@@ -59,10 +59,13 @@ class Fetch(Protocol):
         *,
         body: bytes = b"",
         request_id: str = "",
+        rank: int | None = None,
         timeout_s: float,
         max_bytes: int = 1 << 20,
     ) -> Reply:
-        """The reply to `method target` with a JSON `body` (if any); redirects are not followed."""
+        """The reply to `method target` with a JSON `body` (if any); redirects are not followed. `rank`: the
+        data parallel rank that is to answer.
+        """
         ...
 
 
@@ -128,6 +131,16 @@ class ProbeContext(Protocol):
     @property
     def load(self) -> Load | None:
         """The engine's last report of its load; None before the first."""
+        ...
+
+    @property
+    def ranks(self) -> int:
+        """How many data parallel ranks the unit is known to have; 0: its engine has one scheduler."""
+        ...
+
+    @property
+    def stalled_rank(self) -> int | None:
+        """The rank that has requests and makes no step, if there is one."""
         ...
 
     @property

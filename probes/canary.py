@@ -45,6 +45,8 @@ _API = "api"
 """Note: the API that the unit answered last."""
 _TIMEOUTS = "timeouts"
 """Note: canaries that ran out of time in a row."""
+_RANK = "rank"
+"""Note: the data parallel rank that the next canary goes to."""
 _USUAL_S = "usual_s"
 """Note: how long a canary takes on an idle unit."""
 
@@ -177,6 +179,7 @@ async def _fly(context: ProbeContext, model: str, deadline: float) -> _Fate:
     fate = _read(name, _say(name, model, reply), reply)
     if fate.sign is Sign.GOOD:
         context.notes[_API] = name
+        context.notes[_RANK] = (_rank(context) or 0) + 1
         if is_usual and _has_nothing_to_do(context):
             usual_s = _usual_s(context)
             context.notes[_USUAL_S] = usual_s + _USUAL_SHARE * (context.now() - asked_at - usual_s)
@@ -211,8 +214,18 @@ async def _ask_by(api: Api, context: ProbeContext, model: str, request_id: str, 
         at(api.path, model),
         body=orjson.dumps(body),
         request_id=request_id,
+        rank=_rank(context),
         timeout_s=max(0.0, deadline - context.now()),
     )
+
+
+def _rank(context: ProbeContext) -> int | None:
+    """The data parallel rank to ask: one that stalls; else each in turn, the same until it answers."""
+    if not context.ranks:
+        return None
+    stalled = context.stalled_rank
+    turn: int = context.notes.get(_RANK, 0) % context.ranks
+    return turn if stalled is None else stalled
 
 
 def _has_nothing_to_do(context: ProbeContext) -> bool:

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from cellgate.probes.base import Fetch, FetchError, ProbeContext, is_in_use
 from cellgate.probes.engines import METRICS, MetricRole, engine
-from cellgate.router.nouns import Finding, Load, Verdict
+from cellgate.router.nouns import Finding, Load, RankLoad, Verdict
 
 _ABSENT = "absent"
 """Note: where the last replies held none of the names, and how many in a row they were."""
@@ -143,6 +143,8 @@ _SAME_WORK = re.compile(rb'(?:tp|pp|moe_ep|moe_tp)_rank="\d*"')
 """Labels of the ranks that compute the same requests together."""
 _BLOCKS = re.compile(rb'num_gpu_blocks="(\d{1,12})"')
 _BLOCK_SIZE = re.compile(rb'block_size="(\d{1,6})"')
+_RANK = re.compile(rb'(?:engine|dp_rank)="(\d{1,4})"')
+"""How vLLM and SGLang name a data parallel rank."""
 _ADAPTERS = re.compile(rb'(?:running|waiting)_lora_adapters="([^"]*)"')
 _ADAPTER_PLACES = re.compile(rb'max_lora="(\d{1,6})"')
 _ADAPTERS_MAX = 256
@@ -187,6 +189,30 @@ def scan(body: bytes, unit: str, at: float, own_in_flight: int) -> Load | None:
         adapters=adapters,
         adapter_places=adapter_places,
         corrupted=sum(samples[MetricRole.CORRUPTED].values()),
+        ranks=_ranks(samples),
+    )
+
+
+def _ranks(samples: Mapping[MetricRole, Mapping[tuple[bytes, bytes], float]]) -> tuple[RankLoad, ...]:
+    """The data parallel ranks, if there are several and all are shown: an engine shows one once it has
+    served.
+    """
+    found: dict[int, dict[MetricRole, float]] = {}
+    for role in (MetricRole.RUNNING, MetricRole.WAITING, MetricRole.STEPS, MetricRole.PROGRESS):
+        for (_, labels), value in samples[role].items():
+            if rank := _RANK.search(labels):
+                sums = found.setdefault(int(rank[1]), {})
+                sums[role] = sums.get(role, 0.0) + value
+    if len(found) < 2 or max(found) >= len(found):
+        return ()
+    return tuple(
+        RankLoad(
+            number,
+            _count(found[number].get(MetricRole.RUNNING, 0.0)),
+            _count(found[number].get(MetricRole.WAITING, 0.0)),
+            found[number].get(MetricRole.STEPS, 0.0) + found[number].get(MetricRole.PROGRESS, 0.0),
+        )
+        for number in range(len(found))
     )
 
 
@@ -204,7 +230,11 @@ def _adapters(samples: Mapping[tuple[bytes, bytes], float]) -> tuple[frozenset[s
 
 def _total(samples: Mapping[tuple[bytes, bytes], float]) -> int:
     """Their sum, which is as bounded as each of them."""
-    return int(min(sum(samples.values()), _NUMBER_MAX))
+    return _count(sum(samples.values()))
+
+
+def _count(value: float) -> int:
+    return int(min(value, _NUMBER_MAX))
 
 
 def _role(name: bytes, labels: bytes) -> MetricRole | None:

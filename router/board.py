@@ -179,6 +179,8 @@ class Board:
                 state.life_at = load.at
         state.load = load
         state.foreign = load.foreign
+        if load.ranks:
+            state.ranks.report(load.ranks, state.costs.prefixes.limit, load.at)
         if state.adapters.bases:
             state.adapters.report(load.adapters, load.adapter_places, has_foreign=load.foreign > 0)
         state.costs.seats.learn(load)
@@ -300,6 +302,8 @@ class Board:
         state.leases[lease] = None
         if self.adapters:
             state.adapters.open(ask.model)
+        if state.ranks.count:
+            state.ranks.open(lease, expected, state.costs.forecast)
         self.in_flight += 1
         self.retries_in_flight += retry
         return lease
@@ -331,6 +335,8 @@ class Board:
         del state.leases[lease]
         if state.adapters.in_use:
             state.adapters.close(lease.ask.model)
+        if state.ranks.ranks and lease.rank >= 0:
+            state.ranks.close(lease)
         lease.beside = state.costs.remove(lease, now)
         self.in_flight -= 1
         self.retries_in_flight -= lease.retry
@@ -366,6 +372,7 @@ class Board:
         state.load, state.foreign, state.counters_at = None, 0, 0.0
         state.costs.forget()
         state.adapters.forget()
+        state.ranks.forget()
         self._forget_prefixes(state.unit.name)
         state.outlier = Outlier()
         state.can_hold = state.is_hold_spent = False

@@ -210,6 +210,15 @@ class Flip:
     evidence: Evidence
 
 
+class RankLoad(NamedTuple):
+    """The load of one data parallel rank; `progress` is the sum of its step and token counters."""
+
+    rank: int
+    running: int = 0
+    waiting: int = 0
+    progress: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class Load:
     """The load that a unit's engine reports, and when.
@@ -237,6 +246,8 @@ class Load:
     """How many adapters it keeps loaded at once; 0: unknown."""
     corrupted: float = 0.0
     """The engine's own count of requests with numbers that are none (NaN)."""
+    ranks: tuple[RankLoad, ...] = ()
+    """Its data parallel ranks, in their order, if it has several."""
 
     @property
     def foreign(self) -> int:

@@ -86,6 +86,21 @@ def find_stall(state: UnitState, now: float, rules: Rules) -> Stall | None:
     return Stall(silent_s, limit_s, waiting) if silent_s >= limit_s else None
 
 
+def find_rank_stall(state: UnitState, now: float, rules: Rules) -> tuple[int, Stall] | None:
+    """A data parallel rank that stalls while others work, whose steps hide it from the unit's clock.
+
+    Only the engine's own counters show it, so it is as old as their last reading.
+    """
+    if now - state.counters_at >= COUNTERS_FRESH_S or now - state.cleared_at < CLEARED_S:
+        return None
+    found, limit_s = state.ranks.standstill(state.counters_at), stall_limit_s(state, rules)
+    if found is None or found.still_s < limit_s:
+        return None
+    own = [lease for lease in state.leases if lease.rank == found.rank]
+    waiting = sum(_would_show(lease, counts=True, sighted=True) for lease in own)
+    return (found.rank, Stall(found.still_s, limit_s, waiting)) if waiting else None
+
+
 def _would_show(lease: Lease, *, counts: bool, sighted: bool) -> bool:
     """Whether this request would show progress if the unit worked.
 

@@ -19,6 +19,7 @@ from cellgate.router.hold_nouns import Hold
 from cellgate.router.known_answers import ANSWER_FAULT, AnswerRecord
 from cellgate.router.nouns import Ask, Case, Cell, Evidence, Load, Rules, Unit, Verdict
 from cellgate.router.outliers import Outlier, Speed
+from cellgate.router.ranks import Ranks
 from cellgate.router.step_times import LARGE_TOKENS, StepTimes
 
 FULL_S = 1.0
@@ -92,6 +93,7 @@ class UnitState:
         "outlier",
         "peer_canary_at",
         "prefilling",
+        "ranks",
         "restart_suspected_at",
         "retired",
         "risen_at",
@@ -110,6 +112,7 @@ class UnitState:
         self.case = case
         self.models = frozenset(unit.models)
         self.adapters = Adapters()
+        self.ranks = Ranks()
         self.engine = unit.engine
         self.build = UNKNOWN_BUILD
         self.other_builds: tuple[str, ...] = ()
@@ -297,9 +300,9 @@ class Lease:
 
     `build` is that of the unit when it was opened; `evicted` is set when the unit went DOWN; `on_evict` is
     called once at that moment. `first_at` is when something was first sent to the client; `paused` while the
-    client reads nothing; `job` is its work at the unit, with the prediction; `beside` are the jobs while it
-    was decoded, once it is closed; `explanation` is the header line of an explanation, if the request wants
-    one.
+    client reads nothing; `job` is its work at the unit, with the prediction; `rank` the data parallel rank it
+    is sent to (-1: the engine chooses); `beside` are the jobs while it was decoded, once it is closed;
+    `explanation` is the header line of an explanation, if the request wants one.
     """
 
     __slots__ = (
@@ -315,6 +318,8 @@ class Lease:
         "on_evict",
         "opened_at",
         "paused",
+        "rank",
+        "rank_record",
         "retry",
         "unit",
         "unit_state",
@@ -322,6 +327,8 @@ class Lease:
     )
 
     beside: Beside
+    # From `Ranks.open` on.
+    rank_record: int
 
     def __init__(
         self, state: UnitState, ask: Ask, expected: Expected, held: int, now: float, retry: bool
@@ -332,6 +339,7 @@ class Lease:
         self.ask = ask
         self.job: Job = state.costs.add(self, ask, expected, held, now)
         self.opened_at = now
+        self.rank = -1
         self.retry = retry
         self.committed = False
         self.evicted = False
@@ -346,6 +354,8 @@ class Lease:
         """The unit has sent its first token (or the head of a plain body)."""
         self.committed = True
         self.first_at = now
+        if self.rank >= 0:
+            self.unit_state.ranks.show(self)
         done = self.unit_state.costs.show(self, now)
         if done is not None and self.ask.stream and not self.was_paused:
             # A plain answer arrives when all of it is computed, which says little about its prompt.

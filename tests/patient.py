@@ -27,6 +27,7 @@ class Asked(NamedTuple):
     body: bytes
     request_id: str
     timeout_s: float
+    rank: int | None = None
 
 
 def reply(status: int, body: bytes = b"") -> Reply:
@@ -49,6 +50,8 @@ class FakePatient:
     life_at: float = 0.0
     is_peers_turn: bool = False
     load: Load | None = None
+    ranks: int = 0
+    stalled_rank: int | None = None
     stall_limit_s: float = 1.0
     held_down: bool = False
     is_on_hold: bool = False
@@ -92,10 +95,11 @@ class FakePatient:
         *,
         body: bytes = b"",
         request_id: str = "",
+        rank: int | None = None,
         timeout_s: float,
         max_bytes: int = 1 << 20,
     ) -> Reply:
-        self.asked.append(Asked(method, target, body, request_id, timeout_s))
+        self.asked.append(Asked(method, target, body, request_id, timeout_s, rank))
         answer = self.answer(target)
         if answer is Trouble.TIMEOUT:
             self.now_s += timeout_s

@@ -62,6 +62,10 @@ def unit_page(state: UnitState, board: Board, now: float, canary_s: float | None
         "faults": [{"node": node or None, "source": source} for node, source in sorted(case.faults)],
         "news": _news(state, None, now),
         "engine": state.engine,
+        "ranks": [
+            {"rank": number, "in_flight": rank.in_flight, "running": rank.running, "waiting": rank.waiting}
+            for number, rank in enumerate(state.ranks.ranks[: state.ranks.count])
+        ],
         "adapters": {"bases": dict(state.adapters.bases), "loaded": state.adapters.loaded()},
         "known_answer": answer_view(state.answers, now),
         "epochs": dict(case.epochs),

@@ -83,6 +83,15 @@ class _UnitContext:
         return self.unit_state.load
 
     @property
+    def ranks(self) -> int:
+        return self.unit_state.ranks.count
+
+    @property
+    def stalled_rank(self) -> int | None:
+        found = self.unit_state.ranks.standstill(self.unit_state.counters_at)
+        return found.rank if found is not None and found.still_s >= self.rules.silent_min_s else None
+
+    @property
     def stall_limit_s(self) -> float:
         return stall_limit_s(self.unit_state, self.rules)
 

@@ -18,7 +18,7 @@ from cellgate.router.hold import is_on
 from cellgate.router.nouns import Evidence, Sign, Strength
 from cellgate.router.outliers import COMPARE_S
 from cellgate.router.peers import compare_speeds
-from cellgate.router.stall import SOURCE, find_stall, still_s
+from cellgate.router.stall import SOURCE, Stall, find_rank_stall, find_stall, still_s
 from cellgate.router.unit_state import UnitState
 
 LAG_S = 0.25
@@ -54,6 +54,8 @@ class StallWatch:
         for state in self._board:
             if state.leases and now - state.quiet_since >= QUIET_S and not is_on(state.hold):
                 self._check_stall(state, now)
+            elif state.leases and state.ranks.count:
+                self._check_ranks(state, now)
         if self._board.panic_at != self._panic_at:
             self._report_panic(now)
         if now >= self._compare_at:
@@ -78,11 +80,22 @@ class StallWatch:
             self._prober.look_now(state.unit.name, EngineMetrics.name)
         state.record_stall(still_s(state, now))
         found = find_stall(state, now, self._board.rules)
-        if found is None or now - state.stall_reported_at < found.limit_s:
+        if found is None:
+            self._check_ranks(state, now)
+        else:
+            self._report_stall(state, found, "", now)
+
+    def _check_ranks(self, state: UnitState, now: float) -> None:
+        if state.ranks.count and (found := find_rank_stall(state, now, self._board.rules)) is not None:
+            rank, stall = found
+            self._report_stall(state, stall, f"data parallel rank {rank} ", now)
+
+    def _report_stall(self, state: UnitState, found: Stall, whose: str, now: float) -> None:
+        if now - state.stall_reported_at < found.limit_s:
             return
         state.stall_reported_at = now
         reason = (
-            f"stalled for {found.stalled_s:.1f} s with {found.waiting} requests in flight; "
+            f"{whose}stalled for {found.stalled_s:.1f} s with {found.waiting} requests in flight; "
             f"the limit is {found.limit_s:.1f} s"
         )
         self._prober.observe(Evidence(state.unit.name, Sign.BAD, Strength.STRONG, SOURCE, reason, now))

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from cellgate.proxy.request.attempt import Attempt
-from cellgate.proxy.request.forwarding import head_for_unit
+from cellgate.proxy.request.forwarding import head_for_unit, rank_line
 from cellgate.proxy.request.routes import UNLISTED
 from cellgate.proxy.request.states import ExchangeState
 from cellgate.router.unit_state import Lease
@@ -55,6 +55,8 @@ def resume(exchange: Exchange, body: bytes, replay: ReplayBuffer, stitch: Stitch
 
 
 def _send(exchange: Exchange, attempt: Attempt, body: bytes, *, fresh: bool) -> None:
-    pool, request = exchange.gate.pool(attempt.lease.unit_state), exchange.request
-    head = head_for_unit(request, exchange.client, exchange.response, pool.lines, request.target, len(body))
+    lease, request = attempt.lease, exchange.request
+    pool = exchange.gate.pool(lease.unit_state)
+    lines = pool.lines if lease.rank < 0 else pool.lines + rank_line(request, lease.rank)
+    head = head_for_unit(request, exchange.client, exchange.response, lines, request.target, len(body))
     attempt.send(head, body, pool, to_head=request.method == b"HEAD", fresh=fresh)

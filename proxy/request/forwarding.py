@@ -5,11 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cellgate.proxy.request.response import Response
-from cellgate.proxy.wire.heads import forwarded_lines, unit_head
+from cellgate.proxy.wire.heads import RANK_FIELD, forwarded_lines, unit_head
 
 if TYPE_CHECKING:
     from cellgate.proxy.wire.downstream import ClientConnection
     from cellgate.proxy.wire.request import Request
+
+
+def rank_line(request: Request, rank: int) -> bytes:
+    """The header line that sends a request to a data parallel rank; empty where the client has chosen one."""
+    if any(line.startswith(RANK_FIELD) for line in request.lines):
+        return b""
+    return b"%b: %d\r\n" % (RANK_FIELD, rank)
 
 
 def head_for_unit(

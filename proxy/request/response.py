@@ -87,6 +87,7 @@ class Response:
         "passes_raw",
         "paused",
         "promised",
+        "rank",
         "replay",
         "request_id",
         "route",
@@ -127,6 +128,7 @@ class Response:
         self.request_id = given if given and is_request_id(given) else host.new_id()
         self.route = route
         self.model = self.unit = ""
+        self.rank = -1
         self.status = self.attempts = self.continued = self.sent = self.events = 0
         self.ttft_s: float | None = None
         self.last_at = request.received_at
@@ -361,6 +363,7 @@ class Response:
             self.events,
             request.body_size,
             self.sent,
+            self.rank,
         )
         record = _new(Finished, fields)
         self._host.finished(record)

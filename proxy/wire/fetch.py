@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from cellgate.probes.base import FetchError, Reply, Trouble
 from cellgate.proxy.wire.call import Call
 from cellgate.proxy.wire.failure import Failure, FailureKind
+from cellgate.proxy.wire.heads import RANK_FIELD
 from cellgate.proxy.wire.pool import LATE_S, Pool
 from cellgate.proxy.wire.reply_reader import ReplyHead
 
@@ -55,12 +56,13 @@ class UnitFetch:
         *,
         body: bytes = b"",
         request_id: str = "",
+        rank: int | None = None,
         timeout_s: float,
         max_bytes: int = 1 << 20,
     ) -> Reply:
         """The whole reply; see `cellgate.probes.base.Fetch`."""
         now = self._loop.time()
-        head = self._head(method, target, len(body), request_id)
+        head = self._head(method, target, len(body), request_id, rank)
         waiting = _Waiting(self._pool, head, body, max_bytes, now + timeout_s, self._loop)
         is_fresh = bool(body) or now - self._fresh_at >= FRESH_S
         try:
@@ -78,10 +80,12 @@ class UnitFetch:
         self._heard()
         return reply
 
-    def _head(self, method: str, target: str, length: int, request_id: str) -> bytes:
+    def _head(self, method: str, target: str, length: int, request_id: str, rank: int | None) -> bytes:
         head = f"{method} {target} HTTP/1.1\r\n{self._fields}\r\n"
         if request_id:
             head += f"x-request-id: {request_id}\r\n"
+        if rank is not None:
+            head += f"{RANK_FIELD.decode()}: {rank}\r\n"
         if length:
             head += f"content-type: application/json\r\ncontent-length: {length}\r\n"
         return (head + "\r\n").encode()

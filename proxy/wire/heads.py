@@ -27,6 +27,8 @@ _HOP_BY_HOP = frozenset(
 )
 UNIT_FIELD = b"x-cellgate-unit"
 """A gate sends this to another gate, to name one of its units."""
+RANK_FIELD = b"x-data-parallel-rank"
+"""The data parallel rank of an engine (vLLM, SGLang) that is to answer."""
 PLACING_FIELDS = frozenset(
     {UNIT_FIELD, b"x-gateway-destination-endpoint", b"x-gateway-destination-endpoint-subset"}
 )

@@ -73,7 +73,7 @@ class ToWorker:
     OPEN = 3
     """Clients may be accepted."""
     GRANTED = 4
-    """Id, unit, at, header line: a lease was opened under this id."""
+    """Id, unit, at, header line, data parallel rank: a lease was opened under this id."""
     REFUSED = 5
     """Id, failure."""
     EVICTED = 6

@@ -33,7 +33,7 @@ class RemoteLease(Lease):
     __slots__ = ("id", "told_paused")
 
     def __init__(
-        self, number: int, state: UnitState, request: PickRequest, at: float, explanation: bytes
+        self, number: int, state: UnitState, request: PickRequest, at: float, explanation: bytes, rank: int
     ) -> None:
         # Not the base's: the cost model is kept in the control process.
         self.id = number
@@ -47,6 +47,7 @@ class RemoteLease(Lease):
         self.committed = self.evicted = self.closed = self.paused = self.was_paused = False
         self.told_paused = False
         self.explanation = explanation
+        self.rank = rank
         self.first_at = 0.0
         self.on_evict = None
 
@@ -132,14 +133,14 @@ class RemoteDispatcher:
             lease.told_paused = lease.paused
         return [(lease.id, lease.paused) for lease in changed]
 
-    def granted(self, number: int, unit: str, at: float, explanation: bytes) -> None:
+    def granted(self, number: int, unit: str, at: float, explanation: bytes, rank: int) -> None:
         """A lease was granted."""
         question = self._control.answered(number)
         if question is None:
             # The cancellation was sent meanwhile.
             return
         state = self._board.units[unit]
-        lease = RemoteLease(number, state, question.request, at, explanation)
+        lease = RemoteLease(number, state, question.request, at, explanation, rank)
         self._leases[number] = lease
         state.leases[lease] = None
         self._board.in_flight += 1

@@ -169,7 +169,8 @@ class WorkerSession:
         self._pending.pop(number, None)
         if isinstance(found, Lease):
             self._hold(number, found)
-            self.link.send((ToWorker.GRANTED, number, found.unit, found.opened_at, found.explanation))
+            granted = (number, found.unit, found.opened_at, found.explanation, found.rank)
+            self.link.send((ToWorker.GRANTED, *granted))
         elif found is NOT_QUEUED:
             # The unit's own answer was dropped meanwhile.
             self._refuse(number, self._plane.explain(Refusal.FULL, asker.request.ask))

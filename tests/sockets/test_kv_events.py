@@ -101,6 +101,7 @@ async def followed(
         *,
         body: bytes = b"",
         request_id: str = "",
+        rank: int | None = None,
         timeout_s: float,
         max_bytes: int = 1 << 20,
     ) -> Reply:

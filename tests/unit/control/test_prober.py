@@ -54,6 +54,7 @@ class Engine:
         *,
         body: bytes = b"",
         request_id: str = "",
+        rank: int | None = None,
         timeout_s: float,
         max_bytes: int = 1 << 20,
     ) -> Reply:

@@ -6,7 +6,7 @@ import pytest
 
 from cellgate.probes.base import Trouble
 from cellgate.probes.engine_metrics import EngineMetrics, scan
-from cellgate.router.nouns import Load, Unit
+from cellgate.router.nouns import Load, RankLoad, Unit
 from tests.patient import Answer, FakePatient, look, reply
 
 VLLM = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -54,6 +54,21 @@ def test_the_old_name_of_the_cache_gauge_is_read() -> None:
     assert scan(body, "u", 1.0, 0) == Load("u", 1.0, kv_use=0.5)
 
 
+def test_data_parallel_ranks_are_told_apart_once_all_are_shown() -> None:
+    page = (
+        b'\nvllm:num_requests_running{engine="0"} 3\nvllm:num_requests_running{engine="1"} 1\n'
+        b'vllm:num_requests_waiting{engine="0"} 2\nvllm:iteration_tokens_total_count{engine="1"} 70\n'
+    )
+    load = scan(page, "u", 1.0, 0)
+    assert load is not None
+    assert load.ranks == (RankLoad(0, 3, 2, 0.0), RankLoad(1, 1, 0, 70.0))
+    assert (load.running, load.waiting) == (4, 2)
+    for other in (page.replace(b'"1"', b'"2"'), page.replace(b'"1"', b'"0"'), page.replace(b'"1"', b'"x"')):
+        load = scan(other, "u", 1.0, 0)
+        assert load is not None
+        assert load.ranks == ()
+
+
 def test_the_lora_adapters_in_use_are_read_from_the_latest_series() -> None:
     """vLLM keeps a series for each combination that it has had; its value is when that was."""
     series = (
@@ -98,7 +113,8 @@ def test_engines_behind_one_front_end_are_summed_and_the_fullest_cache_counts() 
         b'vllm:num_requests_running{engine="%d"} 2\nvllm:kv_cache_usage_perc{engine="%d"} 0.%d\n' % (i, i, i)
         for i in range(3)
     )
-    assert scan(body, "u", 1.0, 0) == Load("u", 1.0, running=6, kv_use=0.2)
+    ranks = tuple(RankLoad(rank, 2) for rank in range(3))
+    assert scan(body, "u", 1.0, 0) == Load("u", 1.0, running=6, kv_use=0.2, ranks=ranks)
 
 
 def test_ranks_that_share_their_work_count_once() -> None:
@@ -107,7 +123,8 @@ def test_ranks_that_share_their_work_count_once() -> None:
         f'sglang:num_running_reqs{{dp_rank="{dp}",model_name="m",tp_rank="{tp}",pp_rank="0"}} {dp + 2}\n'
         for dp, tp in ((0, 0), (0, 1), (1, 2), (1, 3))
     ]
-    assert scan("".join(lines).encode(), "u", 1.0, 0) == Load("u", 1.0, running=5)
+    ranks = RankLoad(0, 2), RankLoad(1, 3)
+    assert scan("".join(lines).encode(), "u", 1.0, 0) == Load("u", 1.0, running=5, ranks=ranks)
 
 
 TRITON = b"""nv_inference_request_success{model="llm",version="1"} 5
@@ -249,7 +266,8 @@ def test_numbers_that_add_up_to_infinity_are_passed_over() -> None:
         % (i, i)
         for i in range(3)
     )
-    assert scan(body, "u", 1.0, 0) == Load("u", 1.0, running=2, waiting=2**53)
+    ranks = tuple(RankLoad(rank, 0, 4 * 10**15) for rank in range(3))
+    assert scan(body, "u", 1.0, 0) == Load("u", 1.0, running=2, waiting=2**53, ranks=ranks)
 
 
 def test_a_cache_is_never_more_than_full() -> None:
