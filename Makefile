@@ -26,7 +26,7 @@ READY := @flock Makefile $(MAKE) -s --no-print-directory
 install = for each in $(1); do command -v $${each%%:*} >/dev/null || $(MAKE) -s apt PACKAGES=$${each\#*:} || exit; done
 
 .PHONY: help run up test test-all check format vllm-units bench failover soak detection never-shot handover restart \
-	cut-off poison rolling-update redis-faults fleet probe-cost vllm-detection vllm-lora vllm-kv-events vllm-pauses abuse replay gym peers drill drill-vllm drill-peers \
+	cut-off poison rolling-update redis-faults fleet probe-cost vllm-detection vllm-lora vllm-ranks vllm-kv-events vllm-pauses abuse replay gym peers drill drill-vllm drill-peers \
 	site lock clean apt
 
 help:           ## this list
@@ -134,6 +134,10 @@ vllm-kv-events: ## KV events of real vLLM units beside the cached tokens that th
 vllm-pauses:    ## real vLLM engines are paused and put to sleep under streams; ENGINES=1: a single one
 	$(READY) .venv/run.ready
 	@$(BIN)/python -m loadtests.pauses $(ENGINES:%=--engines %)
+
+vllm-ranks:     ## a real vLLM engine with two data parallel ranks, of which one is stopped
+	$(READY) .venv/run.ready
+	@$(BIN)/python -m loadtests.vllm_ranks
 
 soak:           ## thousands of clients come, leave and never read; everything must return to its start value
 	$(READY) .venv/run.ready

@@ -64,6 +64,7 @@ def _talks(gate: GateProcess) -> list[str]:
     with ThreadPoolExecutor(TALKS) as pool:
         shares = list(pool.map(lambda number: _talk(gate, number), range(TALKS)))
     logged = [orjson.loads(line) for line in gate.log.read_bytes().splitlines() if b'"rank":' in line]
+    logged = [line for line in logged if line["rank"] is not None]
     ranks = Counter(line["rank"] for line in logged)
     print(f"cached share of later turns: {min(shares):.0%} to {max(shares):.0%}; by rank: {dict(ranks)}")
     problems = [] if min(shares) > 0.6 else [f"cached only {shares}"]

@@ -123,8 +123,6 @@ def json_line(at: float, record: Finished) -> bytes:
     fields: dict[str, object] = dict(zip(_NAMES, (utc(at), *record), strict=True))
     fields["outcome"] = record.outcome._value_
     fields["duration_s"] = _tenth_ms(record.duration_s)
-    if record.rank < 0:
-        del fields["rank"]
     if record.ttft_s is not None:
         fields["ttft_s"] = _tenth_ms(record.ttft_s)
     if len(record.path) + len(record.model) > TEXT_MAX:

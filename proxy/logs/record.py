@@ -12,8 +12,8 @@ class Finished(NamedTuple):
 
     `status` is what the client was sent (499: it left before), `code` the failure-table row or empty,
     `unit` the last unit that answered (empty when none did), `attempts` the number of attempts, `continued`
-    how often another unit resumed a broken stream, `rank` the data parallel rank of that unit (-1: its engine
-    has chosen, or has none).
+    how often another unit resumed a broken stream, `rank` the data parallel rank of that unit (None: its
+    engine has chosen, or has none).
     """
 
     request_id: str
@@ -33,4 +33,4 @@ class Finished(NamedTuple):
     events: int
     bytes_in: int
     bytes_out: int
-    rank: int = -1
+    rank: int | None = None

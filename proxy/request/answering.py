@@ -105,7 +105,7 @@ def commit(exchange: Exchange, first: bytes, at: float) -> None:
     assert attempt is not None
     lease = attempt.lease
     exchange.state = RELAYING
-    response.unit, response.rank = lease.unit, lease.rank
+    response.unit = lease.unit
     if exchange.continuation is not None:
         gate.dispatcher.committed(lease, resumed=True)
         return

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from cellgate.proxy.request.attempt import Attempt
-from cellgate.proxy.request.forwarding import head_for_unit, rank_line
+from cellgate.proxy.request.forwarding import head_for_unit, names_rank, rank_line
 from cellgate.proxy.request.routes import UNLISTED
 from cellgate.proxy.request.states import ExchangeState
 from cellgate.router.unit_state import Lease
@@ -26,6 +26,7 @@ def grant(exchange: Exchange, lease: Lease) -> None:
     for observer in response.observers:
         observer.attempted(lease, response.attempts)
     response.attempts += 1
+    response.rank = None
     begin(exchange, lease, fresh=False)
 
 
@@ -57,6 +58,14 @@ def resume(exchange: Exchange, body: bytes, replay: ReplayBuffer, stitch: Stitch
 def _send(exchange: Exchange, attempt: Attempt, body: bytes, *, fresh: bool) -> None:
     lease, request = attempt.lease, exchange.request
     pool = exchange.gate.pool(lease.unit_state)
-    lines = pool.lines if lease.rank < 0 else pool.lines + rank_line(request, lease.rank)
+    lines = pool.lines if lease.rank < 0 else pool.lines + _rank_line(exchange, lease.rank)
     head = head_for_unit(request, exchange.client, exchange.response, lines, request.target, len(body))
     attempt.send(head, body, pool, to_head=request.method == b"HEAD", fresh=fresh)
+
+
+def _rank_line(exchange: Exchange, rank: int) -> bytes:
+    """The header line of the rank that was chosen; none where the client has chosen one itself."""
+    if names_rank(exchange.request):
+        return b""
+    exchange.response.rank = rank
+    return rank_line(rank)

@@ -12,10 +12,13 @@ if TYPE_CHECKING:
     from cellgate.proxy.wire.request import Request
 
 
-def rank_line(request: Request, rank: int) -> bytes:
-    """The header line that sends a request to a data parallel rank; empty where the client has chosen one."""
-    if any(line.startswith(RANK_FIELD) for line in request.lines):
-        return b""
+def names_rank(request: Request) -> bool:
+    """Whether the client has chosen the data parallel rank itself."""
+    return any(line.startswith(RANK_FIELD) for line in request.lines)
+
+
+def rank_line(rank: int) -> bytes:
+    """The header line that sends a request to a data parallel rank."""
     return b"%b: %d\r\n" % (RANK_FIELD, rank)
 
 

@@ -128,7 +128,7 @@ class Response:
         self.request_id = given if given and is_request_id(given) else host.new_id()
         self.route = route
         self.model = self.unit = ""
-        self.rank = -1
+        self.rank: int | None = None
         self.status = self.attempts = self.continued = self.sent = self.events = 0
         self.ttft_s: float | None = None
         self.last_at = request.received_at

@@ -90,7 +90,7 @@ def test_a_json_line_has_the_documented_fields_and_no_other() -> None:
         b'{"time":"2023-11-14T22:13:20.250Z","request_id":"req-1","peer":"192.0.2.1:5","method":"POST",'
         b'"path":"/v1/chat/completions","route":"generate","model":"tiny","status":200,"code":"","unit":"a1",'
         b'"outcome":"ok","attempts":1,"continued":0,"ttft_s":0.2135,"duration_s":1.5,"events":128,"bytes_in":1033,'
-        b'"bytes_out":45321}\n'
+        b'"bytes_out":45321,"rank":null}\n'
     )
     documented = DOCS.read_text()
     assert [field for field in orjson.loads(line) if f"| `{field}` |" not in documented] == []

@@ -34,6 +34,40 @@ def serves(*paths: str) -> Callable[[str], Answer]:
     return lambda target: TOKEN if target in paths else reply(404)
 
 
+def test_each_data_parallel_rank_is_asked_in_turn() -> None:
+    context = FakePatient(lambda _: TOKEN, ranks=2)
+    for _ in range(3):
+        fly(context)
+    assert [asked.rank for asked in context.asked] == [0, 1, 0]
+
+
+def test_a_rank_that_does_not_answer_is_asked_again_and_not_the_next() -> None:
+    context = FakePatient(lambda _: Trouble.TIMEOUT, ranks=2)
+    for _ in range(2):
+        fly(context)
+    assert {asked.rank for asked in context.asked} == {0}
+
+
+def test_a_rank_that_stalls_is_asked_first() -> None:
+    context = FakePatient(lambda _: TOKEN, ranks=4, stalled_rank=2)
+    fly(context)
+    assert [asked.rank for asked in context.asked] == [2]
+
+
+def test_an_engine_with_one_scheduler_is_asked_without_a_rank() -> None:
+    context = FakePatient(lambda _: TOKEN)
+    fly(context)
+    assert [asked.rank for asked in context.asked] == [None]
+
+
+def test_a_lora_adapter_is_never_asked() -> None:
+    """It would take the place of one that clients use. Adapters may come first in the list."""
+    listed = reply(200, b'{"data": [{"id": "a", "parent": "base"}, {"id": "base"}]}')
+    context = FakePatient(lambda target: listed if target == "/v1/models" else TOKEN, models=frozenset())
+    look(Canary(), context)
+    assert b'"base"' in context.asked[-1].body
+
+
 def test_its_evidence_carries_the_name_that_the_judge_knows() -> None:
     """The judge tells canaries from other evidence by it."""
     assert fly(FakePatient(lambda _: TOKEN)).source == CANARY_SOURCE
