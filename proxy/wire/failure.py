@@ -160,9 +160,8 @@ TABLE: dict[FailureKind, FailureRow] = {
     FailureKind.GARBAGE: _unit(502, Outcome.UNIT_ERROR, Strength.WEAK, by_response=True),
     FailureKind.ANSWER_TIMEOUT: _unit(504, Outcome.UNIT_ERROR, Strength.STRONG),
     FailureKind.BUSY: _unit(503, Outcome.BUSY, None, by_response=True),
-    FailureKind.MODEL_GONE: FailureRow(
-        Fault.UNIT, 404, "not_found_error", Outcome.CLIENT_ERROR, None, True, by_response=True
-    ),
+    # Without another unit the client gets the unit's own 404.
+    FailureKind.MODEL_GONE: _unit(503, Outcome.CLIENT_ERROR, None, by_response=True),
     # From the gate in front of the unit (see placement.py).
     FailureKind.NOT_HERE: _unit(503, Outcome.BUSY, Strength.STRONG),
     FailureKind.FALSE_BUSY: _unit(503, Outcome.UNIT_ERROR, Strength.STRONG, by_response=True),
