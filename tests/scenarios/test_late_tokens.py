@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from random import Random
+from statistics import median
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ PROMPT_TOKENS = 1000
 BURST = 200
 BURST_S = LATE.prefill_s + BURST * PROMPT_TOKENS / LATE.prefill_tokens_per_s
 """One of the two units alone would need so long for all of a burst, were its steps for nothing."""
+WORLDS = range(1, 6)
 
 
 def alike(rng: Random) -> dict[str, Any]:
@@ -48,15 +50,21 @@ async def burst_s(stage: Stage, deadline_s: float) -> float:
 def test_a_burst_after_a_quiet_time_is_neither_refused_nor_held_back(
     draw: Callable[[Random], dict[str, Any]], users: int
 ) -> None:
-    stage = Stage(units=2, timing=LATE)
+    """In most worlds: in one of six the rates that two equal units have learnt from single prompts are so far
+    apart by chance that one of them gets more than its half of the burst.
+    """
+    took_s = []
+    for seed in WORLDS:
+        stage = Stage(seed=seed, units=2, timing=LATE)
 
-    async def scenario() -> None:
-        quiet = Users(stage, users, draw)
-        await asyncio.sleep(60.0)
-        await quiet.leave()
-        assert await burst_s(stage, deadline_s=2.0 * BURST_S) < BURST_S
+        async def scenario(stage: Stage = stage) -> None:
+            quiet = Users(stage, users, draw)
+            await asyncio.sleep(60.0)
+            await quiet.leave()
+            took_s.append(await burst_s(stage, deadline_s=2.0 * BURST_S))
 
-    stage.play(scenario())
+        stage.play(scenario())
+    assert median(took_s) < 0.75 * BURST_S, took_s
 
 
 def test_what_is_learnt_in_a_crowd_does_not_sink_when_it_is_quiet() -> None:
