@@ -106,6 +106,10 @@ class Expected(NamedTuple):
     shared_blocks: int = 0
     charged: float = 1.0
 
+    def spared_blocks(self, held: int) -> float:
+        """How many blocks of the prompt are not charged where so many are held."""
+        return max(self.shared_blocks - held, 0) * (1.0 - self.charged)
+
 
 class Forecast(NamedTuple):
     """The side of a cost that changes slowly. `token_s`, `step_s` and `sequence_s` are seconds for each

@@ -175,8 +175,7 @@ class CostModel:
 
     def spared_tokens(self, held: int, expected: Expected) -> float:
         """What is not charged of a prompt of which the unit holds so many blocks (see Expected)."""
-        lacks = max(expected.shared_blocks - held, 0)
-        return lacks * BLOCK_BYTES / self.rates.bytes_per_token.value * (1.0 - expected.charged)
+        return expected.spared_blocks(held) * BLOCK_BYTES / self.rates.bytes_per_token.value
 
     def is_sure(self) -> bool:
         """Whether its prefill rate was measured."""

@@ -94,8 +94,8 @@ class Ranks:
         costs = []
         for number, rank in enumerate(self.ranks[: self.count]):
             held = rank.prefixes.match(ask.blocks) if ask.blocks else 0
-            spared = held + max(expected.shared_blocks - held, 0) * (1.0 - expected.charged)
-            share = 1.0 - spared / len(ask.blocks) if ask.blocks else 1.0
+            free = held + expected.spared_blocks(held)
+            share = 1.0 - free / len(ask.blocks) if ask.blocks else 1.0
             beside = rank.in_flight + rank.foreign
             prompt_s = (rank.queued_tokens + ask.prompt_tokens * share) * prices.token_s
             costs.append((prompt_s + beside * expected.answer_tokens * prices.sequence_s, beside, number))

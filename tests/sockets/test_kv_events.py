@@ -20,6 +20,7 @@ from cellgate.router.board import Board
 from cellgate.router.known_prefixes import KnownPrefixes
 from cellgate.router.nouns import Evidence, Fleet, KvEvents, Rules, Sign, Strength, Unit
 from cellgate.router.unit_state import UnitState
+from tests.patient import FakePatient
 
 HOST = "127.0.0.1"
 SOON_S = 5.0
@@ -93,29 +94,18 @@ def keys_of(ports: tuple[int, int]) -> KvEvents:
 async def followed(
     board: Board, answer: Reply | None = None
 ) -> AsyncIterator[tuple[KvEventFollowers, UnitState]]:
-    asked: list[str] = []
-
-    async def fetch(
-        method: str,
-        target: str,
-        *,
-        body: bytes = b"",
-        request_id: str = "",
-        rank: int | None = None,
-        timeout_s: float,
-        max_bytes: int = 1 << 20,
-    ) -> Reply:
-        asked.append(target)
+    def given(_target: str) -> Reply:
         assert answer is not None
         return answer
 
+    asking = FakePatient(given)
     loop = asyncio.get_running_loop()
-    following = KvEventFollowers(board, lambda _state: fetch, loop.time)
+    following = KvEventFollowers(board, lambda _state: asking.fetch, loop.time)
     following.tick(loop.time())
     try:
         yield following, board.units["a"]
         following.tick(loop.time())
-        assert len(asked) <= 1
+        assert len(asking.asked) <= 1
     finally:
         await following.close()
 
