@@ -2,6 +2,7 @@
 # python3, make and root's apt; without root they print the command to type.
 PYTHON ?= python3
 UNITS ?=
+LISTEN ?=
 ROUTERS ?=
 N ?= 2
 UP_PROGRAMS := haproxy prometheus redis-server
@@ -32,9 +33,9 @@ install = for each in $(1); do command -v $${each%%:*} >/dev/null || $(MAKE) -s 
 help:           ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile
 
-run:            ## a gate with two cells of simulated units, in the foreground (UNITS="http://…" for real ones)
+run:            ## a gate with two cells of simulated units, in the foreground (UNITS="http://…" for real ones, LISTEN=HOST:PORT)
 	$(READY) .venv/run.ready
-	@$(BIN)/python -m loadtests.run $(UNITS)
+	@$(BIN)/python -m loadtests.run $(LISTEN:%=--listen %) $(UNITS)
 
 up:             ## deploy/compose without Docker: two units, the gate, Redis, HAProxy, Prometheus; an hour, or Ctrl-C
 	$(READY) .venv/run.ready

@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager
 
 import uvloop
 
+from loadtests.kit import progress
 from loadtests.kit.agents import Agents
 from loadtests.kit.faults import FAULTS
 from loadtests.kit.gate import GateProcess
@@ -147,6 +148,8 @@ def _s(seconds: float | None) -> str:
     return "never" if seconds is None else f"{seconds:.2f} s"
 
 
+@progress.shown("cut-off")
+@progress.shown("cut-off")
 def main() -> int:
     """Run both parts, or one; 0 when all is as it must be."""
     parser = argparse.ArgumentParser(prog="python -m loadtests.cut_off", description=__doc__)
@@ -160,6 +163,7 @@ def main() -> int:
     if part in (None, "sidecar"):
         for fault in ("stop-follower", "freeze-engine", "stop-leader"):
             for load in (True, False):
+                progress.phase(f"sidecar, {fault}, {'under load' if load else 'idle'}")
                 problems += [f"sidecar, {fault}: {each}" for each in sidecar(fault, load=load)]
     if part in (None, "network"):
         again = ["unshare", "--net", sys.executable, "-m", "loadtests.cut_off", "network-inside"]

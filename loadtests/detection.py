@@ -18,6 +18,7 @@ from statistics import median
 
 import uvloop
 
+from loadtests.kit import progress
 from loadtests.kit.agents import Agents
 from loadtests.kit.faults import FAULTS
 from loadtests.kit.gate import GateProcess
@@ -132,6 +133,7 @@ async def _rounds(
     async with AsyncExitStack() as stack:
         sent = [await stack.enter_async_context(Sent(gate, unit.name)) for unit in units]
         for number in range(rounds):
+            progress.phase(f"{case.fault}, round {number + 1} of {rounds}")
             await asyncio.to_thread(gate.wait_up)
             await asyncio.sleep(rng.uniform(*SETTLE_S))
             which, rank = number % len(units), rng.randint(1, FOLLOWERS)
@@ -151,6 +153,8 @@ async def _rounds(
     return moments
 
 
+@progress.shown("detection")
+@progress.shown("detection")
 def main() -> int:
     """Run the cases that were asked for; 0 when every one passes."""
     args = _arguments()

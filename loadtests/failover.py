@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import uvloop
 
+from loadtests.kit import progress
 from loadtests.kit.faults import FAULTS
 from loadtests.kit.gate import GateProcess, metric_sum
 from loadtests.kit.questions import Answer, End, Question
@@ -140,12 +141,15 @@ def _count(ends: Counter[End]) -> str:
     return f"{ends.total()} requests: " + ", ".join(f"{ends[end]} {end.value}" for end in End)
 
 
+@progress.shown("failover")
+@progress.shown("failover")
 def main() -> int:
     """Run the rounds; 0 when every one passes."""
     args = _arguments()
     failed = 0
     total: Counter[End] = Counter()
     for number in range(args.rounds):
+        progress.phase(f"round {number + 1} of {args.rounds}, {failed} failed")
         outcome = uvloop.run(run(Drill(args.fault, args.streams, seed=number)))
         problems = outcome.problems()
         print(f"round {number + 1} ({args.fault}): {verdict(problems)}")

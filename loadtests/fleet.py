@@ -20,6 +20,7 @@ import orjson
 import uvloop
 from redis.asyncio import Redis
 
+from loadtests.kit import progress
 from loadtests.kit.gate import GateProcess
 from loadtests.kit.questions import End, Question
 from loadtests.kit.redis_server import redis_server
@@ -193,6 +194,8 @@ async def _publish(redis_url: str, url: str, count: int) -> None:
             await asyncio.sleep(BEAT_S)
 
 
+@progress.shown("fleet")
+@progress.shown("fleet")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the parts; 0 when each passes."""
     parser = argparse.ArgumentParser(prog="python -m loadtests.fleet", description=__doc__)

@@ -19,7 +19,7 @@ from contextlib import ExitStack
 
 import uvloop
 
-from loadtests.kit import processes
+from loadtests.kit import processes, progress
 from loadtests.kit.gate import GateProcess
 from loadtests.kit.questions import End, Question
 from loadtests.kit.report import print_problems, verdict
@@ -120,6 +120,7 @@ async def run(requests: int, handovers: int) -> tuple[list[str], str]:
         async with keeping, coming:
             took_s = []
             for number in range(1, handovers + 1):
+                progress.phase(f"before hand-over {number} of {handovers}")
                 await _until_ended(number * requests // (handovers + 1), keeping, coming)
                 took_s.append(await asyncio.to_thread(dynasty.hand_over))
             await _until_ended(requests, keeping, coming)
@@ -154,6 +155,8 @@ async def _all_end(dynasty: Dynasty) -> list[str]:
         await asyncio.sleep(0.1)
 
 
+@progress.shown("handover")
+@progress.shown("handover")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the drill; 0 when nobody noticed."""
     parser = argparse.ArgumentParser(prog="python -m loadtests.handover", description=__doc__)

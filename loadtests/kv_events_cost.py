@@ -33,6 +33,7 @@ from cellgate.router.prefix import PrefixCache
 from cellgate.router.queue import Queue
 from cellgate.router.router import Router
 from cellgate.router.unit_state import Lease
+from loadtests.kit import progress
 from loadtests.kit.processes import free_port
 
 UNITS = 8
@@ -46,6 +47,7 @@ PICKS, ROUNDS = 32, 60
 BLOCK_TOKENS = 16
 
 
+@progress.shown("kv-events-cost")
 def main() -> int:
     """Measures both, or publishes."""
     if len(sys.argv) > 1:

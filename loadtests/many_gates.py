@@ -18,7 +18,7 @@ from statistics import mean, median, quantiles
 
 import uvloop
 
-from loadtests.kit import processes
+from loadtests.kit import processes, progress
 from loadtests.kit.gate import GateProcess, Named, metric_sum
 from loadtests.kit.mock_fleet import mock_fleet
 from loadtests.kit.redis_server import RedisServer, redis_server
@@ -219,6 +219,8 @@ def _times(size: int, took_s: list[float]) -> str:
     )
 
 
+@progress.shown("many-gates")
+@progress.shown("many-gates")
 def main() -> int:
     """Measure with each number of gates; 0 when all holds."""
     parser = argparse.ArgumentParser(prog="python -m loadtests.many_gates", description=__doc__)
@@ -226,8 +228,9 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=20.0, help="of measuring, with each number")
     parser.add_argument("--flips", type=int, default=6, help="with each number")
     args = parser.parse_args()
-    problems = []
+    problems: list[str] = []
     for size in map(int, args.gates.split(",")):
+        progress.phase(f"{size} gates, {len(problems)} problems")
         problems += uvloop.run(crowd(size, args.seconds, args.flips))
     print(verdict(problems))
     print_problems(problems)

@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import cycle
 
-from loadtests.kit import processes
+from loadtests.kit import processes, progress
 from loadtests.kit.gate import GateProcess, Named
 from loadtests.wire.blocking import BlockingConnection
 from loadtests.wire.messages import get
@@ -182,6 +182,8 @@ def share(times_s: Sequence[float], part: float) -> float:
     return ordered[max(0, round(part * len(ordered)) - 1)] if ordered else 0.0
 
 
+@progress.shown("own-health")
+@progress.shown("own-health")
 def main() -> int:
     """Run all loads; 0 when each answer came in time."""
     parser = argparse.ArgumentParser(prog="python -m loadtests.own_health", description=__doc__)
@@ -193,6 +195,7 @@ def main() -> int:
     processes.raise_files(_FILES)
     codes = []
     for name in args.loads:
+        progress.phase(f"load {name}")
         # A gate of its own for each load: what one leaves behind does not weigh on the next.
         with ExitStack() as stack:
             control_port = stack.enter_context(control_process())

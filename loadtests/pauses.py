@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 import orjson
 import uvloop
 
+from loadtests.kit import progress
 from loadtests.kit.gate import GateProcess, Named, metric_sum
 from loadtests.kit.questions import Answer, End, Question, ask
 from loadtests.kit.report import print_problems, verdict
@@ -195,6 +196,8 @@ def _settings(units: Sequence[Named], audit: str) -> dict[str, object]:
     return {"cells": [{"name": "drill", "recovery": recovery, "units": named}]}
 
 
+@progress.shown("pauses")
+@progress.shown("pauses")
 def main() -> int:
     """Run it; 0 when nothing was found."""
     parser = argparse.ArgumentParser(prog="python -m loadtests.pauses", description=__doc__)

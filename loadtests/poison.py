@@ -20,6 +20,7 @@ from typing import Any
 import orjson
 import uvloop
 
+from loadtests.kit import progress
 from loadtests.kit.gate import GateProcess, metric_sum
 from loadtests.kit.questions import End, Question
 from loadtests.kit.redis_server import redis_server
@@ -229,6 +230,7 @@ def _fleet(
         yield units, [stack.enter_context(GateProcess(units, settings=settings)) for _ in range(gates)]
 
 
+@progress.shown("poison")
 def main() -> int:
     """Run all of it, or what is named; 0 when everything holds."""
     rounds: dict[str, Callable[[], Coroutine[Any, Any, Findings]]] = {
@@ -241,6 +243,7 @@ def main() -> int:
     parser.add_argument("--only", action="append", choices=rounds, help="one of them; may be repeated")
     failed = 0
     for name in parser.parse_args().only or rounds:
+        progress.phase(f"{name}, {failed} failed")
         found = uvloop.run(rounds[name]())
         print(f"{name}: {verdict(found.problems)}")
         print(*(f"  {line}" for line in found.lines), sep="\n", flush=True)

@@ -13,6 +13,7 @@ from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+from loadtests.kit import progress
 from loadtests.kit.gate import GateProcess
 from loadtests.kit.mock_fleet import NODES, MockUnit, mock_fleet
 from loadtests.kit.report import print_problems, verdict
@@ -102,6 +103,7 @@ def _counts(unit: MockUnit) -> Counter[str]:
     return Counter(json.loads(fetch(f"{unit.url}/counts").body))
 
 
+@progress.shown("probe-cost")
 def main() -> int:
     """Measure both fleets, or one; 0 when all holds."""
     parser = argparse.ArgumentParser(prog="python -m loadtests.probe_cost", description=__doc__)
@@ -112,6 +114,7 @@ def main() -> int:
     args = parser.parse_args()
     problems = []
     for busy in (False, True) if args.busy is None else (args.busy,):
+        progress.phase("busy units" if busy else "idle units")
         cost = measure(args.units, args.seconds, args.metrics_kb, busy=busy)
         print(cost.line(), flush=True)
         problems += cost.problems()

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import uvloop
 
 from loadtests.detection import TIMING
+from loadtests.kit import progress
 from loadtests.kit.agents import Agents
 from loadtests.kit.gate import GateProcess
 from loadtests.kit.questions import Question
@@ -67,6 +68,7 @@ async def run(
         gate = stack.enter_context(GateProcess(units, agents=watched))
         outcomes, lost = [], []
         for number in range(rounds):
+            progress.phase(f"restart {number + 1} of {rounds}")
             await asyncio.to_thread(gate.wait_up)
             unit = units[number % 2]
             users = Users(gate.url, streams, QUESTION, seed=number, ramp_s=RAMP_S if load else 0.0)
@@ -96,6 +98,7 @@ async def _served(unit: SimUnit, gone_s: float) -> Outcome:
     return Outcome(gone_s, (await asyncio.to_thread(unit.state))["journal"], served)
 
 
+@progress.shown("restart")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the rounds, with agents and without; 0 when each passes."""
     parser = argparse.ArgumentParser(prog="python -m loadtests.restart", description=__doc__)

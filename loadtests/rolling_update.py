@@ -19,6 +19,7 @@ from pathlib import Path
 import uvloop
 
 from loadtests.detection import TIMING
+from loadtests.kit import progress
 from loadtests.kit.gate import GateProcess
 from loadtests.kit.lws_cluster import Group, LwsCluster
 from loadtests.kit.questions import Answer, End, Question
@@ -150,6 +151,7 @@ async def _until_up(gate: GateProcess, group: Group, since: float = 0.0) -> floa
     return time.monotonic() - since if await until(is_up, _PATIENCE_S) else None
 
 
+@progress.shown("rolling-update")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the drill; 0 when it passes."""
     parser = argparse.ArgumentParser(prog="python -m loadtests.rolling_update", description=__doc__)
@@ -160,6 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     failed = False
     for asks_gate, groups in ((False, args.groups), (True, 2)):
         print(f"{groups} groups, ready when {'the gate says so' if asks_gate else 'they listen'}")
+        progress.phase(f"{groups} groups")
         outcome = uvloop.run(run(groups, args.streams, grace_s=args.grace_s, asks_gate=asks_gate))
         print(*(f"  {one.line()}\n" for one in outcome.replaced), sep="", end="")
         print("  " + ", ".join(f"{count} {end.value}" for end, count in outcome.ends().most_common()))

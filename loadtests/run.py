@@ -1,7 +1,7 @@
-"""`make run`: two cells of simulated leader/follower units and the gate before them, in the foreground.
+"""`make run`: two cells of simulated leader/follower units, their agents and the gate, in the foreground.
 
-`python -m loadtests.run URL …` puts the gate before real units instead. Nothing outlives this process: the
-gate is waited for, and the units end with the pipe they were started with.
+`python -m loadtests.run URL …` puts the gate before real units instead. Nothing outlives this process: gate
+and agents are waited for, and the units end with the pipe they were started with.
 """
 
 from __future__ import annotations
@@ -15,86 +15,69 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import yaml
 
 from loadtests.kit import processes
-from loadtests.simunit.process import SimUnit, SimUnitError
+from loadtests.kit.agents import Agents
+from loadtests.simunit.process import SimUnit, SimUnitError, sim_units
 from loadtests.wire.blocking import fetch
 
 READY_S = 60.0
 CELLS = {"a": ("a1", "a2"), "b": ("b1", "b2")}
 TIMING = {"step_ms": 20, "prefill_tokens_per_s": 8000}
 TOKEN_VARIABLE = "CELLGATE_ADMIN_TOKEN"
+_GATE = (sys.executable, "-m", "cellgate", "serve")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run until Ctrl-C; returns the exit code of the gate."""
     options = _options(arguments)
     processes.end_on_sigterm()
-    units: list[SimUnit] = []
     try:
-        if not options.urls:
-            print("starting 4 simulated units (leader and follower processes) ...", flush=True)
-            names = [name for cell in CELLS.values() for name in cell]
-            units = SimUnit.start_all(names, **TIMING)
-        with tempfile.TemporaryDirectory() as folder:
-            command = _gate_command(options, units, Path(folder))
-            return _run_gate(command, options, units)
+        with ExitStack() as stack:
+            units, source = [], [part for url in options.urls for part in ("--unit", url)]
+            if not options.urls:
+                print("starting 4 simulated units (leader, follower and an agent each) ...", flush=True)
+                names = [name for cell in CELLS.values() for name in cell]
+                units = stack.enter_context(sim_units(names, **TIMING))
+                agents = stack.enter_context(Agents(units))
+                config = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "cellgate.yaml"
+                config.write_text(_configuration(units, agents))
+                source = ["-c", str(config)]
+            return _run_gate([*_GATE, *_addresses(options), *source], options, units)
     except SimUnitError as error:
         print(f"make run: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 0
-    finally:
-        for unit in units:
-            unit.stop()
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m loadtests.run", description=__doc__)
     parser.add_argument("urls", nargs="*", metavar="URL", help="real units; none: simulated ones")
-    parser.add_argument("--listen", default="127.0.0.1:8000", metavar="HOST:PORT")
-    parser.add_argument("--admin", default="127.0.0.1:9901", metavar="HOST:PORT")
-    return parser.parse_args(arguments)
+    for name, port in (("listen", 8000), ("admin", 9901)):
+        default = f"127.0.0.1:{port}, or a free port when that is taken"
+        parser.add_argument(f"--{name}", metavar="HOST:PORT", help=f"default: {default}")
+    options = parser.parse_args(arguments)
+    options.listen = options.listen or f"127.0.0.1:{processes.usual_or_free(8000)}"
+    options.admin = options.admin or f"127.0.0.1:{processes.usual_or_free(9901)}"
+    return options
 
 
-def _gate_command(options: argparse.Namespace, units: Sequence[SimUnit], folder: Path) -> list[str]:
-    command = [
-        sys.executable,
-        "-m",
-        "cellgate",
-        "serve",
-        "--listen",
-        options.listen,
-        "--admin",
-        options.admin,
-    ]
-    command += ["--access-log", "console"]
-    if options.urls:
-        return command + [part for url in options.urls for part in ("--unit", url)]
-    config = folder / "cellgate.yaml"
-    config.write_text(yaml.safe_dump(_configuration({unit.name: unit for unit in units}), sort_keys=False))
-    return [*command, "-c", str(config)]
+def _addresses(options: argparse.Namespace) -> list[str]:
+    return ["--listen", options.listen, "--admin", options.admin]
 
 
-def _configuration(units: dict[str, SimUnit]) -> dict[str, object]:
-    return {
-        "cells": [
-            {"name": cell, "units": [_unit(units[name]) for name in names]} for cell, names in CELLS.items()
-        ]
+def _configuration(units: Sequence[SimUnit], agents: Agents) -> str:
+    """The gate's file: with agents, so that the status page shows which node is at fault."""
+    known = {
+        unit.name: {"name": unit.name, "url": unit.url, "nodes": agents.nodes(unit.name)} for unit in units
     }
-
-
-def _unit(unit: SimUnit) -> dict[str, object]:
-    leader = {"name": f"{unit.name}-0", "role": "leader"}
-    followers = [
-        {"name": f"{unit.name}-{rank}", "role": "follower"}
-        for rank, _ in enumerate(unit.follower_pids, start=1)
-    ]
-    return {"name": unit.name, "url": unit.url, "nodes": [leader, *followers]}
+    cells = [{"name": cell, "units": [known[name] for name in names]} for cell, names in CELLS.items()]
+    return yaml.safe_dump({"cells": cells}, sort_keys=False)
 
 
 def _run_gate(command: list[str], options: argparse.Namespace, units: Sequence[SimUnit]) -> int:
@@ -139,7 +122,7 @@ def _explain(options: argparse.Namespace, units: Sequence[SimUnit], model: str, 
         print(f"\nno unit is up yet; see why:  curl -s http://{options.admin}/units", flush=True)
         return
     messages = '[{"role": "user", "content": "Why is the sky blue?"}]'
-    body = f'{{"model": "{model}", "stream": true, "messages": {messages}}}'
+    body = f'{{"model": "{model}", "stream": true, "max_tokens": 100, "messages": {messages}}}'
     print(f"\ncellgate is up:   http://{options.listen}")
     print(f"the status page:  http://{options.admin}/   (its drain buttons ask for the token: {token})")
     print("\nstream a completion:\n")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import uvloop
 
-from loadtests.kit import processes
+from loadtests.kit import processes, progress
 from loadtests.kit.gate import GateProcess, Named
 from loadtests.wire.client import Connection
 from loadtests.wire.messages import SSE_HEAD, chunk, post, whole
@@ -163,6 +163,7 @@ def _table(readings: Sequence[Reading]) -> Iterator[str]:
         yield f"  {one.tokens:6} | {resident:17.1f} | {body:4.1f} | {text:4.1f} | {one.rest_kib:8.1f}"
 
 
+@progress.shown("stream-memory")
 def main() -> int:
     """Measure with continuation and without. 1 when the limit does not hold with it."""
     parser = argparse.ArgumentParser(description="Memory of the gate for each live stream.")
@@ -172,6 +173,7 @@ def main() -> int:
     processes.raise_files(_FILES)
     most = 0.0
     for name, lines in (("continuation on", ""), ("continuation off", "x-cellgate-continue: off\r\n")):
+        progress.phase(name)
         readings = uvloop.run(measure(asked.streams, asked.body_bytes, lines))
         print(f"{asked.streams} streams, {name}", *_table(readings), sep="\n", flush=True)
         most = most or max(one.rest_kib for one in readings)

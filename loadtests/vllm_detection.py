@@ -24,6 +24,7 @@ from pathlib import Path
 import uvloop
 
 from loadtests.detection import HEADS, Case, Row
+from loadtests.kit import progress
 from loadtests.kit.agents import Agents
 from loadtests.kit.gate import GateProcess
 from loadtests.kit.questions import Question
@@ -122,10 +123,12 @@ async def _round(
         return await hurt_and_heal(gate, unit, sent, hurt, heal)
 
 
+@progress.shown("vllm-detection")
 def main() -> int:
     """Run the cases that were asked for; 0 when every one passes."""
     args = _arguments()
     rows: list[Row] = []
+    progress.figures(lambda: f"{len(rows)} cases so far")
 
     def take(row: Row) -> None:
         rows.append(row)

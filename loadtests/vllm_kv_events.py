@@ -29,6 +29,7 @@ from cellgate.router.known_prefixes import KnownPrefixes
 from cellgate.router.kv_index import TOKEN_BYTES, following, root
 from cellgate.router.kv_lessons import Lessons
 from cellgate.router.prefix import PrefixCache
+from loadtests.kit import progress
 from loadtests.kit.gate import GateProcess, Named
 from loadtests.kit.processes import free_port
 from loadtests.vllm import processes, unit
@@ -320,4 +321,5 @@ def _report(seen: list[Seen], units: list[Watched]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(asyncio.run(main()))
+    with progress.shown("vllm-kv-events"):
+        sys.exit(asyncio.run(main()))

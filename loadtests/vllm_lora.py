@@ -19,6 +19,7 @@ from typing import Any
 
 import orjson
 
+from loadtests.kit import progress
 from loadtests.kit.gate import GateProcess, Named
 from loadtests.kit.report import print_problems
 from loadtests.vllm.install import VENV, set_up
@@ -144,4 +145,5 @@ def _adapters() -> Iterator[Path]:
 
 
 if __name__ == "__main__":
-    sys.exit(asyncio.run(main()))
+    with progress.shown("vllm-lora"):
+        sys.exit(asyncio.run(main()))

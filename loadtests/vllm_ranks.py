@@ -19,7 +19,7 @@ from typing import Any
 
 import orjson
 
-from loadtests.kit import processes
+from loadtests.kit import processes, progress
 from loadtests.kit.gate import GateProcess, Named
 from loadtests.kit.report import print_problems
 from loadtests.vllm.install import set_up
@@ -152,4 +152,5 @@ def _ranks_processes() -> list[int]:
 
 
 if __name__ == "__main__":
-    sys.exit(asyncio.run(main()))
+    with progress.shown("vllm-ranks"):
+        sys.exit(asyncio.run(main()))

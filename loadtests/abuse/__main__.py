@@ -16,7 +16,7 @@ from loadtests.abuse.nouns import Abuse
 from loadtests.abuse.stage import Stage
 from loadtests.abuse.trial import attempt
 from loadtests.abuse.verdict import Try, is_failed, middle, worst_first
-from loadtests.kit import processes
+from loadtests.kit import processes, progress
 from loadtests.kit.report import print_problems
 
 TRIES = 3
@@ -28,6 +28,7 @@ async def run(abuses: list[Abuse], tries: int = TRIES) -> int:
     rows: list[list[Try]] = []
     async with Stage() as stage:
         for abuse in abuses:
+            progress.phase(f"{abuse.name}, {len(rows)} of {len(abuses)} done")
             rows.append(await _row(stage, abuse, tries))
     _print_summary(rows)
     return 1 if any(is_failed(row) for row in rows) else 0
@@ -64,6 +65,7 @@ def _print_summary(rows: list[list[Try]]) -> None:
     )
 
 
+@progress.shown("abuse")
 def main() -> int:
     """Run what is named, or all."""
     parser = argparse.ArgumentParser(

@@ -16,7 +16,7 @@ from loadtests.bench.loads import LOADS, QUICK, USUAL
 from loadtests.bench.measure import Patience, in_quiet
 from loadtests.bench.stage import stage
 from loadtests.bench.targets import SUBJECT, TARGETS
-from loadtests.kit import processes
+from loadtests.kit import processes, progress
 from loadtests.kit.report import machine
 
 ALL_TARGETS = tuple(name for name in TARGETS if name != "bare")
@@ -24,6 +24,7 @@ REPEATS_S = 180.0
 """What repeated measurements may take in all."""
 
 
+@progress.shown("bench")
 def main() -> int:
     """Run the rounds, print each figure as it comes, and the tables at the end. Returns the exit code."""
     args = _arguments()
@@ -60,6 +61,7 @@ def _rounds(args: argparse.Namespace) -> tuple[report.Run, list[str]]:
             missing |= standing.missing
             for load in args.loads:
                 for name in standing.in_turn(load):
+                    progress.phase(f"round {number + 1}: {name}, {load}; {len(figures)} figures")
                     try:
                         figures.append(in_quiet(standing, name, load, args.requests, patience))
                     except (RuntimeError, OSError) as failure:

@@ -23,6 +23,7 @@ from loadtests.drill.routers import ROUTERS
 from loadtests.drill.run import Run, run
 from loadtests.drill.summary import percentile
 from loadtests.drill.timeline import draw
+from loadtests.kit import progress
 from loadtests.simunit.process import SimUnitError
 from loadtests.vllm import VllmUnitError
 
@@ -56,7 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     runs = []
     for drill in drills:
         try:
-            runs.append(_one(drill, args.out))
+            with progress.shown("drill"):
+                runs.append(_one(drill, args.out))
         except FAILURES as error:
             print(f"{drill.name} through {drill.topology.router} proves nothing: {error}", file=sys.stderr)
             return 2

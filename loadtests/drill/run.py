@@ -18,6 +18,7 @@ from loadtests.drill.plan import Drill, Step
 from loadtests.drill.promises import Blow, Outcome, Verdict, check
 from loadtests.drill.summary import Goal, Summary
 from loadtests.drill.watch import Flip, watching
+from loadtests.kit import progress
 
 SETTLE_S = 20.0
 """How long after its healing a unit may still change its mind, as far as `flips` is concerned."""
@@ -135,6 +136,8 @@ def run(drill: Drill, folder: Path) -> Run:
         locust = stack.enter_context(load.running(drill, fleet.url, folder))
         began_at = time.time()
         hand = Hand(fleet, drill.steps())
+        through = f"{drill.name} through {drill.topology.router}"
+        progress.phase(through, lambda: _so_far(folder, hand, began_at))
         stack.callback(hand.stop)
         hand.begin()
         _wait(locust, hand)
@@ -151,6 +154,11 @@ def run(drill: Drill, folder: Path) -> Run:
         recoveries=watch.total("recoveries"),
     )
     return Run(drill, began_at, outcome, flips, list(check(drill.promises, outcome)))
+
+
+def _so_far(folder: Path, hand: Hand, began_at: float) -> str:
+    requests = (folder / "requests.jsonl").read_bytes().count(b"\n")
+    return f"{requests} requests and {len(hand.dealt)} faults in {time.time() - began_at:.0f} s"
 
 
 def _wait(locust: "Popen[bytes]", hand: Hand) -> None:

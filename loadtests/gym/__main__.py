@@ -25,11 +25,13 @@ from loadtests.gym.fleets import FLEETS, UNEQUAL
 from loadtests.gym.loads import LOADS, missing
 from loadtests.gym.loads_traces import TRACE, Mooncake
 from loadtests.gym.plan import UNEVEN, cells, quick_cells
+from loadtests.kit import progress
 
 Job = tuple[Cell, int, tuple[str, ...], int]
 Map = Callable[[Callable[[Job], Row], Iterable[Job]], Iterator[Row]]
 
 
+@progress.shown("gym")
 def main(argv: list[str] | None = None) -> int:
     """Runs what was asked for; 1 when anything is beyond a limit."""
     options = _options(argv)
@@ -39,8 +41,10 @@ def main(argv: list[str] | None = None) -> int:
         if missing(load):
             print(f"left out: {load}: {missing(load)}", file=sys.stderr)
     rivals = RIVAL_NAMES if options.rivals == "all" else tuple(options.rivals.split(","))
-    began, rows = perf_counter(), []
+    began = perf_counter()
+    rows: list[Row] = []
     jobs = [(cell, options.seeds, rivals, options.requests) for cell in chosen]
+    progress.phase("", lambda: f"{len(rows)} of {len(jobs)} cells, {_failed(rows)} beyond a limit")
     with ExitStack() as stack:
         run: Map = map if options.jobs == 1 else stack.enter_context(ProcessPoolExecutor(options.jobs)).map
         for number, each in enumerate(run(_play, jobs), start=1):
@@ -50,9 +54,13 @@ def main(argv: list[str] | None = None) -> int:
         for each in rows:
             print(table.rivals(each, markdown=options.markdown), end="\n\n")
     print(table.cells(rows, markdown=options.markdown))
-    failed = sum(1 for each in rows if each.fails)
+    failed = _failed(rows)
     print(f"\n{len(rows)} cells, {failed} beyond a limit; {perf_counter() - began:.0f} s", file=sys.stderr)
     return 1 if failed else 0
+
+
+def _failed(rows: list[Row]) -> int:
+    return sum(1 for each in rows if each.fails)
 
 
 def _play(job: Job) -> Row:

@@ -92,6 +92,18 @@ def free_port() -> int:
         return port
 
 
+def usual_or_free(port: int) -> int:
+    """This port of 127.0.0.1 when nothing listens on it, else a free one."""
+    with socket.socket() as probe:
+        # Connections that have ended are in nobody's way.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return free_port()
+        return port
+
+
 def start(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
     """Start `command` with everything it prints going to `log`."""
     with log.open("wb") as output:

@@ -5,6 +5,8 @@ import platform
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from loadtests.kit import progress
+
 
 def verdict(problems: Sequence[str]) -> str:
     """In one word."""
@@ -20,6 +22,7 @@ def run_parts(parts: Mapping[str, Callable[[], Sequence[str]]]) -> int:
     """Run parts that say what did not hold, and print that. The exit code: 0 when all of it did."""
     failed = False
     for name, part in parts.items():
+        progress.phase(name)
         problems = part()
         print(f"{name}: {verdict(problems)}")
         print_problems(problems)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
+from loadtests.kit import progress
 from loadtests.kit.questions import Answer, End, Question, ask
 from loadtests.wire.client import Connections
 
@@ -44,7 +45,12 @@ class Users:
     async def __aenter__(self) -> Self:
         rngs = (random.Random(f"{self._seed} {number}") for number in range(self._count))
         self._tasks = [asyncio.create_task(self._use(rng)) for rng in rngs]
+        progress.figures(self._told)
         return self
+
+    def _told(self) -> str:
+        ended = sum(answer.ended_at > 0.0 for answer in self.answers)
+        return f"{ended} answers, {len(self.answers) - ended} in flight"
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None

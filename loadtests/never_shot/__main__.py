@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 
 import uvloop
 
+from loadtests.kit import progress
 from loadtests.kit.gate import GateProcess
 from loadtests.kit.questions import Answer, End, Question
 from loadtests.kit.report import print_problems, verdict
@@ -53,6 +54,7 @@ async def never_shot(minutes: float, only: str | None) -> list[str]:
         async with Users(gate.url, STREAMS, QUESTION) as users:
             while time.monotonic() < over_at:
                 for phase in phases:
+                    progress.phase(f"{phase.name}, {len(problems)} problems")
                     seen, flips = len(users.answers), len(gate.flips(began))
                     said = await phase.run(place, PHASE_S)
                     await asyncio.to_thread(_heal, units)
@@ -100,6 +102,7 @@ def _count(answers: Iterable[Answer]) -> str:
     return f"{len(ended)} requests: " + ", ".join(f"{n} {what}" for what, n in (ends + refused).items())
 
 
+@progress.shown("never-shot")
 def main() -> int:
     """Run it; 0 when nothing was found."""
     parser = argparse.ArgumentParser(prog="python -m loadtests.never_shot", description=__doc__)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import uvloop
 
+from loadtests.kit import progress
 from loadtests.kit.report import run_parts
 from loadtests.redis_faults.cost import cost
 from loadtests.redis_faults.flips import flips
@@ -13,6 +14,7 @@ from loadtests.redis_faults.killed_gate import killed_gate
 from loadtests.redis_faults.outage import outage
 
 
+@progress.shown("redis-faults")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the parts; 0 when each passes."""
     parser = argparse.ArgumentParser(prog="python -m loadtests.redis_faults", description=__doc__)

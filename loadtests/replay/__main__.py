@@ -21,6 +21,7 @@ import yaml
 from loadtests.gym.cells import Cell
 from loadtests.gym.fleets import FLEETS
 from loadtests.gym.loads import LOADS
+from loadtests.kit import progress
 from loadtests.kit.report import machine
 from loadtests.kit.routers import ROOT, ROUTERS
 from loadtests.replay import figures, plots
@@ -35,6 +36,7 @@ GATE = "cellgate"
 _DEFAULT = (GATE, "haproxy leastconn", "smg cache_aware", "smg least_load", "gym oracle")
 
 
+@progress.shown("replay")
 def main() -> int:
     """Run all cells, print each run as it comes, the table at the end. Returns the exit code."""
     args = _arguments()
@@ -45,6 +47,7 @@ def main() -> int:
         try:
             for play in plays(timed, seeds=args.seeds, span_s=args.span_s, trace=args.trace, gate=gate):
                 for router in args.routers:
+                    progress.phase(f"{play.cell} through {router}, {len(results)} runs so far")
                     results.append(run_in_quiet(play, router, args.tries))
                     print(figures.line(results[-1]), flush=True)
         except (PlanError, TraceError) as error:

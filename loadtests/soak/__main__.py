@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import uvloop
 
-from loadtests.kit import processes
+from loadtests.kit import processes, progress
 from loadtests.kit.gate import GateProcess, Vitals
 from loadtests.kit.questions import Question
 from loadtests.kit.report import print_problems, verdict
@@ -209,6 +209,7 @@ async def _run(clients: int, waves: int) -> int:
 async def _passes(soak: Soak, kind: Kind, count: int, idle: Vitals) -> bool:
     waves = []
     for number in range(1 - WARM_UPS, count + 1):
+        progress.phase(f"{kind.name}, wave {number} of {count}")
         waves.append(await soak.wave(kind))
         print(f"{kind.name}, {f'wave {number}' if number > 0 else 'warm-up'}: {waves[-1].line()}", flush=True)
     problems = problems_of(kind, waves, idle)
@@ -224,6 +225,7 @@ async def _passes(soak: Soak, kind: Kind, count: int, idle: Vitals) -> bool:
     return not problems
 
 
+@progress.shown("soak")
 def main() -> int:
     """Run all kinds; 0 when everything returned to where it was."""
     parser = argparse.ArgumentParser(prog="python -m loadtests.soak", description=__doc__)

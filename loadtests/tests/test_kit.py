@@ -1,10 +1,12 @@
 """What load tools share: how they wait, look on, and print."""
 
 import asyncio
+import socket
 import time
 
 import pytest
 
+from loadtests.kit import processes, progress
 from loadtests.kit.report import columns, run_parts
 from loadtests.kit.waiting import repeated, until, wait_until
 
@@ -43,3 +45,37 @@ def test_a_part_that_does_not_hold_makes_the_run_fail(capsys: pytest.CaptureFixt
     assert run_parts({"one": list, "two": lambda: ["too slow"]}) == 1
     assert capsys.readouterr().out == "one: passed\ntwo: FAILED\n  ! too slow\n"
     assert run_parts({"one": list}) == 0
+
+
+def test_a_long_command_tells_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "LINE_EVERY_S", 0.01)
+    told: list[str] = []
+
+    @progress.shown("drill")
+    def main() -> int:
+        progress.phase("round 2 of 5", lambda: "310 answers")
+        wait_until(has_told, PATIENCE_S, 0.001)
+        return 7
+
+    def has_told() -> bool:
+        told.append(capsys.readouterr().err)
+        return "310" in told[-1]
+
+    assert main() == 7
+    assert "drill 0:00  round 2 of 5  310 answers\n" in "".join(told)
+    assert capsys.readouterr().out == ""
+
+
+def test_figures_that_cannot_be_told_now_are_left_out() -> None:
+    with progress.shown("drill"):
+        progress.phase("ends", lambda: str(1 / 0))
+        assert progress.line() == "drill 0:00  ends"
+
+
+def test_a_port_that_is_taken_is_replaced_by_a_free_one() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert processes.usual_or_free(port) not in (0, port)
+    assert processes.usual_or_free(port) == port

@@ -43,7 +43,7 @@ def test_a_newcomer_gets_a_token_drains_a_unit_and_sees_a_wedge(tmp_path: Path) 
         assert b"<html" in ask(f"http://{admin}/")[1]
 
         [body] = re.findall(r"-d '(.*)'", text)
-        status, streamed = ask(f"http://{listen}/v1/chat/completions", json.loads(body) | {"max_tokens": 3})
+        status, streamed = ask(f"http://{listen}/v1/chat/completions", json.loads(body))
         assert (status, streamed.endswith(b"data: [DONE]\n\n")) == (200, True)
 
         drain, page = f"http://{admin}/units/b1/drain", {"Origin": f"http://{admin}"}
@@ -53,6 +53,7 @@ def test_a_newcomer_gets_a_token_drains_a_unit_and_sees_a_wedge(tmp_path: Path) 
 
         os.kill(int(re.findall(r"kill -STOP (\d+) +# the follower of a1", text)[0]), signal.SIGSTOP)
         assert eventually(lambda: unit(admin, "a1")["verdict"] == "down"), told.read_text()
+        assert "agent of node a1-1" in unit(admin, "a1")["why"][1]
         run.send_signal(signal.SIGINT)
         assert run.wait(30) == 0, told.read_text()
     finally:

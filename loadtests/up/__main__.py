@@ -12,7 +12,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,10 +22,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from loadtests.kit import processes
-from loadtests.kit.processes import free_port, stop, tail, wait_ready
+from loadtests.kit.processes import stop, tail, usual_or_free, wait_ready
 from loadtests.simunit.process import SimUnit, SimUnitError, sim_units
 from loadtests.up.alerts import RULES, Prometheus, sped_up
 from loadtests.up.drill import drill
+from loadtests.wire.blocking import answers
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = ROOT / "deploy" / "compose"
@@ -38,6 +38,8 @@ FASTER = 20
 """In a drill a minute of the alerts' rules passes in three seconds."""
 SCRAPE_S = 5
 """As in prometheus.yaml."""
+ALERT_PAGES = ("/alerts", "/classic/alerts")
+"""Where Prometheus may show its alerts: Debian's build has the classic pages alone."""
 
 
 class Ports(NamedTuple):
@@ -88,7 +90,7 @@ def _run(stack: ExitStack, folder: Path, options: argparse.Namespace) -> int:
     faster = options.faster if options.drill else 1
     # What is seen once in five seconds cannot fire within three.
     scrape_s = SCRAPE_S if faster == 1 else 1
-    ports = Ports(*map(_usual_or_free, Ports()))
+    ports = Ports(*map(usual_or_free, Ports()))
     token = os.environ.get(TOKEN_VARIABLE) or secrets.token_hex(4)
     print("starting 2 simulated units, Redis, the gate, HAProxy and Prometheus ...", flush=True)
     units = stack.enter_context(sim_units(["a1", "a2"], **TIMING))
@@ -106,17 +108,6 @@ def _run(stack: ExitStack, folder: Path, options: argparse.Namespace) -> int:
         return drill(Prometheus(ports.prometheus), ingress, units, faster=faster, scrape_s=scrape_s)
     _explain(ports, token, units)
     return _watch(programs, time.monotonic() + options.seconds)
-
-
-def _usual_or_free(port: int) -> int:
-    with socket.socket() as probe:
-        # Connections that have ended are in nobody's way.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return free_port()
-        return port
 
 
 def _commands(folder: Path, ports: Ports) -> dict[str, list[str]]:
@@ -216,15 +207,17 @@ def _watch(programs: Sequence[Process], until: float) -> int:
 def _explain(ports: Ports, token: str, units: Sequence[SimUnit]) -> None:
     url = "http://127.0.0.1"
     messages = '[{"role": "user", "content": "Why is the sky blue?"}]'
+    prometheus = f"{url}:{ports.prometheus}"
+    alerts = next((path for path in ALERT_PAGES if answers(f"{prometheus}{path}", silence_s=5.0)), "/")
     print(f"\nHAProxy, before the gate  {url}:{ports.ingress}")
     print(f"the gate                  {url}:{ports.gate}")
     print(f"the status page           {url}:{ports.admin}/   (its drain buttons ask for the token: {token})")
-    print(f"Prometheus                {url}:{ports.prometheus}/alerts")
+    print(f"Prometheus                {prometheus}{alerts}")
     print(f"Redis                     redis://127.0.0.1:{ports.redis}/0")
     print("Grafana                   only with Docker: deploy/compose/compose.yaml")
     print(f"\nstream a completion:\n\n  curl -N {url}:{ports.ingress}/v1/chat/completions \\")
     print("    -H 'content-type: application/json' \\")
-    print(f"""    -d '{{"model": "sim", "stream": true, "messages": {messages}}}'""")
+    print(f"""    -d '{{"model": "sim", "stream": true, "max_tokens": 100, "messages": {messages}}}'""")
     print("\nhurt a unit; within seconds it is DOWN on the status page, then an alert fires in Prometheus:\n")
     for unit in units:
         print(f"  kill -STOP {unit.follower_pids[0]}    # the follower of {unit.name}; kill -CONT heals it")

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from loadtests.kit import progress
 from loadtests.kit.waiting import wait_until
 from loadtests.simunit.process import SimUnit
 from loadtests.up.alerts import Prometheus, questions
@@ -45,12 +46,14 @@ class DrillError(RuntimeError):
     """Something did not happen."""
 
 
+@progress.shown("drill")
 def drill(prometheus: Prometheus, ingress: str, units: list[SimUnit], *, faster: int, scrape_s: int) -> int:
     """Freeze, wait, heal, wait, ask. `faster`: how much faster the rules are than those that are shipped."""
     hurt = units[0]
     began_at = time.monotonic()
     try:
         with _users(ingress) as asked:
+            progress.phase("alerts fire, and clear", lambda: f"{len(asked)} answers")
             _until(lambda: prometheus.ask("query", query=FLIPS)["result"], MORE_S, "no metric")
             # A counter has to be seen before it grows.
             time.sleep(3 * scrape_s)

@@ -181,6 +181,7 @@ def _flags(args: argparse.Namespace) -> Overrides:
         args.access_log,
         redis=args.redis,
         workers=args.workers,
+        on_terminal=sys.stdout.isatty(),
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from cellgate.proxy.capacity import hub
 from cellgate.proxy.capacity.fit import GIB, Devices, MemoryPlan, Workload, plan_memory
 from cellgate.proxy.capacity.live import LiveCache, LiveError, ask_cache
 from cellgate.proxy.capacity.memory import kv_bytes_per_token, parameters, weight_bytes, windows
@@ -33,7 +34,8 @@ _CLOSE = 0.05
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's flags; those of the engine have the names vLLM gives them."""
     add = parser.add_argument
-    add("model", metavar="CONFIG", type=Path, help="the model's config.json, or its directory")
+    told = "a config.json, its directory, or the id of a model in the local hub cache (ORG/NAME)"
+    add("model", metavar="MODEL", help=told)
     add(
         "--memory",
         metavar="SIZE",
@@ -72,8 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the plan; 0 when the model fits and the unit that was named has answered. Raises ConfigError."""
-    folder = args.model if args.model.is_dir() else args.model.parent
-    file = folder / "config.json" if args.model.is_dir() else args.model
+    file = _file(args.model)
     shape = read_shape(_json(file), str(file), args.weight_bits)
     devices = Devices(
         args.memory,
@@ -83,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
         args.reserve,
     )
     workload = Workload(args.context, args.max_num_seqs, args.kv_bits or shape.dtype_bits, args.block_size)
-    scale = _scale(shape, folder / INDEX)
+    scale = _scale(shape, file.parent / INDEX)
     made = plan_memory(shape, devices, workload, scale)
     for name, text in _lines(shape, devices, made, scale):
         print(f"{name:<10}{text}")
@@ -94,6 +95,20 @@ def run(args: argparse.Namespace) -> int:
             print(f"cellgate: {error}", file=sys.stderr)
             return _FAILED
     return 0 if made.fits else _FAILED
+
+
+def _file(model: str) -> Path:
+    """The config.json that is meant. Raises ConfigError when there is none."""
+    path = Path(model)
+    if path.is_dir():
+        return path / "config.json"
+    if path.exists() or path.suffix == ".json":
+        return path
+    if found := hub.snapshot(model):
+        return found / "config.json"
+    cache = hub.hub()
+    how = f"download it with: hf download {model} config.json"
+    raise ConfigError([f"{model}: neither a file nor in the hub cache {cache}; {how}"])
 
 
 def _lines(shape: Shape, devices: Devices, made: MemoryPlan, scale: float) -> Iterator[tuple[str, str]]:

@@ -11,6 +11,7 @@ import pickle
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from itertools import combinations
 from typing import Any
 
 from pydantic import ValidationError
@@ -40,6 +41,7 @@ _VARIABLES = (
     SECRET_VARIABLE,
 )
 
+_ANYWHERE = {"0.0.0.0", "::"}
 _FLAGS = {
     "workers": "--workers",
     "listen": "--listen",
@@ -58,7 +60,7 @@ def load(path: str | None, overrides: Overrides, environ: Mapping[str, str] = os
     """
     flags = overrides.keys()
     written, repeated = _read(path)
-    keys = {**written, **flags}
+    keys = {**overrides.defaults(), **written, **flags}
     file, misfits = _checked(keys)
     problems = [_line(path, {}, *problem) for problem in repeated]
     problems += [_line(path, flags, *problem) for problem in (*_repeated_names(keys), *misfits)]
@@ -70,7 +72,8 @@ def load(path: str | None, overrides: Overrides, environ: Mapping[str, str] = os
             problems.append(f"{variable}: {sentence(error)}")
     if file is not None:
         secret = environ.get(SECRET_VARIABLE, "")
-        problems += [_line(path, flags, *problem) for problem in unsigned(file.cells, secret)]
+        more = (*unsigned(file.cells, secret), *_shared_addresses(file))
+        problems += [_line(path, flags, *problem) for problem in more]
     if file is None or problems:
         raise ConfigError(problems)
     return _settings(file, secrets)
@@ -153,6 +156,15 @@ def _checked(keys: Mapping[Any, object]) -> tuple[FileKeys | None, list[Problem]
         return FileKeys.model_validate(keys), []
     except ValidationError as error:
         return None, [explained(detail, SCHEMA) for detail in error.errors(include_url=False)]
+
+
+def _shared_addresses(file: FileKeys) -> Iterator[Problem]:
+    """Two places to listen on that are one. Port 0 is another one each time."""
+    places = {"listen": file.listen, "admin": file.admin, "agent_check": file.agent_check}
+    taken = [(key, place) for key, place in places.items() if place is not None and place.port]
+    for (one, first), (other, second) in combinations(taken, 2):
+        if first.port == second.port and (first.host == second.host or _ANYWHERE & {first.host, second.host}):
+            yield (other,), f"{second} is taken by {one} ({first}); choose another port"
 
 
 # Duplicate names. This checks the file as written, because a bad value elsewhere must not hide them.

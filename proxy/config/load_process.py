@@ -28,7 +28,10 @@ class ConfigError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Overrides:
-    """What the flags say, as typed. `units` are URL or NAME=URL; given any, they replace the file's cells."""
+    """What the flags say, as typed. `units` are URL or NAME=URL; given any, they replace the file's cells.
+
+    `on_terminal`: a person reads the access log, so it is for people where neither flags nor file say how.
+    """
 
     listen: str | None = None
     admin: str | None = None
@@ -37,6 +40,7 @@ class Overrides:
     access_log: str | None = None
     redis: str | None = None
     workers: int | str | None = None
+    on_terminal: bool = False
 
     def keys(self) -> dict[object, object]:
         """The top-level keys of the file that the flags set."""
@@ -50,6 +54,10 @@ class Overrides:
             "workers": self.workers,
         }
         return {key: value for key, value in keys.items() if value is not None}
+
+    def defaults(self) -> dict[object, object]:
+        """The top-level keys that the file may set as well."""
+        return {"access_log": "console"} if self.on_terminal else {}
 
     def _units(self) -> Iterator[dict[str, str]]:
         """Units as the file would have them; one without a name is unit-N after its position from 1."""

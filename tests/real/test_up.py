@@ -71,6 +71,8 @@ def test_all_comes_up_answers_and_leaves_nothing(folder: Path) -> None:
         until(lambda: "Ctrl-C" in told.read_text() or process.poll() is not None, told)
         text = told.read_text()
         ingress, _, _, prometheus = re.findall(r"http://[\d.:]+", text)[:4]
+        [alerts] = re.findall(rf"{prometheus}/\S*", text)
+        assert b"<title>" in get(alerts)
         ask = {
             "model": "sim",
             "stream": True,

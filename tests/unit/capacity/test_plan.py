@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from cellgate.proxy.capacity import hub
 from cellgate.proxy.capacity.fit import GIB, Devices, Workload, plan_memory
 from cellgate.proxy.capacity.live import LiveCache, LiveError, read_cache
 from cellgate.proxy.capacity.memory import (
@@ -266,6 +267,31 @@ PAGE = """
 vllm:cache_config_info{block_size="16",num_gpu_blocks="1000",engine="0"} 1
 vllm:cache_config_info{block_size="16",num_gpu_blocks="500",engine="1"} 1
 """
+
+
+def test_a_model_of_the_hub_cache_is_found_by_its_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    folder = tmp_path / "models--org--llama"
+    for commit, layers in (("old", 1), ("new", 32)):
+        (folder / "snapshots" / commit).mkdir(parents=True)
+        config = LLAMA_8B | {"num_hidden_layers": layers}
+        (folder / "snapshots" / commit / "config.json").write_text(json.dumps(config))
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text("new")
+    assert commands.main(["plan", "org/llama", "--memory", "80GiB"]) == 0
+    assert ", 32 layers, " in capsys.readouterr().out
+    assert commands.main(["plan", "org/other", "--memory", "80GiB"]) == 2
+    assert f"org/other: neither a file nor in the hub cache {tmp_path}; download" in capsys.readouterr().err
+
+
+def test_where_the_hub_cache_is() -> None:
+    assert hub.hub({"HF_HUB_CACHE": "/c"}) == Path("/c")
+    assert hub.hub({"HF_HOME": "/h", "XDG_CACHE_HOME": "/x"}) == Path("/h/hub")
+    assert hub.hub({"XDG_CACHE_HOME": "/x"}) == Path("/x/huggingface/hub")
+    assert hub.hub({}) == Path.home() / ".cache" / "huggingface" / "hub"
+    assert hub.snapshot("../etc/passwd", {"HF_HUB_CACHE": "/"}) is None
 
 
 def test_a_live_unit_tells_of_all_its_engines() -> None:

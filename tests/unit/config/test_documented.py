@@ -11,6 +11,7 @@ from cellgate.proxy.config.settings import KIB, MIB
 from tests.unit.config.files import ROOT
 
 IN_WORDS = {
+    "access_log": "`json`, on a terminal `console`",
     "advertise": "where it listens",
     "cells[].discover.host": "required with `dns`",
     "cells[].discover.server": "the system's",

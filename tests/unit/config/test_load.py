@@ -54,6 +54,11 @@ def test_known_answers_and_continuation_across_builds_are_read(tmp_path: Path) -
     assert settings.continue_across_builds
 
 
+def test_the_access_log_is_for_people_on_a_terminal_unless_the_file_says_otherwise(tmp_path: Path) -> None:
+    assert read(tmp_path, CELLS, on_terminal=True).access_log == "console"
+    assert read(tmp_path, CELLS + "access_log: json", on_terminal=True).access_log == "json"
+
+
 def test_a_bare_off_is_no_false_to_the_access_log(tmp_path: Path) -> None:
     assert read(tmp_path, CELLS + "access_log: off").access_log == "off"
 
