@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cellgate.proxy.control.plane import Plane
-from cellgate.proxy.metrics.continuations import ContinuationResult
+from cellgate.proxy.metrics.continuations import ContinuationKind, ContinuationResult
 from cellgate.router.unit_state import UnitState
 
 
@@ -20,9 +20,11 @@ class LocalReports:
         """A request is retried on another unit because this one failed."""
         self._metrics.retry(unit)
 
-    def resumed(self, unit: str, result: ContinuationResult, reason: str = "") -> None:
+    def resumed(
+        self, unit: str, kind: ContinuationKind, result: ContinuationResult, reason: str = ""
+    ) -> None:
         """The result of a stream that `unit` broke."""
-        self._plane.continuations.record(unit, result, reason)
+        self._plane.continuations.record(unit, kind, result, reason)
 
     def forged(self) -> None:
         """A peer that is not trusted named a unit, or asked for an explanation."""

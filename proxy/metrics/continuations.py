@@ -12,6 +12,16 @@ REPORT_AFTER_S = 1.0
 """A unit breaks its streams together: the event follows this long after the first."""
 
 
+class ContinuationKind(Enum):
+    """What kind of stream a unit broke."""
+
+    TEXT = "text"
+    """Of chat or completions."""
+    MESSAGES = "messages"
+    RESPONSES = "responses"
+    OTHER = "other"
+
+
 class ContinuationResult(Enum):
     """The result of a broken stream."""
 
@@ -27,18 +37,21 @@ class ContinuationResult(Enum):
     CLIENT_LEFT = "client_left"
 
 
+Count = Callable[[str, ContinuationKind, ContinuationResult], None]
+
+
 class Continuations:
     """Collects all results. `count` is called for each."""
 
-    def __init__(self, count: Callable[[str, ContinuationResult], None], events: EventLog) -> None:
+    def __init__(self, count: Count, events: EventLog) -> None:
         self._count = count
         self._events = events
         self._unreported: dict[str, Counter[str]] = {}
         self._due: dict[str, float] = {}
 
-    def record(self, unit: str, result: ContinuationResult, reason: str = "") -> None:
+    def record(self, unit: str, kind: ContinuationKind, result: ContinuationResult, reason: str = "") -> None:
         """The result of a stream that `unit` broke, and why it was not resumed."""
-        self._count(unit, result)
+        self._count(unit, kind, result)
         what = result.value.replace("_", " ")
         self._unreported.setdefault(unit, Counter())[f"{what} ({reason})" if reason else what] += 1
 

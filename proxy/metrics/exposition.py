@@ -62,6 +62,7 @@ class Exposition(Collector):
             [_build()],
         )
         yield from self._requests()
+        yield from self._broken_streams()
         yield from self._latencies()
         yield from self._gate()
         yield from self._units()
@@ -91,12 +92,6 @@ class Exposition(Collector):
             (((name,), tally.retries) for name, tally in units),
         )
         yield counter(
-            "continuations",
-            "Streams that this unit broke, by result.",
-            ("unit", "result"),
-            (((name, result.value), n) for name, tally in units for result, n in tally.continuations.items()),
-        )
-        yield counter(
             "refusals",
             "Requests that got no unit, by reason.",
             ("reason",),
@@ -112,12 +107,26 @@ class Exposition(Collector):
                 for (before, after), n in (dict.fromkeys(_FLIPS, 0) | tally.flips).items()
             ),
         )
-
         yield counter(
             "forged_placements",
             "Requests that named a unit, or asked to be explained, and came from a peer that is not trusted.",
             (),
             [((), m.forged)],
+        )
+
+    def _broken_streams(self) -> Iterator[Metric]:
+        m = self._metrics
+        yield counter(
+            "continuations",
+            "Streams that their unit broke, by kind and result.",
+            ("kind", "result"),
+            (((kind.value, result.value), n) for (kind, result), n in m.continuations.items()),
+        )
+        yield counter(
+            "streams_broken",
+            "Streams that this unit broke.",
+            ("unit",),
+            (((name,), tally.broken) for name, tally in m.tallies.items() if name),
         )
 
     def _latencies(self) -> Iterator[Metric]:

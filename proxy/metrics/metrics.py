@@ -11,12 +11,13 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict, deque
 from collections.abc import Iterable
+from itertools import product
 
 from prometheus_client import CollectorRegistry, Metric, ProcessCollector, generate_latest
 from prometheus_client.registry import Collector
 
 from cellgate.proxy.logs.record import Finished
-from cellgate.proxy.metrics.continuations import ContinuationResult
+from cellgate.proxy.metrics.continuations import ContinuationKind, ContinuationResult
 from cellgate.proxy.metrics.histogram import DURATION_BOUNDS_S, LOOP_LAG_BOUNDS_S, TTFT_BOUNDS_S, Histogram
 from cellgate.router.board import Board
 from cellgate.router.nouns import Flip, Outcome, Refusal, Verdict
@@ -30,13 +31,14 @@ LAGS_KEPT = 240
 class Tally:
     """The counts of one unit. The name "" is for requests that no unit answered."""
 
-    __slots__ = ("continuations", "duration", "flips", "outcomes", "recent_ttft_s", "retries", "ttft")
+    __slots__ = ("broken", "duration", "flips", "outcomes", "recent_ttft_s", "retries", "ttft")
 
     def __init__(self) -> None:
         self.outcomes = dict.fromkeys(Outcome, 0)
         self.flips: defaultdict[tuple[Verdict, Verdict], int] = defaultdict(int)
         self.retries = 0
-        self.continuations = dict.fromkeys(ContinuationResult, 0)
+        self.broken = 0
+        """Streams that it broke in the middle."""
         self.ttft = Histogram(TTFT_BOUNDS_S)
         self.recent_ttft_s: float | None = None
         self.duration = Histogram(DURATION_BOUNDS_S)
@@ -60,6 +62,7 @@ class Metrics:
         self.tallies: dict[str, Tally] = {}
         self.responses: defaultdict[tuple[str, int], int] = defaultdict(int)
         self.refusals = dict.fromkeys(Refusal, 0)
+        self.continuations = dict.fromkeys(product(ContinuationKind, ContinuationResult), 0)
         self.recoveries: dict[tuple[str, str], int] = {}
         self.forged = 0
         """Requests that named a unit and came from a peer that is not trusted."""
@@ -103,9 +106,10 @@ class Metrics:
         """A request is retried on another unit because this one failed."""
         self.tally(unit).retries += 1
 
-    def continuation(self, unit: str, result: ContinuationResult) -> None:
+    def continuation(self, unit: str, kind: ContinuationKind, result: ContinuationResult) -> None:
         """The result of a stream that this unit broke."""
-        self.tally(unit).continuations[result] += 1
+        self.continuations[kind, result] += 1
+        self.tally(unit).broken += 1
 
     def refusal(self, reason: Refusal) -> None:
         """A request was refused without a unit."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cellgate.proxy.config.limits import LIMITS
-from cellgate.proxy.metrics.continuations import ContinuationResult
+from cellgate.proxy.metrics.continuations import ContinuationKind, ContinuationResult
 from cellgate.proxy.request.ask import has_more_nodes
 from cellgate.proxy.resume.resumption import MakeHead, Resuming, Resumption
 from cellgate.proxy.wire.failure import Failure, FailureKind
@@ -22,6 +22,13 @@ if TYPE_CHECKING:
     from cellgate.router.nouns import Ask
     from cellgate.router.unit_state import UnitState
 
+KINDS = {
+    "chat": ContinuationKind.TEXT,
+    "completions": ContinuationKind.TEXT,
+    "messages": ContinuationKind.MESSAGES,
+    "responses": ContinuationKind.RESPONSES,
+}
+"""What streams of a route are counted as."""
 ROUTES = ("chat", "completions")
 """The answers of their streams are kept: all of each where another unit could resume it, else its end."""
 
@@ -56,12 +63,13 @@ class Continuation:
     leases.
     """
 
-    __slots__ = ("_broken", "_gate", "_request", "_response", "_resumption")
+    __slots__ = ("_broken", "_gate", "_kind", "_request", "_response", "_resumption")
 
     def __init__(self, gate: Services, request: Request, response: Response) -> None:
         self._gate = gate
         self._request = request
         self._response = response
+        self._kind = KINDS.get(response.route, ContinuationKind.OTHER)
         self._resumption: Resumption | None = None
         self._broken = ""
         """The unit that broke it, until the result is known."""
@@ -112,7 +120,7 @@ class Continuation:
     def record_result(self, result: ContinuationResult, reason: str = "") -> None:
         """Record the result of the last break, if it is not known yet."""
         if self._broken:
-            self._gate.reports.resumed(self._broken, result, reason)
+            self._gate.reports.resumed(self._broken, self._kind, result, reason)
             self._response.record_result(result)
             self._broken = ""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from cellgate.proxy.logs.record import Finished
-from cellgate.proxy.metrics.continuations import ContinuationResult
+from cellgate.proxy.metrics.continuations import ContinuationKind, ContinuationResult
 from cellgate.router.unit_state import UnitState
 
 
@@ -22,7 +22,9 @@ class Reports(Protocol):
     def retried(self, unit: str) -> None:
         """A request is retried on another unit because this one failed."""
 
-    def resumed(self, unit: str, result: ContinuationResult, reason: str = "") -> None:
+    def resumed(
+        self, unit: str, kind: ContinuationKind, result: ContinuationResult, reason: str = ""
+    ) -> None:
         """The result of a stream that `unit` broke, and why it was not resumed."""
 
     def forged(self) -> None:

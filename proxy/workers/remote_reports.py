@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from cellgate.proxy.logs.record import Finished
-from cellgate.proxy.metrics.continuations import ContinuationResult
+from cellgate.proxy.metrics.continuations import ContinuationKind, ContinuationResult
 from cellgate.proxy.workers.board_replica import BoardReplica
 from cellgate.proxy.workers.control_client import ControlClient
 from cellgate.proxy.workers.protocol import Message, ToControl
@@ -32,9 +32,11 @@ class RemoteReports:
         """A request is retried on another unit because this one failed."""
         self._control.mention((ToControl.RETRIED, unit))
 
-    def resumed(self, unit: str, result: ContinuationResult, reason: str = "") -> None:
+    def resumed(
+        self, unit: str, kind: ContinuationKind, result: ContinuationResult, reason: str = ""
+    ) -> None:
         """The result of a stream that `unit` broke."""
-        self._control.mention((ToControl.RESUMED, unit, result.value, reason))
+        self._control.mention((ToControl.RESUMED, unit, kind.value, result.value, reason))
 
     def forged(self) -> None:
         """A peer that is not trusted named a unit, or asked for an explanation."""

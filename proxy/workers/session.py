@@ -17,7 +17,7 @@ from cellgate.proxy.control.local_reports import LocalReports
 from cellgate.proxy.control.plane import Plane
 from cellgate.proxy.logs.defects import report_defect
 from cellgate.proxy.logs.record import Finished
-from cellgate.proxy.metrics.continuations import ContinuationResult
+from cellgate.proxy.metrics.continuations import ContinuationKind, ContinuationResult
 from cellgate.proxy.request.dispatcher import NOT_QUEUED, Pending, PickRequest
 from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.proxy.workers.protocol import (
@@ -283,8 +283,8 @@ class WorkerSession:
             )
         )
 
-    def _resumed(self, unit: str, result: str, reason: str) -> None:
-        self._control.reports.resumed(unit, ContinuationResult(result), reason)
+    def _resumed(self, unit: str, kind: str, result: str, reason: str) -> None:
+        self._control.reports.resumed(unit, ContinuationKind(kind), ContinuationResult(result), reason)
 
     def _restart_suspected(self, unit: str, version: int) -> None:
         state = self._plane.board.units.get(unit)

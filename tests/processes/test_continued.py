@@ -102,8 +102,9 @@ def test_the_openai_sdk_notices_nothing(
     asyncio.run(main())
     with urlopen(f"http://127.0.0.1:{gate.admin_port}/metrics") as reply:
         page = reply.read().decode()
-    assert 'cellgate_continuations_total{result="continued",unit="a"} 0.0' not in page
-    assert 'cellgate_continuations_total{result="continued",unit="b"} 0.0' in page
+    assert 'cellgate_continuations_total{kind="text",result="continued"} 0.0' not in page
+    assert 'cellgate_streams_broken_total{unit="a"} 0.0' not in page
+    assert 'cellgate_streams_broken_total{unit="b"} 0.0' in page
 
 
 def test_stop_strings_and_completions_are_as_of_one_unit(gate: GateProcess, units: list[SimUnit]) -> None:

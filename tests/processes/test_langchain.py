@@ -44,6 +44,6 @@ def test_langchain_notices_nothing(name: str, gate: GateProcess, units: list[Sim
         assert (answer["text"], answer["finish_reason"]) == (text, "length")
         assert answer["usage"]["output_tokens"] == TOKENS
         assert answer["usage"]["input_tokens"] == usage["prompt_tokens"]
-    continued = 'cellgate_continuations_total{result="continued",unit="a"}'
+    continued = 'cellgate_continuations_total{kind="text",result="continued"}'
     lines = [line for line in metrics(gate).splitlines() if line.startswith(continued)]
     assert float(lines[0].rpartition(" ")[2]) > 0

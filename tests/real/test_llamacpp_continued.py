@@ -25,8 +25,8 @@ COUNTED = {"max_tokens": TOKENS, "stream_options": {"include_usage": True}}
 
 
 def continued(gate: GateProcess) -> float:
-    """So many streams that `a` broke were continued."""
-    line = 'cellgate_continuations_total{result="continued",unit="a"} '
+    """So many streams were continued."""
+    line = 'cellgate_continuations_total{kind="text",result="continued"} '
     return sum(float(each.removeprefix(line)) for each in metrics(gate).splitlines() if each.startswith(line))
 
 

@@ -74,9 +74,8 @@ class GatesStage(Stage):
         """What became of the streams that were broken, at all gates there have been."""
         counts: dict[str, int] = {}
         for gate in self.gates:
-            for tally in gate.metrics.tallies.values():
-                for result, number in tally.continuations.items():
-                    counts[result.value] = counts.get(result.value, 0) + number
+            for (_, result), number in gate.metrics.continuations.items():
+                counts[result.value] = counts.get(result.value, 0) + number
         return counts
 
     # -- inside --------------------------------------------------------------------------------------------

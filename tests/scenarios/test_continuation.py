@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from cellgate.proxy.config.settings import Timeouts
-from cellgate.proxy.metrics.continuations import ContinuationResult
+from cellgate.proxy.metrics.continuations import ContinuationKind, ContinuationResult
 from cellgate.proxy.resume.stitch import MismatchError, Stitch
 from tests.scenarios.harness import BACK_S, COMPLETIONS, RULES, Stage
 from tests.scenarios.seeds import seeds
@@ -58,9 +58,9 @@ def _behave(engine: Engine, behaviour: Behaviour) -> None:
 def results(stage: Stage) -> Counter[str]:
     """What became of the streams that were broken."""
     counts: Counter[str] = Counter()
-    for tally in stage.gate.metrics.tallies.values():
-        counts.update({result.value: n for result, n in tally.continuations.items() if n})
-    return counts
+    for (_, result), number in stage.gate.metrics.continuations.items():
+        counts[result.value] += number
+    return +counts
 
 
 def on(unit: str, visits: list[Visit]) -> list[Visit]:
@@ -207,7 +207,8 @@ def test_a_unit_that_goes_on_with_something_else_has_not_continued_the_stream(
         assert {visit.code for visit in broken} == {"not_continued"}
 
     stage.play(scenario())
-    assert stage.gate.metrics.tallies["a"].continuations[ContinuationResult.NO_UNIT] == 4
+    assert stage.gate.metrics.continuations[ContinuationKind.TEXT, ContinuationResult.NO_UNIT] == 4
+    assert stage.gate.metrics.tallies["a"].broken == 4
     assert results(stage) == {"no_unit": 4}
     assert not any(record.continued for record in stage.gate.records)
 
