@@ -17,12 +17,12 @@ from cellgate.router.answers import AnswerLengths
 from cellgate.router.cost import Expected
 from cellgate.router.cost_model import Elsewhere
 from cellgate.router.engine_nouns import UNKNOWN_BUILD
+from cellgate.router.flip import Flip, flip_of
 from cellgate.router.judge import judge, open_case
 from cellgate.router.nouns import (
     Ask,
     Evidence,
     Fleet,
-    Flip,
     Load,
     Models,
     Rules,
@@ -157,7 +157,7 @@ class Board:
             elif before.because is not None and before.because.source == stall.SOURCE:
                 state.cleared_at = evidence.at
             self.forecast(evidence.at)
-        flip = Flip(state.unit.name, state.unit.cell, before.verdict, after.verdict, evidence.at, evidence)
+        flip = flip_of(state, before, evidence)
         if after.verdict is Verdict.DOWN and state.stalls:
             # The unit did not recover from this stall by itself.
             state.stalls.pop()

@@ -198,18 +198,6 @@ class Case:
     acquitted: tuple[str | None, str, float] = (None, "", 0.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Flip:
-    """A change of verdict, with its reason: what /events and the log show."""
-
-    unit: str
-    cell: str
-    before: Verdict
-    after: Verdict
-    at: float
-    evidence: Evidence
-
-
 class RankLoad(NamedTuple):
     """The load of one data parallel rank; `progress` is the sum of its step and token counters."""
 
@@ -318,7 +306,7 @@ class Refusal(Enum):
 
 
 class Outcome(Enum):
-    """How an attempt on a unit ended; label of `cellgate_requests_total`."""
+    """How an attempt on a unit ended; label of `cellgate_attempts_total`."""
 
     OK = "ok"
     BUSY = "busy"

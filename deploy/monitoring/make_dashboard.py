@@ -15,6 +15,7 @@ HEIGHTS = {"stat": 4, "timeseries": 8, "state-timeline": 8}
 SOURCE = {"type": "prometheus", "uid": "${source}"}
 LABELS = {
     "@gate": 'job=~"$job", instance=~"$instance"',
+    "@cell": 'job=~"$job", instance=~"$instance", cell=~"$cell"',
     "@unit": 'job=~"$job", instance=~"$instance", unit=~"$unit"',
 }
 # Each is narrowed by those before it.
@@ -130,7 +131,7 @@ def _falls() -> dict[str, Any]:
         "datasource": SOURCE,
         "enable": True,
         "iconColor": "red",
-        "expr": _labelled('sum by (unit) (increase(cellgate_flips_total{@unit, after="down"}[1m])) > 0'),
+        "expr": _labelled("sum by (unit) (increase(cellgate_unit_downs_total{@unit}[1m])) > 0"),
         "titleFormat": "{{unit}} down",
         "step": "30s",
     }

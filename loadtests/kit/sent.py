@@ -39,5 +39,5 @@ class Sent:
 
     async def _count(self) -> float:
         page = await asyncio.to_thread(self._gate.metrics)
-        names = ("cellgate_requests_total", "cellgate_in_flight")
+        names = ("cellgate_attempts_total", "cellgate_in_flight")
         return sum(metric_sum(page, name, self._label) for name in names)

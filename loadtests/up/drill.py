@@ -24,7 +24,7 @@ FIRES_WITHIN_S, CLEARS_WITHIN_S = 6 * 60, 12 * 60
 """By the rules as they are shipped; and MORE_S for what does not become faster with them."""
 MORE_S = 60.0
 LOOK_EVERY_S = 0.2
-FLIPS = "cellgate_flips_total"
+DOWNS = "cellgate_unit_downs_total"
 USERS = 4
 ASKED = {
     "model": "sim",
@@ -54,7 +54,7 @@ def drill(prometheus: Prometheus, ingress: str, units: list[SimUnit], *, faster:
     try:
         with _users(ingress) as asked:
             progress.phase("alerts fire, and clear", lambda: f"{len(asked)} answers")
-            _until(lambda: prometheus.ask("query", query=FLIPS)["result"], MORE_S, "no metric")
+            _until(lambda: prometheus.ask("query", query=DOWNS)["result"], MORE_S, "no metric")
             # A counter has to be seen before it grows.
             time.sleep(3 * scrape_s)
             if early := prometheus.alerts():

@@ -117,6 +117,7 @@ def _settings(file: FileKeys, secrets: Mapping[str, str]) -> Settings:
         access_log=file.access_log,
         tracing=file.tracing,
         pool_metrics=file.pool_metrics,
+        per_unit_metrics=file.per_unit_metrics,
         pass_unlisted=file.pass_unlisted,
         no_continuation=file.no_continuation,
         continue_across_builds=file.continue_across_builds,

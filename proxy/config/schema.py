@@ -25,6 +25,7 @@ from cellgate.proxy.config.settings import (
     HeaderNames,
     Limits,
     LogFormat,
+    PerUnit,
     Poison,
     Settings,
     Timeouts,
@@ -197,6 +198,7 @@ class FileKeys(Keys):
     access_log: Annotated[LogFormat, PlainValidator(values.log_format)] = _GIVEN.access_log
     tracing: Annotated[TracingSettings | None, _section(TracingSettings, TracingKeys)] = _GIVEN.tracing
     pool_metrics: Annotated[bool, PlainValidator(values.flag)] = _GIVEN.pool_metrics
+    per_unit_metrics: Annotated[PerUnit, PlainValidator(values.per_unit)] = _GIVEN.per_unit_metrics
     cells: Annotated[list[CellKeys], AfterValidator(_some_unit)] = Field([], validate_default=True)
     rules: Annotated[Rules, _section(Rules, RulesKeys)] = _GIVEN.rules
     limits: Annotated[Limits, _section(Limits, LimitsKeys, _one_body_fits)] = Field(

@@ -16,6 +16,7 @@ KIB = 1024
 MIB = 1024 * KIB
 
 LogFormat = Literal["console", "json", "off"]
+PerUnit = Literal["counters", "histograms"]
 REDIS_PREFIX = "cellgate:"
 TICK_S = 0.25
 """The period of the gate's one timer, which checks all deadlines."""
@@ -163,6 +164,8 @@ class Settings:
     tracing: TracingSettings | None = None
     pool_metrics: bool = False
     """Whether /metrics also shows the gate as one engine."""
+    per_unit_metrics: PerUnit = "counters"
+    """What /metrics shows of the latencies of each unit: count and sum, or whole histograms."""
     pass_unlisted: bool = False
     no_continuation: tuple[str, ...] = ()
     """Models of which a broken stream is not continued by another unit; `*` stands for all."""

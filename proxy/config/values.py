@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import get_args
 
 from cellgate.policies import POLICIES
-from cellgate.proxy.config.settings import KIB, MIB, Address, LogFormat
+from cellgate.proxy.config.settings import KIB, MIB, Address, LogFormat, PerUnit
 from cellgate.proxy.config.trusted_peers import Peers
 from cellgate.router.nouns import Role
 
@@ -139,6 +139,11 @@ def role(found: object) -> Role:
 def log_format(found: object) -> str:
     """The format of the access log. YAML reads a bare `off` as false."""
     return choice("a format", "off" if found is False else found, get_args(LogFormat))
+
+
+def per_unit(found: object) -> str:
+    """What /metrics shows of each unit."""
+    return choice("what to show of each unit", found, get_args(PerUnit))
 
 
 def name(found: object) -> str:

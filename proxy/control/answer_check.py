@@ -13,6 +13,7 @@ from cellgate.probes.known_answer import KnownAnswer
 from cellgate.proxy.logs.events import Action, EventLog
 from cellgate.router.board import Board
 from cellgate.router.engine_nouns import Answered, Urgency
+from cellgate.router.flip import Flip
 from cellgate.router.known_answers import (
     ANSWER_SOURCE,
     AnswerRecord,
@@ -25,7 +26,7 @@ from cellgate.router.known_answers import (
     recorded,
     why_wrong,
 )
-from cellgate.router.nouns import Evidence, Flip, Sign, Strength, Verdict
+from cellgate.router.nouns import Evidence, Sign, Strength, Verdict
 from cellgate.router.unit_state import UnitState
 
 CORRUPTED_EVERY_S = 60.0

@@ -49,14 +49,15 @@ class AnswerMetrics(Collector):
             "Answers of a unit to the known prompt, by result.",
             ("unit", "result"),
             (
-                ((s.unit.name, result), counts.get(s.unit.name, none)[result])
+                ((s.unit.name, result), count)
                 for s in states
                 for result in _RESULTS
+                if (count := counts.get(s.unit.name, none)[result])
             ),
         )
         yield counter(
             "unit_corrupted_requests",
             "Requests that the unit's engine reports as corrupted (NaN), since this gate knows the unit.",
             ("unit",),
-            (((s.unit.name,), self._check.corrupted_counts[s.unit.name]) for s in states),
+            (((s.unit.name,), count) for s in states if (count := self._check.corrupted_counts[s.unit.name])),
         )

@@ -19,7 +19,8 @@ from cellgate.proxy.logs.events import Action, EventLog
 from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.router.bans import Ban, Bans
 from cellgate.router.board import Board
-from cellgate.router.nouns import Ask, Flip, Outcome, Refusal, Verdict
+from cellgate.router.flip import Flip
+from cellgate.router.nouns import Ask, Outcome, Refusal, Verdict
 from cellgate.router.poison import SIBLING_S, SPACE_S, Fate, Ledger, Loss, PoisonRecord
 from cellgate.router.queue import MOVED_S
 from cellgate.router.router import OnResult

@@ -202,7 +202,7 @@ class LocalDispatcher:
         if usage is not None:
             state.costs.used(lease.ask, lease.job, usage)
             state.costs.computed(lease.ask, usage, lease.opened_at, lease.first_at)
-        self._routing.completed(lease, usage)
+        self._routing.completed(lease, usage, tokens)
         if not nothing_to_learn(state.case):
             self._observe(state, Sign.GOOD, Strength.STRONG, "it finished a generation")
 

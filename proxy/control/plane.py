@@ -39,12 +39,14 @@ from cellgate.proxy.metrics.continuations import Continuations
 from cellgate.proxy.metrics.exposition import Exposition
 from cellgate.proxy.metrics.metrics import Metrics
 from cellgate.proxy.metrics.routing import RoutingMetrics
+from cellgate.proxy.metrics.traffic import Traffic
 from cellgate.proxy.process.ticker import Ticker
 from cellgate.proxy.wire.failure import Failure
 from cellgate.proxy.wire.pool import MakeTls
 from cellgate.proxy.wire.reach import UnitPools
 from cellgate.router.board import Board, Consequence
-from cellgate.router.nouns import Ask, Fleet, Flip, Outcome, Refusal, Verdict
+from cellgate.router.flip import Flip
+from cellgate.router.nouns import Ask, Fleet, Outcome, Refusal, Verdict
 from cellgate.router.queue import Queue
 from cellgate.router.router import Router
 from cellgate.router.unit_state import Lease, UnitState
@@ -97,6 +99,7 @@ class Plane:
         self.board = Board(settings.rules)
         self.router = Router(self.board, POLICIES[settings.policy](), rng, Queue(settings.queue))
         self.metrics = Metrics(self.board)
+        self._shows_each_unit = settings.per_unit_metrics == "histograms"
         self.reach = self._make_reach(unit_tls)
         self.prober = self._make_prober(rng)
         self.drift_watch = DriftWatch(self.board, events)
@@ -109,7 +112,7 @@ class Plane:
         self.balancers = Balancers()
         self.peers = Peers(settings.trusted)
         self.continuations = Continuations(self.metrics.continuation, events)
-        self.routing = RoutingMetrics(self.board, self.router.queue)
+        self.routing = RoutingMetrics(self.board, self.router.queue, per_unit=self._shows_each_unit)
         self.orca = Orca(self.board, self.metrics.responses, self.waiting)
         self.on_flip: Callable[[Flip], None] = lambda _flip: None
         self.on_fleet: Callable[[Fleet], None] = lambda _fleet: None
@@ -184,6 +187,7 @@ class Plane:
             gate_faults=lambda: self.stall_watch.gate_faults,
         )
         self.metrics.include(exposition)
+        self.metrics.include(Traffic(self.metrics, per_unit=self._shows_each_unit))
         self.metrics.include(NodeAgentMetrics(self.prober.agents))
         self.metrics.include(PoisonMetrics(self.containment))
         self.metrics.include(AnswerMetrics(self.board, self.answer_check))

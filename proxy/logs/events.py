@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 from cellgate.proxy.logs.log import Level, log_line
 from cellgate.proxy.logs.text import one_line, utc
-from cellgate.router.nouns import Flip, Strength, Verdict
+from cellgate.router.flip import Flip
+from cellgate.router.nouns import Strength, Verdict
 from cellgate.router.unit_state import Lease
 
 EventRecord = dict[str, Any]

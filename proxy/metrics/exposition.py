@@ -1,4 +1,4 @@
-"""Renders the counts of `Metrics` and the state of the Board as Prometheus metric families.
+"""Renders the counts of the gate and the state of the Board as Prometheus metric families.
 
 Series that may be watched by an alert exist at zero from the start: Prometheus sees no increase in a series
 that is born with its first event.
@@ -10,7 +10,6 @@ import asyncio
 import platform
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import permutations
 
 from prometheus_client import Metric
 from prometheus_client.registry import Collector
@@ -19,12 +18,9 @@ from cellgate import VERSION
 from cellgate.proxy.config.limits import REACHED
 from cellgate.proxy.logs.defects import DEFECTS
 from cellgate.proxy.metrics.families import MetricRow, counter, gauge, histogram, renamed
-from cellgate.proxy.metrics.histogram import Buckets, Histogram, buckets, gap_buckets
 from cellgate.proxy.metrics.metrics import Metrics
 from cellgate.router.nouns import Load, Sign, Verdict
 from cellgate.router.unit_state import UnitState
-
-_FLIPS = tuple(permutations(Verdict, 2))
 
 
 class Exposition(Collector):
@@ -61,94 +57,11 @@ class Exposition(Collector):
             ("version", "python"),
             [_build()],
         )
-        yield from self._requests()
-        yield from self._broken_streams()
-        yield from self._latencies()
         yield from self._gate()
         yield from self._units()
         yield from self._judgement()
         yield from self._troubles()
         yield from self._loads()
-
-    def _requests(self) -> Iterator[Metric]:
-        m = self._metrics
-        units = [(name, tally) for name, tally in m.tallies.items() if name]
-        yield counter(
-            "requests",
-            "Attempts on a unit, by how they ended.",
-            ("unit", "outcome"),
-            (((name, outcome.value), n) for name, tally in units for outcome, n in tally.outcomes.items()),
-        )
-        yield counter(
-            "responses",
-            "Requests answered, by kind of path and by the status the client was sent (499: it left before).",
-            ("route", "status"),
-            (((route, str(status)), n) for (route, status), n in m.responses.items()),
-        )
-        yield counter(
-            "retries",
-            "Requests that were retried on another unit because this one failed.",
-            ("unit",),
-            (((name,), tally.retries) for name, tally in units),
-        )
-        yield counter(
-            "refusals",
-            "Requests that got no unit, by reason.",
-            ("reason",),
-            (((reason.value,), n) for reason, n in m.refusals.items()),
-        )
-        yield counter(
-            "flips",
-            "Changes of verdict.",
-            ("unit", "before", "after"),
-            (
-                ((name, before.value, after.value), n)
-                for name, tally in units
-                for (before, after), n in (dict.fromkeys(_FLIPS, 0) | tally.flips).items()
-            ),
-        )
-        yield counter(
-            "forged_placements",
-            "Requests that named a unit, or asked to be explained, and came from a peer that is not trusted.",
-            (),
-            [((), m.forged)],
-        )
-
-    def _broken_streams(self) -> Iterator[Metric]:
-        m = self._metrics
-        yield counter(
-            "continuations",
-            "Streams that their unit broke, by kind and result.",
-            ("kind", "result"),
-            (((kind.value, result.value), n) for (kind, result), n in m.continuations.items()),
-        )
-        yield counter(
-            "streams_broken",
-            "Streams that this unit broke.",
-            ("unit",),
-            (((name,), tally.broken) for name, tally in m.tallies.items() if name),
-        )
-
-    def _latencies(self) -> Iterator[Metric]:
-        tallies = self._metrics.tallies
-        yield histogram(
-            "ttft_seconds",
-            "From a request's first byte to the first token sent to its client, by the unit that answered.",
-            ("unit",),
-            (((name,), *_rendered(tally.ttft)) for name, tally in tallies.items() if name),
-        )
-        yield histogram(
-            "inter_token_latency_seconds",
-            "Between two pieces of a stream as the unit sent them, by unit.",
-            ("unit",),
-            (((state.unit.name,), *gap_buckets(state.gaps_ms)) for state in self._board),
-        )
-        yield histogram(
-            "request_duration_seconds",
-            "From a request's first byte to its answer's last, by the unit that answered (empty: none).",
-            ("unit",),
-            (((name,), *_rendered(tally.duration)) for name, tally in tallies.items()),
-        )
 
     def _gate(self) -> Iterator[Metric]:
         m = self._metrics
@@ -159,7 +72,7 @@ class Exposition(Collector):
             [(("in",), m.bytes_in), (("out",), m.bytes_out)],
         )
         yield histogram(
-            "loop_lag_seconds", "How late timers of the event loop fire.", (), [((), *_rendered(m.lag))]
+            "loop_lag_seconds", "How late timers of the event loop fire.", (), [((), *m.lag.read())]
         )
         yield gauge(
             "loop_lag_max_seconds",
@@ -312,7 +225,3 @@ def _build() -> MetricRow:
 
 def _unit(state: UnitState) -> Sequence[str]:
     return (state.unit.name,)
-
-
-def _rendered(histogram: Histogram) -> tuple[Buckets, float]:
-    return buckets(histogram), histogram.total

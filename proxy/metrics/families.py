@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from prometheus_client import Metric
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    SummaryMetricFamily,
+)
 
 from cellgate.proxy.metrics.histogram import Buckets
 
@@ -39,10 +44,22 @@ def histogram(
     return family
 
 
+def summary(
+    name: str, text: str, labels: Sequence[str], rows: Iterable[tuple[Sequence[str], int, float]]
+) -> Metric:
+    """A count and a sum for each row of labels."""
+    family = SummaryMetricFamily(f"cellgate_{name}", text, labels=labels)
+    for row, count, total in rows:
+        family.add_metric(row, count, total)
+    return family
+
+
 def renamed(old: str, family: Metric) -> Iterator[Metric]:
-    """A family, and a copy under its `old` name of the last release."""
+    """A family, and a copy under its `old` name of the last release, of what has been counted."""
     copy = Metric(f"cellgate_{old}", f"Deprecated, now {family.name}.", family.type)
     for sample in family.samples:
+        if sample.value == 0 and family.type == "counter" and len(family.samples) > 1:
+            continue
         copy.add_sample(copy.name + sample.name.removeprefix(family.name), sample.labels, sample.value)
     yield family
     yield copy

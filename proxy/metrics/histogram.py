@@ -42,6 +42,10 @@ GAP_BOUNDS_MS = (5, 10, 15, 20, 25, 30, 40, 50, 75, 100, 150, 200, 300, 500, 750
 """Around the steps of engines (10 to 50 ms), reading speed (about 200 ms a token) and stalls."""
 
 
+Buckets = list[tuple[str, float]]
+"""What Prometheus wants to see: (upper bound, observations up to it), the last bound being +Inf."""
+
+
 class Histogram:
     """Counts of observations by upper bound (inclusive); the last count takes what is above all bounds."""
 
@@ -57,14 +61,9 @@ class Histogram:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
-
-Buckets = list[tuple[str, float]]
-"""What Prometheus wants to see: (upper bound, observations up to it), the last bound being +Inf."""
-
-
-def buckets(histogram: Histogram) -> Buckets:
-    """The cumulated buckets of a histogram."""
-    return _named(histogram.bounds, list(accumulate(histogram.counts)))
+    def read(self) -> tuple[Buckets, float]:
+        """The cumulated buckets and the sum."""
+        return _named(self.bounds, list(accumulate(self.counts))), self.total
 
 
 def gap_buckets(gaps_ms: Sequence[int]) -> tuple[Buckets, float]:

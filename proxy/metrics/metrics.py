@@ -20,7 +20,8 @@ from cellgate.proxy.logs.record import Finished
 from cellgate.proxy.metrics.continuations import ContinuationKind, ContinuationResult
 from cellgate.proxy.metrics.histogram import DURATION_BOUNDS_S, LOOP_LAG_BOUNDS_S, TTFT_BOUNDS_S, Histogram
 from cellgate.router.board import Board
-from cellgate.router.nouns import Flip, Outcome, Refusal, Verdict
+from cellgate.router.flip import DownCause, Flip
+from cellgate.router.nouns import Outcome, Refusal, Verdict
 
 RECENT = 0.1
 """The weight of the latest value in a moving mean, which covers the last ten or twenty."""
@@ -31,10 +32,22 @@ LAGS_KEPT = 240
 class Tally:
     """The counts of one unit. The name "" is for requests that no unit answered."""
 
-    __slots__ = ("broken", "duration", "flips", "outcomes", "recent_ttft_s", "retries", "ttft")
+    __slots__ = (
+        "broken",
+        "cell",
+        "downs",
+        "duration",
+        "flips",
+        "outcomes",
+        "recent_ttft_s",
+        "retries",
+        "ttft",
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, cell: str) -> None:
+        self.cell = cell
         self.outcomes = dict.fromkeys(Outcome, 0)
+        self.downs = dict.fromkeys(DownCause, 0)
         self.flips: defaultdict[tuple[Verdict, Verdict], int] = defaultdict(int)
         self.retries = 0
         self.broken = 0
@@ -100,7 +113,10 @@ class Metrics:
 
     def flip(self, flip: Flip) -> None:
         """A verdict has changed."""
-        self.tally(flip.unit).flips[flip.before, flip.after] += 1
+        tally = self.tally(flip.unit)
+        tally.flips[flip.before, flip.after] += 1
+        if flip.cause is not None:
+            tally.downs[flip.cause] += 1
 
     def retry(self, unit: str) -> None:
         """A request is retried on another unit because this one failed."""
@@ -139,7 +155,8 @@ class Metrics:
     def tally(self, unit: str) -> Tally:
         """The counts of a unit, zero at first."""
         if unit not in self.tallies:
-            self.tallies[unit] = Tally()
+            state = self.board.units.get(unit)
+            self.tallies[unit] = Tally(state.unit.cell if state is not None else "")
         return self.tallies[unit]
 
     def _forget_departed(self) -> None:
@@ -147,5 +164,6 @@ class Metrics:
         known = {"", *self.board.units, *(state.unit.name for state in self.board.leaving)}
         for name in self.tallies.keys() - known:
             del self.tallies[name]
-        for name in self.board.units:
-            self.tally(name)
+        for name, state in self.board.units.items():
+            if self.tally(name).cell != state.unit.cell:
+                self.tallies[name] = Tally(state.unit.cell)

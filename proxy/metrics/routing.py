@@ -9,7 +9,8 @@ from prometheus_client import Metric
 from prometheus_client.registry import Collector
 
 from cellgate.proxy.metrics.families import counter, gauge, histogram
-from cellgate.proxy.metrics.histogram import TTFT_BOUNDS_S, Buckets, Histogram, buckets
+from cellgate.proxy.metrics.histogram import TTFT_BOUNDS_S, Histogram
+from cellgate.proxy.metrics.unit_histograms import UnitHistograms, UnitSource
 from cellgate.router.board import Board
 from cellgate.router.cost_model import Usage
 from cellgate.router.queue import Queue
@@ -19,23 +20,46 @@ from cellgate.router.unit_state import Lease
 class _Tally:
     """What is counted of one unit."""
 
-    __slots__ = ("expected", "found", "missed", "predicted", "prompt")
+    __slots__ = ("completion", "expected", "found", "missed", "predicted", "prompt")
 
     def __init__(self) -> None:
         self.predicted = Histogram(TTFT_BOUNDS_S)
         self.missed = Histogram(TTFT_BOUNDS_S)
-        self.prompt = self.expected = self.found = 0
+        self.prompt = self.expected = self.found = self.completion = 0
+
+
+class _ModelTokens:
+    """The tokens of one model."""
+
+    __slots__ = ("completion", "prompt")
+
+    def __init__(self) -> None:
+        self.prompt = self.completion = 0
 
 
 class RoutingMetrics(Collector):
     """Counts in plain numbers. `ignored`: headers with invalid values."""
 
-    def __init__(self, board: Board, queue: Queue) -> None:
+    def __init__(self, board: Board, queue: Queue, *, per_unit: bool = False) -> None:
         self._board = board
         self.ignored = 0
         self._queue = queue
         self._tallies: defaultdict[str, _Tally] = defaultdict(_Tally)
         self._waits = Histogram(TTFT_BOUNDS_S)
+        self._models: defaultdict[str, _ModelTokens] = defaultdict(_ModelTokens)
+        """By the names in the configuration; all others, which clients or engines have made up, under ""."""
+        self._predicted = UnitHistograms(
+            "ttft_predicted_seconds",
+            "Predicted time from the start of an attempt to its first token.",
+            Histogram.read,
+            per_unit=per_unit,
+        )
+        self._missed = UnitHistograms(
+            "ttft_missed_seconds",
+            "Absolute error of the predicted time to first token.",
+            Histogram.read,
+            per_unit=per_unit,
+        )
 
     def waited(self, seconds: float) -> None:
         """A request has left the queue, for any reason."""
@@ -47,11 +71,16 @@ class RoutingMetrics(Collector):
         tally.predicted.observe(due_s)
         tally.missed.observe(abs(lease.first_at - lease.opened_at - due_s))
 
-    def completed(self, lease: Lease, usage: Usage | None) -> None:
-        """A generation ended without a failure."""
+    def completed(self, lease: Lease, usage: Usage | None, tokens: int) -> None:
+        """A generation ended without a failure; its answer has so many `tokens`."""
         tally, job = self._tallies[lease.unit], lease.job
         tally.prompt += job.prompt_tokens
         tally.expected += job.cached_tokens
+        tally.completion += tokens
+        model = lease.ask.model or ""
+        of_model = self._models[model if model in lease.unit_state.unit.models else ""]
+        of_model.prompt += job.prompt_tokens
+        of_model.completion += tokens
         if usage is not None and usage.cached_tokens is not None:
             tally.found += usage.cached_tokens
 
@@ -60,24 +89,18 @@ class RoutingMetrics(Collector):
         for name in self._tallies.keys() - self._board.units.keys():
             del self._tallies[name]
         tallies = [(name, self._tallies[name]) for name in self._board.units]
-        yield histogram(
-            "ttft_predicted_seconds",
-            "Predicted time from the start of an attempt to its first token.",
-            ("unit",),
-            (((name,), *_rendered(tally.predicted)) for name, tally in tallies),
-        )
-        yield histogram(
-            "ttft_missed_seconds",
-            "Absolute error of the predicted time to first token.",
-            ("unit",),
-            (((name,), *_rendered(tally.missed)) for name, tally in tallies),
-        )
+        cells = [(state.unit.cell, state.unit.name, self._tallies[state.unit.name]) for state in self._board]
+        yield self._predicted.family(UnitSource(cell, name, tally.predicted) for cell, name, tally in cells)
+        yield self._missed.family(UnitSource(cell, name, tally.missed) for cell, name, tally in cells)
         for field, (name, text) in _TOKENS.items():
             yield counter(
                 name, text, ("unit",), [((unit,), getattr(tally, field)) for unit, tally in tallies]
             )
+        for name, text, field in _MODEL_TOKENS:
+            rows = (((model,), getattr(of_model, field)) for model, of_model in self._models.items())
+            yield counter(name, text, ("model",), rows)
         yield histogram(
-            "queue_wait_seconds", "How long requests waited for a unit.", (), [((), *_rendered(self._waits))]
+            "queue_wait_seconds", "How long requests waited for a unit.", (), [((), *self._waits.read())]
         )
         yield gauge(
             "queue_tokens",
@@ -115,18 +138,24 @@ class RoutingMetrics(Collector):
         )
         yield gauge(
             "prefix_blocks",
-            "Blocks of prompts that a unit's prefix cache is believed to hold.",
-            ("unit",),
-            ((unit, len(book.prefixes)) for unit, book in costs),
+            "Blocks of prompts that the prefix caches of all units are believed to hold.",
+            (),
+            [((), sum(len(book.prefixes) for _, book in costs))],
         )
 
 
 _TOKENS = {
     "prompt": ("prompt_tokens", "Tokens of the prompts a unit has answered, as estimated."),
     "expected": ("prefix_expected_tokens", "Of those, what was believed to be in its prefix cache."),
+    "completion": ("completion_tokens", "Tokens of the answers that a unit has completed."),
     "found": ("prefix_found_tokens", "Tokens that its engine reported as cached, if it reports them."),
 }
 
-
-def _rendered(tallied: Histogram) -> tuple[Buckets, float]:
-    return buckets(tallied), tallied.total
+_MODEL_TOKENS = (
+    (
+        "model_prompt_tokens",
+        "Tokens of the prompts of completed answers, by configured model.",
+        "prompt",
+    ),
+    ("model_completion_tokens", "Tokens of completed answers, by configured model.", "completion"),
+)

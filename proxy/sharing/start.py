@@ -25,7 +25,7 @@ from cellgate.proxy.sharing.redis_link import RedisLink
 from cellgate.proxy.sharing.roster import Roster
 from cellgate.proxy.sharing.sync import Sharing
 from cellgate.proxy.sharing.unit_report import Names, Seen, UnitReport
-from cellgate.router.nouns import Flip
+from cellgate.router.flip import Flip
 
 _GRAIN_S = 0.001
 

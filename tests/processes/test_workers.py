@@ -82,15 +82,15 @@ def test_two_workers_share_the_clients_and_one_page_adds_up_what_both_did(
         assert eventually(lambda: gate.total("cellgate_in_flight") == 10)
         assert all(stream.is_whole() for stream in streams)
         assert all(complete(gate)[0] == 200 for _ in range(6))
-        assert eventually(lambda: gate.total("cellgate_responses_total") == 16)
+        assert eventually(lambda: gate.total("cellgate_client_requests_total") == 16)
         assert sum(gate.by_worker("cellgate_worker_requests_total")) == 16
         assert min(gate.by_worker("cellgate_worker_requests_total")) >= 5
         samples = gate.samples()
-        assert samples["cellgate_requests_total", 'outcome="ok",unit="a"'] == 16
-        assert samples["cellgate_ttft_seconds_count", 'unit="a"'] == 16
+        assert samples["cellgate_attempts_total", 'outcome="ok",unit="a"'] == 16
+        assert samples["cellgate_unit_ttft_seconds_count", 'unit="a"'] == 16
         assert eventually(lambda: gate.total("cellgate_in_flight") == 0)
         # Tokens that come with one read are one gap; what both have seen of them is told within a second.
-        gaps = "cellgate_inter_token_latency_seconds_count", 'unit="a"'
+        gaps = "cellgate_unit_inter_token_latency_seconds_count", 'unit="a"'
         assert eventually(lambda: gate.samples()[gaps] > 20 * len(streams))
 
 
@@ -99,7 +99,7 @@ def test_a_worker_that_is_killed_takes_its_own_streams_with_it_and_nothing_else(
 ) -> None:
     with Crew(tmp_path, unit) as gate:
         gate.until_up("a")
-        before = gate.total("cellgate_responses_total")
+        before = gate.total("cellgate_client_requests_total")
         assert complete(gate)[0] == 200
         streams = [Stream(gate, LONG) for _ in range(8)]
         assert eventually(lambda: gate.by_worker("cellgate_worker_clients") == [4, 4])
@@ -113,7 +113,7 @@ def test_a_worker_that_is_killed_takes_its_own_streams_with_it_and_nothing_else(
         assert gate.total("cellgate_worker_deaths_total") == 1
         assert gate.total("cellgate_worker_attempts_lost_total") == 4
         # What it had counted stays.
-        assert gate.total("cellgate_responses_total") == before + 5
+        assert gate.total("cellgate_client_requests_total") == before + 5
         assert gate.units()["a"]["verdict"] == "up"
         assert all(complete(gate)[0] == 200 for _ in range(4))
         assert min(gate.by_worker("cellgate_worker_requests_total")) > 0

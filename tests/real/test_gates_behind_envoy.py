@@ -60,5 +60,7 @@ def served(gate: GateProcess) -> int:
         lines = connection.getresponse().read().decode().splitlines()
     finally:
         connection.close()
-    (line,) = [one for one in lines if one.startswith('cellgate_responses_total{route="chat",status="200"}')]
+    (line,) = [
+        one for one in lines if one.startswith('cellgate_client_requests_total{route="chat",status="200"}')
+    ]
     return int(float(line.split()[-1]))

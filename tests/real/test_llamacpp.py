@@ -23,7 +23,7 @@ def until_verdict(gate: GateProcess, verdict: str) -> asyncio.Task[None]:
 
 def attempts(gate: GateProcess, name: str) -> float:
     """So many requests were tried on this unit."""
-    lines = [line for line in metrics(gate).splitlines() if line.startswith("cellgate_requests_total{")]
+    lines = [line for line in metrics(gate).splitlines() if line.startswith("cellgate_attempts_total{")]
     return sum(float(line.rpartition(" ")[2]) for line in lines if f'unit="{name}"' in line)
 
 

@@ -18,7 +18,7 @@ from cellgate.proxy.sharing.redis_link import RedisLink
 from cellgate.proxy.sharing.roster import Roster
 from cellgate.proxy.sharing.sync import Sharing
 from cellgate.proxy.sharing.unit_report import HEARTBEAT_S, Names
-from cellgate.router.nouns import Flip
+from cellgate.router.flip import Flip
 from tests.scenarios.harness import BACK_S, GATE_PORT, Stage
 from tests.scenarios.observed import ObservedGate
 from tests.sim.client import ORDINARY, Client, Manner

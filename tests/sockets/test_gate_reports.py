@@ -8,6 +8,7 @@ import base64
 import pytest
 
 from cellgate.proxy.ingress.orca import encoded
+from cellgate.router.nouns import Load
 from tests.wire.client import chat, get
 from tests.wire.stage import live, stage
 from tests.wire.unit import STREAM, whole
@@ -72,3 +73,14 @@ async def test_a_stopping_gate_says_so_on_every_answer() -> None:
         for reply in (await client.ask(chat()), await other.ask(get("/readyz"))):
             assert reply.get("x-envoy-immediate-health-check-fail") == "1"
         await stopping
+
+
+@live
+async def test_a_unit_takes_at_most_forty_series_of_a_page() -> None:
+    async with stage(STREAM) as here, here.client() as client:
+        here.plane.board.report(Load("u0", here.gateway.now(), running=1))
+        for _ in range(2):
+            assert (await client.ask(chat())).status == 200
+        page = (await here.plane.metrics.render()).decode()
+        series = [line for line in page.splitlines() if 'unit="u0"' in line]
+        assert 20 < len(series) <= 46

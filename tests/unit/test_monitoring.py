@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -25,12 +26,15 @@ from cellgate.proxy.metrics.collectors import NodeAgentMetrics
 from cellgate.proxy.metrics.exposition import Exposition
 from cellgate.proxy.metrics.metrics import Metrics
 from cellgate.proxy.metrics.routing import RoutingMetrics
+from cellgate.proxy.metrics.traffic import Traffic
 from cellgate.proxy.sharing.metrics import RedisMetrics
 from cellgate.proxy.sharing.redis_link import RedisLink
+from cellgate.proxy.workers.worker_metrics import WorkerMetrics, Workers, WorkerTotals
 from cellgate.router.board import Board
 from cellgate.router.fair_queue import FairRules
-from cellgate.router.nouns import Evidence, Fleet, Load, Node, Role, Rules, Sign, Strength, Unit
+from cellgate.router.nouns import Ask, Evidence, Fleet, Load, Node, Role, Rules, Sign, Strength, Unit
 from cellgate.router.queue import Queue
+from tests.unit.metrics.test_metrics import DONE
 
 ROOT = Path(__file__).parents[2]
 MONITORING = ROOT / "deploy" / "monitoring"
@@ -51,14 +55,19 @@ def exposed() -> dict[str, set[str]]:
     metrics = Metrics(board)
     sides = {"client": 0, "unit": 0}
     metrics.include(Exposition(metrics, lambda: 1.0, waiting=lambda: 0, connections=lambda: sides))
-    metrics.responses["generate", 200] += 1
+    metrics.include(Traffic(metrics, per_unit=False))
+    metrics.finished(DONE)
     metrics.recoveries["a", "gave_up"] = 0
     events = EventLog(float, 2, log=lambda _level, _line: None)
     contained = Containment(
         board, cast("Any", None), events, float, cast("Any", None), answered=len, ban_s=1.0
     )
     metrics.include(PoisonMetrics(contained))
-    metrics.include(RoutingMetrics(board, Queue(FairRules())))
+    routing = RoutingMetrics(board, Queue(FairRules()))
+    routing.completed(board.open("a1", Ask(), 1.0, retry=False), None, 3)
+    metrics.include(routing)
+    workers = SimpleNamespace(totals={0: WorkerTotals()}, deaths=0, lost_attempts=0, accepting=int)
+    metrics.include(WorkerMetrics(cast("Workers", workers), 0))
     link = SimpleNamespace(state="", peers=lambda: 0, counts=Counter[str]())
     metrics.include(RedisMetrics(cast("RedisLink", link), board))
     sources = SimpleNamespace(connected=lambda: {"file units.yaml": True})
@@ -100,7 +109,9 @@ def test_every_label_that_is_asked_for_exists() -> None:
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
 def test_every_alert_says_how_urgent_it_is_and_has_a_page_that_tells_what_to_do(rule: dict[str, Any]) -> None:
     assert rule["labels"]["severity"] in ("page", "ticket")
-    page = (ROOT / rule["annotations"]["runbook"]).read_text()
+    address = urlsplit(rule["annotations"]["runbook_url"])
+    assert address.scheme == "https"
+    page = (ROOT / address.path.lstrip("/")).read_text()
     assert page.startswith("# ")
     assert rule["alert"] in page
     for heading in ("## What it means", "## What to do", "## When it clears"):
@@ -108,7 +119,7 @@ def test_every_alert_says_how_urgent_it_is_and_has_a_page_that_tells_what_to_do(
 
 
 def test_there_is_no_page_without_an_alert_and_each_is_in_the_list() -> None:
-    pages = {rule["annotations"]["runbook"].rpartition("/")[2] for rule in RULES}
+    pages = {rule["annotations"]["runbook_url"].rpartition("/")[2] for rule in RULES}
     assert {path.name for path in RUNBOOKS.glob("*.md")} == pages | {"README.md"}
     assert set(re.findall(r"\]\(([\w-]+\.md)\)", (RUNBOOKS / "README.md").read_text())) == pages
 

@@ -11,7 +11,8 @@ from cellgate.proxy.control.prober import Prober
 from cellgate.proxy.control.stall_watch import DISTRUST_S, LAG_S, StallWatch
 from cellgate.proxy.logs.events import EventLog
 from cellgate.router.board import Board
-from cellgate.router.nouns import Ask, Evidence, Fleet, Flip, Load, Rules, Sign, Strength, Unit, Verdict
+from cellgate.router.flip import Flip
+from cellgate.router.nouns import Ask, Evidence, Fleet, Load, Rules, Sign, Strength, Unit, Verdict
 from cellgate.router.outliers import COMPARE_S
 from cellgate.router.unit_state import UnitState
 

@@ -8,7 +8,8 @@ import pytest
 
 from cellgate.proxy.logs.events import FOLLOWER_BACKLOG, KEPT, Action, EventLog, EventRecord, Follower
 from cellgate.router.board import Board
-from cellgate.router.nouns import Ask, Evidence, Fleet, Flip, Rules, Sign, Strength, Unit, Verdict
+from cellgate.router.flip import Flip
+from cellgate.router.nouns import Ask, Evidence, Fleet, Rules, Sign, Strength, Unit, Verdict
 
 REFUSED = Evidence("a1", Sign.BAD, Strength.FATAL, "request", "connection refused by 127.0.0.1:8101", 5.0)
 DOWN = Flip("a1", "a", Verdict.UP, Verdict.DOWN, 5.0, REFUSED)

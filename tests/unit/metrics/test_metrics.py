@@ -6,17 +6,20 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from cellgate.proxy.logs.record import Finished
 from cellgate.proxy.metrics.exposition import Exposition
 from cellgate.proxy.metrics.metrics import LAGS_KEPT, Metrics
+from cellgate.proxy.metrics.traffic import OWN_ROUTES, Traffic
+from cellgate.proxy.request.routes import find_route
 from cellgate.router.board import Board
+from cellgate.router.flip import DownCause, Flip
 from cellgate.router.nouns import (
     Ask,
     Evidence,
     Fleet,
-    Flip,
     Load,
     Outcome,
     Refusal,
@@ -30,6 +33,7 @@ from cellgate.router.outliers import Outlier
 
 A1 = Unit("a1", "a", "http://127.0.0.1:8101")
 A2 = Unit("a2", "a", "http://127.0.0.1:8102")
+B1 = Unit("b1", "b", "http://127.0.0.1:8103")
 DONE = Finished(
     request_id="req-1",
     peer="192.0.2.1:5",
@@ -51,11 +55,12 @@ DONE = Finished(
 )
 
 
-def make(*units: Unit) -> tuple[Metrics, Board]:
+def make(*units: Unit, per_unit: bool = False) -> tuple[Metrics, Board]:
     board = Board(Rules())
     board.configure(Fleet(units=units), 0.0)
     metrics, sides = Metrics(board), {"client": 5, "unit": 2}
     metrics.include(Exposition(metrics, lambda: 10.0, waiting=lambda: 3, connections=lambda: sides))
+    metrics.include(Traffic(metrics, per_unit=per_unit))
     return metrics, board
 
 
@@ -77,8 +82,8 @@ def test_a_request_is_counted_by_route_and_status_with_its_bytes() -> None:
     metrics.finished(DONE)
     metrics.finished(replace_record(status=503, unit="", ttft_s=None, code="no_unit"))
     shown = scrape(metrics)
-    assert shown["cellgate_responses_total{route=generate,status=200}"] == 2
-    assert shown["cellgate_responses_total{route=generate,status=503}"] == 1
+    assert shown["cellgate_client_requests_total{route=generate,status=200}"] == 2
+    assert shown["cellgate_client_requests_total{route=generate,status=503}"] == 1
     assert shown["cellgate_bytes_total{direction=in}"] == 300
     assert shown["cellgate_bytes_total{direction=out}"] == 2700
 
@@ -88,23 +93,77 @@ def test_an_attempt_is_counted_by_unit_and_outcome() -> None:
     metrics.attempt("a1", Outcome.EVICTED)
     metrics.attempt("a2", Outcome.OK)
     shown = scrape(metrics)
+    assert shown["cellgate_attempts_total{outcome=evicted,unit=a1}"] == 1
+    assert shown["cellgate_attempts_total{outcome=ok,unit=a2}"] == 1
+    assert shown["cellgate_attempts_total{outcome=ok,unit=a1}"] == 0
     assert shown["cellgate_requests_total{outcome=evicted,unit=a1}"] == 1
-    assert shown["cellgate_requests_total{outcome=ok,unit=a2}"] == 1
-    assert shown["cellgate_requests_total{outcome=ok,unit=a1}"] == 0
+    assert "cellgate_requests_total{outcome=ok,unit=a1}" not in shown
 
 
-def test_latencies_fall_into_inclusive_cumulated_buckets_of_the_unit_that_answered() -> None:
-    metrics, _ = make(A1)
-    for ttft_s in (0.2, 0.21, 400.0):
-        metrics.finished(replace_record(ttft_s=ttft_s))
+def test_latencies_fall_into_inclusive_cumulated_buckets_of_the_cell_of_the_unit_that_answered() -> None:
+    metrics, _ = make(A1, A2, B1)
+    for unit, ttft_s in (("a1", 0.2), ("a2", 0.21), ("a2", 400.0), ("b1", 0.2)):
+        metrics.finished(replace_record(unit=unit, ttft_s=ttft_s))
     shown = scrape(metrics)
-    assert shown["cellgate_ttft_seconds_bucket{le=0.15,unit=a1}"] == 0
-    assert shown["cellgate_ttft_seconds_bucket{le=0.2,unit=a1}"] == 1
-    assert shown["cellgate_ttft_seconds_bucket{le=0.3,unit=a1}"] == 2
-    assert shown["cellgate_ttft_seconds_bucket{le=300.0,unit=a1}"] == 2
-    assert shown["cellgate_ttft_seconds_bucket{le=+Inf,unit=a1}"] == 3
-    assert shown["cellgate_ttft_seconds_sum{unit=a1}"] == 400.41
-    assert shown["cellgate_request_duration_seconds_count{unit=a1}"] == 3
+    assert shown["cellgate_ttft_seconds_bucket{cell=a,le=0.15}"] == 0
+    assert shown["cellgate_ttft_seconds_bucket{cell=a,le=0.2}"] == 1
+    assert shown["cellgate_ttft_seconds_bucket{cell=a,le=0.3}"] == 2
+    assert shown["cellgate_ttft_seconds_bucket{cell=a,le=300.0}"] == 2
+    assert shown["cellgate_ttft_seconds_bucket{cell=a,le=+Inf}"] == 3
+    assert shown["cellgate_ttft_seconds_sum{cell=a}"] == pytest.approx(400.41)
+    assert shown["cellgate_request_duration_seconds_count{cell=a}"] == 3
+    assert shown["cellgate_request_duration_seconds_count{cell=b}"] == 1
+
+
+def test_a_unit_is_shown_with_count_and_sum_or_with_its_whole_histograms() -> None:
+    metrics, _ = make(A1, A2)
+    metrics.finished(DONE)
+    shown = scrape(metrics)
+    assert shown["cellgate_unit_ttft_seconds_count{unit=a1}"] == 1
+    assert shown["cellgate_unit_ttft_seconds_sum{unit=a1}"] == 0.2
+    assert shown["cellgate_unit_ttft_seconds_count{unit=a2}"] == 0
+    metrics, _ = make(A1, A2, per_unit=True)
+    metrics.finished(DONE)
+    shown = scrape(metrics)
+    assert shown["cellgate_ttft_seconds_bucket{cell=a,le=0.2,unit=a1}"] == 1
+    assert shown["cellgate_ttft_seconds_bucket{cell=a,le=0.2,unit=a2}"] == 0
+
+
+def test_the_histogram_of_a_cell_never_falls() -> None:
+    """Prometheus would take it for a restart of the gate, and all that is left for new observations."""
+    metrics, board = make(A1, A2)
+    for unit in ("a1", "a2"):
+        metrics.finished(replace_record(unit=unit))
+    board.units["a1"].gaps_ms[9] += 1
+    scrape(metrics)
+    metrics.finished(DONE)
+    board.units["a1"].gaps_ms[9] += 1
+    board.configure(Fleet(units=(A2,)), 2.0)
+    for _ in range(2):
+        shown = scrape(metrics)
+        assert shown["cellgate_ttft_seconds_count{cell=a}"] == 3
+        assert shown["cellgate_inter_token_latency_seconds_count{cell=a}"] == 2
+    board.configure(Fleet(units=(A1, A2)), 3.0)
+    metrics.finished(DONE)
+    assert scrape(metrics)["cellgate_ttft_seconds_count{cell=a}"] == 4
+
+
+def test_a_unit_that_moves_to_another_cell_begins_there_at_zero() -> None:
+    metrics, board = make(A1, A2)
+    metrics.finished(DONE)
+    scrape(metrics)
+    board.configure(Fleet(units=(replace(A1, cell="b"), A2)), 2.0)
+    shown = scrape(metrics)
+    assert shown["cellgate_ttft_seconds_count{cell=a}"] == 1
+    assert shown["cellgate_ttft_seconds_count{cell=b}"] == 0
+
+
+def test_paths_that_the_gate_answers_itself_are_no_requests_of_clients() -> None:
+    metrics, _ = make(A1)
+    metrics.finished(replace_record(route="health", unit=""))
+    assert not [name for name in scrape(metrics) if name.startswith("cellgate_client_requests")]
+    own = (b"/health", b"/readyz", b"/livez", b"/v1/models", b"/healthz/unit/a1")
+    assert {find_route(path).name for path in own} == OWN_ROUTES
 
 
 def test_the_recent_time_to_first_token_follows_the_last_ten_or_twenty() -> None:
@@ -125,8 +184,8 @@ def test_a_request_that_no_unit_answered_has_a_duration_and_no_ttft() -> None:
     metrics, _ = make(A1)
     metrics.finished(replace_record(unit="", ttft_s=None, status=429))
     shown = scrape(metrics)
-    assert shown["cellgate_request_duration_seconds_count{unit=}"] == 1
-    assert "cellgate_ttft_seconds_count{unit=}" not in shown
+    assert shown["cellgate_request_duration_seconds_count{cell=}"] == 1
+    assert "cellgate_ttft_seconds_count{cell=}" not in shown
 
 
 def test_gaps_per_millisecond_become_exact_buckets() -> None:
@@ -137,11 +196,11 @@ def test_gaps_per_millisecond_become_exact_buckets() -> None:
     gaps_ms[-1] += 1
     shown = scrape(metrics)
     name = "cellgate_inter_token_latency_seconds"
-    assert shown[f"{name}_bucket{{le=0.01,unit=a1}}"] == 1
-    assert shown[f"{name}_bucket{{le=0.015,unit=a1}}"] == 3
-    assert shown[f"{name}_bucket{{le=4.0,unit=a1}}"] == 3
-    assert shown[f"{name}_bucket{{le=+Inf,unit=a1}}"] == 4
-    assert shown[f"{name}_sum{{unit=a1}}"] == (9.5 + 2 * 10.5 + 4095.5) / 1000
+    assert shown[f"{name}_bucket{{cell=a,le=0.01}}"] == 1
+    assert shown[f"{name}_bucket{{cell=a,le=0.015}}"] == 3
+    assert shown[f"{name}_bucket{{cell=a,le=4.0}}"] == 3
+    assert shown[f"{name}_bucket{{cell=a,le=+Inf}}"] == 4
+    assert shown[f"{name}_sum{{cell=a}}"] == (9.5 + 2 * 10.5 + 4095.5) / 1000
 
 
 def test_exactly_one_verdict_of_a_unit_is_shown_as_one() -> None:
@@ -170,6 +229,8 @@ def test_flips_retries_refusals_and_lag_are_counted() -> None:
     why = Evidence("a1", Sign.GOOD, Strength.STRONG, "canary", "token", 1.0)
     metrics.flip(Flip("a1", "a", Verdict.STARTING, Verdict.UP, 1.0, why))
     metrics.flip(Flip("a1", "a", Verdict.STARTING, Verdict.STARTING, 1.0, why))
+    down = replace(why, source="request", reason="refused")
+    metrics.flip(Flip("a1", "a", Verdict.UP, Verdict.DOWN, 2.0, down, DownCause.REFUSED))
     metrics.retry("a1")
     metrics.refusal(Refusal.FULL)
     metrics.loop_lag(0.02)
@@ -177,6 +238,7 @@ def test_flips_retries_refusals_and_lag_are_counted() -> None:
     shown = scrape(metrics)
     assert shown["cellgate_flips_total{after=up,before=starting,unit=a1}"] == 1
     assert shown["cellgate_flips_total{after=starting,before=starting,unit=a1}"] == 1
+    assert shown["cellgate_unit_downs_total{cause=refused,unit=a1}"] == 1
     assert shown["cellgate_retries_total{unit=a1}"] == 1
     assert shown["cellgate_refusals_total{reason=full}"] == 1
     assert shown["cellgate_loop_lag_seconds_bucket{le=0.025}"] == 2
@@ -188,9 +250,10 @@ def test_flips_retries_refusals_and_lag_are_counted() -> None:
 
 def test_what_an_alert_may_watch_is_there_at_zero_before_it_happens() -> None:
     shown = scrape(make(A1)[0])
-    assert shown["cellgate_flips_total{after=down,before=up,unit=a1}"] == 0
+    for cause in DownCause:
+        assert shown[f"cellgate_unit_downs_total{{cause={cause.value},unit=a1}}"] == 0
     assert shown["cellgate_retries_total{unit=a1}"] == 0
-    assert shown["cellgate_requests_total{outcome=truncated,unit=a1}"] == 0
+    assert shown["cellgate_attempts_total{outcome=ok,unit=a1}"] == 0
     assert shown["cellgate_refusals_total{reason=no_unit}"] == 0
 
 

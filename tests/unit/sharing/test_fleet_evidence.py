@@ -13,8 +13,9 @@ from cellgate.proxy.sharing.fleet_units import FleetUnit, TimedView, found
 from cellgate.proxy.sharing.unit_report import UnitReport
 from cellgate.router import hold
 from cellgate.router.board import Board, Consequence
+from cellgate.router.flip import Flip
 from cellgate.router.hold_nouns import HoldKind
-from cellgate.router.nouns import Ask, Evidence, Fleet, Flip, Rules, Sign, Strength, Verdict
+from cellgate.router.nouns import Ask, Evidence, Fleet, Rules, Sign, Strength, Verdict
 
 VIEW = UnitReport("u1", "east", "a", Verdict.UP, "http://u1:1", gate_url="http://a:1", epoch="e1")
 GONE = FleetUnit("u1", TimedView(VIEW, 0.0), 0, gone_since=5.0)
