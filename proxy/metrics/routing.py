@@ -89,9 +89,12 @@ class RoutingMetrics(Collector):
         for name in self._tallies.keys() - self._board.units.keys():
             del self._tallies[name]
         tallies = [(name, self._tallies[name]) for name in self._board.units]
-        cells = [(state.unit.cell, state.unit.name, self._tallies[state.unit.name]) for state in self._board]
-        yield self._predicted.family(UnitSource(cell, name, tally.predicted) for cell, name, tally in cells)
-        yield self._missed.family(UnitSource(cell, name, tally.missed) for cell, name, tally in cells)
+        units = [state.unit for state in self._board]
+        places = [((unit.cell, unit.name), self._tallies[unit.name]) for unit in units]
+        yield from self._predicted.collect(
+            UnitSource(cell, name, tally.predicted) for cell, name, tally in cells
+        )
+        yield from self._missed.collect(UnitSource(cell, name, tally.missed) for cell, name, tally in cells)
         for field, (name, text) in _TOKENS.items():
             yield counter(
                 name, text, ("unit",), [((unit,), getattr(tally, field)) for unit, tally in tallies]

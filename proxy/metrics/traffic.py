@@ -29,12 +29,14 @@ class Traffic(Collector):
             "From a request's first byte to the first token sent to its client.",
             Histogram.read,
             per_unit=per_unit,
+            has_means=True,
         )
         self._gaps: UnitHistograms[UnitState] = UnitHistograms(
             "inter_token_latency_seconds",
             "Between two pieces of a stream as the unit sent them.",
             _read_gaps,
             per_unit=per_unit,
+            has_means=True,
         )
         self._duration = UnitHistograms(
             "request_duration_seconds",
@@ -135,11 +137,9 @@ class Traffic(Collector):
         ttft = [UnitSource(tally.cell, name, tally.ttft) for name, tally in tallies.items() if name]
         duration = [UnitSource(tally.cell, name, tally.duration) for name, tally in tallies.items()]
         gaps = [UnitSource(state.unit.cell, state.unit.name, state) for state in self._board]
-        yield self._ttft.family(ttft)
-        yield self._gaps.family(gaps)
-        yield self._duration.family(duration)
-        yield from self._ttft.means(ttft)
-        yield from self._gaps.means(gaps)
+        yield from self._ttft.collect(ttft)
+        yield from self._gaps.collect(gaps)
+        yield from self._duration.collect(duration)
 
 
 def _read_gaps(state: UnitState) -> tuple[Buckets, float]:

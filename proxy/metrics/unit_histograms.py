@@ -18,6 +18,7 @@ from cellgate.proxy.metrics.histogram import Buckets
 T = TypeVar("T")
 Counted = tuple[Buckets, float]
 """Cumulated buckets and the sum of all observations."""
+_Row = tuple[tuple[str, ...], Buckets, float]
 
 
 class UnitSource(NamedTuple, Generic[T]):
@@ -29,39 +30,47 @@ class UnitSource(NamedTuple, Generic[T]):
 
 
 class UnitHistograms(Generic[T]):
-    """One family. `read` renders what a unit has counted; `per_unit`: each unit is shown."""
+    """One family. `read` renders what a unit has counted; `per_unit`: each unit is shown; `has_means`: count
+    and sum of each unit are shown besides, from which its mean follows.
+    """
 
-    def __init__(self, name: str, text: str, read: Callable[[T], Counted], *, per_unit: bool) -> None:
+    def __init__(
+        self, name: str, text: str, read: Callable[[T], Counted], *, per_unit: bool, has_means: bool = False
+    ) -> None:
         self._name = name
         self._text = text
         self._read = read
         self._per_unit = per_unit
+        self._has_means = has_means
         self._shown: dict[tuple[int, str], UnitSource[T]] = {}
         self._departed: dict[str, Counted] = {}
         """By cell."""
 
-    def family(self, sources: Iterable[UnitSource[T]]) -> Metric:
-        """The family as it stands; `sources` are all that there are."""
+    def collect(self, sources: Iterable[UnitSource[T]]) -> Iterator[Metric]:
+        """The families as they stand; `sources` are all that there are. Each is read once."""
+        counted = [(source, self._read(source.of)) for source in sources]
+        labels, rows = self._rows(counted)
+        yield histogram(self._name, self._text, labels, rows)
+        if self._has_means:
+            means = (
+                ((source.unit,), int(buckets[-1][1]), total)
+                for source, (buckets, total) in counted
+                if source.unit
+            )
+            yield summary(f"unit_{self._name}", f"{self._text} Its count and sum.", ("unit",), means)
+
+    def _rows(self, counted: list[tuple[UnitSource[T], Counted]]) -> tuple[tuple[str, ...], Iterator[_Row]]:
         if self._per_unit:
-            rows = (((source.cell, source.unit), *self._read(source.of)) for source in sources)
-            return histogram(self._name, self._text, ("cell", "unit"), rows)
-        shown = {(id(source.of), source.cell): source for source in sources}
+            return ("cell", "unit"), (((one.cell, one.unit), *what) for one, what in counted)
+        shown = {(id(source.of), source.cell): source for source, _ in counted}
         for key in self._shown.keys() - shown.keys():
             gone = self._shown[key]
             _add(self._departed, gone.cell, self._read(gone.of))
         self._shown = shown
         cells = dict(self._departed)
-        for source in shown.values():
-            _add(cells, source.cell, self._read(source.of))
-        return histogram(
-            self._name, self._text, ("cell",), (((cell,), *sums) for cell, sums in cells.items())
-        )
-
-    def means(self, sources: Iterable[UnitSource[T]]) -> Iterator[Metric]:
-        """Count and sum of each unit, from which its mean follows."""
-        read = ((source.unit, *self._read(source.of)) for source in sources if source.unit)
-        rows = (((unit,), int(buckets[-1][1]), total) for unit, buckets, total in read)
-        yield summary(f"unit_{self._name}", f"{self._text} Its count and sum.", ("unit",), rows)
+        for source, what in counted:
+            _add(cells, source.cell, what)
+        return ("cell",), (((cell,), *sums) for cell, sums in cells.items())
 
 
 def _add(cells: dict[str, Counted], cell: str, counted: Counted) -> None:
