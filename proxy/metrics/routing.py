@@ -91,10 +91,8 @@ class RoutingMetrics(Collector):
         tallies = [(name, self._tallies[name]) for name in self._board.units]
         units = [state.unit for state in self._board]
         places = [((unit.cell, unit.name), self._tallies[unit.name]) for unit in units]
-        yield from self._predicted.collect(
-            UnitSource(cell, name, tally.predicted) for cell, name, tally in cells
-        )
-        yield from self._missed.collect(UnitSource(cell, name, tally.missed) for cell, name, tally in cells)
+        yield from self._predicted.collect(UnitSource(*place, tally.predicted) for place, tally in places)
+        yield from self._missed.collect(UnitSource(*place, tally.missed) for place, tally in places)
         for field, (name, text) in _TOKENS.items():
             yield counter(
                 name, text, ("unit",), [((unit,), getattr(tally, field)) for unit, tally in tallies]
