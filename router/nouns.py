@@ -119,8 +119,8 @@ class Ask(NamedTuple):
     """Lower goes first."""
     deadline_at: float = inf
     """The deadline of its first token."""
-    continuable: bool = False
-    """Whether it asks for a stream of plain text, which another unit can resume."""
+    continuable: int = 0
+    """How another unit could resume the stream that it asks for (see proxy/resume/eligible.py); 0: not."""
     fingerprint: int = 0
     """A hash of the engine's work: model, prompt, and fields that change it; 0: none."""
     max_tokens: int = 0

@@ -297,7 +297,7 @@ def ask_of(call: Call, now: float) -> Ask:
         tenant=request.tenant,
         priority=request.priority,
         deadline_at=now + request.deadline_s,
-        continuable=request.stream,
+        continuable=int(request.stream),
     )
 
 

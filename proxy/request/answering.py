@@ -113,7 +113,7 @@ def commit(exchange: Exchange, first: bytes, at: float) -> None:
     response.ttft_s = at - request.received_at
     gate.dispatcher.committed(lease, response_id=response_id(first) if route == "responses" else "")
     if ask.stream and route in ROUTES:
-        response.record_replay(whole=ask.continuable and not why_not(gate, request, ask))
+        response.record_replay(0 if why_not(gate, request, ask) else ask.continuable)
 
 
 def finish(exchange: Exchange) -> None:

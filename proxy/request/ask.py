@@ -10,7 +10,7 @@ from xxhash import xxh3_64_intdigest
 
 from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.request.prompt import read_prompt
-from cellgate.proxy.resume.eligible import why_ineligible
+from cellgate.proxy.resume.eligible import ways_of
 from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.router.nouns import Ask
 
@@ -89,7 +89,7 @@ def read_ask(body: bytes) -> Ask | Failure:
         # The engine checks whether it understands the request.
         priority if isinstance(priority, int) else 0,
         inf,
-        stream and not why_ineligible(data, chat="messages" in data),
+        ways_of(data, chat="messages" in data) if stream else 0,
         fingerprint,
         limit if type(limit) is int and limit > 0 else 0,
         None,

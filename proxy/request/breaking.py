@@ -104,8 +104,8 @@ def _build_needed(exchange: Exchange, lease: Lease) -> str | None:
     Unknown builds are the same build, and another one than each that is known.
     """
     replay = exchange.response.replay
-    has_text = replay is not None and bool(replay.read().text)
-    return lease.build.key if has_text and not exchange.gate.settings.continue_across_builds else None
+    is_begun = replay is not None and replay.read().shown.size > 0
+    return lease.build.key if is_begun and not exchange.gate.settings.continue_across_builds else None
 
 
 def conclude(exchange: Exchange, events: bytes) -> None:

@@ -101,7 +101,7 @@ def _is_lost(exchange: Exchange, lease: Lease, silent_s: float, now: float) -> b
     limit_s = max(_LOST_S, 4.0 * stall_limit_s(lease.unit_state, gate.board.rules))
     if silent_s < limit_s or now - lease.unit_state.life_at > _LIVELY_S:
         return False
-    if response.replay is None or not response.replay.whole:
+    if response.replay is None or not response.replay.ways:
         return False
     if isinstance(find_way(gate, exchange.request, selection.ask, response), str):
         response.keep_tail()

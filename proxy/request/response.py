@@ -22,6 +22,7 @@ from cellgate.proxy.wire.failure import Failure, FailureKind, error_body, error_
 from cellgate.proxy.wire.framing import CHUNKED, Framing, framing_of, head_of
 from cellgate.proxy.wire.heads import Fields, is_request_id, own_response
 from cellgate.proxy.wire.reply_reader import ReplyHead
+from cellgate.proxy.wire.sse import WORKING
 from cellgate.router.nouns import Outcome
 from cellgate.router.step_times import GAPS_MS
 
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from cellgate.proxy.wire.request import Request
     from cellgate.router.unit_state import UnitState
 
-_COMMENT = b": the unit is still working\n\n"
 _CLIENT_LEFT = 499
 _new = tuple.__new__
 """What the constructor of a named tuple calls, in a third of the time; the fields stand in their order."""
@@ -221,14 +221,14 @@ class Response:
 
     # -- what is kept of it --------------------------------------------------------------------------------
 
-    def record_replay(self, *, whole: bool) -> None:
-        """Keep what is sent from now on (`whole`), or only its end. Must be called before anything is
-        sent.
+    def record_replay(self, ways: int) -> None:
+        """Keep what is sent from now on, as far as these ways to resume it need it. Must be called before
+        anything is sent.
         """
         if self.is_events:
-            self.replay = ReplayBuffer(framed=self._framing is CHUNKED, whole=whole)
+            self.replay = ReplayBuffer(framed=self._framing is CHUNKED, ways=ways)
             self._chunks = self.replay.chunks
-            self._fold_at = self.sent + FOLD_BYTES if whole else inf
+            self._fold_at = self.sent + FOLD_BYTES if ways else inf
 
     def keep_tail(self) -> None:
         """The stream cannot be resumed: from now on keep only its end."""
@@ -279,7 +279,7 @@ class Response:
         self.last_at = now
         if self.is_events and (self.begun or self.promised is not None):
             prefix = b"" if self.begun else self._head_bytes()
-            self._send(prefix + self._framing.frame(_COMMENT))
+            self._send(prefix + self._framing.frame(WORKING))
 
     def answer(self, status: int, body: bytes, lines: bytes) -> None:
         """End the response with an answer of the gate."""

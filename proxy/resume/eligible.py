@@ -1,6 +1,11 @@
-"""Which streams may be resumed by another unit, judged by their request. Pure.
+"""Which streams may be resumed by another unit, and how, judged by their request. Pure.
 
 It is a list of harmless fields, not of harmful ones: an unknown field might mean anything.
+
+OPEN: the unit gets the text shown as an open message, and continues it. So nothing may depend on what was
+generated, which it takes for the prompt.
+AGAIN: the unit gets the same request, and must repeat what was shown. So a repetition must be likely: the
+answer is greedy, or its sampling has a seed. Everything may depend on what was generated.
 Fields: OpenAI's API, vLLM 0.6 to 0.33, SGLang 0.4 to 0.5.23.
 """
 
@@ -11,13 +16,16 @@ from typing import Any
 from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.resume.stop_strings import stops_of
 
+OPEN, AGAIN = 1, 2
+"""Ways to resume a stream; they are added up."""
+
 _SAMPLING = """temperature top_p top_k min_p seed logit_bias allowed_token_ids bad_words stop stop_token_ids
     include_stop_str_in_output no_stop_trim ignore_eos max_tokens max_completion_tokens min_tokens"""
 _PROMPT = """model messages prompt chat_template chat_template_kwargs mm_processor_kwargs reasoning_effort
     continue_final_message lora_path"""
 _HANDLING = """stream stream_options stream_interval user metadata store service_tier safety_identifier
-    prompt_cache_key prompt_cache_retention priority cache_salt request_id rid session_id parallel_tool_calls
-    include_reasoning separate_reasoning stream_reasoning"""
+    prompt_cache_key prompt_cache_retention priority cache_salt request_id rid session_id tools
+    parallel_tool_calls separate_reasoning stream_reasoning"""
 _HARMLESS = frozenset(f"{_SAMPLING} {_PROMPT} {_HANDLING}".split())
 _ONLY_AS: dict[str, tuple[object, ...]] = {
     "n": (1,),
@@ -25,7 +33,6 @@ _ONLY_AS: dict[str, tuple[object, ...]] = {
     "echo": (False,),
     "logprobs": (False,),
     "top_logprobs": (0,),
-    "tools": ([],),
     "functions": ([],),
     "tool_choice": ("none", "auto"),
     "response_format": ({"type": "text"},),
@@ -40,32 +47,65 @@ _ONLY_AS: dict[str, tuple[object, ...]] = {
     "add_special_tokens": (False,),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
+    "include_reasoning": (True,),
     "return_token_ids": (False,),
     "return_hidden_states": (False,),
     "suffix": ("",),
 }
 """Fields that are harmless with one of these values, of just this type."""
+_ANYTHING = """logprobs top_logprobs tool_choice functions response_format structured_outputs guided_json guided_regex
+    guided_choice guided_grammar guided_decoding_backend guided_whitespace_pattern regex ebnf json_schema
+    structural_tag frequency_penalty presence_penalty repetition_penalty repetition_detection
+    thinking_token_budget include_reasoning add_generation_prompt add_special_tokens skip_special_tokens
+    spaces_between_special_tokens"""
+_COMPUTED = frozenset(_ANYTHING.split())
+"""Fields with which a unit that computes the whole answer again computes the same answer."""
 LONG_STOPS = f"its stop strings are longer than {LIMITS.stop_bytes} bytes together"
+SAMPLED = "and its answer is sampled without a seed"
+"""Why nothing can be repeated."""
+
+
+def ways_of(body: dict[str, Any], *, chat: bool) -> int:
+    """How the stream that `body` asks for may be resumed; 0: not at all."""
+    if len(body) > LIMITS.fields or ("stop" in body and _has_long_stops(body)):
+        return 0
+    is_repeated = body.get("temperature") == 0 or type(body.get("seed")) is int
+    ways = OPEN | AGAIN if is_repeated else OPEN
+    for name in body.keys() - _HARMLESS:
+        if not _is_harmless(name, body):
+            ways &= AGAIN if name in _COMPUTED else 0
+    if ways & OPEN and (_why_not_messages(body) if chat else _why_not_prompt(body.get("prompt"))):
+        return ways & AGAIN
+    return ways
 
 
 def why_ineligible(body: dict[str, Any], *, chat: bool) -> str:
     """Why the stream that `body` asks for cannot be continued; empty when it can."""
+    if ways_of(body, chat=chat):
+        return ""
     if len(body) > LIMITS.fields:
         return f"the request has more than {LIMITS.fields} fields"
-    for name in body.keys() - _HARMLESS:
-        value = body[name]
-        if value is not None and not _is_one_of(value, _ONLY_AS.get(name, ())):
-            if name == "add_generation_prompt" and body.get("continue_final_message"):
-                continue
-            return f"the request has {name}" if name in _ONLY_AS else f"the request has {name}, unknown here"
-    if "stop" in body and len("".join(stops_of(body)).encode()) > LIMITS.stop_bytes:
+    if _has_long_stops(body):
         return LONG_STOPS
+    harmful = [name for name in body if name not in _HARMLESS and not _is_harmless(name, body)]
+    # One that forbids every way explains more.
+    for name in sorted(harmful, key=_COMPUTED.__contains__):
+        if name in _COMPUTED:
+            return f"the request has {name}, {SAMPLED}"
+        return f"the request has {name}" if name in _ONLY_AS else f"the request has {name}, unknown here"
     return _why_not_messages(body) if chat else _why_not_prompt(body.get("prompt"))
 
 
-def _is_one_of(value: object, known: tuple[object, ...]) -> bool:
+def _is_harmless(name: str, body: dict[str, Any]) -> bool:
+    value = body[name]
     # Compared and not serialised: a client may send values of any size and depth.
-    return any(type(value) is type(each) and value == each for each in known)
+    if value is None or any(type(value) is type(each) and value == each for each in _ONLY_AS.get(name, ())):
+        return True
+    return name == "add_generation_prompt" and bool(body.get("continue_final_message"))
+
+
+def _has_long_stops(body: dict[str, Any]) -> bool:
+    return len("".join(stops_of(body)).encode()) > LIMITS.stop_bytes
 
 
 def _why_not_messages(body: dict[str, Any]) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from cellgate.proxy.config.limits import LIMITS, reached
-from cellgate.proxy.resume.stitch import MismatchError, Stitch
+from cellgate.proxy.resume.repetition import MismatchError
+from cellgate.proxy.resume.stitch import Stitch
 from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.proxy.wire.sse import (
     ABORT,

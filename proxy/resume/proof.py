@@ -17,7 +17,7 @@ LLAMA_CPP = "llamacpp"
 CONTEXT_TOKENS = 8
 """Tokens before the boundary that are turned back into text with it: some tokenizers drop a leading space."""
 
-_RENDERED = ("model", "messages", "chat_template", "chat_template_kwargs", "mm_processor_kwargs")
+_RENDERED = ("model", "messages", "tools", "chat_template", "chat_template_kwargs", "mm_processor_kwargs")
 _LIMITS = ("max_tokens", "max_completion_tokens")
 _UNKNOWN_CHARACTER = "\ufffd"
 

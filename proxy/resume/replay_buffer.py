@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from cellgate.proxy.resume.eligible import OPEN
 from cellgate.proxy.resume.transcript import DONE, Transcript
 from cellgate.proxy.wire.sse import is_end
 
@@ -22,16 +23,16 @@ END_CHUNKS = 3
 class ReplayBuffer:
     """One stream's. `chunks` are whole HTTP chunks if `framed`, else bytes of the body, in order.
 
-    `whole`: all of it is kept, not its end alone.
+    `ways` are the ways to resume it (eligible.py). Without any, its end alone is kept.
     """
 
-    __slots__ = ("_folded", "_framed", "chunks", "whole")
+    __slots__ = ("_folded", "_framed", "chunks", "ways")
 
-    def __init__(self, *, framed: bool, whole: bool = True) -> None:
+    def __init__(self, *, framed: bool, ways: int = OPEN) -> None:
         self._framed = framed
         self._folded: Transcript | None = None
-        self.whole = whole
-        self.chunks: list[bytes] | deque[bytes] = [] if whole else deque(maxlen=END_CHUNKS)
+        self.ways = ways
+        self.chunks: list[bytes] | deque[bytes] = [] if ways else deque(maxlen=END_CHUNKS)
 
     def read(self) -> Transcript:
         """Parse all that was kept, and return the transcript."""
@@ -46,7 +47,7 @@ class ReplayBuffer:
 
     def keep_tail(self) -> None:
         """The stream cannot be resumed: from now on keep only its end."""
-        self.whole = False
+        self.ways = 0
         self._transcript().skip()
         self.chunks = deque(self.chunks, maxlen=END_CHUNKS)
 
@@ -60,5 +61,5 @@ class ReplayBuffer:
     def _transcript(self) -> Transcript:
         """The transcript so far. Most answers end before anything is parsed."""
         if self._folded is None:
-            self._folded = Transcript(framed=self._framed)
+            self._folded = Transcript(framed=self._framed, text_only=self.ways == OPEN)
         return self._folded

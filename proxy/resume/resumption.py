@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import orjson
 
 from cellgate.proxy.config.limits import reached
-from cellgate.proxy.resume.eligible import LONG_STOPS, why_ineligible
+from cellgate.proxy.resume.eligible import AGAIN, LONG_STOPS, OPEN, why_ineligible
 from cellgate.proxy.resume.proof import LLAMA_CPP, Proof, Tokens, UnprovenError, extended, prove, remaining
 from cellgate.proxy.resume.repeat_guard import RepeatGuard
 from cellgate.proxy.resume.replay_buffer import ReplayBuffer
@@ -47,6 +47,7 @@ class Resumption:
     """One broken stream, of which `keep` has been shown."""
 
     __slots__ = (
+        "_again",
         "_body",
         "_call",
         "_chat",
@@ -70,6 +71,8 @@ class Resumption:
         self._call: Call | None = None
         self._pool: Pool | None = None
         self._start = 0
+        self._again = False
+        """Whether the units start from the beginning: what was shown is no text, or is not proven."""
         self._engine = ""
         self._head: MakeHead = lambda _path, _length: b""
 
@@ -87,7 +90,7 @@ class Resumption:
         transcript = self._replay.read()
         if not transcript.closed:
             return "it broke inside an event"
-        return transcript.why_not or ("" if self._replay.whole else "only its end is in the replay buffer")
+        return transcript.why_not or ("" if self._replay.ways else "only its end is in the replay buffer")
 
     def last_events(self) -> bytes | None:
         """The events that a complete text still lacks, if no unit is needed for them."""
@@ -103,11 +106,9 @@ class Resumption:
         self._start = (
             len(transcript.text) if transcript.finish else token_start(transcript.text, stops_of(self._body))
         )
-        if not self._start and not transcript.finish:
-            # It starts from the beginning: the request is the same, and only the frame is stitched.
-            self._owner.go_on(
-                self._request.body, self._replay, Stitch(self._body, transcript, Tokens(None, 0), 0)
-            )
+        is_open = bool(self._replay.ways & OPEN) and not transcript.shown.beyond_text and not self._again
+        if not is_open or not (self._start or transcript.finish):
+            self._start_again()
             return
         self._pool, self._engine, self._head = pool, engine, head
         text = transcript.text[: self._start]
@@ -116,6 +117,19 @@ class Resumption:
             text += transcript.stop
         self._proof = prove(self._body, text, chat=self._chat, engine=engine)
         self._ask(None, fresh=fresh)
+
+    def _start_again(self) -> None:
+        """The request is the same, and the unit must repeat what was shown."""
+        stitch = Stitch(self._body, self._replay.read(), Tokens(None, 0), 0, again=True)
+        self._owner.go_on(self._request.body, self._replay, stitch)
+
+    def _unproven(self, reason: str) -> None:
+        """No unit can continue it as an open message."""
+        if self._replay.ways & AGAIN:
+            self._again = True
+            self._start_again()
+        else:
+            self._owner.refused(reason)
 
     def abandon(self) -> None:
         """Stop asking."""
@@ -132,7 +146,7 @@ class Resumption:
             return
         answer = _object(body) if status == 200 else None
         if answer is None:
-            self._owner.refused(f"its engine answered {status} to /tokenize or /detokenize")
+            self._unproven(f"its engine answered {status} to /tokenize or /detokenize")
         else:
             self._ask(answer)
 
@@ -149,7 +163,7 @@ class Resumption:
         except StopIteration as end:
             self._proven(end.value)
         except UnprovenError as error:
-            self._owner.refused(str(error))
+            self._unproven(str(error))
         else:
             body = orjson.dumps(question.body)
             self._call = Call(self, self._pool, self._head(question.path.encode(), len(body)), body)
@@ -173,7 +187,7 @@ class Resumption:
         events = ending(body, transcript, tokens, chat=self._chat)
         if events is None:
             assert wants_usage(body)
-            self._owner.refused("the text was complete, but only the broken unit knew the token counts")
+            self._unproven("the text was complete, but only the broken unit knew the token counts")
         else:
             self._owner.conclude(events)
 

@@ -12,26 +12,24 @@ import orjson
 
 from cellgate.proxy.resume.proof import Tokens
 from cellgate.proxy.resume.repeat_guard import RepeatGuard
+from cellgate.proxy.resume.repetition import MismatchError, Repetition
+from cellgate.proxy.resume.shown import REASONING, logprobs_in, unsupported_in
 from cellgate.proxy.resume.stop_strings import BoundaryStops, stops_of
-from cellgate.proxy.resume.transcript import DONE, STOPPED_BY, Transcript, unsupported_in
-from cellgate.proxy.wire.sse import extra_field, payload, split
+from cellgate.proxy.resume.transcript import DONE, STOPPED_BY, Transcript
+from cellgate.proxy.wire.sse import WORKING, extra_field, payload, split
 
 _COUNTS = ("prompt_tokens", "completion_tokens")
 
 
-class MismatchError(Exception):
-    """The second unit sent what cannot follow: a text that differs from what was sent before, or no text.
-
-    `shown` is what the client still gets of the events before it.
-    """
-
-    shown = b""
+_WORKING_EVENTS = 64
+"""The client gets a comment for so many events that repeat what it knows."""
 
 
 class Stitch:
     """Rewrites the events of one unit. `transcript` is what the client was sent, and grows with them.
 
-    The unit continues after the first `start` characters of the text, which are `tokens` by its count.
+    The unit continues after the first `start` characters of the text, which are `tokens` by its count; or it
+    starts from the very beginning (`again`), and must repeat all that was shown.
     `is_over`: the answer is complete, further events are ignored.
     """
 
@@ -39,8 +37,11 @@ class Stitch:
         "_again",
         "_asks_usage",
         "_events",
+        "_finish",
         "_guard",
         "_options",
+        "_repeated",
+        "_repetition",
         "_spells_stops",
         "_stop_strings",
         "_tokens",
@@ -59,6 +60,7 @@ class Stitch:
         start: int | None = None,
         *,
         guard: RepeatGuard | None = None,
+        again: bool = False,
     ) -> None:
         self.transcript = transcript
         self._guard = guard
@@ -66,8 +68,13 @@ class Stitch:
         text = transcript.text
         start = len(text) if start is None else start
         self._stop_strings = BoundaryStops(text[:start], _stops(body, tokens.shown))
-        # What it must repeat, because it was sent after the point where the unit starts.
-        self._again = text[start:]
+        self._again = again
+        # It was sent after the point where the unit starts.
+        self._repetition = Repetition(text[start:], transcript.shown if again else None)
+        # It was sent as well, if it is known here.
+        self._finish = transcript.finish
+        self._repeated = 0
+        """Events that have only repeated."""
         self._spells_stops = bool(body.get("include_stop_str_in_output"))
         self._wants_usage = wants_usage(body)
         self._usage_so_far = _option(body, "continuous_usage_stats")
@@ -87,7 +94,7 @@ class Stitch:
         return {"stream_options": {**self._options, "continuous_usage_stats": True}}
 
     def feed(self, events: bytes) -> bytes:
-        """Complete events in, what the client gets out. Raises UnlikeError."""
+        """Complete events in, what the client gets out. Raises MismatchError."""
         out = []
         whole, tail = split(events)
         # The last event of a stream may lack its empty line.
@@ -120,7 +127,8 @@ class Stitch:
         choices = document.get("choices")
         usage = self._take_usage(document)
         if choices and not self._stitch_choice(choices[0]) and not usage:
-            return b""
+            self._repeated += 1
+            return b"" if self._repeated % _WORKING_EVENTS else WORKING
         self.transcript.take(document)
         event = _event(document)
         if self.is_over:
@@ -147,14 +155,26 @@ class Stitch:
         part, key = (choice["delta"], "content") if choice.get("delta") is not None else (choice, "text")
         if part is not choice and self.transcript.has_role:
             part.pop("role", None)
+        if not self._again and any(part.get(name) for name in REASONING):
+            # An engine that takes an open message for reasoning would go on with the text there.
+            raise MismatchError("reasoning")
         old = text = part.get(key) or ""
         if self._guard is not None:
             text = self._guarded(text, ended=bool(choice.get("finish_reason")))
-        if self._again or not self._stop_strings.is_over:
+        if not (self._repetition.is_over and self._stop_strings.is_over):
             text = self._past_boundary(choice, text)
         if text != old:
             part[key] = text
-        return bool(text or choice.get("finish_reason") or (part is not choice and any(part.values())))
+        is_more = logprobs_in(choice) or (part is not choice and any(part.values()))
+        if self._finish:
+            self._check_end(choice, is_more=bool(text or is_more))
+            return False
+        return bool(text or choice.get("finish_reason") or is_more)
+
+    def _check_end(self, choice: dict[str, Any], *, is_more: bool) -> None:
+        """The client knows already how the answer ends."""
+        if is_more or (choice.get("finish_reason") or self._finish) != self._finish:
+            raise MismatchError("an end that differs from what was sent before")
 
     def _guarded(self, text: str, *, ended: bool) -> str:
         assert self._guard is not None
@@ -172,19 +192,18 @@ class Stitch:
             choice["finish_reason"] = "stop"
             choice |= {name: self._stop_strings.stop for name in STOPPED_BY if name in choice}
             self.is_over = True
-            news = self._news(stop, ended=True)
+            news = self._news(choice, stop)
             return news if self._spells_stops else ""
         if choice.get("finish_reason"):
             text += self._stop_strings.flush()
-        return self._news(text, ended=bool(choice.get("finish_reason")))
+        return self._news(choice, text)
 
-    def _news(self, text: str, *, ended: bool) -> str:
-        """`text` without what was shown already."""
-        again = self._again
-        if not again.startswith(text[: len(again)]) or (ended and len(text) < len(again)):
-            raise MismatchError("a text that differs from what was sent before")
-        self._again = again[len(text) :]
-        return text[len(again) :]
+    def _news(self, choice: dict[str, Any], text: str) -> str:
+        """`text` without what was shown already; so is the rest of the choice."""
+        text = self._repetition.cut_text(text)
+        self._repetition.cut_delta(choice)
+        self._repetition.check(choice, text)
+        return text
 
     def _ended(self, document: dict[str, Any]) -> bytes:
         """The events after the end of the text, when the gate ends it."""

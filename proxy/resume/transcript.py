@@ -1,7 +1,7 @@
-"""The transcript of a stream of chat or completions: its text so far, read from its events. Pure.
+"""The transcript of a stream of chat or completions: what was shown so far, read from its events. Pure.
 
-Only plain text of one choice is accepted. Anything else in an event (reasoning, tool calls, log
-probabilities, a second choice) means that no other unit can resume the stream.
+One choice is accepted, with what shown.py knows. Anything else in an event means that no other unit can
+resume the stream.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from typing import Any
 import orjson
 
 from cellgate.proxy.config.limits import LIMITS, reached
+from cellgate.proxy.resume.eligible import SAMPLED
+from cellgate.proxy.resume.shown import GrowingText, Shown, unsupported_in
 from cellgate.proxy.wire.sse import extra_field, payload, split
 
 TEXT_CHARS = 1 << 20
@@ -22,28 +24,25 @@ STOPPED_BY = ("stop_reason", "matched_stop")
 """What vLLM and SGLang call the stop string, or the token, that ended a text."""
 
 _FRAME = ("id", "created", "model", "system_fingerprint")
-_OF_A_CHOICE = frozenset({"index", "delta", "text", "finish_reason", "stop_reason", "matched_stop"})
-_OF_A_DELTA = frozenset({"role", "content"})
-_EMPTY: tuple[object, ...] = (None, "", [], {}, False)
 _NO_TEMPLATE = (b"", b"")
-_PART_CHARS = 1 << 16
-"""Texts are joined up to this length."""
+_TEXT_KEYS = (b'"content":', b'"text":', b'"reasoning":', b'"reasoning_content":', b'"arguments":')
 _FEW = 4
 """Fewer pieces than this are read one by one."""
 
 
 class Transcript:
-    """What one client was sent of one answer; `framed`: it is read in whole HTTP chunks.
+    """What one client was sent of one answer; `framed`: it is read in whole HTTP chunks; `text_only`: with
+    anything but text it cannot be resumed.
 
-    `frame` is what all its events have in common, `finish` its finish reason, `stop` the stop string behind
-    that, `strange` what it has carried that is no plain text, `closed` whether its last event was complete,
-    `events` how many had an object.
+    `shown` is what it has carried, `frame` what all its events have in common, `finish` its finish reason,
+    `stop` the stop string behind that, `unsupported` what it has carried that nobody could resume, `closed`
+    whether its last event was complete, `events` how many had an object.
     """
 
     __slots__ = (
+        "_grown",
         "_is_framed",
-        "_parts",
-        "_size",
+        "_is_text_only",
         "_tail",
         "_template",
         "closed",
@@ -54,15 +53,18 @@ class Transcript:
         "has_role",
         "has_usage",
         "is_done",
+        "shown",
         "stop",
         "unsupported",
     )
 
-    def __init__(self, *, framed: bool = False) -> None:
-        self._parts: list[str] = []
-        self._size = 0
+    def __init__(self, *, framed: bool = False, text_only: bool = False) -> None:
+        self._is_text_only = text_only
+        self.shown = Shown()
         self._tail = b""
         self._template = _NO_TEMPLATE
+        self._grown = self.shown.text
+        """What grows by the events that match the template."""
         self._is_framed = framed
         self.frame: dict[str, Any] = {}
         self.events = 0
@@ -72,30 +74,27 @@ class Transcript:
 
     @property
     def text(self) -> str:
-        """All text so far."""
-        if len(self._parts) > 1:
-            self._parts = ["".join(self._parts)]
-        return self._parts[0] if self._parts else ""
+        """All text so far, without reasoning and tool calls."""
+        return str(self.shown.text)
 
     @property
     def why_not(self) -> str:
         """Why it cannot be continued, as far as the stream tells; empty when it can."""
         if self.unsupported:
             return f"its stream has carried {self.unsupported}"
-        if self._size > TEXT_CHARS:
+        if self.shown.size > TEXT_CHARS:
             return f"it is longer than {TEXT_CHARS} characters"
+        if self._is_text_only and (what := self.shown.beyond_text):
+            return f"its stream has carried {what}, {SAMPLED}"
         return ""
 
     def read(self, pieces: Iterable[bytes]) -> None:
         """Add what was sent; an incomplete event waits for the next piece."""
-        left, known = iter(pieces), len(self._parts)
+        left = iter(pieces)
         while self._template is _NO_TEMPLATE and (piece := next(left, None)) is not None:
             self._read_piece(piece)
         self._read_alike(list(left))
-        # Very many small strings would take more memory, and leave holes in it when they go.
-        if known and len(self._parts[known - 1]) < _PART_CHARS:
-            known -= 1
-        self._parts[known:] = ["".join(self._parts[known:])]
+        self.shown.settle()
 
     def _read_alike(self, pieces: list[bytes]) -> None:
         """Read events that are mostly alike: all at once, or recursively in halves."""
@@ -138,19 +137,21 @@ class Transcript:
         elif data:
             self._parse(data, event)
 
-    def take(self, document: dict[str, Any]) -> None:
-        """Add the object of one event."""
+    def take(self, document: dict[str, Any]) -> GrowingText | None:
+        """Add the object of one event; what grew, if it has brought a part of one text and nothing else."""
         self.events += 1
         if not self.frame:
             self.frame = {key: document[key] for key in _FRAME if key in document}
-        self.unsupported = self.unsupported or unsupported_in(document)
+        strange = unsupported_in(document)
+        self.unsupported = self.unsupported or strange
         choices = document.get("choices") or []
-        for choice in choices if isinstance(choices, list) else [choices]:
-            self.has_choice = True
-            if isinstance(choice, dict):
-                self._take_choice(choice)
+        self.has_choice = self.has_choice or bool(choices)
         # With a choice it is the usage so far, not the final one.
         self.has_usage = self.has_usage or (bool(document.get("usage")) and not choices)
+        if strange or not choices:
+            return None
+        grown = self._take_choice(choices[0])
+        return None if self.finish or document.get("usage") else grown
 
     def _parse(self, data: bytes, event: bytes) -> None:
         try:
@@ -160,19 +161,21 @@ class Transcript:
         if not isinstance(document, dict):
             self.unsupported = "an event that is not a JSON object"
             return
-        known = len(self._parts)
-        self.take(document)
-        is_plain = len(self._parts) == known + 1 and not self.finish and not document.get("usage")
-        if is_plain and self._is_framed:
-            self._learn_template(event, self._parts[-1])
+        before = self.shown.size
+        grown = self.take(document)
+        if grown is not None and self._is_framed:
+            self._learn_template(event, grown, self.shown.size - before)
 
-    def _learn_template(self, event: bytes, text: str) -> None:
+    def _learn_template(self, event: bytes, grown: GrowingText, size: int) -> None:
         """Nearly all events of a stream differ only in their text: what surrounds it is the template."""
-        key = b'"content":' if b'"content":' in event else b'"text":'
-        for space in (b"", b" "):
-            before, found, behind = event.partition(key + space + orjson.dumps(text))
-            if found and key not in behind:
-                self._template = (before + key, behind + b"\r\n")
+        if not size:
+            return
+        text = orjson.dumps(grown.last)
+        for key in _TEXT_KEYS:
+            for space in (b"", b" "):
+                before, found, behind = event.partition(key + space + text)
+                if found and key not in behind:
+                    self._template, self._grown = (before + key, behind + b"\r\n"), grown
 
     def _match_all(self, pieces: list[bytes]) -> bool:
         """Add chunks that all match the template, each with one event; False, and none is added, if not.
@@ -207,45 +210,13 @@ class Transcript:
         if len(texts) != len(casts) or set(map(type, texts)) != {str}:
             return False
         self.events += len(texts)
-        self._add("".join(texts))
+        self.shown.grow(self._grown, "".join(texts))
         return True
 
-    def _take_choice(self, choice: dict[str, Any]) -> None:
+    def _take_choice(self, choice: dict[str, Any]) -> GrowingText | None:
         self.finish = choice.get("finish_reason") or self.finish
         self.stop = next(
             (stop for name in STOPPED_BY if isinstance(stop := choice.get(name), str)), self.stop
         )
-        delta = choice.get("delta") or {}
-        if isinstance(delta, dict):
-            self.has_role = self.has_role or bool(delta.get("role"))
-            text = delta.get("content") or choice.get("text")
-            if isinstance(text, str):
-                self._add(text)
-
-    def _add(self, text: str) -> None:
-        self._size += len(text)
-        if text and self._size <= TEXT_CHARS:
-            self._parts.append(text)
-
-
-def unsupported_in(document: dict[str, Any]) -> str:
-    """What the object of an event has besides the plain text of one choice; empty: nothing."""
-    choices = document.get("choices") or []
-    if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
-        return "choices in an unknown format"
-    if len(choices) > 1 or any(choice.get("index") for choice in choices):
-        return "a second choice"
-    for choice in choices:
-        delta = {} if choice.get("delta") is None else choice["delta"]
-        if not isinstance(delta, dict):
-            return "a choice in an unknown format"
-        if strange := _unknown(choice, _OF_A_CHOICE) or _unknown(delta, _OF_A_DELTA):
-            return strange
-        if not all(isinstance(text or "", str) for text in (delta.get("content"), choice.get("text"))):
-            return "a content that is not text"
-    return ""
-
-
-def _unknown(fields: dict[str, Any], known: frozenset[str]) -> str:
-    """An unknown field with a value."""
-    return next((key for key in fields.keys() - known if fields[key] not in _EMPTY), "")
+        self.has_role = self.has_role or bool((choice.get("delta") or {}).get("role"))
+        return self.shown.take(choice)

@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 
+WORKING = b": the unit is still working\n\n"
+"""A comment that keeps a client's connection warm."""
 BOM = b"\xef\xbb\xbf"
 """May precede the first event, and is not a part of it."""
 

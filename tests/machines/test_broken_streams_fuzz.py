@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from cellgate.proxy.resume.passage import TAIL_BYTES, Passage
 from cellgate.proxy.resume.proof import Tokens, extended, remaining
+from cellgate.proxy.resume.repetition import MismatchError
 from cellgate.proxy.resume.replay_buffer import ReplayBuffer
-from cellgate.proxy.resume.stitch import MismatchError, Stitch, ending
+from cellgate.proxy.resume.stitch import Stitch, ending
 from cellgate.proxy.resume.stop_strings import stops_of, token_start
 from cellgate.proxy.resume.transcript import Transcript
 from cellgate.proxy.wire.sse import BOM

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cellgate.proxy.resume.proof import Tokens, extended, remaining
+from cellgate.proxy.resume.repetition import MismatchError
 from cellgate.proxy.resume.replay_buffer import ReplayBuffer
-from cellgate.proxy.resume.stitch import MismatchError, Stitch, ending
+from cellgate.proxy.resume.stitch import Stitch, ending
 from cellgate.proxy.resume.stop_strings import BoundaryStops, token_start
 from cellgate.proxy.resume.transcript import Transcript
 from cellgate.proxy.wire.sse import payload, split

@@ -15,7 +15,8 @@ import pytest
 
 from cellgate.proxy.config.settings import Timeouts
 from cellgate.proxy.metrics.continuations import ContinuationKind, ContinuationResult
-from cellgate.proxy.resume.stitch import MismatchError, Stitch
+from cellgate.proxy.resume.repetition import MismatchError
+from cellgate.proxy.resume.stitch import Stitch
 from tests.scenarios.harness import BACK_S, COMPLETIONS, RULES, Stage
 from tests.scenarios.seeds import seeds
 from tests.scenarios.users import Users
@@ -28,6 +29,8 @@ from tests.sim.engine import Engine
 from tests.sim.hurt import kill, stop
 
 LONG: dict[str, Any] = {"max_tokens": 40, "stream_options": {"include_usage": True}}
+
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
 
 BREAKS: dict[str, Callable[[Engine], None]] = {
     "error in the stream": lambda engine: _behave(
@@ -127,7 +130,7 @@ def test_several_failures_in_one_stream_are_survived() -> None:
 
 
 NOT_CONTINUABLE: dict[str, dict[str, Any]] = {
-    "tools": {"tools": [{"type": "function", "function": {"name": "f"}}]},
+    "tool_choice": {"tools": TOOLS, "tool_choice": "required"},
     "n": {"n": 2},
     "logprobs": {"logprobs": True},
     "response_format": {"response_format": {"type": "json_schema", "json_schema": {}}},
@@ -160,12 +163,69 @@ def test_what_cannot_be_continued_ends_in_one_error_event_that_says_why(name: st
     stage.play(scenario())
 
 
+COMPUTED_AGAIN: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0},
+    "seed": {"temperature": 0.7, "seed": 3},
+}
+
+
+@pytest.mark.parametrize("name", ["logprobs", "response_format", "frequency_penalty", "tool_choice"])
+@pytest.mark.parametrize("sampling", COMPUTED_AGAIN.values(), ids=COMPUTED_AGAIN)
+def test_what_comes_out_the_same_is_computed_again_and_what_was_shown_is_not_repeated(
+    sampling: dict[str, Any], name: str
+) -> None:
+    stage = Stage(units=2)
+
+    async def scenario() -> None:
+        crowd = stage.crowd(8, **LONG, **NOT_CONTINUABLE[name], **sampling)
+        await asyncio.sleep(0.5)
+        stage.engines["a"].die()
+        visits = await crowd
+        assert all(visit.is_answered for visit in visits)
+        assert results(stage) == {"continued": len(on("a", visits))} == {"continued": 4}
+
+    stage.play(scenario())
+
+
+def test_text_shown_under_tools_is_continued_as_text() -> None:
+    stage = Stage(units=2)
+
+    async def scenario() -> None:
+        crowd = stage.crowd(8, **LONG, tools=TOOLS, tool_choice="auto")
+        await asyncio.sleep(0.5)
+        stage.engines["a"].die()
+        assert all(visit.is_answered for visit in await crowd)
+        assert any(asked.get("tools") == TOOLS for asked in stage.engines["b"].counted)
+
+    stage.play(scenario())
+    assert results(stage) == {"continued": 4}
+
+
+def _trim(engine: Engine) -> None:
+    engine.behaviour = Behaviour(template=lambda text: text.replace("<assistant> ", "<assistant>"))
+
+
+def test_what_a_template_does_not_give_back_is_computed_again_if_it_comes_out_the_same() -> None:
+    stage = Stage(units=2)
+
+    async def scenario() -> None:
+        for engine in stage.engines.values():
+            _trim(engine)
+        crowd = stage.crowd(8, **LONG, temperature=0)
+        await asyncio.sleep(0.5)
+        stage.engines["a"].die()
+        assert all(visit.is_answered for visit in await crowd)
+
+    stage.play(scenario())
+    assert results(stage) == {"continued": 4}
+
+
 def test_a_template_that_does_not_give_the_text_back_is_found_out() -> None:
     stage = Stage(units=2)
 
     async def scenario() -> None:
         for engine in stage.engines.values():
-            engine.behaviour = Behaviour(template=lambda text: text.replace("<assistant> ", "<assistant>"))
+            _trim(engine)
         crowd = stage.crowd(8, **LONG)
         await asyncio.sleep(0.5)
         stage.engines["a"].die()

@@ -32,7 +32,6 @@ LOGPROBS = {"content": [{"token": " upon", "logprob": -0.5, "bytes": None, "top_
 CALL = {"index": 0, "id": "call_1", "type": "function", "function": {"name": "f", "arguments": ""}}
 
 CASES: dict[str, tuple[dict[str, Any], list[bytes], str]] = {
-    "tools": ({"tools": [TOOL]}, TEXT, "the request has tools"),
     "tools, called": (
         {"tools": [TOOL], "tool_choice": "required"},
         [ROLE, event({"tool_calls": [CALL]})],
@@ -51,6 +50,11 @@ CASES: dict[str, tuple[dict[str, Any], list[bytes], str]] = {
     "reasoning": ({}, [ROLE, event({"reasoning_content": "Hm"})], "has carried reasoning_content"),
     "reasoning, as vLLM calls it now": ({}, [ROLE, event({"reasoning": "Hm"})], "has carried reasoning"),
     "reasoning, then text": ({}, [ROLE, event({"reasoning": "Hm"}), *TEXT[1:]], "has carried reasoning"),
+    "a call has begun": (
+        {"tools": [TOOL]},
+        [*TEXT, event({"tool_calls": [CALL]})],
+        "has carried tool_calls, and its answer is sampled without a seed",
+    ),
     "tool calls that nobody asked for": ({}, [ROLE, event({"tool_calls": [CALL]})], "has carried tool_calls"),
 }
 ERROR = b'data: {"error": {"message": "EngineDeadError", "type": "InternalServerError", "code": 500}}\n\n'

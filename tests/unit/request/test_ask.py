@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from cellgate.proxy.config.limits import LIMITS, REACHED
 from cellgate.proxy.request.ask import has_more_nodes, is_large, read_ask, read_large_ask
+from cellgate.proxy.resume.eligible import AGAIN, OPEN
 from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.proxy.workers.protocol import ask_out
 from cellgate.router.nouns import Ask
@@ -50,7 +51,9 @@ def test_whether_its_stream_could_be_continued_is_known_from_the_start() -> None
     assert ask_of(prompt="x", stream=True).continuable
     assert pickle.loads(pickle.dumps(ask_of(**chat))).continuable
     assert not ask_of(**chat | {"stream": False}).continuable
-    assert not ask_of(**chat, tools=[{"type": "function"}]).continuable
+    assert ask_of(**chat, tools=[{"type": "function"}]).continuable == OPEN
+    assert ask_of(**chat, logprobs=True, temperature=0).continuable == AGAIN
+    assert not ask_of(**chat, n=2).continuable
     assert not ask_of(prompt=[1, 2], stream=True).continuable
 
 
@@ -240,7 +243,7 @@ def test_a_body_of_any_shape_is_an_ask_or_a_refusal(body: dict[str, Any]) -> Non
         assert found.kind is FailureKind.BAD_JSON
         assert found.param == "model"
         return
-    assert (type(found.stream), type(found.continuable), type(found.session)) == (bool, bool, str)
+    assert (type(found.stream), type(found.continuable), type(found.session)) == (bool, int, str)
     assert isinstance(found.priority, int)
     assert found.prompt_bytes >= 0
     # As it goes to another process.

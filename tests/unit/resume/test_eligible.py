@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cellgate.proxy.config.limits import LIMITS
-from cellgate.proxy.resume.eligible import LONG_STOPS, why_ineligible
+from cellgate.proxy.resume.eligible import AGAIN, LONG_STOPS, OPEN, ways_of, why_ineligible
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "x"}], "stream": True}
 COMPLETION: dict[str, Any] = {"model": "m", "prompt": "x", "stream": True}
@@ -27,6 +27,8 @@ HARMLESS: tuple[dict[str, Any], ...] = (
         "user": "u",
     },
     {"continue_final_message": True, "add_generation_prompt": False},
+    {"tools": [{"type": "function"}], "tool_choice": "auto", "parallel_tool_calls": True},
+    {"tools": [{"type": "function"}], "tool_choice": "none", "include_reasoning": True},
 )
 HARMFUL: dict[str, Any] = {
     "n": 2,
@@ -34,7 +36,6 @@ HARMFUL: dict[str, Any] = {
     "logprobs": True,
     "top_logprobs": 3,
     "prompt_logprobs": 1,
-    "tools": [{"type": "function"}],
     "functions": [{}],
     "tool_choice": "required",
     "response_format": {"type": "json_object"},
@@ -51,6 +52,7 @@ HARMFUL: dict[str, Any] = {
     "return_token_ids": True,
     "add_generation_prompt": False,
     "skip_special_tokens": False,
+    "include_reasoning": False,
     "kv_transfer_params": {},
     "a_field_of_next_year": 0,
 }
@@ -65,6 +67,42 @@ def test_ordinary_requests_may_be_continued(fields: dict[str, Any]) -> None:
 def test_whatever_asks_for_more_than_a_text_may_not_and_is_named(name: str) -> None:
     for body, chat in ((CHAT, True), (COMPLETION, False)):
         assert name in why_ineligible(body | {name: HARMFUL[name]}, chat=chat)
+
+
+COMPUTED: tuple[dict[str, Any], ...] = (
+    {"logprobs": True, "top_logprobs": 3},
+    {"tools": [{"type": "function"}], "tool_choice": "required"},
+    {"response_format": {"type": "json_object"}},
+    {"guided_json": {}},
+    {"structured_outputs": {"regex": "a"}},
+    {"frequency_penalty": 0.1, "presence_penalty": 0.1, "repetition_penalty": 1.1},
+    {"include_reasoning": False},
+)
+
+
+@pytest.mark.parametrize("fields", COMPUTED)
+def test_what_depends_on_what_was_generated_is_computed_again_if_it_comes_out_the_same(
+    fields: dict[str, Any],
+) -> None:
+    assert ways_of(CHAT | fields, chat=True) == ways_of(CHAT | fields | {"temperature": 0.5}, chat=True) == 0
+    assert ways_of(CHAT | fields | {"temperature": 0}, chat=True) == AGAIN
+    assert ways_of(CHAT | fields | {"temperature": 1.0, "seed": 5}, chat=True) == AGAIN
+    assert "sampled without a seed" in why_ineligible(CHAT | fields, chat=True)
+
+
+def test_plain_text_goes_both_ways_if_it_comes_out_the_same() -> None:
+    assert ways_of(CHAT, chat=True) == OPEN
+    assert ways_of(CHAT | {"temperature": 0.0}, chat=True) == OPEN | AGAIN
+    assert ways_of(COMPLETION | {"prompt": [1, 2], "temperature": 0}, chat=False) == AGAIN
+
+
+@pytest.mark.parametrize(
+    "name", ["n", "best_of", "use_beam_search", "kv_transfer_params", "a_field_of_next_year"]
+)
+def test_what_nobody_could_join_is_not_computed_again(name: str) -> None:
+    assert ways_of(CHAT | {name: HARMFUL[name], "temperature": 0}, chat=True) == 0
+    both = CHAT | {name: HARMFUL[name], "logprobs": True}
+    assert f"the request has {name}" in why_ineligible(both, chat=True)
 
 
 def test_log_probabilities_of_completions_are_asked_for_by_zero_as_well() -> None:

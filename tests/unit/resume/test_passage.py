@@ -129,7 +129,7 @@ def test_the_end_of_a_large_event_is_found_wherever_it_was_cut(end: bytes) -> No
 
 def test_what_came_before_the_event_that_cannot_follow_is_shown_and_known_to_be() -> None:
     passage = stitching()
-    strange = event("x").replace(b'"content":"x"', b'"tool_calls":[{"index":0}]')
+    strange = event("x").replace(b'"content":"x"', b'"audio":{"id":"x"}')
     shown, failure = fed(passage, [event("one") + strange + event("two")])
     assert (texts(shown), failure and failure.kind) == (["one"], FailureKind.NOT_CONTINUED)
     assert passage.stitch is not None
