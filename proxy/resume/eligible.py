@@ -53,9 +53,9 @@ _ONLY_AS: dict[str, tuple[object, ...]] = {
     "suffix": ("",),
 }
 """Fields that are harmless with one of these values, of just this type."""
-_ANYTHING = """logprobs top_logprobs tool_choice functions response_format structured_outputs guided_json guided_regex
-    guided_choice guided_grammar guided_decoding_backend guided_whitespace_pattern regex ebnf json_schema
-    structural_tag frequency_penalty presence_penalty repetition_penalty repetition_detection
+_ANYTHING = """logprobs top_logprobs tool_choice functions response_format structured_outputs structural_tag
+    guided_json guided_regex guided_choice guided_grammar guided_decoding_backend guided_whitespace_pattern
+    regex ebnf json_schema frequency_penalty presence_penalty repetition_penalty repetition_detection
     thinking_token_budget include_reasoning add_generation_prompt add_special_tokens skip_special_tokens
     spaces_between_special_tokens"""
 _COMPUTED = frozenset(_ANYTHING.split())
@@ -69,14 +69,20 @@ def ways_of(body: dict[str, Any], *, chat: bool) -> int:
     """How the stream that `body` asks for may be resumed; 0: not at all."""
     if len(body) > LIMITS.fields or ("stop" in body and _has_long_stops(body)):
         return 0
-    is_repeated = body.get("temperature") == 0 or type(body.get("seed")) is int
-    ways = OPEN | AGAIN if is_repeated else OPEN
+    # Most requests name neither of them.
+    may_repeat = "temperature" in body or "seed" in body
+    ways = OPEN | AGAIN if may_repeat and is_deterministic(body) else OPEN
     for name in body.keys() - _HARMLESS:
         if not _is_harmless(name, body):
             ways &= AGAIN if name in _COMPUTED else 0
     if ways & OPEN and (_why_not_messages(body) if chat else _why_not_prompt(body.get("prompt"))):
         return ways & AGAIN
     return ways
+
+
+def is_deterministic(body: dict[str, Any]) -> bool:
+    """Whether the same request can be expected to get the same answer once more."""
+    return body.get("temperature") == 0 or type(body.get("seed")) is int
 
 
 def why_ineligible(body: dict[str, Any], *, chat: bool) -> str:
