@@ -1,4 +1,4 @@
-"""The caller's side of the admin port: one bounded request, and what to do when it fails."""
+"""The caller's side of the admin port: bounded requests, a live stream, and what to do when one fails."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ import json
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import quote, urlencode
 
+from cellgate.proxy.cli.command_error import CommandError
 from cellgate.proxy.config.load_process import ADMIN_TOKEN_VARIABLE
 from cellgate.proxy.config.settings import Address
 
 TIMEOUT_S = 5.0
+SILENT_S = 30.0
+"""Three times what a gate's live stream is silent for at most."""
 CONDUCT_TIMEOUT_S = 3600.0
 """An engine may finish its requests first, for as long as the gate allows (`timeouts.drain_s`)."""
 
 
-class AdminError(Exception):
-    """The gate refused or failed. `str()` is one line that says what to do."""
-
-
 def units(admin: Address) -> list[dict[str, Any]]:
-    """All units of the gate as its `GET /units` shows them. Raises AdminError."""
+    """All units of the gate as its `GET /units` shows them. Raises CommandError."""
     found = _call(admin, "GET", "/units")
     if not isinstance(found, list):
         raise _stranger(admin)
@@ -32,7 +32,7 @@ def units(admin: Address) -> list[dict[str, Any]]:
 
 
 def status(admin: Address) -> dict[str, Any]:
-    """The fleet at a glance, as `GET /status` shows it. Raises AdminError."""
+    """The fleet at a glance, as `GET /status` shows it. Raises CommandError."""
     found = _call(admin, "GET", "/status")
     if not isinstance(found, dict) or "units" not in found:
         raise _stranger(admin)
@@ -40,15 +40,31 @@ def status(admin: Address) -> dict[str, Any]:
 
 
 def events(admin: Address) -> list[dict[str, Any]]:
-    """The last flips and actions, oldest first. Raises AdminError."""
+    """The last flips and actions, oldest first. Raises CommandError."""
     found = _call(admin, "GET", "/events")
     if not isinstance(found, list):
         raise _stranger(admin)
     return found
 
 
+@contextmanager
+def followed(admin: Address) -> Iterator[Iterator[dict[str, Any]]]:
+    """What happens from now on, until the gate ends the stream or goes silent. Raises CommandError."""
+    with _opened(admin, "GET", "/events?follow=1", SILENT_S) as reply:
+        if reply.headers.get_content_type() != "text/event-stream":
+            raise _stranger(admin)
+        yield _events_of(reply)
+
+
+def _events_of(reply: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
+    with suppress(OSError, http.client.HTTPException):
+        for line in reply:
+            if line.startswith(b"data: "):
+                yield json.loads(line[6:])
+
+
 def why(admin: Address, unit: str) -> list[str]:
-    """The explanation of one unit, line by line. Raises AdminError, with a similar name if unknown."""
+    """The explanation of one unit, line by line. Raises CommandError, with a similar name if unknown."""
     found = _call(admin, "GET", _path(unit))
     lines = found.get("why") if isinstance(found, dict) else None
     if not isinstance(lines, list):
@@ -57,12 +73,12 @@ def why(admin: Address, unit: str) -> list[str]:
 
 
 def set_drain(admin: Address, unit: str, *, drained: bool) -> None:
-    """Takes a unit out of rotation or puts it back. Raises AdminError."""
+    """Takes a unit out of rotation or puts it back. Raises CommandError."""
     _call(admin, "POST", f"{_path(unit)}/{'drain' if drained else 'undrain'}")
 
 
 def set_cell_drain(admin: Address, cell: str, *, drained: bool) -> list[str]:
-    """The same for all units of a cell, which are returned. Raises AdminError."""
+    """The same for all units of a cell, which are returned. Raises CommandError."""
     found = _call(admin, "POST", f"/cells/{quote(cell, safe='')}/{'drain' if drained else 'undrain'}")
     try:
         return [str(unit["name"]) for unit in found["units"]]
@@ -71,7 +87,7 @@ def set_cell_drain(admin: Address, cell: str, *, drained: bool) -> list[str]:
 
 
 def conduct(admin: Address, unit: str, deed: str, mode: str | None) -> str:
-    """Pauses, resumes, puts to sleep or wakes the engine of a unit; returns the mode. Raises AdminError.
+    """Pauses, resumes, puts to sleep or wakes the engine of a unit; returns the mode. Raises CommandError.
 
     The gate answers when the engine has done it.
     """
@@ -83,7 +99,7 @@ def conduct(admin: Address, unit: str, deed: str, mode: str | None) -> str:
 
 
 def explain(admin: Address, asked: Mapping[str, str]) -> dict[str, Any]:
-    """Where such a request would go now, as `GET /explain` tells. Raises AdminError."""
+    """Where such a request would go now, as `GET /explain` tells. Raises CommandError."""
     found = _call(admin, "GET", f"/explain?{urlencode(asked)}")
     if not isinstance(found, dict) or "units" not in found:
         raise _stranger(admin)
@@ -91,7 +107,7 @@ def explain(admin: Address, asked: Mapping[str, str]) -> dict[str, Any]:
 
 
 def poison(admin: Address) -> dict[str, Any]:
-    """The prompts that are refused, as `GET /poison` shows them. Raises AdminError."""
+    """The prompts that are refused, as `GET /poison` shows them. Raises CommandError."""
     found = _call(admin, "GET", "/poison")
     if not isinstance(found, dict) or not isinstance(found.get("bans"), list):
         raise _stranger(admin)
@@ -99,7 +115,7 @@ def poison(admin: Address) -> dict[str, Any]:
 
 
 def clear_poison(admin: Address, fingerprint: str | None) -> list[str]:
-    """Allows a prompt again, or all of them; returns these. Raises AdminError."""
+    """Allows a prompt again, or all of them; returns these. Raises CommandError."""
     path = f"/poison/{quote(fingerprint, safe='')}/clear" if fingerprint else "/poison/clear"
     found = _call(admin, "POST", path)
     if not isinstance(found, dict) or not isinstance(found.get("cleared"), list):
@@ -112,21 +128,28 @@ def _path(unit: str) -> str:
 
 
 def _call(admin: Address, method: str, path: str, timeout_s: float = TIMEOUT_S) -> Any:
+    with _opened(admin, method, path, timeout_s) as reply:
+        return json.load(reply)
+
+
+@contextmanager
+def _opened(admin: Address, method: str, path: str, timeout_s: float) -> Iterator[http.client.HTTPResponse]:
+    """The gate's reply. Raises CommandError, also for what its reader meets."""
     token = os.environ.get(ADMIN_TOKEN_VARIABLE)
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     request = urllib.request.Request(f"http://{admin}{path}", method=method, headers=headers)
     # Not through a proxy of the environment: the gate is near, and trusts this machine only without one.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(request, timeout=timeout_s) as response:
-            return json.load(response)
+        with opener.open(request, timeout=timeout_s) as reply:
+            yield reply
     except urllib.error.HTTPError as error:
-        raise AdminError(_refusal(admin, error)) from None
+        raise CommandError(_refusal(admin, error)) from None
     except (http.client.HTTPException, ValueError):
         raise _stranger(admin) from None
     except OSError as error:
         reason = getattr(error, "reason", error)
-        raise AdminError(
+        raise CommandError(
             f"no gate answers at {admin} ({getattr(reason, 'strerror', None) or reason}): is it running? "
             "Set its admin address with --admin HOST:PORT"
         ) from None
@@ -143,5 +166,5 @@ def _refusal(admin: Address, error: urllib.error.HTTPError) -> str:
     return f"{message}{hint}"
 
 
-def _stranger(admin: Address) -> AdminError:
-    return AdminError(f"the server at {admin} is not a gate's admin port: set that with --admin HOST:PORT")
+def _stranger(admin: Address) -> CommandError:
+    return CommandError(f"the server at {admin} is not a gate's admin port: set that with --admin HOST:PORT")

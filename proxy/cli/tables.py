@@ -30,22 +30,43 @@ def fleet_table(fleet: Fleet) -> str:
     return table([head, *rows])
 
 
-def units_table(units: Sequence[Mapping[str, Any]]) -> str:
+def units_table(units: Sequence[Mapping[str, Any]], *, wide: bool = False) -> str:
     """The units of a running gate (`GET /units`), one a line."""
-    head = ("UNIT", "CELL", "VERDICT", "FOR", "IN FLIGHT", "RUNNING/WAITING", "REASON")
-    rows = (
-        (
-            str(unit["name"]),
-            str(unit["cell"]),
-            _verdict(unit),
-            duration(unit["since_s"]),
-            f"{unit['in_flight']} of {unit['max_in_flight']}",
-            f"{load['running']}/{load['waiting']}" if (load := unit["load"]) else "-",
-            str(unit["reason"]),
-        )
-        for unit in units
-    )
-    return table([head, *rows])
+    return table(unit_rows(units, wide=wide))
+
+
+def unit_rows(units: Sequence[Mapping[str, Any]], *, wide: bool = False) -> list[list[str]]:
+    """The head, and a row for each; `wide`: with all that helps to compare units."""
+    head = ["UNIT", "CELL", "VERDICT", "FOR", "IN FLIGHT", "RUNNING/WAITING"]
+    more = ["WEIGHT", "KV", "PREFILL", "QUEUED", "ENGINE", "MODELS", "URL"] if wide else []
+    return [
+        [*head, *more, "REASON"],
+        *([*_unit_row(unit), *(_wide_row(unit) if wide else ()), str(unit["reason"])] for unit in units),
+    ]
+
+
+def _unit_row(unit: Mapping[str, Any]) -> list[str]:
+    return [
+        str(unit["name"]),
+        str(unit["cell"]),
+        verdict(unit),
+        duration(unit["since_s"]),
+        f"{unit['in_flight']} of {unit['max_in_flight']}",
+        f"{load['running']}/{load['waiting']}" if (load := unit["load"]) else "-",
+    ]
+
+
+def _wide_row(unit: Mapping[str, Any]) -> list[str]:
+    load, routing = unit["load"] or {}, unit["routing"]
+    return [
+        f"{unit['weight']:g}",
+        "-" if load.get("kv_use") is None else f"{load['kv_use']:.0%}",
+        f"{routing['prefill_tokens_s']:,.0f} tokens/s" if routing["prefill_samples"] else "-",
+        f"{routing['queued_tokens']:,} tokens",
+        str(unit["build"]["version"] or "-"),
+        ", ".join(unit["models"]) or "-",
+        str(unit["url"]),
+    ]
 
 
 def explain_text(found: Mapping[str, Any]) -> str:
@@ -90,7 +111,7 @@ def _seconds(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f} s"
 
 
-def _verdict(unit: Mapping[str, Any]) -> str:
+def verdict(unit: Mapping[str, Any]) -> str:
     """The verdict, and what else decides how many requests go there."""
     words = ("drained", "restart_suspected", "degraded", "odd_answers")
     beside = [word.replace("_", " ") for word in words if unit[word]]
@@ -124,7 +145,12 @@ def shown(text: str) -> str:
 
 def table(rows: Sequence[Sequence[str]]) -> str:
     """Rows of text as columns, as wide as they need to be."""
-    cells = [[shown(text) for text in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = ("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in cells)
-    return "\n".join(line.rstrip() for line in lines)
+    return "\n".join(columns(rows, [max(map(len, column)) for column in zip(*rows, strict=True)]))
+
+
+def columns(rows: Sequence[Sequence[str]], widths: Sequence[int]) -> list[str]:
+    """A line for each row; a text that is wider than its column moves those after it."""
+    return [
+        "  ".join(shown(text).ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]

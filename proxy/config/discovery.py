@@ -31,19 +31,19 @@ class LikeKeys(Keys):
     api_key_file: Annotated[str | None, PlainValidator(values.token_in_file)] = Field(None, repr=False)
 
 
-def _source(found: object) -> str:
+def source(found: object) -> str:
     return choice("a source", found, sorted(SOURCES))
 
 
-def _record(found: object) -> str:
+def record(found: object) -> str:
     return choice("a record type", found, ["A", "AAAA", "SRV"])
 
 
-def _scheme(found: object) -> str:
+def scheme(found: object) -> str:
     return choice("a scheme", found, ["http", "https"])
 
 
-def _port(found: object) -> int:
+def port(found: object) -> int:
     if type(found) is int and 0 < found < 65536:
         return found
     raise MisfitError("a port from 1 to 65535")
@@ -73,7 +73,7 @@ def _given(kind: Any) -> Any:
 
 _CHECKS: dict[str, Any] = {
     "host": _word("the name to resolve"),
-    "record": _record,
+    "record": record,
     "server": values.target,
     "path": _word("a file name"),
     "name": _word("the name of a LeaderWorkerSet"),
@@ -82,9 +82,9 @@ _CHECKS: dict[str, Any] = {
     "cluster": _word("the name or ARN of a cluster"),
     "services": _words("a list of service names"),
     "region": _word("the name of a region"),
-    "port": _port,
-    "agent_port": _port,
-    "scheme": _scheme,
+    "port": port,
+    "agent_port": port,
+    "scheme": scheme,
     "period_s": values.seconds,
 }
 
@@ -95,7 +95,7 @@ def _default(key: str) -> object:
     return given.pop() if len(given) == 1 and MISSING not in given else None
 
 
-_fields: dict[str, Any] = {"from": (_given(_source), ...)}
+_fields: dict[str, Any] = {"from": (_given(source), ...)}
 _fields |= {key: (_given(check), _default(key)) for key, check in _CHECKS.items()}
 _fields["unit"] = (LikeKeys, None)
 DiscoverKeys = create_model("DiscoverKeys", __base__=Keys, **_fields)

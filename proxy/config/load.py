@@ -59,9 +59,10 @@ def load(path: str | None, overrides: Overrides, environ: Mapping[str, str] = os
     Raises ConfigError with every problem of all three; a file that holds no YAML mapping has that one only.
     """
     flags = overrides.keys()
-    written, repeated = _read(path)
+    written, repeated = _read(path, environ)
     keys = {**overrides.defaults(), **written, **flags}
     file, misfits = _checked(keys)
+    path = yaml_file.title(path) if path else None
     problems = [_line(path, {}, *problem) for problem in repeated]
     problems += [_line(path, flags, *problem) for problem in (*_repeated_names(keys), *misfits)]
     secrets: dict[str, str] = {}
@@ -79,13 +80,13 @@ def load(path: str | None, overrides: Overrides, environ: Mapping[str, str] = os
     return _settings(file, secrets)
 
 
-def _read(path: str | None) -> tuple[dict[object, object], list[Problem]]:
+def _read(path: str | None, environ: Mapping[str, str]) -> tuple[dict[object, object], list[Problem]]:
     if path is None:
         return {}, []
     try:
-        return yaml_file.read(path)
+        return yaml_file.read(path, environ)
     except yaml_file.UnreadableError as error:
-        raise ConfigError([str(error)]) from None
+        raise ConfigError(list(error.problems)) from None
 
 
 def _settings(file: FileKeys, secrets: Mapping[str, str]) -> Settings:

@@ -24,7 +24,7 @@ _GIVEN = Remedy(audit="")
 _LOOPBACK = re.compile(r"http://(127\.[\d.]+|localhost|\[::1\])[:/]")
 
 
-def _argv(found: object) -> tuple[str, ...]:
+def program(found: object) -> tuple[str, ...]:
     """A command as a list of words, the first of them a program that can be run now."""
     expected = "a command as a list of words, such as [/usr/local/bin/recover, --now]"
     if isinstance(found, str):
@@ -39,7 +39,7 @@ def _argv(found: object) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _webhook(found: object) -> str:
+def webhook_url(found: object) -> str:
     """The URL of a webhook: https, or http on this machine."""
     url = values.page(found)
     if url.startswith("https://") or _LOOPBACK.match(url):
@@ -47,7 +47,7 @@ def _webhook(found: object) -> str:
     raise MisfitError("https://HOST/PATH, or http:// on this machine", f"did you mean 'https{url[4:]}'?")
 
 
-def _audit(found: object) -> str:
+def audit_file(found: object) -> str:
     """The name of a file that can be appended to, or made."""
     if not isinstance(found, str) or not found:
         raise MisfitError("a file name")
@@ -61,10 +61,10 @@ def _audit(found: object) -> str:
 class RecoveryKeys(Keys):
     """What is done about units of a cell that stay DOWN. `secret_file` is read here."""
 
-    command: Annotated[tuple[str, ...], PlainValidator(_argv)] = _GIVEN.command
-    webhook: Annotated[str, PlainValidator(_webhook)] = _GIVEN.webhook
+    command: Annotated[tuple[str, ...], PlainValidator(program)] = _GIVEN.command
+    webhook: Annotated[str, PlainValidator(webhook_url)] = _GIVEN.webhook
     secret_file: Annotated[str | None, PlainValidator(values.token_in_file)] = Field(None, repr=False)
-    audit: Annotated[str, PlainValidator(_audit)]
+    audit: Annotated[str, PlainValidator(audit_file)]
     after_s: Annotated[float, PlainValidator(values.seconds)] = _GIVEN.after_s
     timeout_s: Annotated[float, PlainValidator(values.seconds)] = _GIVEN.timeout_s
     max_parallel: Annotated[int, PlainValidator(values.count)] = _GIVEN.max_parallel

@@ -158,7 +158,7 @@ class CellKeys(Keys):
         return {"units": [], **found} if isinstance(found, dict) and "discover" in found else found
 
 
-def _discovery(found: object, info: ValidationInfo) -> str:
+def fleet_source(found: object, info: ValidationInfo) -> str:
     found = values.choice("a source of all units", found, ["redis"])
     if info.data.get("redis") is None:
         raise ValueError("requires the key redis as well")
@@ -182,6 +182,7 @@ class FileKeys(Keys):
     `redis` may be anything: a gate serves without it, and says what is wrong with it.
     """
 
+    version: Annotated[int, PlainValidator(values.version)] = 1
     listen: Annotated[Address, PlainValidator(values.address)] = _GIVEN.listen
     admin: Annotated[Address, PlainValidator(values.address)] = _GIVEN.admin
     workers: Annotated[int, PlainValidator(values.count)] = _GIVEN.workers
@@ -192,7 +193,7 @@ class FileKeys(Keys):
     redis_password_file: Annotated[str | None, PlainValidator(values.token_in_file)] = Field(None, repr=False)
     redis_prefix: Annotated[str, PlainValidator(values.redis_prefix)] = REDIS_PREFIX
     advertise: Annotated[str, PlainValidator(values.url)] = _GIVEN.advertise
-    discovery: Annotated[str, PlainValidator(_discovery)] = ""
+    discovery: Annotated[str, PlainValidator(fleet_source)] = ""
     admin_token_file: Annotated[str | None, PlainValidator(values.token_in_file)] = Field(None, repr=False)
     policy: Annotated[str, PlainValidator(values.policy)] = _GIVEN.policy
     access_log: Annotated[LogFormat, PlainValidator(values.log_format)] = _GIVEN.access_log

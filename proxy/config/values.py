@@ -95,6 +95,13 @@ def _size_hint(text: str) -> str:
     return f"did you mean '{near[1]}{near[2].upper()}iB'?" if near else ""
 
 
+def version(found: object) -> int:
+    """The form of the configuration: there is one so far."""
+    if found == 1 and not isinstance(found, bool):
+        return 1
+    raise MisfitError("version 1 of the configuration, the only one that this gate knows")
+
+
 # Words.
 
 

@@ -1,11 +1,17 @@
-"""Reads a YAML file into a plain mapping, or reports the line and column of the error."""
+"""Reads a YAML file, with variables of the environment in its values, into a plain mapping, or reports the
+line and column of each error.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import yaml
+
+from cellgate.proxy.config.variables import substitute
 
 KeyPath = tuple[str | int, ...]
 """Where in the configuration something stands: keys and indexes from the top."""
@@ -15,28 +21,44 @@ Problem = tuple[KeyPath, str]
 
 
 class UnreadableError(Exception):
-    """The file holds no YAML mapping. `str()` is one line that begins with the file's name."""
+    """The file holds no YAML mapping, or names a variable that is not set. `problems` has a line for each."""
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
 
 
-def read(path: str) -> tuple[dict[object, object], list[Problem]]:
-    """The mapping in the file at `path`, and what is wrong with keys that stand there twice.
+def read(path: str, environ: Mapping[str, str] = os.environ) -> tuple[dict[object, object], list[Problem]]:
+    """The mapping in the file at `path` (`-`: standard input), and what is wrong with keys that stand there
+    twice.
 
     Raises UnreadableError. YAML itself would let the last of two keys win in silence.
     """
-    return parse(path, _bytes(path))
+    return parse(title(path), _bytes(path), environ=environ)
 
 
-def parse(path: str, data: bytes, such_as: str = "cells") -> tuple[dict[object, object], list[Problem]]:
+def title(path: str) -> str:
+    """How a file is called in messages."""
+    return "<stdin>" if path == "-" else path
+
+
+def parse(
+    path: str, data: bytes, such_as: str = "cells", environ: Mapping[str, str] = os.environ
+) -> tuple[dict[object, object], list[Problem]]:
     """`read` for bytes that were read already; `such_as` is a key that is expected there."""
     text = _text(path, data)
     try:
         loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
+        if node is not None and (unset := substitute(loader, node, environ)):
+            raise UnreadableError(*(f"{path}:{m.line + 1}:{m.column + 1}: {text}" for m, text in unset))
         found = loader.construct_document(node) if node is not None else None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else path
-        raise UnreadableError(f"{where}: expected YAML, {' '.join(str(error.problem).split())}") from None
+        problem = " ".join(str(error.problem).split())
+        hint = "; put ${…} in quotes where it stands within braces" if _has_reference(text, mark) else ""
+        raise UnreadableError(f"{where}: expected YAML, {problem}{hint}") from None
     except yaml.reader.ReaderError as error:
         where = _line_and_column(text[: error.position])
         raise UnreadableError(
@@ -50,7 +72,13 @@ def parse(path: str, data: bytes, such_as: str = "cells") -> tuple[dict[object, 
     return found, list(_repeated_keys(node, (), set()))
 
 
+def _has_reference(text: str, mark: yaml.Mark | None) -> bool:
+    return mark is not None and any("${" in line for line in text.splitlines()[mark.line : mark.line + 1])
+
+
 def _bytes(path: str) -> bytes:
+    if path == "-":
+        return sys.stdin.buffer.read()
     try:
         return Path(path).read_bytes()
     except (OSError, ValueError) as error:

@@ -36,7 +36,7 @@ def units_in(path: str, data: bytes, like: Unit) -> tuple[Unit, ...]:
         found, problems = yaml_file.parse(path, data, "units")
         keys = UnitsKeys.model_validate(found)
     except yaml_file.UnreadableError as error:
-        raise SourceError(str(error)) from None
+        raise SourceError("; ".join(error.problems)) from None
     except ValidationError as error:
         problems = [explained(detail, SCHEMA) for detail in error.errors(include_url=False)]
     else:

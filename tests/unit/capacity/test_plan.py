@@ -20,8 +20,7 @@ from cellgate.proxy.capacity.memory import (
     weight_bytes,
 )
 from cellgate.proxy.capacity.shape import Shape, read_shape
-from cellgate.proxy.cli import commands
-from cellgate.proxy.cli import plan as plan_command
+from cellgate.proxy.cli import commands, plan_command
 from cellgate.proxy.config.load_process import ConfigError
 
 LLAMA_8B = {

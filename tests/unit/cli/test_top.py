@@ -9,7 +9,8 @@ import pytest
 from rich.console import Console
 
 from cellgate.proxy.admin.status import status
-from cellgate.proxy.cli import admin_client, commands, top
+from cellgate.proxy.cli import admin_client, commands
+from cellgate.proxy.cli import top_command as top
 from cellgate.proxy.logs.events import EventLog
 from cellgate.router.board import Board
 from cellgate.router.nouns import Ask, Evidence, Fleet, Rules, Sign, Strength, Unit

@@ -13,11 +13,13 @@ from tests.unit.config.files import CELLS, probes_of, problems, same
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
+        ("version: 2", "version: expected version 1 of the configuration, …, found 2"),
+        ("version: '1'", "version: expected version 1 of the configuration, …, found '1'"),
         ("polcy: x", "polcy: unknown key; did you mean 'policy'?"),
         ("connect_s: 3", "connect_s: unknown key; did you mean 'timeouts.connect_s'?"),
         ("rules: {xyz: 3}", "rules.xyz: unknown key; known here: weak_window_s, …"),
         ("1: x", "1: expected a string as the key, found 1; put it in quotes"),
-        ('"a\\nb": x', "'a\\nb': unknown key; known here: listen, …"),
+        ('"a\\nb": x', "'a\\nb': unknown key; known here: version, …"),
         ("policy: least_laod", "policy: expected a policy: least_load, …; did you mean 'least_load'?"),
         ("access_log: on", "access_log: expected a format: console, json, off, found true"),
         ("listen: 8000", "listen: expected HOST:PORT, …, found 8000; did you mean '127.0.0.1:8000'?"),

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, chain
@@ -15,6 +16,8 @@ from rich.live import Live
 from rich.text import Text
 
 from cellgate.proxy.cli import admin_client
+from cellgate.proxy.cli.command_error import CommandError
+from cellgate.proxy.cli.flags import add_admin
 from cellgate.proxy.cli.tables import shown
 from cellgate.proxy.config.settings import Address
 from cellgate.proxy.logs.text import duration
@@ -59,11 +62,18 @@ _NODES = {"good": ("■", "●", "green"), "bad": ("×", "×", "bold red"), "uns
 Glance = Mapping[str, Any]
 
 
-def run(admin: Address, *, once: bool = False) -> int:
-    """Draw until Ctrl-C, or once if the output is not a terminal. Raises AdminError when no gate answers."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Once or on and on, of which gate."""
+    parser.add_argument("--once", action="store_true", help="print one picture and exit")
+    add_admin(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Draw until Ctrl-C, or once if the output is not a terminal. Raises CommandError."""
+    admin = args.admin
     console = Console(highlight=False)
     glance, events = _ask(admin)
-    if once or not console.is_terminal:
+    if args.once or not console.is_terminal:
         console.print(frame(glance, events, place=str(admin)))
         return 0
     trouble = ""
@@ -77,7 +87,7 @@ def run(admin: Address, *, once: bool = False) -> int:
                 time.sleep(PERIOD_S)
                 try:
                     (glance, events), trouble = _ask(admin), ""
-                except admin_client.AdminError as error:
+                except CommandError as error:
                     trouble = str(error)
         except KeyboardInterrupt:
             return 0

@@ -1,0 +1,21 @@
+"""`cellgate why`: why a unit is in or out of rotation, and what happens next."""
+
+from __future__ import annotations
+
+import argparse
+
+from cellgate.proxy.cli import admin_client
+from cellgate.proxy.cli.flags import add_admin, add_unit
+from cellgate.proxy.cli.tables import shown
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which unit, of which gate."""
+    add_unit(parser)
+    add_admin(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the gate's sentences. Raises CommandError."""
+    print(*map(shown, admin_client.why(args.admin, args.name)), sep="\n")
+    return 0
