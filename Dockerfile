@@ -4,9 +4,12 @@
 #   docker build -t cellgate --build-arg EXTRAS="k8s dns" .
 #   docker run -p 8000:8000 -p 9901:9901 -v ./cellgate.yaml:/etc/cellgate/cellgate.yaml:ro cellgate
 #
+# The base is a tag, so that it brings security fixes; a build that must be repeatable names a digest:
+#   --build-arg BASE=python:3.11-slim-bookworm@sha256:...
 # Give it the time its streams need: `docker stop --time 310`, or terminationGracePeriodSeconds in Kubernetes.
 
-FROM python:3.11-slim-bookworm AS build
+ARG BASE=python:3.11-slim-bookworm
+FROM $BASE AS build
 WORKDIR /src
 # Without pip and setuptools: what runs needs neither.
 RUN python -m venv --without-pip /opt/cellgate
@@ -21,10 +24,13 @@ COPY proxy proxy
 COPY router router
 COPY policies policies
 COPY probes probes
+COPY deploy/image/sbom.py deploy/image/sbom.py
+# And what it is made of, for scanners: CycloneDX, made of what was installed.
 RUN pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . \
- && pip --python /opt/cellgate/bin/python install --no-cache-dir --no-deps --no-index /wheels/cellgate-*.whl
+ && pip --python /opt/cellgate/bin/python install --no-cache-dir --no-deps --no-index /wheels/cellgate-*.whl \
+ && /opt/cellgate/bin/python deploy/image/sbom.py > /opt/cellgate/sbom.cdx.json
 
-FROM python:3.11-slim-bookworm AS runtime
+FROM $BASE AS runtime
 RUN useradd --uid 10001 --no-create-home --shell /usr/sbin/nologin cellgate
 COPY --from=build /opt/cellgate /opt/cellgate
 ENV PATH=/opt/cellgate/bin:$PATH
@@ -40,6 +46,15 @@ EXPOSE 8000
 ENTRYPOINT ["python", "-m", "loadtests.simunit", "leader", "--host", "0.0.0.0", "--port", "8000"]
 
 FROM runtime
+ARG VERSION=unreleased
+ARG REVISION=
+ARG SOURCE=
+LABEL org.opencontainers.image.title="cellgate" \
+      org.opencontainers.image.description="A gate in front of LLM inference units of a leader and its followers" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="$VERSION" \
+      org.opencontainers.image.revision="$REVISION" \
+      org.opencontainers.image.source="$SOURCE"
 EXPOSE 8000 9901
 # Liveness, not readiness: a gate whose units are all down is not ready, but to restart it would cure nothing
 # and cut what it still carries. Load balancers ask /readyz. Not by urllib, which would obey http_proxy.

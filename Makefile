@@ -28,7 +28,7 @@ install = for each in $(1); do command -v $${each%%:*} >/dev/null || $(MAKE) -s 
 
 .PHONY: help run up test test-all check format vllm-units bench failover soak detection never-shot handover restart \
 	cut-off poison rolling-update redis-faults fleet probe-cost vllm-detection vllm-lora vllm-ranks vllm-kv-events vllm-pauses abuse replay gym peers drill drill-vllm drill-peers \
-	site lock clean apt
+	site dist lock clean apt
 
 help:           ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile
@@ -178,6 +178,12 @@ site:           ## the pages of docs/ as a web site, in build/site
 	$(READY) .venv/dev.ready
 	@$(BIN)/mkdocs build -q
 
+dist:           ## the wheel and the source distribution, in dist/
+	$(READY) .venv/run.ready
+	@rm -rf dist
+	@for kind in wheel sdist; do $(BIN)/python -c $(BUILD) $$kind >/dev/null || exit; done
+	@ls dist
+
 lock:           ## resolve the dependencies again
 	$(READY) .venv/run.ready
 	@$(PIP) uv
@@ -191,6 +197,7 @@ clean:          ## remove everything that make created
 	rm -rf .venv .venv-gate .venv-langchain .venv-llamacpp $(BENCH_PEERS:%=.venv-%) .venv-smg build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 BUILD_REQUIRES := 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"])'
+BUILD := 'import sys, setuptools.build_meta as build; getattr(build, "build_" + sys.argv[1])("dist")'
 EXTRA_REQUIRES := 'import sys, tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
 	print(*project["optional-dependencies"][sys.argv[1]], sep="\n")'
 COMPILE := $(BIN)/uv pip compile -q --upgrade --generate-hashes --universal --python-version 3.11 \

@@ -129,6 +129,21 @@ def test_the_image_has_the_gate_its_extras_and_nothing_to_install_with(image: Pa
     assert str(image) in out.stdout
 
 
+def test_the_image_tells_what_it_is_made_of(image: Path) -> None:
+    bill = json.loads((image / "sbom.cdx.json").read_text())
+    named = {component["name"] for component in bill["components"]}
+    assert {"aiohttp", "kubernetes-asyncio", "dnspython", "opentelemetry-sdk"} <= named
+    assert not named & {"pip", "setuptools", "pytest"}
+
+
+def test_the_image_runs_as_a_user_with_labels_on_a_base_that_can_be_pinned() -> None:
+    assert only("USER", "runtime") == "10001"
+    labels = re.findall(r"org\.opencontainers\.image\.(\w+)=", only("LABEL"))
+    assert labels == ["title", "description", "licenses", "version", "revision", "source"]
+    bases = [step.rest.split()[0] for step in steps() if step.word == "FROM"]
+    assert bases == ["$BASE", "$BASE", "runtime", "runtime"]
+
+
 def test_the_health_check_sees_whether_the_gate_is_alive(image: Path, tmp_path: Path) -> None:
     port = free_port()
     command = json.loads(only("HEALTHCHECK").partition(" CMD ")[2])

@@ -63,6 +63,16 @@ def test_a_wheel_holds_the_files_of_the_package_and_no_others(wheel: Path) -> No
     assert files_of(wheel) == listed()
 
 
+def test_a_wheel_tells_what_it_is(wheel: Path) -> None:
+    with ZipFile(wheel) as archive:
+        [name] = [name for name in archive.namelist() if name.endswith("METADATA")]
+        told = archive.read(name).decode()
+        assert "cellgate/py.typed" in archive.namelist()
+    assert "License-Expression: Apache-2.0\n" in told
+    for extra in ("dns", "ecs", "k8s", "kv-events", "otel"):
+        assert f"Provides-Extra: {extra}\n" in told
+
+
 def test_an_sdist_makes_the_same_wheel(tree: Path, tmp_path: Path) -> None:
     for name in ("sdist", "source", "wheel"):
         (tmp_path / name).mkdir()

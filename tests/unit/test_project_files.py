@@ -1,0 +1,155 @@
+"""What a forge, a registry and a contributor read: workflows, templates, metadata, the release."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cellgate import VERSION
+from deploy.release import ReleaseError, notes, version, with_links, with_urls
+from tests.documented import ROOT
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+GITHUB = ROOT / ".github"
+WORKFLOWS = sorted(GITHUB.glob("workflows/*.yml"))
+PAGES = ["CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md"]
+MAKE = r"^make (?:PYTHON=python )?([a-z-]+)"
+SOURCE = "https://forge.example/us/cellgate"
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A file of YAML. A bare `on` is true to YAML 1.1; forges read it as a word."""
+    found: dict[Any, Any] = yaml.safe_load(path.read_text())
+    return {"on" if key is True else key: value for key, value in found.items()}
+
+
+def commands(workflow: dict[str, Any]) -> list[str]:
+    """What its steps run."""
+    return [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_a_workflow_runs_what_is_there_with_the_least_rights(path: Path) -> None:
+    workflow = read(path)
+    assert workflow["permissions"] == {"contents": "read"}
+    assert {"on", "jobs", "name"} <= workflow.keys()
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for target in re.findall(MAKE, "\n".join(commands(workflow)), re.MULTILINE):
+        assert target in targets
+    for job in workflow["jobs"].values():
+        for need in [job["needs"]] if isinstance(job.get("needs"), str) else job.get("needs", []):
+            assert need in workflow["jobs"]
+        assert all(("uses" in step) != ("run" in step) for step in job["steps"])
+        assert all(re.search(r"@(v\d+|release/v1)$", step["uses"]) for step in job["steps"] if "uses" in step)
+
+
+def test_each_python_that_the_package_names_is_tested() -> None:
+    matrix = read(GITHUB / "workflows" / "test.yml")["jobs"]["test"]["strategy"]["matrix"]["python"]
+    named = re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["classifiers"]))
+    assert matrix == named
+    assert PROJECT["requires-python"] == f">={matrix[0]}"
+
+
+def test_the_forge_runs_what_ci_runs() -> None:
+    assert "bash .ci/run" in commands(read(GITHUB / "workflows" / "test.yml"))
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_links_of_the_pages_for_contributors_lead_somewhere(name: str) -> None:
+    text = (ROOT / name).read_text()
+    assert [link for link in re.findall(r"\]\(([^)#]+)", text) if not (ROOT / link).exists()] == []
+
+
+def test_templates_are_forms_with_names() -> None:
+    for path in [*GITHUB.glob("ISSUE_TEMPLATE/bug.yml"), *GITHUB.glob("ISSUE_TEMPLATE/feature.yml")]:
+        form = read(path)
+        assert {"name", "description", "body"} <= form.keys()
+        ids = [field["id"] for field in form["body"] if "id" in field]
+        assert len(ids) == len(set(ids)) > 0
+
+
+def test_commits_are_checked_as_make_check_does() -> None:
+    [repository] = read(ROOT / ".pre-commit-config.yaml")["repos"]
+    entries = [hook["entry"] for hook in repository["hooks"]]
+    makefile = (ROOT / "Makefile").read_text()
+    for tool in (
+        "ruff format",
+        "ruff check",
+        "mypy",
+        "-m pytest tests/unit/test_imports.py tests/unit/test_house.py",
+    ):
+        assert any(tool in entry for entry in entries)
+        assert tool in makefile
+
+
+# The release.
+
+
+def test_a_release_takes_the_notes_of_its_version() -> None:
+    changelog = (
+        "# Changelog\n\n## 1.1.0 - 2026-02-01\n\n### Added\n- This.\n\n## 1.0.0 - 2026-01-01\n- That.\n"
+    )
+    assert notes(changelog, "1.1.0") == "### Added\n- This.\n"
+    assert notes(changelog, "1.0.0") == "- That.\n"
+    with pytest.raises(ReleaseError, match=r"no section '## 2.0.0 - DATE'"):
+        notes(changelog, "2.0.0")
+    with pytest.raises(ReleaseError, match="give the section its date"):
+        notes("## 1.0.0 - unreleased\n\n- That.\n", "1.0.0")
+
+
+def test_the_changelog_begins_with_the_version_of_the_sources() -> None:
+    assert re.search(r"^## (\S+) - ", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[1] == VERSION  # type: ignore[index]
+
+
+def test_a_tag_names_the_version() -> None:
+    assert version(f"v{VERSION}") == VERSION
+    with pytest.raises(ReleaseError, match=f"the tag is v9.9.9, but cellgate.VERSION is {VERSION}"):
+        version("v9.9.9")
+
+
+def test_a_release_says_where_its_repository_is() -> None:
+    project = with_urls((ROOT / "pyproject.toml").read_text(), SOURCE, "v1.0.0")
+    urls = tomllib.loads(project)["project"]["urls"]
+    assert urls["Source"] == SOURCE
+    assert set(urls) == {"Source", "Documentation", "Changelog", "Issues"}
+    assert tomllib.loads(project)["project"]["optional-dependencies"] == PROJECT["optional-dependencies"]
+    readme = with_links((ROOT / "README.md").read_text(), SOURCE, "v1.0.0")
+    assert f"({SOURCE}/blob/v1.0.0/docs/agent.md)" in readme
+    assert f"({SOURCE}/raw/v1.0.0/docs/images/status-page.png)" in readme
+    assert not re.search(r"\]\((?!https://)", readme)
+
+
+def test_a_wrong_tag_is_one_line(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "deploy.release",
+        "v9.9.9",
+        "--source",
+        SOURCE,
+        "--notes",
+        str(tmp_path / "notes"),
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+
+
+# The bill of materials of the image.
+
+
+def test_the_bill_of_materials_has_what_is_installed() -> None:
+    command = [sys.executable, str(ROOT / "deploy" / "image" / "sbom.py")]
+    bill = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.6")
+    assert bill["metadata"]["component"]["name"] == "cellgate"
+    found = {component["name"]: component["purl"] for component in bill["components"]}
+    assert re.fullmatch(r"pkg:pypi/pyyaml@[\d.]+", found["pyyaml"])
+    assert {re.split(r"[\[>=]", name)[0].lower() for name in PROJECT["dependencies"]} <= found.keys()
