@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 from cellgate.proxy.metrics.continuations import ContinuationResult
 from cellgate.proxy.request.breaking import give_up
-from cellgate.proxy.request.continuation import ROUTES, why_not
+from cellgate.proxy.request.continuation import why_not
 from cellgate.proxy.request.opening import find_unit, refuse
 from cellgate.proxy.request.reply_status import failure_of, lacks_path, outcome_of, response_id
 from cellgate.proxy.request.routes import GENERATE, UNLISTED
 from cellgate.proxy.request.states import ExchangeState
 from cellgate.proxy.request.usage import read_usage
+from cellgate.proxy.resume.streams import STREAMS
 from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.router.nouns import Outcome, Refusal
 from cellgate.router.unit_state import Lease
@@ -112,8 +113,8 @@ def commit(exchange: Exchange, first: bytes, at: float) -> None:
     request, ask, route = exchange.request, exchange.selection.ask, response.route
     response.ttft_s = at - request.received_at
     gate.dispatcher.committed(lease, response_id=response_id(first) if route == "responses" else "")
-    if ask.stream and route in ROUTES:
-        response.record_replay(0 if why_not(gate, request, ask) else ask.continuable)
+    if ask.stream and route in STREAMS:
+        response.record_replay(0 if why_not(gate, request, ask) else ask.continuable, STREAMS[route].shape)
 
 
 def finish(exchange: Exchange) -> None:

@@ -10,7 +10,7 @@ from xxhash import xxh3_64_intdigest
 
 from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.request.prompt import read_prompt
-from cellgate.proxy.resume.eligible import ways_of
+from cellgate.proxy.resume.ways import WAYS
 from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.router.nouns import Ask
 
@@ -55,8 +55,11 @@ def read_large_ask(body: bytes) -> Ask | Failure:
     return read_ask(body)
 
 
-def read_ask(body: bytes) -> Ask | Failure:
-    """What a JSON body asks for, or what is wrong with it (the position is named where there is one)."""
+def read_ask(body: bytes, route: str = "") -> Ask | Failure:
+    """What a JSON body asks for, or what is wrong with it (the position is named where there is one).
+
+    Only streams of a known `route` can be resumed.
+    """
     try:
         data: Any = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -89,7 +92,7 @@ def read_ask(body: bytes) -> Ask | Failure:
         # The engine checks whether it understands the request.
         priority if isinstance(priority, int) else 0,
         inf,
-        ways_of(data, chat="messages" in data) if stream else 0,
+        WAYS[route](data) if stream and route in WAYS else 0,
         fingerprint,
         limit if type(limit) is int and limit > 0 else 0,
         None,

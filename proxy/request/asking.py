@@ -13,8 +13,8 @@ from cellgate.router.unit_state import Lease
 
 if TYPE_CHECKING:
     from cellgate.proxy.request.exchange import Exchange
+    from cellgate.proxy.resume.passage import Rewriter
     from cellgate.proxy.resume.replay_buffer import ReplayBuffer
-    from cellgate.proxy.resume.stitch import Stitch
 
 # A member of an enum is a slow attribute on CPython 3.11.
 HOLDING, PROVING = ExchangeState.HOLDING, ExchangeState.PROVING
@@ -47,7 +47,7 @@ def begin(exchange: Exchange, lease: Lease, *, fresh: bool) -> None:
     exchange.continuation.begin(exchange, lease.unit_state, head, fresh=fresh)
 
 
-def resume(exchange: Exchange, body: bytes, replay: ReplayBuffer, stitch: Stitch) -> None:
+def resume(exchange: Exchange, body: bytes, replay: ReplayBuffer, stitch: Rewriter) -> None:
     """The unit has proven that it can resume the stream: send it `body`."""
     attempt = exchange.in_flight()
     exchange.state = ExchangeState.RESUMED

@@ -17,9 +17,8 @@ from typing import Protocol
 from cellgate.proxy.logs.defects import guarded
 from cellgate.proxy.request.dispatcher import Dispatcher
 from cellgate.proxy.request.response import Response
-from cellgate.proxy.resume.passage import Passage, are_whole
+from cellgate.proxy.resume.passage import Passage, Rewriter, are_whole
 from cellgate.proxy.resume.replay_buffer import ReplayBuffer
-from cellgate.proxy.resume.stitch import Stitch
 from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.proxy.wire.pool import Pool
 from cellgate.proxy.wire.reply_reader import ReplyHead
@@ -127,7 +126,7 @@ class Attempt:
         else:
             self._conn.resume()
 
-    def go_on(self, replay: ReplayBuffer, stitch: Stitch) -> None:
+    def go_on(self, replay: ReplayBuffer, stitch: Rewriter) -> None:
         """The unit resumes a stream of which `replay` was shown; `stitch` joins both parts."""
         self._response.replay = replay
         passage = self._passage = self._passage or Passage()

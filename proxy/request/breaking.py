@@ -104,7 +104,7 @@ def _build_needed(exchange: Exchange, lease: Lease) -> str | None:
     Unknown builds are the same build, and another one than each that is known.
     """
     replay = exchange.response.replay
-    is_begun = replay is not None and replay.read().shown.size > 0
+    is_begun = replay is not None and replay.read().size > 0
     return lease.build.key if is_begun and not exchange.gate.settings.continue_across_builds else None
 
 

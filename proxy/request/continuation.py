@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.metrics.continuations import ContinuationKind, ContinuationResult
 from cellgate.proxy.request.ask import has_more_nodes
-from cellgate.proxy.resume.resumption import MakeHead, Resuming, Resumption
+from cellgate.proxy.resume.questions import MakeHead
+from cellgate.proxy.resume.resumption import Resuming
+from cellgate.proxy.resume.streams import STREAMS, Way
 from cellgate.proxy.wire.failure import Failure, FailureKind
 
 if TYPE_CHECKING:
@@ -21,16 +23,6 @@ if TYPE_CHECKING:
     from cellgate.proxy.wire.request import Request
     from cellgate.router.nouns import Ask
     from cellgate.router.unit_state import UnitState
-
-KINDS = {
-    "chat": ContinuationKind.TEXT,
-    "completions": ContinuationKind.TEXT,
-    "messages": ContinuationKind.MESSAGES,
-    "responses": ContinuationKind.RESPONSES,
-}
-"""What streams of a route are counted as."""
-ROUTES = ("chat", "completions")
-"""The answers of their streams are kept: all of each where another unit could resume it, else its end."""
 
 
 def why_not(gate: Services, request: Request, ask: Ask) -> str:
@@ -44,17 +36,17 @@ def why_not(gate: Services, request: Request, ask: Ask) -> str:
     return f"its request is larger than {limit} bytes" if request.body_size > limit else ""
 
 
-def find_way(gate: Services, request: Request, ask: Ask, response: Response) -> Resumption | str:
+def find_way(gate: Services, request: Request, ask: Ask, response: Response) -> Way | str:
     """How another unit would resume the stream, or why none can."""
-    if response.route not in ROUTES:
-        return "only streams of chat and completions can be"
+    if response.route not in STREAMS:
+        return f"only streams of {', '.join(STREAMS)} can be"
     if reason := why_not(gate, request, ask):
         return reason
     if response.replay is None:
         return "its answer is not a stream of events"
     if has_more_nodes(request.body, limit := LIMITS.json_nodes_on_loop):
         return f"its request has more than {limit} values"
-    way = Resumption(request, response.replay, chat=response.route == "chat")
+    way = STREAMS[response.route].way(request, response.replay)
     return way.why_not() or way
 
 
@@ -69,8 +61,8 @@ class Continuation:
         self._gate = gate
         self._request = request
         self._response = response
-        self._kind = KINDS.get(response.route, ContinuationKind.OTHER)
-        self._resumption: Resumption | None = None
+        self._kind = STREAMS[response.route].kind if response.route in STREAMS else ContinuationKind.OTHER
+        self._resumption: Way | None = None
         self._broken = ""
         """The unit that broke it, until the result is known."""
 

@@ -29,8 +29,8 @@ from cellgate.router.unit_state import Lease
 
 if TYPE_CHECKING:
     from cellgate.proxy.request.services import Services
+    from cellgate.proxy.resume.passage import Rewriter
     from cellgate.proxy.resume.replay_buffer import ReplayBuffer
-    from cellgate.proxy.resume.stitch import Stitch
     from cellgate.proxy.wire.downstream import ClientConnection
     from cellgate.proxy.wire.reply_reader import ReplyHead
     from cellgate.proxy.wire.request import Request
@@ -122,7 +122,7 @@ class Exchange:
     def evicted(self) -> None:
         guarded(self, self.table[self.state, EVICTED].action, self)
 
-    def go_on(self, body: bytes, replay: ReplayBuffer, stitch: Stitch) -> None:
+    def go_on(self, body: bytes, replay: ReplayBuffer, stitch: Rewriter) -> None:
         self.table[self.state, PROVEN].action(self, body, replay, stitch)
 
     def conclude(self, events: bytes) -> None:

@@ -22,7 +22,9 @@ Stop = Callable[[], None]
 def begin_reading(gate: Services, request: Request, route: Route, tell: OnRead) -> Ask | Failure | Stop:
     """The ask or a failure; of a large body a function that stops the parsing, and `tell` is called later."""
     if route.json:
-        return gate.read_large(request, tell) if is_large(request.body) else read_ask(request.body)
+        return (
+            gate.read_large(request, tell) if is_large(request.body) else read_ask(request.body, route.name)
+        )
     if route.kind is STICKY:
         return stored_ask(request.path)
     return plain_ask(request.target, request.body)

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Protocol
 from cellgate.proxy.logs.record import Finished
 from cellgate.proxy.metrics.continuations import ContinuationResult
 from cellgate.proxy.request.observer import Observer
-from cellgate.proxy.resume.replay_buffer import FOLD_BYTES, ReplayBuffer
-from cellgate.proxy.wire.failure import Failure, FailureKind, error_body, error_event
+from cellgate.proxy.resume.replay_buffer import FOLD_BYTES, ReplayBuffer, StreamShape
+from cellgate.proxy.wire.error_shapes import shape_of
+from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.proxy.wire.framing import CHUNKED, Framing, framing_of, head_of
 from cellgate.proxy.wire.heads import Fields, is_request_id, own_response
 from cellgate.proxy.wire.reply_reader import ReplyHead
@@ -221,12 +222,12 @@ class Response:
 
     # -- what is kept of it --------------------------------------------------------------------------------
 
-    def record_replay(self, ways: int) -> None:
+    def record_replay(self, ways: int, shape: StreamShape) -> None:
         """Keep what is sent from now on, as far as these ways to resume it need it. Must be called before
         anything is sent.
         """
         if self.is_events:
-            self.replay = ReplayBuffer(framed=self._framing is CHUNKED, ways=ways)
+            self.replay = ReplayBuffer(framed=self._framing is CHUNKED, ways=ways, shape=shape)
             self._chunks = self.replay.chunks
             self._fold_at = self.sent + FOLD_BYTES if ways else inf
 
@@ -299,13 +300,14 @@ class Response:
             # OpenAI's clients retry twice after any 5xx unless this header says no.
             line += b"x-should-retry: false\r\n"
         self.closes = self.closes or row.closes
-        self._write_own(row.status, error_body(failure), line)
+        self._write_own(row.status, shape_of(self.route).body(failure), line)
         self.end(row.outcome, failure.kind.value)
 
     def break_off(self, failure: Failure) -> None:
         """End a response that has begun: with an error event in a stream, never with a clean end."""
         if self.is_events:
-            event = error_event(failure)
+            number = self.replay.read().next_number if self.replay is not None else 0
+            event = shape_of(self.route).event(failure, number)
             # A large event may have been sent in part: it ends here.
             self._send(self._framing.frame(b"\n\n" + event if self.in_event else event))
         elif self._ends_by_close:
@@ -316,8 +318,7 @@ class Response:
 
     def conclude(self, events: bytes) -> None:
         """End a stream whose text is complete, although its unit broke before the last events."""
-        framed = self._framing.frame(events) if events else b""
-        self._send(framed + self._framing.end)
+        self._send((self._framing.frame(events) if events else b"") + self._framing.end)
         self.whole = True
         self.end(Outcome.OK)
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.resume.repetition import MismatchError
-from cellgate.proxy.resume.stitch import Stitch
 from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.proxy.wire.sse import (
     ABORT,
     BOM,
+    NO_STOP,
     before_error,
     carries_data,
     end_of_events,
     first_end,
     is_aborted,
     is_error,
+    is_preamble,
     message_of,
     without_comments,
 )
@@ -26,7 +29,21 @@ _TOO_LARGE = f"an event larger than {LIMITS.event_bytes} bytes"
 
 def are_whole(events: bytes) -> bool:
     """Whether these are whole events, or nothing, and none can report an error: they need no passage."""
-    return not events or (events.endswith(b"\n\n") and b"error" not in events and ABORT not in events)
+    return not events or (
+        events.endswith(b"\n\n") and b"error" not in events and ABORT not in events and NO_STOP not in events
+    )
+
+
+class Rewriter(Protocol):
+    """Writes the events of a unit that resumes a stream as if the first unit had sent them.
+
+    `is_over`: the answer is complete, further events are ignored.
+    """
+
+    is_over: bool
+
+    def feed(self, events: bytes) -> bytes:
+        """Complete events in, what the client gets out. Raises MismatchError."""
 
 
 class Passage:
@@ -36,7 +53,7 @@ class Passage:
     these must be whole.
     """
 
-    __slots__ = ("_before", "_begun", "_size", "_tail", "in_event", "stitch")
+    __slots__ = ("_before", "_begun", "_preamble", "_size", "_tail", "in_event", "stitch")
 
     def __init__(self) -> None:
         self._tail: list[bytes] = []
@@ -44,8 +61,10 @@ class Passage:
         self._before = b"\n"
         """The byte before the next one: a line end where an event may begin."""
         self._begun = False
+        self._preamble = b""
+        """Events that came before anything was computed."""
         self.in_event = False
-        self.stitch: Stitch | None = None
+        self.stitch: Rewriter | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -65,16 +84,20 @@ class Passage:
         if events and not self._begun:
             self._begun = True
             events = events.removeprefix(BOM)
+        if events or ended:
+            events, self._preamble = self._preamble + events, b""
         # Usually the first bytes are data.
         is_data = events.startswith(b"data:")
         if is_data or carries_data(events):
             if is_error(events):
                 return _reported(events, FailureKind.FIRST_EVENT_ERROR, "began with")
             shown = events if is_data else without_comments(events)
-            return shown + self._flush() if self._tail else shown
+            if not is_preamble(shown):
+                return shown + self._flush() if self._tail else shown
+            self._preamble = shown
         if ended:
             return Failure(FailureKind.CLOSED_EARLY, "its stream ended without an event")
-        if self._size > LIMITS.event_bytes:
+        if self._size + len(self._preamble) > LIMITS.event_bytes:
             reached("event_bytes")
             return Failure(FailureKind.GARBAGE, f"its stream began with {_TOO_LARGE}")
         return None

@@ -19,7 +19,8 @@ CONTEXT_TOKENS = 8
 
 _RENDERED = ("model", "messages", "tools", "chat_template", "chat_template_kwargs", "mm_processor_kwargs")
 _LIMITS = ("max_tokens", "max_completion_tokens")
-_UNKNOWN_CHARACTER = "\ufffd"
+UNKNOWN_CHARACTER = "\ufffd"
+"""Stands for bytes that are no text."""
 
 
 class UnprovenError(Exception):
@@ -27,10 +28,14 @@ class UnprovenError(Exception):
 
 
 class ProofRequest(NamedTuple):
-    """A request to the unit: its path and body; the answer is a JSON object."""
+    """A request to the unit: its path and body; the answer is a JSON object.
+
+    `is_optional`: where the engine has no such path, the answer is an empty object.
+    """
 
     path: str
     body: dict[str, Any]
+    is_optional: bool = False
 
 
 class Tokens(NamedTuple):
@@ -71,22 +76,22 @@ def remaining(body: dict[str, Any], shown: int, *, chat: bool, engine: str) -> d
 
 def prove(body: dict[str, Any], text: str, *, chat: bool, engine: str) -> Proof:
     """Prove that a unit that runs `engine` would continue the answer to `body` where `text` ends."""
-    if _UNKNOWN_CHARACTER in text:
+    if UNKNOWN_CHARACTER in text:
         raise UnprovenError("its text contains a replacement character (U+FFFD)")
     model = {"model": body["model"]} if body.get("model") else {}
     if chat and engine == "sglang":
         # It puts the tokens of the text behind those of the prompt, whatever the template says, and its
         # /tokenize takes no messages.
         plain = model | {"add_special_tokens": False}
-        before = yield from _tokens({"prompt": "\n"} | plain)
-        added = yield from _tokens({"prompt": text} | plain)
-        yield from _same(model, before, before + added, 0, text)
+        before = yield from tokens_of({"prompt": "\n"} | plain)
+        added = yield from tokens_of({"prompt": text} | plain)
+        yield from check_same(model, before, before + added, 0, text)
         return Tokens(None, len(added))
     rendered = _rendered_by_llama_cpp if engine == LLAMA_CPP else _rendered
     before = yield from rendered(body, chat=chat)
     after = yield from rendered(extended(body, text, chat=chat), chat=chat)
     common = _common(before, after)
-    yield from _same(model, before, after, max(0, common - CONTEXT_TOKENS), text)
+    yield from check_same(model, before, after, max(0, common - CONTEXT_TOKENS), text)
     # A token that spans the end of the prompt and the beginning of the text counts as sent.
     return Tokens(len(before), len(after) - common)
 
@@ -94,11 +99,11 @@ def prove(body: dict[str, Any], text: str, *, chat: bool, engine: str) -> Proof:
 def _rendered(body: dict[str, Any], *, chat: bool) -> Generator[ProofRequest, dict[str, Any], list[int]]:
     """The tokens of the prompt of `body`."""
     if not chat:
-        return (yield from _tokens({name: body[name] for name in ("model", "prompt") if name in body}))
+        return (yield from tokens_of({name: body[name] for name in ("model", "prompt") if name in body}))
     rendered = {name: body[name] for name in _RENDERED if body.get(name) is not None}
     continues = bool(body.get("continue_final_message"))
     flags = {"continue_final_message": continues, "add_generation_prompt": not continues}
-    return (yield from _tokens(rendered | flags))
+    return (yield from tokens_of(rendered | flags))
 
 
 def _rendered_by_llama_cpp(
@@ -111,10 +116,10 @@ def _rendered_by_llama_cpp(
     if not isinstance(prompt, str):
         raise UnprovenError("the answer of /apply-template has no prompt")
     model = {"model": body["model"]} if body.get("model") else {}
-    return (yield from _tokens(model | {"content": prompt, "add_special": True}))
+    return (yield from tokens_of(model | {"content": prompt, "add_special": True}))
 
 
-def _tokens(body: dict[str, Any]) -> Generator[ProofRequest, dict[str, Any], list[int]]:
+def tokens_of(body: dict[str, Any]) -> Generator[ProofRequest, dict[str, Any], list[int]]:
     answer = yield ProofRequest("/tokenize", body)
     tokens = answer.get("tokens")
     if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
@@ -122,7 +127,7 @@ def _tokens(body: dict[str, Any]) -> Generator[ProofRequest, dict[str, Any], lis
     return tokens
 
 
-def _same(
+def check_same(
     model: dict[str, Any], before: list[int], after: list[int], start: int, text: str
 ) -> Generator[ProofRequest, dict[str, Any], None]:
     """The tokens of `after` from `start` on must decode to those of `before` from there, followed by

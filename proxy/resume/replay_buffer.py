@@ -7,6 +7,9 @@ keeping them costs an append. Of a stream that no unit could resume, only the en
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import NamedTuple, Protocol
 
 from cellgate.proxy.resume.eligible import OPEN
 from cellgate.proxy.resume.transcript import DONE, Transcript
@@ -15,9 +18,57 @@ from cellgate.proxy.wire.sse import is_end
 FOLD_BYTES = 12 * 1024
 """Above this many raw bytes they are replaced by their text."""
 _USUAL_ENDS = (b"e\r\ndata: [DONE]\n\n\r\n", b"data: [DONE]\n\n")
-"""The usual end of a stream, recognised without parsing."""
 END_CHUNKS = 3
 """Enough for the last token, the usage and the end."""
+
+
+class AnyTranscript(Protocol):
+    """What one client was sent of one answer, read from its events."""
+
+    is_done: bool
+    closed: bool
+
+    @property
+    def size(self) -> int:
+        """How many characters were generated."""
+
+    @property
+    def is_broken_off(self) -> bool:
+        """Whether it breaks off in the middle of an answer."""
+
+    @property
+    def next_number(self) -> int:
+        """The number of the next event, in APIs that number them."""
+
+    @property
+    def why_not(self) -> str:
+        """Why it cannot be continued, as far as the stream tells; empty when it can."""
+
+    def read(self, pieces: Iterable[bytes]) -> None:
+        """Add what was sent; an incomplete event waits for the next piece."""
+
+    def skip(self) -> None:
+        """The next piece does not follow the last one."""
+
+
+class MakeTranscript(Protocol):
+    """Makes the transcript of a stream that has `ways` to be resumed; `framed`: read in whole HTTP chunks."""
+
+    def __call__(self, *, framed: bool, ways: int) -> AnyTranscript: ...
+
+
+class StreamShape(NamedTuple):
+    """How the streams of one API are read. Their end is recognised without parsing: by the usual last chunks,
+    or by a look at the last one.
+    """
+
+    transcript: MakeTranscript
+    usual_ends: tuple[bytes, ...]
+    is_end: Callable[[bytes], bool]
+
+
+PLAIN = StreamShape(Transcript, _USUAL_ENDS, partial(is_end, end=DONE))
+"""Streams of chat and completions."""
 
 
 class ReplayBuffer:
@@ -26,15 +77,16 @@ class ReplayBuffer:
     `ways` are the ways to resume it (eligible.py). Without any, its end alone is kept.
     """
 
-    __slots__ = ("_folded", "_framed", "chunks", "ways")
+    __slots__ = ("_folded", "_framed", "_shape", "chunks", "ways")
 
-    def __init__(self, *, framed: bool, ways: int = OPEN) -> None:
+    def __init__(self, *, framed: bool, ways: int = OPEN, shape: StreamShape = PLAIN) -> None:
         self._framed = framed
-        self._folded: Transcript | None = None
+        self._shape = shape
+        self._folded: AnyTranscript | None = None
         self.ways = ways
         self.chunks: list[bytes] | deque[bytes] = [] if ways else deque(maxlen=END_CHUNKS)
 
-    def read(self) -> Transcript:
+    def read(self) -> AnyTranscript:
         """Parse all that was kept, and return the transcript."""
         transcript = self._transcript()
         transcript.read(self.chunks)
@@ -53,13 +105,20 @@ class ReplayBuffer:
 
     def is_incomplete(self) -> bool:
         """Whether it breaks off in the middle of an answer."""
-        if self.chunks and ((last := self.chunks[-1]) in _USUAL_ENDS or is_end(last, DONE)):
+        _, usual_ends, is_end = self._shape
+        if self.chunks and ((last := self.chunks[-1]) in usual_ends or is_end(last)):
             return False
-        transcript = self.read()
-        return transcript.has_choice and not transcript.is_done and not transcript.finish
+        return self.read().is_broken_off
 
-    def _transcript(self) -> Transcript:
+    def _transcript(self) -> AnyTranscript:
         """The transcript so far. Most answers end before anything is parsed."""
         if self._folded is None:
-            self._folded = Transcript(framed=self._framed, text_only=self.ways == OPEN)
+            self._folded = self._shape.transcript(framed=self._framed, ways=self.ways)
         return self._folded
+
+
+def plain(replay: ReplayBuffer) -> Transcript:
+    """The transcript of a stream of chat or completions."""
+    transcript = replay.read()
+    assert isinstance(transcript, Transcript)
+    return transcript

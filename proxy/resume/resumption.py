@@ -1,36 +1,33 @@
 """Resuming a broken stream: what was sent, the proof that another unit can resume it, its request.
 
-eligible.py and transcript.py decide what may be resumed, proof.py how. This module sends the requests of the
-proof to the unit, one after another.
+eligible.py and transcript.py decide what may be resumed, proof.py how. questions.py sends the requests of the
+proof to the unit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import orjson
 
 from cellgate.proxy.config.limits import reached
 from cellgate.proxy.resume.eligible import AGAIN, LONG_STOPS, OPEN, why_ineligible
-from cellgate.proxy.resume.proof import LLAMA_CPP, Proof, Tokens, UnprovenError, extended, prove, remaining
+from cellgate.proxy.resume.passage import Rewriter
+from cellgate.proxy.resume.proof import LLAMA_CPP, Tokens, extended, prove, remaining
+from cellgate.proxy.resume.questions import MakeHead, Questions
 from cellgate.proxy.resume.repeat_guard import RepeatGuard
-from cellgate.proxy.resume.replay_buffer import ReplayBuffer
+from cellgate.proxy.resume.replay_buffer import ReplayBuffer, plain
 from cellgate.proxy.resume.stitch import Stitch, ending, wants_usage
 from cellgate.proxy.resume.stop_strings import stops_of, token_start
-from cellgate.proxy.wire.call import Call
-from cellgate.proxy.wire.failure import Failure, FailureKind
+from cellgate.proxy.wire.failure import Failure
 from cellgate.proxy.wire.pool import Pool
 from cellgate.proxy.wire.request import Request
-
-MakeHead = Callable[[bytes, int], bytes]
-"""The head of a request to the unit, of a path and the length of a body."""
 
 
 class Resuming(Protocol):
     """The exchange. One of these is called once after `Resumption.begin`, unless that is abandoned."""
 
-    def go_on(self, body: bytes, replay: ReplayBuffer, stitch: Stitch) -> None:
+    def go_on(self, body: bytes, replay: ReplayBuffer, stitch: Rewriter) -> None:
         """It is proven: send the unit this, and stitch its answer to what was sent before."""
 
     def conclude(self, events: bytes) -> None:
@@ -49,13 +46,10 @@ class Resumption:
     __slots__ = (
         "_again",
         "_body",
-        "_call",
         "_chat",
         "_engine",
-        "_head",
         "_owner",
-        "_pool",
-        "_proof",
+        "_questions",
         "_replay",
         "_request",
         "_start",
@@ -67,19 +61,16 @@ class Resumption:
         self._replay = replay
         self._chat = chat
         self._body: dict[str, Any] = orjson.loads(request.body)
-        self._proof: Proof | None = None
-        self._call: Call | None = None
-        self._pool: Pool | None = None
+        self._questions: Questions[Tokens] | None = None
         self._start = 0
         self._again = False
         """Whether the units start from the beginning: what was shown is no text, or is not proven."""
         self._engine = ""
-        self._head: MakeHead = lambda _path, _length: b""
 
     @property
     def is_proving(self) -> bool:
         """Whether a unit is being asked."""
-        return self._call is not None and not self._call.over
+        return self._questions is not None and self._questions.is_open
 
     def why_not(self) -> str:
         """Why it cannot be continued as it stands; empty when it can, or is complete."""
@@ -87,14 +78,14 @@ class Resumption:
             if reason is LONG_STOPS:
                 reached("stop_bytes")
             return reason
-        transcript = self._replay.read()
+        transcript = plain(self._replay)
         if not transcript.closed:
             return "it broke inside an event"
         return transcript.why_not or ("" if self._replay.ways else "only its end is in the replay buffer")
 
     def last_events(self) -> bytes | None:
         """The events that a complete text still lacks, if no unit is needed for them."""
-        transcript = self._replay.read()
+        transcript = plain(self._replay)
         if transcript.is_done:
             return b""
         return ending(self._body, transcript, None, chat=self._chat) if transcript.finish else None
@@ -102,7 +93,7 @@ class Resumption:
     def begin(self, owner: Resuming, pool: Pool, engine: str, head: MakeHead, *, fresh: bool = False) -> None:
         """Ask a unit that runs `engine` to resume the stream; `owner` gets the result."""
         self._owner = owner
-        transcript = self._replay.read()
+        transcript = plain(self._replay)
         self._start = (
             len(transcript.text) if transcript.finish else token_start(transcript.text, stops_of(self._body))
         )
@@ -110,20 +101,21 @@ class Resumption:
         if not is_open or not (self._start or transcript.finish):
             self._start_again()
             return
-        self._pool, self._engine, self._head = pool, engine, head
+        self._engine = engine
         text = transcript.text[: self._start]
         if transcript.finish and not self._body.get("include_stop_str_in_output"):
             # The stop string was generated as well; only its tokens are counted here.
             text += transcript.stop
-        self._proof = prove(self._body, text, chat=self._chat, engine=engine)
-        self._ask(None, fresh=fresh)
+        proof = prove(self._body, text, chat=self._chat, engine=engine)
+        self._questions = Questions(proof, self, self._proven, pool, head)
+        self._questions.begin(fresh=fresh)
 
     def _start_again(self) -> None:
         """The request is the same, and the unit must repeat what was shown."""
-        stitch = Stitch(self._body, self._replay.read(), Tokens(None, 0), 0, again=True)
+        stitch = Stitch(self._body, plain(self._replay), Tokens(None, 0), 0, again=True)
         self._owner.go_on(self._request.body, self._replay, stitch)
 
-    def _unproven(self, reason: str) -> None:
+    def unproven(self, reason: str) -> None:
         """No unit can continue it as an open message."""
         if self._replay.ways & AGAIN:
             self._again = True
@@ -133,44 +125,17 @@ class Resumption:
 
     def abandon(self) -> None:
         """Stop asking."""
-        if self._call is not None:
-            self._call.abandon()
+        if self._questions is not None:
+            self._questions.abandon()
 
-    # -- the unit's answers --------------------------------------------------------------------------------
-
-    def answered(self, status: int, body: bytes) -> None:
-        """The unit answered a request of the proof."""
-        if status >= 500 or status == 429:
-            kind = FailureKind.BUSY if status in (429, 503) else FailureKind.UNIT_ERROR
-            self._owner.failed(Failure(kind, f"it answered {status} to the check before resuming the stream"))
-            return
-        answer = _object(body) if status == 200 else None
-        if answer is None:
-            self._unproven(f"its engine answered {status} to /tokenize or /detokenize")
-        else:
-            self._ask(answer)
+    # -- the result of the proof ---------------------------------------------------------------------------
 
     def failed(self, failure: Failure) -> None:
-        """It gave no answer."""
+        """The unit failed before it was proven."""
         self._owner.failed(failure)
 
-    def _ask(self, answer: dict[str, Any] | None, *, fresh: bool = False) -> None:
-        assert self._proof is not None
-        assert self._pool is not None
-        try:
-            # Sending None starts the generator.
-            question = self._proof.send(answer)  # type: ignore[arg-type]
-        except StopIteration as end:
-            self._proven(end.value)
-        except UnprovenError as error:
-            self._unproven(str(error))
-        else:
-            body = orjson.dumps(question.body)
-            self._call = Call(self, self._pool, self._head(question.path.encode(), len(body)), body)
-            self._call.begin(fresh=fresh)
-
     def _proven(self, tokens: Tokens) -> None:
-        transcript, body = self._replay.read(), self._body
+        transcript, body = plain(self._replay), self._body
         is_llama_cpp = self._engine == LLAMA_CPP
         left = None
         if not transcript.finish:
@@ -187,14 +152,6 @@ class Resumption:
         events = ending(body, transcript, tokens, chat=self._chat)
         if events is None:
             assert wants_usage(body)
-            self._unproven("the text was complete, but only the broken unit knew the token counts")
+            self.unproven("the text was complete, but only the broken unit knew the token counts")
         else:
             self._owner.conclude(events)
-
-
-def _object(body: bytes) -> dict[str, Any] | None:
-    try:
-        answer = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return None
-    return answer if isinstance(answer, dict) else None

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from cellgate.proxy.config.limits import LIMITS, reached
-from cellgate.proxy.resume.eligible import SAMPLED
+from cellgate.proxy.resume.eligible import AGAIN, OPEN, SAMPLED
 from cellgate.proxy.resume.shown import GrowingText, Shown, unsupported_in
 from cellgate.proxy.wire.sse import extra_field, payload, split
 
@@ -31,7 +31,7 @@ _FEW = 4
 
 
 class Transcript:
-    """What one client was sent of one answer; `framed`: it is read in whole HTTP chunks; `text_only`: with
+    """What one client was sent of one answer; `framed`: it is read in whole HTTP chunks; `ways`: with
     anything but text it cannot be resumed.
 
     `shown` is what it has carried, `frame` what all its events have in common, `finish` its finish reason,
@@ -58,8 +58,8 @@ class Transcript:
         "unsupported",
     )
 
-    def __init__(self, *, framed: bool = False, text_only: bool = False) -> None:
-        self._is_text_only = text_only
+    def __init__(self, *, framed: bool = False, ways: int = OPEN | AGAIN) -> None:
+        self._is_text_only = ways == OPEN
         self.shown = Shown()
         self._tail = b""
         self._template = _NO_TEMPLATE
@@ -76,6 +76,21 @@ class Transcript:
     def text(self) -> str:
         """All text so far, without reasoning and tool calls."""
         return str(self.shown.text)
+
+    @property
+    def size(self) -> int:
+        """How many characters were generated."""
+        return self.shown.size
+
+    @property
+    def is_broken_off(self) -> bool:
+        """Whether it breaks off in the middle of an answer."""
+        return self.has_choice and not self.is_done and not self.finish
+
+    @property
+    def next_number(self) -> int:
+        """Its events have no numbers."""
+        return 0
 
     @property
     def why_not(self) -> str:

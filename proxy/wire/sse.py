@@ -18,9 +18,17 @@ BOM = b"\xef\xbb\xbf"
 _DATA = re.compile(rb"(?:^|[\r\n])data[:\r\n]")
 # Engines report a failure under status 200 as an event whose object begins with a non-null "error".
 _ERROR = re.compile(rb'\s*\{\s*"error"\s*:(?!\s*null\b)')
+_ERRORS = (b"error", b"response.failed")
+"""Names of events that report a failure."""
 _CLIENTS = re.compile(rb'"code"\s*:\s*"?4(?!29)\d\d\b')
 # How OpenAI's API spells that an engine has ended an answer on its own, such as for a pause.
 _ABORTED = re.compile(rb'"finish_reason"\s*:\s*"abort"')
+_PREAMBLE = re.compile(
+    rb"event: ?(?:message_start|ping|response\.(?:created|queued|in_progress))\s*$", re.MULTILINE
+)
+"""Events that engines send before they have computed anything."""
+NO_STOP = b'{"stop_reason":null'
+"""How vLLM's `/v1/messages` spells, at the end of a stream, that the answer was aborted."""
 ABORT = b'"abort"'
 """Data without these bytes ends no answer that way. In a text the quotes would be escaped."""
 _LINE_END = rb"(?:\n|\r\n?+)"
@@ -107,6 +115,13 @@ def carries_data(data: bytes) -> bool:
     return may and _DATA.search(data) is not None
 
 
+def is_preamble(data: bytes) -> bool:
+    """Whether `data` has only events that engines send before they have computed anything."""
+    return data.startswith(b"event:") and all(
+        _PREAMBLE.search(event) is not None for event in split(data)[0] if carries_data(event)
+    )
+
+
 def is_error(data: bytes) -> bool:
     """True when an event in `data` reports an engine's failure.
 
@@ -117,14 +132,14 @@ def is_error(data: bytes) -> bool:
 
 def is_aborted(data: bytes) -> bool:
     """True when the engine has ended an answer in `data` although it was not complete."""
-    return ABORT in data and _ABORTED.search(data) is not None
+    return NO_STOP in data or (ABORT in data and _ABORTED.search(data) is not None)
 
 
 def before_error(data: bytes) -> bytes:
     """What comes before the first event that reports an engine's failure, or an answer that it aborted; all
     of `data` when none does.
     """
-    if b"error" not in data and ABORT not in data:
+    if b"error" not in data and ABORT not in data and NO_STOP not in data:
         return data
     events, tail = split(data)
     end = 0
@@ -141,7 +156,7 @@ def _reports_error(event: bytes) -> bool:
     if b"error" not in event:
         return False
     data = payload(event) or b""
-    is_named = any(line[:6] == b"event:" and line[6:].strip() == b"error" for line in event.splitlines())
+    is_named = any(line[:6] == b"event:" and line[6:].strip() in _ERRORS for line in event.splitlines())
     return (is_named or _ERROR.match(data) is not None) and _CLIENTS.search(data) is None
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from cellgate.proxy.resume.passage import TAIL_BYTES, Passage
 from cellgate.proxy.resume.proof import Tokens, extended, remaining
 from cellgate.proxy.resume.repetition import MismatchError
-from cellgate.proxy.resume.replay_buffer import ReplayBuffer
+from cellgate.proxy.resume.replay_buffer import ReplayBuffer, plain
 from cellgate.proxy.resume.stitch import Stitch, ending
 from cellgate.proxy.resume.stop_strings import stops_of, token_start
 from cellgate.proxy.resume.transcript import Transcript
@@ -166,7 +166,7 @@ class Gate:
 
     def next_request(self, words: list[str]) -> dict[str, Any] | None:
         """What the next unit is asked; None: there is nothing to ask for."""
-        transcript = self.keep.read()
+        transcript = plain(self.keep)
         assert (transcript.closed, transcript.why_not) == (True, "")
         if transcript.is_done:
             return None
@@ -320,7 +320,7 @@ def test_events_of_any_form_are_read_or_are_a_reason_and_never_a_fault(
     events = b"".join(b"data: %b\n\n" % orjson.dumps(each) for each in documents)
     replay = ReplayBuffer(framed=False)
     replay.chunks.append(events)
-    replay.read()
+    plain(replay)
     transcript = Transcript()
     transcript.take({"id": "a", "choices": [{"delta": {"role": "assistant", "content": "b a"}}]})
     stitch = Stitch({"stop": "ab a", "stream_options": {"include_usage": True}}, transcript, Tokens(1, 1), 1)
@@ -331,5 +331,5 @@ def test_events_of_any_form_are_read_or_are_a_reason_and_never_a_fault(
     # What it is known to have said is what was shown of it.
     told = ReplayBuffer(framed=False)
     told.chunks.append(shown)
-    assert transcript.text == "b a" + told.read().text
+    assert transcript.text == "b a" + plain(told).text
     assert transcript.why_not == ""

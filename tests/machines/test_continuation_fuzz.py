@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cellgate.proxy.resume.proof import Tokens, extended, remaining
 from cellgate.proxy.resume.repetition import MismatchError
-from cellgate.proxy.resume.replay_buffer import ReplayBuffer
+from cellgate.proxy.resume.replay_buffer import ReplayBuffer, plain
 from cellgate.proxy.resume.stitch import Stitch, ending
 from cellgate.proxy.resume.stop_strings import BoundaryStops, token_start
 from cellgate.proxy.resume.transcript import Transcript
@@ -130,7 +130,7 @@ def test_whatever_breaks_where_the_client_reads_one_answer(
             shown += part
         else:
             shown += stitch.feed(part)
-        transcript = replay.read()
+        transcript = plain(replay)
         assert transcript.closed
         assert not transcript.why_not
         assert transcript.text == read_text(shown)
@@ -185,8 +185,8 @@ def test_what_was_kept_says_the_same_however_it_was_cut_and_folded(
             at += size
             if piece:
                 replay.chunks.append(b"%x\r\n%b\r\n" % (len(piece), piece) if framed else piece)
-            replay.read()
-        transcript = replay.read()
+            plain(replay)
+        transcript = plain(replay)
         assert (transcript.text, transcript.finish, transcript.is_done, transcript.has_usage) == (
             "".join(words * 3),
             "length",
@@ -277,7 +277,7 @@ def test_text_held_back_for_stop_strings_is_said_by_the_next_unit(
     replay = ReplayBuffer(framed=False)
     upto = data.draw(st.integers(0, len(unbroken) - 1))
     replay.chunks.extend(event(form, "a", text) for text in unbroken[:upto])
-    transcript = replay.read()
+    transcript = plain(replay)
     start = token_start(transcript.text, stops)
     before = words_in(transcript.text[:start], words)
     stitch = Stitch(body, transcript, Tokens(7, before), start)
@@ -294,7 +294,7 @@ def test_a_unit_that_says_another_text_than_was_shown_is_found_out(other: list[s
     form = Form(chat=True, separator=b"\n\n", ascii_only=False, role_apart=False, nulls=False)
     replay = ReplayBuffer(framed=False)
     replay.chunks.append(event(form, "a", " one bev"))
-    stitch = Stitch({"stop": "xyz"}, replay.read(), Tokens(7, 1), 4)
+    stitch = Stitch({"stop": "xyz"}, plain(replay), Tokens(7, 1), 4)
     *first, last = other
     stitch.feed(b"".join(event(form, "b", text) for text in first))
     with pytest.raises(MismatchError):

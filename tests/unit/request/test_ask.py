@@ -21,7 +21,7 @@ from cellgate.router.nouns import Ask
 
 def ask_of(**fields: Any) -> Ask:
     """The ask of a body with these fields."""
-    ask = read_ask(orjson.dumps(fields))
+    ask = read_ask(orjson.dumps(fields), "chat" if "messages" in fields else "completions")
     assert isinstance(ask, Ask), ask
     return ask
 

@@ -132,7 +132,7 @@ def test_what_came_before_the_event_that_cannot_follow_is_shown_and_known_to_be(
     strange = event("x").replace(b'"content":"x"', b'"audio":{"id":"x"}')
     shown, failure = fed(passage, [event("one") + strange + event("two")])
     assert (texts(shown), failure and failure.kind) == (["one"], FailureKind.NOT_CONTINUED)
-    assert passage.stitch is not None
+    assert isinstance(passage.stitch, Stitch)
     assert (passage.stitch.transcript.text, passage.stitch.transcript.why_not) == ("zeroone", "")
 
 

@@ -9,7 +9,7 @@ from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.resume.eligible import OPEN
 from cellgate.proxy.resume.passage import TAIL_BYTES
 from cellgate.proxy.resume.proof import Tokens
-from cellgate.proxy.resume.replay_buffer import END_CHUNKS, FOLD_BYTES, ReplayBuffer
+from cellgate.proxy.resume.replay_buffer import END_CHUNKS, FOLD_BYTES, PLAIN, ReplayBuffer, plain
 from cellgate.proxy.resume.stitch import Stitch
 from cellgate.proxy.resume.transcript import Transcript
 from cellgate.proxy.wire.failure import Failure, FailureKind, error_event
@@ -58,7 +58,7 @@ class Keeping(Rig):
     def committed(self, first: bytes, at: float) -> None:
         super().committed(first, at)
         if self.keep is None:
-            self.response.record_replay(self.ways)
+            self.response.record_replay(self.ways, PLAIN)
         else:
             assert self.stitch is not None
             self.attempt.go_on(self.keep, self.stitch)
@@ -84,7 +84,7 @@ def test_what_is_kept_is_what_was_shown_wherever_the_reply_breaks_off(form: byte
             assert rig.ends == ["failed"]
             continue
         assert rig.ends == ["committed", "failed"]
-        transcript = rig.response.replay.read()
+        transcript = plain(rig.response.replay)
         assert (transcript.closed, transcript.unsupported) == (True, "")
         assert transcript.text == text_of(rig.body())
         assert "".join(WORDS).startswith(transcript.text)
@@ -101,7 +101,7 @@ def test_an_error_at_any_place_is_found_before_it_is_shown(at: int) -> None:
         assert [failure.kind for failure in rig.failures] == [FailureKind.STREAM_ERROR]
         assert rig.body() == b"".join(WHOLE[:at])
         assert rig.response.replay is not None
-        assert rig.response.replay.read().text == "".join(WORDS[:at])
+        assert plain(rig.response.replay).text == "".join(WORDS[:at])
 
 
 def test_an_error_in_the_first_read_leaves_nothing_shown() -> None:
@@ -144,7 +144,7 @@ def test_long_streams_are_folded_and_say_the_same(sent: list[bytes], http10: boo
     rig.feed([SSE_HEAD, *sent])
     assert rig.response.replay is not None
     assert sum(map(len, rig.response.replay.chunks)) < FOLD_BYTES + 1024
-    transcript = rig.response.replay.read()
+    transcript = plain(rig.response.replay)
     assert (transcript.text, transcript.closed, transcript.why_not) == ("".join(WORDS * 400), True, "")
 
 
@@ -171,7 +171,7 @@ def test_what_is_no_text_is_noticed_wherever_it_stands(other: bytes) -> None:
     rig = Keeping()
     rig.feed([SSE_HEAD, *map(chunk, [*TOKENS, other, *TOKENS * 400])])
     assert rig.response.replay is not None
-    assert rig.response.replay.read().why_not or other == b'data: {"choices":{}}\n\n'
+    assert plain(rig.response.replay).why_not or other == b'data: {"choices":{}}\n\n'
     assert not rig.bugs
 
 
@@ -182,7 +182,7 @@ def test_a_stream_that_shows_more_than_text_is_kept_no_longer() -> None:
     assert rig.response.replay is not None
     assert len(rig.response.replay.chunks) == END_CHUNKS
     assert rig.response.end_of_body() == b"".join(map(chunk, (TOKENS * 400)[-END_CHUNKS:]))
-    assert rig.response.replay.read().why_not.startswith("its stream has carried reasoning_content, ")
+    assert plain(rig.response.replay).why_not.startswith("its stream has carried reasoning_content, ")
 
 
 @pytest.mark.parametrize("last", [b"", event("", finish="stop"), DONE], ids=["nothing", "finish", "done"])
@@ -202,7 +202,7 @@ def test_half_an_event_that_had_to_be_shown_is_known_to_be_half() -> None:
     rig = Keeping()
     rig.feed([SSE_HEAD, chunk(TOKENS[0]), chunk(event("x" * 2 * TAIL_BYTES)[:-10])], close=True)
     assert rig.response.replay is not None
-    assert not rig.response.replay.read().closed
+    assert not plain(rig.response.replay).closed
     failure = Failure(FailureKind.CUT, "x")
     rig.response.break_off(failure)
     assert rig.body().endswith(b'"finish_reason"\n\n' + error_event(failure))
@@ -215,13 +215,13 @@ def test_a_second_unit_is_stitched_on_wherever_its_reply_is_cut_in_two(form: byt
         replay = ReplayBuffer(framed=False)
         replay.chunks.append(event("zero", role="assistant"))
         rig = Keeping()
-        rig.keep, rig.stitch = replay, Stitch({}, replay.read(), Tokens(1, 1))
+        rig.keep, rig.stitch = replay, Stitch({}, plain(replay), Tokens(1, 1))
         rig.response.begun = True
         rig.feed([sent[:at], sent[at:]])
         assert (rig.ends, rig.bugs) == (["committed", "done"], [])
         body = rig.body()
         assert body.replace(COMMENT, b"") == b"".join(WHOLE)
-        assert replay.read().text == "zero" + "".join(WORDS)
+        assert plain(replay).text == "zero" + "".join(WORDS)
 
 
 @pytest.mark.parametrize("text", ["[DONE]", "data: [DONE]", "data: [DONE]\n\n"])
@@ -260,6 +260,7 @@ def test_of_an_event_without_end_no_more_is_kept_than_one_may_have() -> None:
         rig.feed([chunk(piece)])
         assert rig.response.replay is not None
         transcript = rig.response.replay._transcript()
+        assert isinstance(transcript, Transcript)
         most = max(most, len(transcript._tail) + sum(map(len, rig.response.replay.chunks)))
     assert rig.bugs == []
     assert most < LIMITS.event_bytes + FOLD_BYTES + (END_CHUNKS + 1) * len(piece)

@@ -1,0 +1,129 @@
+"""Resuming a broken stream of blocks: `/v1/messages` or `/v1/responses`.
+
+Two ways, the first that is open: a unit gets the tokens of the prompt and of the text shown
+(prompt_proof.py); or it gets the same request again, and must repeat what was shown (blocks_stitch.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from cellgate.proxy.resume.blocks import BlockTranscript
+from cellgate.proxy.resume.blocks_stitch import BlockStitch, Dialect, last_of
+from cellgate.proxy.resume.eligible import AGAIN, OPEN
+from cellgate.proxy.resume.field_rules import FieldRules
+from cellgate.proxy.resume.messages_request import Chat
+from cellgate.proxy.resume.prompt_proof import Continued, given, prove_prompt
+from cellgate.proxy.resume.questions import MakeHead, Questions
+from cellgate.proxy.resume.replay_buffer import ReplayBuffer
+from cellgate.proxy.resume.resumption import Resuming
+from cellgate.proxy.wire.failure import Failure
+from cellgate.proxy.wire.pool import Pool
+from cellgate.proxy.wire.request import Request
+
+OF_TOKENS = ("vllm",)
+"""Engines that take the tokens of a prompt."""
+
+
+@dataclass(frozen=True)
+class BlockApi:
+    """An API that streams blocks: its events, its requests, and the chat that engines make of one."""
+
+    dialect: Dialect
+    fields: FieldRules
+    chat_of: Callable[[dict[str, Any]], Chat]
+
+
+class BlockResumption:
+    """One broken stream, of which `replay` has been shown."""
+
+    __slots__ = ("_api", "_body", "_owner", "_questions", "_replay", "_request")
+
+    def __init__(self, request: Request, replay: ReplayBuffer, api: BlockApi) -> None:
+        self._owner: Resuming
+        self._api = api
+        self._request = request
+        self._replay = replay
+        self._body: dict[str, Any] = orjson.loads(request.body)
+        self._questions: Questions[Continued] | None = None
+
+    @property
+    def is_proving(self) -> bool:
+        """Whether a unit is being asked."""
+        return self._questions is not None and self._questions.is_open
+
+    def why_not(self) -> str:
+        """Why it cannot be continued as it stands; empty when it can, or is complete."""
+        if not self._api.fields.ways_of(self._body):
+            return self._api.fields.why_none(self._body)
+        shown = self._shown()
+        if not shown.closed:
+            return "it broke inside an event"
+        return shown.why_not or ("" if self._replay.ways else "only its end is in the replay buffer")
+
+    def last_events(self) -> bytes | None:
+        """The events that a complete text still lacks, if no unit is needed for them."""
+        shown = self._shown()
+        if shown.is_done:
+            return b""
+        return last_of(self._api.dialect, shown, None) if shown.finish else None
+
+    def begin(self, owner: Resuming, pool: Pool, engine: str, head: MakeHead, *, fresh: bool = False) -> None:
+        """Ask a unit that runs `engine` to resume the stream; `owner` gets the result."""
+        self._owner = owner
+        shown, api = self._shown(), self._api
+        if not shown.blocks:
+            self._start_again()
+        elif not shown.text or engine not in OF_TOKENS or not api.fields.ways_of(self._body) & OPEN:
+            self.unproven(f"its engine ({engine or 'unknown'}) takes no tokens for a prompt")
+        else:
+            proof = prove_prompt(api.dialect, self._body, shown, api.chat_of)
+            self._questions = Questions(proof, self, self._proven, pool, head)
+            self._questions.begin(fresh=fresh)
+
+    def abandon(self) -> None:
+        """Stop asking."""
+        if self._questions is not None:
+            self._questions.abandon()
+
+    # -- the result of the proof ---------------------------------------------------------------------------
+
+    def unproven(self, reason: str) -> None:
+        """The unit cannot continue the text."""
+        if self._api.fields.ways_of(self._body) & AGAIN:
+            self._start_again()
+        else:
+            self._owner.refused(reason)
+
+    def failed(self, failure: Failure) -> None:
+        """The unit failed before it was proven."""
+        self._owner.failed(failure)
+
+    def _proven(self, found: Continued) -> None:
+        shown, dialect, body = self._shown(), self._api.dialect, self._body
+        left = {}
+        if type(limit := body.get(dialect.limit)) is int:
+            left = {dialect.limit: limit - found.tokens.shown}
+            if left[dialect.limit] <= 0:
+                self._owner.conclude(last_of(dialect, shown, found.tokens))
+                return
+        start = len(shown.text or "")
+        stitch = BlockStitch(dialect, shown, found.tokens, start)
+        self._owner.go_on(
+            orjson.dumps(body | dialect.unstored | given(found.ids) | left), self._replay, stitch
+        )
+
+    def _start_again(self) -> None:
+        """The request is the same, and the unit must repeat what was shown."""
+        self._owner.go_on(
+            self._request.body, self._replay, BlockStitch(self._api.dialect, self._shown(), None)
+        )
+
+    def _shown(self) -> BlockTranscript:
+        shown = self._replay.read()
+        assert isinstance(shown, BlockTranscript)
+        return shown
