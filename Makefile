@@ -27,7 +27,7 @@ READY := @flock Makefile $(MAKE) -s --no-print-directory
 install = for each in $(1); do command -v $${each%%:*} >/dev/null || $(MAKE) -s apt PACKAGES=$${each\#*:} || exit; done
 
 .PHONY: help run up test test-all check format vllm-units bench failover soak detection never-shot handover restart \
-	cut-off poison rolling-update redis-faults fleet probe-cost vllm-detection vllm-lora vllm-ranks vllm-kv-events vllm-pauses abuse replay gym peers drill drill-vllm drill-peers \
+	cut-off poison rolling-update redis-faults fleet probe-cost vllm-detection vllm-lora vllm-ranks vllm-kv-events vllm-pauses vllm-dialects abuse replay gym peers drill drill-vllm drill-peers \
 	site dist lock clean apt
 
 help:           ## this list
@@ -135,6 +135,11 @@ vllm-kv-events: ## KV events of real vLLM units beside the cached tokens that th
 vllm-pauses:    ## real vLLM engines are paused and put to sleep under streams; ENGINES=1: a single one
 	$(READY) .venv/run.ready
 	@$(BIN)/python -m loadtests.pauses $(ENGINES:%=--engines %)
+
+vllm-dialects:  ## streams of messages and responses of a real vLLM engine are cut and frozen, and compared with whole ones
+	$(READY) .venv/dev.ready
+	@$(BIN)/python -m loadtests.vllm_dialects
+	@$(BIN)/python -m loadtests.vllm_dialects --render
 
 vllm-ranks:     ## a real vLLM engine with two data parallel ranks, of which one is stopped
 	$(READY) .venv/run.ready

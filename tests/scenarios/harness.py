@@ -39,6 +39,7 @@ from tests.sim.world import World, run
 GATE_PORT = 80
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
+MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
 RULES = Rules()
 LATENCY_S = 0.2
 """More than any packet takes here, hiccups included."""
@@ -281,6 +282,8 @@ class Stage:
         if path == COMPLETIONS:
             del body["messages"]
             body["prompt"] = prompt
+        if path == RESPONSES:
+            body["input"], body["max_output_tokens"] = body.pop("messages"), body.pop("max_tokens")
         visit = self._visit(path, body)
         headers = {"x-request-id": visit.request_id} | (headers or {})
         visit.reply = await self.client.request("POST", path, encode(body), headers, manner)

@@ -23,7 +23,7 @@ from typing import Any
 
 from cellgate.proxy.config.settings import Timeouts
 from tests.scenarios.gates import GatesStage, roll_gates
-from tests.scenarios.harness import BACK_S, COMPLETIONS, RULES
+from tests.scenarios.harness import BACK_S, COMPLETIONS, MESSAGES, RESPONSES, RULES
 from tests.scenarios.visit import Visit
 from tests.sim.behaviour import Break
 from tests.sim.chaos import BYTES_PER_S, Chaos, Strike, behave
@@ -244,9 +244,16 @@ def _usage(rng: Random) -> dict[str, Any]:
     return {"stream_options": {"include_usage": True}} if rng.random() < 0.5 else {}
 
 
+def _sampling(rng: Random) -> dict[str, Any]:
+    """With a temperature of 0 it may be computed again as well."""
+    return {"temperature": 0} if rng.random() < 0.5 else {}
+
+
 KINDS: dict[str, tuple[int, Callable[[Random], dict[str, Any]]]] = {
     "chat": (10, _usage),
     "completions": (3, lambda rng: {"path": COMPLETIONS, **_usage(rng)}),
+    "messages": (3, lambda rng: {"path": MESSAGES, **_sampling(rng)}),
+    "responses": (3, lambda rng: {"path": RESPONSES, **_sampling(rng)}),
     "slow reader": (1, lambda rng: {"manner": Manner(read_every_s=0.05)}),
     "not continuable": (4, lambda rng: NOT_CONTINUABLE[rng.choice(list(NOT_CONTINUABLE))]),
     "whole": (2, lambda rng: {"stream": False}),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, cast
 
 import orjson
@@ -17,11 +18,12 @@ from cellgate.proxy.wire.failure import FailureKind
 from tests.sim.behaviour import Behaviour
 from tests.sim.conversation import End, Reply
 from tests.sim.http_server import Exchange
-from tests.sim.sequence import Sequence, Served
-from tests.sim.speech import render
+from tests.sim.sequence import BLOCK_PATHS, Sequence, Served
+from tests.sim.speech import render, render_blocks
 
 _COMMENT = re.compile(rb"(?m)^:[^\n]*\n\n")
 _ERROR_EVENT = b'data: {"error"'
+_NAMED_ERROR = b"event: error\n"
 _KINDS = {kind.value: kind for kind in FailureKind}
 _CUT_SHORT = (End.TRUNCATED, End.RESET, End.LEFT, End.TIMEOUT)
 _NEVER_BEGAN = (End.CLOSED, End.RESET, End.LEFT, End.TIMEOUT)
@@ -90,7 +92,7 @@ class Visit:
     def _dishonesty_of_a_stream(self) -> str | None:
         expected, reply = self.expected(), self.reply
         body = _COMMENT.sub(b"", reply.body)
-        shown, error, said = body.partition(_ERROR_EVENT)
+        shown, error, said = body.partition(self._error_event)
         if not error:
             if reply.is_whole:
                 is_same = body == expected or _documents(body) == _documents(expected)
@@ -106,15 +108,23 @@ class Visit:
     def _dishonesty_of_a_part(self, body: bytes, expected: bytes) -> str | None:
         # An error event may itself be cut off.
         shown = body if expected.startswith(body) else body[: body.rfind(b"\n\n") + 2]
-        if not expected.startswith(shown) or not _ERROR_EVENT.startswith(body[len(shown) :][:14]):
+        if not expected.startswith(shown) or not self._error_event.startswith(
+            body[len(shown) :][: len(self._error_event)]
+        ):
             return f"{body!r} does not begin {expected!r}"
         return None if self.reply.end in _CUT_SHORT else f"a part of the answer ended in {self.reply.end}"
+
+    @property
+    def _error_event(self) -> bytes:
+        """How an event begins that reports an error."""
+        return _NAMED_ERROR if self.path in BLOCK_PATHS else _ERROR_EVENT
 
     def expected(self) -> bytes:
         """The body that any engine alone would give."""
         assert self.body is not None
-        transcript = _Transcript()
-        served = Served(self.request_id, render(self.body), 0.0)
+        transcript = _Transcript(self.path)
+        text = render_blocks(self.body) if self.path in BLOCK_PATHS else render(self.body)
+        served = Served(self.request_id, text, 0.0)
         sequence = Sequence(cast(Exchange, transcript), self.body, served, behaviour := Behaviour())
         if sequence.stream:
             sequence.begin(behaviour, cast(Any, None))
@@ -126,7 +136,8 @@ class Visit:
 class _Transcript:
     """In the place of an engine's connection: writes down what is said."""
 
-    def __init__(self) -> None:
+    def __init__(self, path: str) -> None:
+        self.request = SimpleNamespace(path=path)
         self.said: list[bytes] = []
 
     def begin(self, content_type: str, *, chunked: bool) -> None:
@@ -155,7 +166,7 @@ def encode(body: dict[str, Any]) -> bytes:
 
 def _documents(body: bytes) -> list[Any]:
     """What a stream says. Where the gate has to say the end itself, fields are in an order of its own."""
-    events = (event.removeprefix(b"data: ") for event in body.split(b"\n\n"))
+    events = (event.rpartition(b"data: ")[2] for event in body.split(b"\n\n"))
     return [orjson.loads(event) if event.startswith(b"{") else event for event in events]
 
 

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import orjson
 
-FINISHES = {"length": "max_tokens", "stop": "end_turn", "tool_calls": "tool_use"}
+FINISHES = {"length": "max_tokens", "stop": "end_turn", "tool_calls": "tool_use", "abort": None}
 
 
 def named(document: dict[str, Any]) -> bytes:
@@ -145,7 +145,7 @@ class ResponsesSpeaker:
         ended = self._response("incomplete" if is_cut else "completed")
         usage = {
             "input_tokens": self._prompt,
-            "input_tokens_details": {"cached_tokens": 0, "input_tokens_per_turn": []},
+            "input_tokens_details": {"cached_tokens": 0},
             "output_tokens": said,
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": self._prompt + said,

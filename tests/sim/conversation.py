@@ -205,8 +205,9 @@ class Conversation(asyncio.Protocol):
     def _scan(self, reply: Reply, body: bytes) -> None:
         *events, self._partial_event = (self._partial_event + body).split(b"\n\n")
         for event in events:
-            if event.startswith(b"data: "):
-                reply.events.append(event.removeprefix(b"data: "))
+            name, found, data = event.rpartition(b"data: ")
+            if found and (not name or name.startswith(b"event: ")):
+                reply.events.append(data)
                 reply.event_times_s.append(self._loop.time())
             else:
                 reply.comments += 1

@@ -17,7 +17,7 @@ from tests.sim import openai_shapes as shapes
 from tests.sim.behaviour import Behaviour, Break
 from tests.sim.http_server import Connection, Exchange
 from tests.sim.node import Node
-from tests.sim.sequence import Sequence, Served, UnknownModelError
+from tests.sim.sequence import BLOCK_PATHS, Sequence, Served, UnknownModelError
 from tests.sim.speech import detokenize, render, tokenize
 from tests.sim.timing import USUAL, Timing
 
@@ -192,7 +192,7 @@ class Engine:
 
     def _generate(self, exchange: Exchange) -> None:
         behaviour = self.behaviour
-        if exchange.request.path not in ("/v1/chat/completions", "/v1/completions"):
+        if exchange.request.path not in ("/v1/chat/completions", "/v1/completions", *BLOCK_PATHS):
             exchange.reply(404, b'{"detail":"Not Found"}')
             return
         if behaviour.garbage:

@@ -11,10 +11,14 @@ import orjson
 
 from tests.sim import openai_shapes as shapes
 from tests.sim.behaviour import Behaviour
+from tests.sim.block_shapes import BlockSpeaker, MessagesSpeaker, ResponsesSpeaker
 from tests.sim.http_server import Exchange
-from tests.sim.speech import count_tokens, render, words
+from tests.sim.speech import count_tokens, render, render_blocks, words
 
 DEFAULT_MAX_TOKENS = 16
+
+
+BLOCK_PATHS = ("/v1/messages", "/v1/responses")
 
 
 class UnknownModelError(LookupError):
@@ -47,7 +51,9 @@ class Sequence:
         self.prompt_left = 0
         self._chat = "messages" in body
         self._model: str = body["model"]
-        self._left: int = body.get("max_completion_tokens") or body.get("max_tokens") or DEFAULT_MAX_TOKENS
+        limits = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+        self._left: int = next((body[name] for name in limits if body.get(name)), DEFAULT_MAX_TOKENS)
+        self._blocks = _speaker(exchange.request.path, body, served)
         self._with_usage = bool((body.get("stream_options") or {}).get("include_usage"))
         self._words: Iterator[str] = words(behaviour.weights + served.text)
         self._shows_logprobs = bool(body.get("logprobs")) and not self.stream
@@ -59,7 +65,7 @@ class Sequence:
     def parse(cls, exchange: Exchange, now_s: float, model: str, behaviour: Behaviour) -> Sequence:
         """Raises ValueError, KeyError or TypeError for what is no request, UnknownModelError."""
         body = orjson.loads(exchange.request.body)
-        text = render(body)
+        text = render_blocks(body) if exchange.request.path in BLOCK_PATHS else render(body)
         body.setdefault("model", model)
         if body["model"] != model:
             raise UnknownModelError(f"The model `{body['model']}` does not exist.")
@@ -70,6 +76,8 @@ class Sequence:
         """Send the head of the stream, long before anything is computed."""
         self._torn = rng if behaviour.torn else None
         self.exchange.begin("text/event-stream; charset=utf-8", chunked=not behaviour.close_delimited)
+        for event in self._blocks.accept() if self._blocks else ():
+            self.send(event)
 
     def send(self, event: bytes) -> None:
         """Send an event: as one chunk, or torn into two."""
@@ -98,8 +106,12 @@ class Sequence:
         if not self.stream:
             self.exchange.reply(500, shapes.error(500, message))
             return
-        self.send(shapes.event(shapes.error_body(500, message)))
-        self.send(shapes.DONE)
+        error = shapes.event(shapes.error_body(500, message))
+        if self._blocks is None:
+            self.send(error)
+            self.send(shapes.DONE)
+        else:
+            self.send(b"event: error\n" + error)
         self.exchange.end()
 
     def abort(self) -> None:
@@ -107,11 +119,26 @@ class Sequence:
         if not self.stream:
             self.exchange.reply(200, self._whole("abort"))
             return
-        self.send(self._event(finish="abort"))
-        self.send(shapes.DONE)
+        if self._blocks is None:
+            self.send(self._event(finish="abort"))
+            self.send(shapes.DONE)
+        else:
+            for event in self._blocks.end("abort", len(self._said)):
+                self.send(event)
         self.exchange.end()
 
+    def _tell_blocks(self, blocks: BlockSpeaker, word: str, *, is_last: bool) -> None:
+        for event in (*(blocks.begin() if len(self._said) == 1 else ()), *blocks.word(word)):
+            self.send(event)
+        if is_last:
+            for event in blocks.end("length", len(self._said)):
+                self.send(event)
+            self.exchange.end()
+
     def _tell(self, word: str, *, is_last: bool) -> None:
+        if self._blocks is not None:
+            self._tell_blocks(self._blocks, word, is_last=is_last)
+            return
         if self._chat and len(self._said) == 1:
             self.send(self._event(role="assistant"))
         self.send(self._event(word))
@@ -132,6 +159,8 @@ class Sequence:
 
     def _whole(self, finish: str = "length") -> bytes:
         text = "".join(self._said)
+        if self._blocks is not None:
+            return self._blocks.whole(text, finish, len(self._said))
         choice: dict[str, Any] = {"index": 0, "finish_reason": finish}
         choice |= {"message": {"role": "assistant", "content": text}} if self._chat else {"text": text}
         if self._shows_logprobs:
@@ -147,3 +176,13 @@ class Sequence:
     def _usage(self) -> dict[str, int]:
         prompt, said = count_tokens(self.served.text), len(self._said)
         return {"prompt_tokens": prompt, "completion_tokens": said, "total_tokens": prompt + said}
+
+
+def _speaker(path: str, body: dict[str, Any], served: Served) -> BlockSpeaker | None:
+    """Who writes the answer of an API that streams blocks."""
+    if path not in BLOCK_PATHS:
+        return None
+    prompt = count_tokens(served.text)
+    if path == "/v1/messages":
+        return MessagesSpeaker(served.request_id, body["model"], prompt)
+    return ResponsesSpeaker(served.request_id, body["model"], prompt, body.get("max_output_tokens"))

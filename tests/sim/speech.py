@@ -45,6 +45,18 @@ def render(body: dict[str, Any]) -> str:
     return "".join(turns) + "<assistant>"
 
 
+def render_blocks(body: dict[str, Any]) -> str:
+    """The same for `/v1/messages` and `/v1/responses`; or the tokens given in place of a prompt."""
+    ids: list[int] = (body.get("kv_transfer_params") or {}).get("prompt_token_ids", [])
+    if ids:
+        return detokenize(ids)
+    given = body["messages"] if "messages" in body else body["input"]
+    turns = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    if system := body.get("system") or body.get("instructions"):
+        turns = [{"role": "system", "content": system}, *turns]
+    return render({"messages": turns})
+
+
 def tokenize(text: str) -> list[int]:
     """A token for each word with the space before it."""
     pieces = _PIECE.findall(text)

@@ -24,9 +24,9 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "loadtests": ("loadtests",),
     "tests": ("tests", "cellgate", "loadtests"),
 }
-# What takes microseconds, or compares choices in virtual time, or an index with an engine, cannot be measured
-# from outside.
-_SINGLE = ("kv_events_cost.py", "pick_cost.py", "vllm_kv_events.py")
+# What takes microseconds, or compares choices in virtual time, or an index or a conversion with an engine,
+# cannot be measured from outside.
+_SINGLE = ("kv_events_cost.py", "pick_cost.py", "vllm_dialects.py", "vllm_kv_events.py")
 MEASURE_INSIDE = frozenset(
     {*(ROOT / "loadtests" / name for name in _SINGLE), *(ROOT / "loadtests" / "gym").glob("*.py")}
 )

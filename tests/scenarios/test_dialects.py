@@ -1,0 +1,132 @@
+"""Streams of `/v1/messages` and `/v1/responses` that a unit breaks: another one continues them.
+
+That each answer says what one unit alone would have said is looked at after every scenario (see visit.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+import pytest
+
+from cellgate.proxy.metrics.continuations import ContinuationKind, ContinuationResult
+from tests.scenarios.harness import BACK_S, MESSAGES, RESPONSES, Stage
+from tests.scenarios.test_continuation import BREAKS, on, results
+from tests.scenarios.visit import Visit
+from tests.sim.behaviour import Behaviour, Break
+from tests.sim.conversation import End
+from tests.sim.engine import Engine
+
+PATHS = {"messages": MESSAGES, "responses": RESPONSES}
+dialects = pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)
+
+
+@dialects
+@pytest.mark.parametrize("breaks", BREAKS.values(), ids=BREAKS)
+def test_whatever_breaks_a_stream_another_unit_goes_on(breaks: Callable[[Engine], None], path: str) -> None:
+    stage = Stage(units=2, followers=1)
+
+    async def scenario() -> None:
+        crowd = stage.crowd(16, max_tokens=40, path=path)
+        await asyncio.sleep(0.5)
+        breaks(stage.engines["a"])
+        visits = await crowd
+        assert all(visit.is_answered for visit in visits), [visit.reply.error for visit in visits]
+        assert results(stage) == {"continued": len(on("a", visits))}
+        assert len(on("a", visits)) == 8
+
+    stage.play(scenario())
+    kind = ContinuationKind(path.rpartition("/")[2])
+    assert stage.gate.metrics.continuations[kind, ContinuationResult.CONTINUED] == 8
+
+
+@dialects
+@pytest.mark.parametrize("after", range(6))
+def test_it_may_break_at_any_token_the_first_and_the_last_too(after: int, path: str) -> None:
+    stage = Stage(units=2)
+
+    async def scenario() -> None:
+        stage.engines["a"].behaviour = Behaviour(breaks=Break.TRUNCATE, breaks_after_events=after)
+        visits = await stage.crowd(8, max_tokens=5, path=path)
+        assert all(visit.is_answered for visit in visits)
+
+    stage.play(scenario())
+
+
+@dialects
+def test_several_failures_in_one_stream_are_survived(path: str) -> None:
+    stage = Stage(units=4)
+
+    async def scenario() -> None:
+        for name in "abc":
+            stage.engines[name].behaviour = Behaviour(breaks=Break.ERROR, breaks_after_events=7)
+        visits = await stage.crowd(8, max_tokens=40, path=path)
+        assert all(visit.is_answered for visit in visits)
+        assert max(record.continued for record in stage.gate.records) >= 2
+
+    stage.play(scenario())
+
+
+@dialects
+def test_where_the_engine_converts_differently_only_a_deterministic_answer_is_resumed(path: str) -> None:
+    stage = Stage(units=2)
+
+    async def scenario(**fields: Any) -> list[Visit]:
+        for engine in stage.engines.values():
+            engine.behaviour = Behaviour(template=lambda text: text + " more")
+        crowd = stage.crowd(8, max_tokens=40, path=path, **fields)
+        await asyncio.sleep(0.5)
+        stage.engines["a"].die()
+        return on("a", await crowd)
+
+    async def both() -> None:
+        broken = await scenario()
+        assert {visit.code for visit in broken} == {"truncated"}
+        assert all(visit.reply.end is End.TRUNCATED for visit in broken)
+        stage.engines["a"].restart()
+        await asyncio.sleep(BACK_S)
+        assert all(visit.is_answered for visit in await scenario(temperature=0))
+
+    stage.play(both())
+    assert results(stage) == {"refused": 4, "continued": 4}
+
+
+@dialects
+def test_errors_have_the_shape_of_their_api(path: str) -> None:
+    stage = Stage(units=1)
+
+    async def scenario() -> None:
+        crowd = stage.crowd(2, max_tokens=40, path=path)
+        await asyncio.sleep(0.5)
+        stage.engines["a"].die()
+        for visit in await crowd:
+            last = orjson.loads(visit.reply.events[-1])
+            numbers = [orjson.loads(event).get("sequence_number") for event in visit.reply.events]
+            assert (last["type"], last["error"]["code"]) == ("error", "truncated")
+            if path == RESPONSES:
+                assert numbers == list(range(len(numbers)))
+                assert (last["code"], last["param"]) == ("truncated", None)
+            else:
+                assert last["error"]["type"] == "api_error"
+        refused = await stage.ask(path=path)
+        assert refused.reply.status in (502, 503, 504)
+        assert refused.reply.json.get("type") == ("error" if path == MESSAGES else None)
+
+    stage.play(scenario())
+
+
+@dialects
+def test_what_comes_before_anything_was_computed_is_not_shown(path: str) -> None:
+    """So a unit that fails then is not seen at all."""
+    stage = Stage(units=2)
+
+    async def scenario() -> None:
+        stage.engines["a"].behaviour = Behaviour(breaks=Break.TRUNCATE, breaks_after_events=0)
+        visits = await stage.crowd(4, max_tokens=5, path=path)
+        assert all(visit.is_answered and visit.unit == "b" for visit in visits)
+
+    stage.play(scenario())
+    assert results(stage) == {}
