@@ -7,7 +7,8 @@ ROUTERS ?=
 N ?= 2
 UP_PROGRAMS := haproxy prometheus redis-server
 TEST_PROGRAMS := openssl
-TEST_ALL_PROGRAMS := $(UP_PROGRAMS) chromium docker-compose kubectl:kubernetes-client nginx:nginx-light promtool:prometheus
+TEST_ALL_PROGRAMS := $(UP_PROGRAMS) chromium docker-compose kubectl:kubernetes-client nginx:nginx-light \
+	prometheus-alertmanager promtool:prometheus
 # The real programs around the gate that `make up`, and tests, need: each with its Debian package, where that has
 # another name. One that is there already, from wherever, is left alone.
 
@@ -27,7 +28,7 @@ READY := @flock Makefile $(MAKE) -s --no-print-directory
 install = for each in $(1); do command -v $${each%%:*} >/dev/null || $(MAKE) -s apt PACKAGES=$${each\#*:} || exit; done
 
 .PHONY: help run up test test-all check format vllm-units bench failover soak detection never-shot handover restart \
-	cut-off poison rolling-update redis-faults fleet probe-cost vllm-detection vllm-lora vllm-ranks vllm-kv-events vllm-pauses vllm-dialects abuse replay gym peers drill drill-vllm drill-peers \
+	cut-off poison rolling-update redis-faults fleet probe-cost alerts vllm-detection vllm-lora vllm-ranks vllm-kv-events vllm-pauses vllm-dialects abuse replay gym peers drill drill-vllm drill-peers \
 	site dist lock clean apt
 
 help:           ## this list
@@ -103,6 +104,11 @@ restart:        ## a leader restarts faster than any probe looks: a canary must 
 poison:         ## a prompt that ends the units it comes to, in every way there is; then units killed under load
 	$(READY) .venv/run.ready
 	@$(BIN)/python -m loadtests.poison
+
+alerts:         ## each alert of deploy/monitoring is fired by a real fault, in real Prometheus and Alertmanager, and clears
+	$(READY) .venv/run.ready
+	@$(call install,prometheus prometheus-alertmanager redis-server)
+	@$(BIN)/python -m loadtests.alerts
 
 cut-off:        ## the only unit of a sidecar hangs; a gate loses its network (as root)
 	$(READY) .venv/run.ready

@@ -37,7 +37,7 @@ class Agents:
         self._units = units
         self._folder = tempfile.TemporaryDirectory(prefix="agents-")
         self._addresses: dict[str, dict[str, str]] = {}
-        self._processes: list[Popen[bytes]] = []
+        self._processes: dict[str, Popen[bytes]] = {}
 
     def __enter__(self) -> Self:
         try:
@@ -59,6 +59,10 @@ class Agents:
             draft.write_text(f"{pid}\n")
             draft.replace(self._pid_file(node))
 
+    def pid(self, node: str) -> int:
+        """The process of the agent of a node."""
+        return self._processes[node].pid
+
     def nodes(self, unit: str) -> list[dict[str, object]]:
         """The unit's `nodes` for the gate's file."""
         return [
@@ -69,13 +73,13 @@ class Agents:
     def _start(self, node: str, host: str) -> str:
         address = f"{host}:{processes.free_port()}"
         command = [sys.executable, str(AGENT), "--pid-file", str(self._pid_file(node)), "--listen", address]
-        self._processes.append(processes.start(command, Path(self._folder.name) / f"{node}.log"))
+        self._processes[node] = processes.start(command, Path(self._folder.name) / f"{node}.log")
         return address
 
     def _pid_file(self, node: str) -> Path:
         return Path(self._folder.name) / f"{node}.pid"
 
     def _stop(self) -> None:
-        for process in self._processes:
+        for process in self._processes.values():
             processes.stop(process)
         self._folder.cleanup()

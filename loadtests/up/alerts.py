@@ -51,6 +51,14 @@ class Prometheus:
         found = self.ask("alerts")["alerts"]
         return {a["labels"]["alertname"]: a["labels"].get("unit", "") for a in found if a["state"] == state}
 
+    def firing(self, instance: str) -> set[str]:
+        """The alerts that fire about one gate, or about none in particular."""
+        return {
+            alert["labels"]["alertname"]
+            for alert in self.ask("alerts")["alerts"]
+            if alert["state"] == "firing" and alert["labels"].get("instance", instance) == instance
+        }
+
     def has_data(self, expr: str, last_s: float, *, rate_interval_s: int) -> bool:
         """Whether an expression of the dashboard had a value at some time of the last `last_s` seconds."""
         for name, value in (_VARIABLES | {"$__rate_interval": f"{rate_interval_s}s"}).items():

@@ -6,18 +6,15 @@ What must stay true: a figure that is printed was measured, and whatever did not
 
 from __future__ import annotations
 
-import json
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from loadtests.kit import progress
+from loadtests.kit.asking import asking
 from loadtests.kit.waiting import wait_until
 from loadtests.simunit.process import SimUnit
 from loadtests.up.alerts import Prometheus, questions
-from loadtests.wire.blocking import fetch
 
 OF_A_WEDGE = {"CellgateUnitDown", "CellgateWedgeFound"}
 FIRES_WITHIN_S, CLEARS_WITHIN_S = 6 * 60, 12 * 60
@@ -26,12 +23,6 @@ MORE_S = 60.0
 LOOK_EVERY_S = 0.2
 DOWNS = "cellgate_unit_downs_total"
 USERS = 4
-ASKED = {
-    "model": "sim",
-    "stream": True,
-    "max_tokens": 100,
-    "messages": [{"role": "user", "content": "Hello"}],
-}
 EMPTY = {
     "Agents": "no agents run here",
     "Nodes": "neither agents nor probes look at nodes here",
@@ -52,7 +43,7 @@ def drill(prometheus: Prometheus, ingress: str, units: list[SimUnit], *, faster:
     hurt = units[0]
     began_at = time.monotonic()
     try:
-        with _users(ingress) as asked:
+        with asking(ingress, USERS) as asked:
             progress.phase("alerts fire, and clear", lambda: f"{len(asked)} answers")
             _until(lambda: prometheus.ask("query", query=DOWNS)["result"], MORE_S, "no metric")
             # A counter has to be seen before it grows.
@@ -102,35 +93,6 @@ def _ask_all(prometheus: Prometheus, last_s: float, *, rate_interval_s: int) -> 
         _tell(f"  empty: {each}: {EMPTY.get(each.panel, 'which is wrong')}")
     if wrong := [str(each) for each in empty if each.panel not in EMPTY]:
         raise DrillError(f"panels without data: {', '.join(wrong)}")
-
-
-@contextmanager
-def _users(ingress: str) -> Iterator[list[bool]]:
-    """Users who ask without a break, until it is left; whether each got its whole answer."""
-    answers: list[bool] = []
-    over = threading.Event()
-
-    def ask() -> None:
-        while not over.is_set():
-            answers.append(_is_answered(ingress))
-
-    users = [threading.Thread(target=ask) for _ in range(USERS)]
-    for user in users:
-        user.start()
-    try:
-        yield answers
-    finally:
-        over.set()
-        for user in users:
-            user.join()
-
-
-def _is_answered(ingress: str) -> bool:
-    try:
-        reply = fetch(f"{ingress}/v1/chat/completions", json.dumps(ASKED).encode(), silence_s=30.0)
-    except OSError:
-        return False
-    return reply.status == 200 and reply.body.endswith(b"data: [DONE]\n\n") and b'"error"' not in reply.body
 
 
 def _until(is_so: Callable[[], object], limit_s: float, what: str) -> None:

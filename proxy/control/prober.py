@@ -21,6 +21,7 @@ from cellgate.probes.canary import Canary
 from cellgate.probes.engine_metrics import EngineMetrics
 from cellgate.probes.gate_word import VIA_GATE
 from cellgate.probes.known_answer import KnownAnswer
+from cellgate.probes.readiness import Readiness
 from cellgate.probes.runner import Runner
 from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.wire.reach import ProbeTransport
@@ -257,7 +258,10 @@ class Prober:
         if consequence.wants_canary:
             self.look_now(evidence.unit, Canary.name)
         if consequence.flip is not None:
-            if consequence.flip.after is Verdict.PROBATION:
+            if consequence.flip.after is Verdict.SUSPECT:
+                # Whether its health check is good meanwhile tells a wedge from a crash.
+                self.look_now(evidence.unit, Readiness.name)
+            elif consequence.flip.after is Verdict.PROBATION:
                 # It may have restarted while it was down: that must be known before it gets requests.
                 self.look_now(evidence.unit, EngineMetrics.name)
             self._on_consequence(consequence)

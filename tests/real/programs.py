@@ -27,6 +27,7 @@ _HOW = {
     "kubectl": "apt-get install kubernetes-client",
     "nginx": "apt-get install nginx-light",
     "prometheus": "apt-get install prometheus",
+    "prometheus-alertmanager": "apt-get install prometheus-alertmanager",
     "promtool": "apt-get install prometheus",
     "redis-server": "apt-get install redis-server",
 }
