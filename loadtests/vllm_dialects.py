@@ -35,6 +35,8 @@ from loadtests.wire.reply import Reply
 
 STREAMS, TOGETHER = 30, 6
 SILENCE_S, UP_S = 120.0, 60.0
+SENT_S = 0.1
+"""After so long all requests of a round are on their way."""
 PATHS = {"messages": "/v1/messages", "responses": "/v1/responses"}
 OPTIONS = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
 CHATS = {"messages": messages_request.chat_of, "responses": responses_request.chat_of}
@@ -72,7 +74,7 @@ async def main() -> int:
         bodies = {dialect: [body_of(dialect, number) for number in range(STREAMS)] for dialect in PATHS}
         problems = await asyncio.to_thread(_conversions, engine, bodies) if args.render else []
         expected = await asyncio.to_thread(_unbroken, engine, bodies)
-        sizes = {dialect: max(answer.size for answer in expected[dialect]) for dialect in PATHS}
+        sizes = {dialect: min(answer.size for answer in expected[dialect]) for dialect in PATHS}
         cuts = Cuts(random.Random(args.seed), sizes)
         async with BreakingRelay(engine, cuts) as a, BreakingRelay(engine, cuts) as b:
             drill = Drill(asyncio.get_running_loop(), a, cuts, bodies, expected)
@@ -169,10 +171,11 @@ class Drill:
         for at in range(0, len(bodies), TOGETHER):
             wait_until(lambda: _is_up(gate), UP_S)
             gate.drain("b")
+            size = min(answer.size for answer in self._expected[dialect])
+            self._relay.freezes_after = self._rng.randrange(size, TOGETHER * size // 2)
             with ThreadPoolExecutor(1) as pool:
                 reading = pool.submit(_ask_all, gate.url, dialect, bodies[at : at + TOGETHER])
-                time.sleep(self._rng.uniform(0.15, 0.6))
-                self._loop.call_soon_threadsafe(self._relay.freeze)
+                time.sleep(SENT_S)
                 gate.drain("b", undo=True)
                 answers += reading.result()
             self._loop.call_soon_threadsafe(self._relay.thaw)

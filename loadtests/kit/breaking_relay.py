@@ -15,7 +15,7 @@ Limit = Callable[[bytes], int | None]
 class BreakingRelay:
     """Relays to the unit at `url`; its own address is at `self.url`. A context manager within a loop.
 
-    `limit` is asked with what the gate sends, once for each piece.
+    `limit` is asked with each request. After `freezes_after` more bytes of answers it stops by itself.
     """
 
     def __init__(self, url: str, limit: Limit = lambda _: None) -> None:
@@ -25,7 +25,7 @@ class BreakingRelay:
         self._goes_on = asyncio.Event()
         self._goes_on.set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self.cuts = 0
+        self.freezes_after: int | None = None
         self.url = ""
 
     async def __aenter__(self) -> Self:
@@ -38,12 +38,9 @@ class BreakingRelay:
         for task in self._tasks:
             task.cancel()
 
-    def freeze(self) -> None:
-        """From now on no byte passes, and connections are accepted."""
-        self._goes_on.clear()
-
     def thaw(self) -> None:
         """The end of a freeze: connections that were open are gone, as those of a process that was killed."""
+        self.freezes_after = None
         for task in self._tasks:
             task.cancel()
         self._goes_on.set()
@@ -69,6 +66,14 @@ class BreakingRelay:
         finally:
             gate.transport.abort()
             self._tasks.discard(task)
+
+    def passed(self, size: int) -> None:
+        """So many bytes of an answer have passed."""
+        if self.freezes_after is not None:
+            self.freezes_after -= size
+            if self.freezes_after <= 0:
+                # From now on no byte passes, and connections are accepted.
+                self._goes_on.clear()
 
     async def pass_on(self, data: bytes, to: asyncio.StreamWriter) -> None:
         """Send it, unless nothing passes now."""
@@ -97,9 +102,9 @@ class _Connection:
             while data := await reads.read(_READ_BYTES):
                 if self._left is not None and len(data) >= self._left:
                     await self._relay.pass_on(data[: self._left], self._gate)
-                    self._relay.cuts += 1
                     break
                 if self._left is not None:
                     self._left -= len(data)
                 await self._relay.pass_on(data, self._gate)
+                self._relay.passed(len(data))
         self._gate.close()

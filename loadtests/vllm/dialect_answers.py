@@ -8,7 +8,7 @@ import orjson
 from loadtests.vllm.unit import MODEL_NAME
 
 Body = dict[str, Any]
-TOKENS = 48
+TOKENS = 160
 _TOPICS = ("rivers", "a lighthouse", "winter", "old maps", "bread", "the moon", "trains", "a garden")
 _SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 

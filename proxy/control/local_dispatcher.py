@@ -79,6 +79,7 @@ class LocalDispatcher:
         ask = self._plane.stored.bind(request.ask)
         if isinstance(ask, Failure):
             if request.units is None:
+                self._plane.on_lost_response(request.ask)
                 return ask
             # The client has chosen the unit: it knows which one made the response.
             ask = request.ask._replace(unit=None)

@@ -235,6 +235,12 @@ class Plane:
         """How many requests wait for a unit."""
         return len(self.router.queue)
 
+    def on_lost_response(self, ask: Ask) -> None:
+        """A request follows a response of a unit that is not there."""
+        if unit := self.stored.newly_lost(ask):
+            detail = f"such as {ask.follows}; they are refused, because no other unit knows the conversation"
+            self.events.add(Action("responses_lost", "gate", unit, detail))
+
     def room(self) -> None:
         """Room may have appeared: serve waiting requests at the end of this turn of the loop."""
         if self.router.queue.size and not self._room_noted:

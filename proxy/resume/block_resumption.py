@@ -25,8 +25,8 @@ from cellgate.proxy.wire.failure import Failure
 from cellgate.proxy.wire.pool import Pool
 from cellgate.proxy.wire.request import Request
 
-OF_TOKENS = ("vllm",)
-"""Engines that take the tokens of a prompt."""
+OF_TOKENS = ("vllm", "")
+"""Engines that take the tokens of a prompt; the proof finds out about one that is not known yet."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class BlockResumption:
         if not shown.blocks:
             self._start_again()
         elif not shown.text or engine not in OF_TOKENS or not api.fields.ways_of(self._body) & OPEN:
-            self.unproven(f"its engine ({engine or 'unknown'}) takes no tokens for a prompt")
+            self.unproven(f"its engine ({engine}) takes no tokens for a prompt")
         else:
             proof = prove_prompt(api.dialect, self._body, shown, api.chat_of)
             self._questions = Questions(proof, self, self._proven, pool, head)

@@ -75,6 +75,8 @@ class FailureKind(Enum):
     UNKNOWN_PATH = "unknown_path"
     UNKNOWN_MODEL = "unknown_model"
     NOT_SERVED = "not_served"
+    RESPONSE_GONE = "response_gone"
+    RESPONSE_AWAY = "response_away"
     NOT_TRUSTED = "not_trusted"
     METHOD_NOT_ALLOWED = "method_not_allowed"
     METHOD_NOT_SUPPORTED = "method_not_supported"
@@ -129,6 +131,9 @@ TABLE: dict[FailureKind, FailureRow] = {
     FailureKind.UNKNOWN_PATH: _client(404, kind="not_found_error"),
     FailureKind.UNKNOWN_MODEL: _client(404, kind="not_found_error"),
     FailureKind.NOT_SERVED: _client(404, kind="not_found_error"),
+    # What a request follows is on a unit that has left, or is down: no other unit knows that conversation.
+    FailureKind.RESPONSE_GONE: _client(404, kind="not_found_error"),
+    FailureKind.RESPONSE_AWAY: _client(409, kind="conflict_error"),
     FailureKind.NOT_TRUSTED: _client(403, kind="permission_error"),
     FailureKind.METHOD_NOT_ALLOWED: _client(405),
     FailureKind.METHOD_NOT_SUPPORTED: _client(501, closes=True),
