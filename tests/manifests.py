@@ -61,6 +61,13 @@ def containers(things: list[Thing]) -> Iterator[tuple[Thing, Thing]]:
                 yield container, template["spec"]
 
 
+def selects(selector: Thing, labels: dict[str, str]) -> bool:
+    """Whether a selector, plain or with expressions, means a pod with these labels."""
+    plain = selector.get("matchLabels", {} if "matchExpressions" in selector else selector)
+    terms = selector.get("matchExpressions", ())
+    return plain.items() <= labels.items() and all(labels[term["key"]] in term["values"] for term in terms)
+
+
 def compose() -> Thing:
     """The services of compose.yaml."""
     services: Thing = yaml.safe_load((DEPLOY / "compose" / "compose.yaml").read_text())["services"]

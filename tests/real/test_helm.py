@@ -1,0 +1,178 @@
+"""The chart, rendered by Helm: Kubernetes knows every field, the gate its configuration, and parts fit."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cellgate.proxy.config.load import load
+from cellgate.proxy.config.load_process import Overrides
+from deploy.render import CHART, RELEASES, configuration, files, rendered, values_schema
+from tests.manifests import DEPLOY, Thing, containers, pod_templates, selects, validate
+from tests.real.programs import ROOT, find
+
+EXAMPLES = [path.stem for path in sorted(CHART.glob("examples/*.yaml"))]
+OF_OTHERS = ("monitoring.coreos.com/v1", "keda.sh/v1alpha1")
+"""Kinds of other projects, whose schemas are not here: their fields are looked at one by one below."""
+
+
+@pytest.fixture(scope="module")
+def helm() -> str:
+    """Helm's program."""
+    return find("helm")
+
+
+def things(helm: str, example: str, *flags: str) -> list[Thing]:
+    return [thing for thing in yaml.safe_load_all(rendered(helm, example, "cellgate", *flags)) if thing]
+
+
+def of_kind(found: list[Thing], kind: str, name: str = "") -> Thing:
+    [thing] = [each for each in found if each["kind"] == kind and name in ("", each["metadata"]["name"])]
+    return thing
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_helm_finds_nothing_wrong(helm: str, example: str) -> None:
+    values = str(CHART / "examples" / f"{example}.yaml")
+    done = subprocess.run(
+        [helm, "lint", "--strict", CHART, "-f", values], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_kubernetes_knows_every_field_and_the_gate_its_configuration(
+    helm: str, example: str, tmp_path: Path
+) -> None:
+    found = things(helm, example)
+    for thing in found:
+        if thing["apiVersion"] not in OF_OTHERS:
+            validate(thing)
+    (tmp_path / "cellgate.yaml").write_text(configuration(found))
+    settings = load(str(tmp_path / "cellgate.yaml"), Overrides(), {"POD_NAME": "big-0"})
+    assert settings.sources or settings.fleet.units
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_selectors_mean_pods_that_are_there(helm: str, example: str) -> None:
+    found = things(helm, example)
+    pods = [template["metadata"]["labels"] for thing in found for template in pod_templates(thing)]
+    for thing in found:
+        spec = thing.get("spec", {})
+        selector = spec.get("podSelector") or spec.get("selector")
+        if thing["kind"] in ("Service", "PodDisruptionBudget", "NetworkPolicy", "PodMonitor"):
+            assert any(selects(selector, labels) for labels in pods), thing["metadata"]["name"]
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_pods_have_the_time_that_their_streams_need(helm: str, example: str) -> None:
+    found = things(helm, example)
+    timeouts = yaml.safe_load(configuration(found))["timeouts"]
+    for container, pod in containers(found):
+        grace_s = pod.get("terminationGracePeriodSeconds", 30)
+        if container["name"] == "cellgate":
+            assert grace_s > timeouts["drain_delay_s"] + timeouts["drain_s"]
+        command = container.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", [])
+        if command[:1] == ["sleep"]:
+            assert grace_s > int(command[1])
+
+
+@pytest.mark.parametrize("example", ["cell", "sidecar", "everything"])
+def test_an_engine_has_what_a_real_one_needs(helm: str, example: str) -> None:
+    found = things(helm, example)
+    group = of_kind(found, "LeaderWorkerSet")["spec"]["leaderWorkerTemplate"]
+    for container, pod in containers(found):
+        if container["name"] != "engine":
+            continue
+        volumes = {volume["name"]: volume for volume in pod["volumes"]}
+        mounts = {mount["mountPath"]: volumes[mount["name"]] for mount in container["volumeMounts"]}
+        assert mounts["/dev/shm"]["emptyDir"]["medium"] == "Memory"
+        assert mounts["/models"].keys() & {"emptyDir", "persistentVolumeClaim"}
+        flags = dict(arg.removeprefix("--").split("=") for arg in container["args"] if "=" in arg)
+        gpus = int(container["resources"]["limits"]["nvidia.com/gpu"]) * group["size"]
+        assert int(flags["tensor-parallel-size"]) * int(flags["pipeline-parallel-size"]) == gpus
+        assert int(flags["nnodes"]) == group["size"]
+        assert re.search(r":v\d+\.\d+\.\d+$", container["image"])
+        if "--headless" not in container["args"]:
+            probe = container["startupProbe"]
+            assert probe["periodSeconds"] * probe["failureThreshold"] >= 1800
+
+
+def test_the_token_of_the_hub_comes_from_its_secret(helm: str) -> None:
+    engines = [each for each, _ in containers(things(helm, "everything")) if each["name"] == "engine"]
+    for engine in engines:
+        [token] = [each for each in engine["env"] if each["name"] == "HF_TOKEN"]
+        assert token["valueFrom"] == {"secretKeyRef": {"name": "hub", "key": "token"}}
+
+
+def test_monitors_find_the_ports_of_gates_and_engines(helm: str) -> None:
+    found = things(helm, "everything")
+    monitor, service = of_kind(found, "ServiceMonitor"), of_kind(found, "Service")
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    [endpoint] = monitor["spec"]["endpoints"]
+    assert endpoint["port"] in [port["name"] for port in service["spec"]["ports"]]
+    assert service["metadata"]["labels"][monitor["spec"]["jobLabel"]] == "cellgate"
+    [endpoint] = of_kind(found, "PodMonitor")["spec"]["podMetricsEndpoints"]
+    [engine] = [
+        each for each, _ in containers(found) if each["name"] == "engine" and "--headless" not in each["args"]
+    ]
+    assert endpoint["port"] in [port["name"] for port in engine["ports"]]
+
+
+def test_scalers_scale_what_is_there_by_metrics_that_are_there(helm: str) -> None:
+    found = things(helm, "everything")
+    for kind in ("HorizontalPodAutoscaler", "ScaledObject"):
+        target = of_kind(found, kind)["spec"]["scaleTargetRef"]
+        assert "replicas" not in of_kind(found, target["kind"], target["name"])["spec"]
+    [trigger] = of_kind(found, "ScaledObject")["spec"]["triggers"]
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    named = re.findall(r"cellgate_\w+", trigger["metadata"]["query"])
+    assert len(named) == 2
+    assert all(f"| `{metric}`" in page for metric in named)
+
+
+def test_beside_a_gate_nothing_else_is_reached(helm: str) -> None:
+    [(engine, _)] = [
+        each
+        for each in containers(things(helm, "sidecar"))
+        if each[0]["name"] == "engine" and "--headless" not in each[0]["args"]
+    ]
+    assert "--host=127.0.0.1" in engine["args"]
+    assert "ports" not in engine
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--set=mode=mesh"], "mode: expected cell, sidecar or fleet, found mesh"),
+        (
+            ["--set=engine.tensorParallel=8"],
+            "pipelineParallel is 8, but nodes x gpusPerNode is 16: make them equal",
+        ),
+        (["--set=mode=sidecar", "--set=engine.create=false"], "engine.create must be true"),
+        (["--set=engnie.model=x"], "engnie"),
+        (["--set=engine.modle=x"], "modle"),
+        (["--set=gate.replicas=two"], "replicas"),
+    ],
+)
+def test_values_that_do_not_fit_are_refused(helm: str, flags: list[str], says: str) -> None:
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        rendered(helm, "cell", "cellgate", *flags)
+    assert says in failed.value.stderr
+
+
+def test_the_schema_is_that_of_the_values() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    assert json.loads((CHART / "values.schema.json").read_text()) == values_schema(values)
+
+
+@pytest.mark.parametrize("example", RELEASES)
+def test_what_kustomize_takes_is_what_the_chart_makes(helm: str, example: str) -> None:
+    made = files(rendered(helm, example, RELEASES[example]), example)
+    for name, text in made.items():
+        assert (DEPLOY / "kubernetes" / example / name).read_text() == text, "run: make manifests"
