@@ -6,14 +6,15 @@ depth, 1 for the first block of a prompt. Rules:
 1. An engine that computes two equal prompts at once stores a hash twice and removes it twice: it is counted.
 2. A block whose parent is not known cannot be placed, and is left out.
 3. "Not held" is never concluded from silence, only from a removal: what was stored before this gate listened
-   is not known. At most as many removals are remembered as blocks may be held.
+   is not known. At most as many removals are remembered as blocks may be held. A prompt can be found among
+   them as well: how many tokens it had is told with the end of its answer, and its end is evicted first.
 4. At most `limit` blocks are held: 150 bytes each (a million: `tests/unit/router/test_kv_index.py`).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -109,8 +110,8 @@ class KvIndex:
         """The chain hashes that are held, with that of the block before."""
         self._again: dict[int, int] = {}
         """By either hash: how many times more than once it was stored."""
-        self.gone: dict[int, None] = {}
-        """Chain hashes that were removed, the oldest first."""
+        self.gone: dict[int, int] = {}
+        """Chain hashes that were removed, the oldest first, with that of the block before."""
         self._leaf_at: list[float] = []
         self._leaves: list[int] = []
         """When a run of blocks was stored, and the chain hash of its last one."""
@@ -186,8 +187,7 @@ class KvIndex:
                 continue
             chain = chains.pop(block, None)
             if chain is not None and not (again and self._is_left(chain)):
-                del held[chain]
-                gone[chain] = None
+                gone[chain] = held.pop(chain)
         if len(self.gone) > self.limit:
             for chain in list(islice(self.gone, self.limit // _EVICT_SHARE + 1)):
                 del self.gone[chain]
@@ -206,23 +206,24 @@ class KvIndex:
         times: as far as all runs agree that it could be. None: there is no such run, or too many.
         """
         first, last = bisect_left(self._leaf_at, since), bisect_right(self._leaf_at, until)
-        leaves = {leaf for leaf in self._leaves[first:last] if leaf & _DEPTH == blocks and leaf in self.held}
+        leaves = {leaf for leaf in self._leaves[first:last] if leaf & _DEPTH == blocks}
         if not leaves or len(leaves) > CANDIDATES_MAX:
             return None
-        return _common(leaves, self.held)
+        return self._common(leaves)
 
+    def _common(self, leaves: set[int]) -> list[int] | None:
+        """The chain hashes from the first block to the last that all `leaves` follow, which have one depth;
+        None: one of those before them is not remembered any more.
+        """
+        while len(leaves) > 1:
+            leaves = {self._before(leaf) for leaf in leaves}
+        found, chain = [], leaves.pop()
+        while chain & _DEPTH:
+            found.append(chain)
+            chain = self._before(chain)
+        found.reverse()
+        return found if chain or not found else None
 
-def _common(leaves: set[int], parents: Mapping[int, int]) -> list[int]:
-    """The chain hashes from the first block to the last that all `leaves` follow, which have one depth."""
-    while len(leaves) > 1:
-        leaves = {parents.get(leaf, 0) for leaf in leaves}
-    found = list(_up(leaves.pop(), parents))
-    found.reverse()
-    return found
-
-
-def _up(chain: int, parents: Mapping[int, int]) -> Iterator[int]:
-    """A block and those before it, up to the first one, or to one that is not held."""
-    while chain & _DEPTH and chain in parents:
-        yield chain
-        chain = parents[chain]
+    def _before(self, chain: int) -> int:
+        """The block before one that is, or was, held; 0: neither."""
+        return self.held.get(chain) or self.gone.get(chain, 0)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import NamedTuple
 
+from loadtests.gym.events import follow, see
 from loadtests.gym.fleets import FLEETS
 from loadtests.gym.gate import make_gates
 from loadtests.gym.loads import LOADS
@@ -20,10 +21,13 @@ from loadtests.gym.nouns import Fleet, Request, Rival, Run
 from loadtests.gym.rivals import RIVALS
 from loadtests.gym.world import World
 
-GATE, EVENTS, AGAIN = "gate", "gate with events", "leastconn again"
-"""The product, the same with units that publish KV events, and least connections with other chances,
-which shows how much of a difference is noise.
+GATE, EVENTS, SEES = "gate", "gate with events", "gate that sees"
+"""The product, the same with units that publish KV events, and one that sees all caches as they are: more
+than that cannot be had from any knowledge of them.
 """
+AGAIN = "leastconn again"
+"""Least connections with other chances, which shows how much of a difference is noise."""
+_PREPARED = {GATE: lambda _world, _board: None, EVENTS: follow, SEES: see}
 RIVAL_NAMES = (GATE, AGAIN, *RIVALS)
 _ENOUGH_UNITS = 4
 """Of more units of one kind the saturation is that of so many, times as much."""
@@ -74,8 +78,8 @@ def rate_of(cell: Cell) -> float:
 def run(fleet: Fleet, requests: Sequence[Request], rival: str, seed: int, *, hurry: bool = False) -> Run:
     """One run of one rival."""
     world = World(fleet, hurry=hurry)
-    if rival in (GATE, EVENTS):
-        rivals: list[Rival] = [*make_gates(world, seed, follows_events=rival == EVENTS)]
+    if rival in _PREPARED:
+        rivals: list[Rival] = [*make_gates(world, seed, prepare=_PREPARED[rival])]
     else:
         kind = RIVALS["leastconn" if rival == AGAIN else rival]
         rivals = [kind(world, random.Random(f"{seed} {rival} {number}")) for number in range(fleet.gates)]

@@ -9,7 +9,7 @@ this has to follow.
 from __future__ import annotations
 
 import random
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import partial
 
 from cellgate.policies import POLICIES
@@ -25,7 +25,6 @@ from cellgate.router.queue import Queue, Ticket
 from cellgate.router.router import Router
 from cellgate.router.step_times import GAPS_MS
 from cellgate.router.unit_state import Lease
-from loadtests.gym.events import follow
 from loadtests.gym.nouns import Call, Fleet
 from loadtests.gym.sequences import Shown
 from loadtests.gym.watch import TICK_S, Watch
@@ -44,8 +43,7 @@ class Gate:
         rng: random.Random,
         number: int = 0,
         policy: str = POLICY,
-        *,
-        follows_events: bool = False,
+        prepare: Callable[[World, Board], None] = lambda _world, _board: None,
     ) -> None:
         self.world = world
         self.number = number
@@ -64,8 +62,7 @@ class Gate:
         self._numbers = {place.unit.name: number for number, place in enumerate(world.fleet.places)}
         self._room_noted = False
         self._watch = Watch(world, self.board, rng, self._flipped)
-        if follows_events:
-            follow(world, self.board)
+        prepare(world, self.board)
         world.at(world.begins_at + TICK_S * rng.random(), self._tick)
 
     # -- for the world -------------------------------------------------------------------------------------
@@ -301,13 +298,15 @@ def ask_of(call: Call, now: float) -> Ask:
     )
 
 
-def make_gates(world: World, seed: int, policy: str = POLICY, *, follows_events: bool = False) -> list[Gate]:
+def make_gates(
+    world: World,
+    seed: int,
+    policy: str = POLICY,
+    prepare: Callable[[World, Board], None] = lambda _world, _board: None,
+) -> list[Gate]:
     """The gates of a fleet, which tell each other what they have where."""
     fleet: Fleet = world.fleet
-    gates = [
-        Gate(world, random.Random(f"{seed} gate {n}"), n, policy, follows_events=follows_events)
-        for n in range(fleet.gates)
-    ]
+    gates = [Gate(world, random.Random(f"{seed} gate {n}"), n, policy, prepare) for n in range(fleet.gates)]
     for gate in gates:
         gate.peers = gates
     world.tokens_came = lambda gate, unit, shown: gates[gate].tokens_came(unit, shown)

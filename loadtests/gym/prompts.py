@@ -14,6 +14,12 @@ _PLACES = 20
 """Bits of a name for where in a text the block ends; the others are the node's number."""
 
 
+class Blocks(tuple[int, ...]):
+    """The gate's blocks of a text; `text` is for who looks into the engines (events.py)."""
+
+    text: Text
+
+
 class Text:
     """A text of so many tokens and bytes. Extensions of it begin with it, and share nothing else."""
 
@@ -27,7 +33,7 @@ class Text:
         self.number = 0
         self.tokens = self.size = 0
         self.names: tuple[int, ...] = ()
-        self.blocks: tuple[int, ...] = ()
+        self.blocks = Blocks()
 
     def extend(self, tokens: int, bytes_per_token: float = 4.4) -> Text:
         """This text and `tokens` (at least 1) more, which nobody else has."""
@@ -40,7 +46,8 @@ class Text:
         text.names = self.names + tuple(
             range(first + len(self.names) + 1, first + text.tokens // BLOCK_TOKENS + 1)
         )
-        text.blocks = self.blocks + tuple(
-            range(first + len(self.blocks) + 1, first + text.size // BLOCK_BYTES + 1)
+        text.blocks = Blocks(
+            (*self.blocks, *range(first + len(self.blocks) + 1, first + text.size // BLOCK_BYTES + 1))
         )
+        text.blocks.text = text
         return text

@@ -121,6 +121,18 @@ def index_leaf(index: KvIndex, depth: int) -> int:
     return next(chain for chain in index.held if depth_of(chain) == depth)
 
 
+def test_a_prompt_that_was_evicted_since_is_found_as_long_as_its_blocks_are_remembered() -> None:
+    """Its answer ended, and told its tokens, when others had taken its place already."""
+    index = index_of(stored([1, 2]), stored([3], 2, first=2 * BLOCK_TOKENS))
+    found = index.prompt(3, 0.5, 1.5)
+    index.apply(Removed([3, 2, 1]), 2.0)
+    assert not index.held
+    assert found
+    assert index.prompt(3, 0.5, 1.5) == found
+    index.gone.clear()
+    assert index.prompt(3, 0.5, 1.5) is None
+
+
 def test_what_all_possible_runs_have_in_common_is_the_prompts() -> None:
     index = index_of(stored([1, 2]), stored([3], 2, first=50), stored([4], 2, first=90))
     assert index.prompt(3, 1.0, 2.0) == chain_of(index, 2, 0.0)
