@@ -28,8 +28,8 @@ READY := @flock Makefile $(MAKE) -s --no-print-directory
 install = for each in $(1); do command -v $${each%%:*} >/dev/null || $(MAKE) -s apt PACKAGES=$${each\#*:} || exit; done
 
 .PHONY: help run up test test-all check format vllm-units bench failover soak detection never-shot handover restart \
-	cut-off poison rolling-update redis-faults fleet probe-cost alerts vllm-detection vllm-lora vllm-ranks vllm-kv-events vllm-pauses vllm-dialects abuse replay gym peers drill drill-vllm drill-peers \
-	site dist manifests lock clean apt
+	cut-off poison rolling-update redis-faults fleet probe-cost alerts vllm-detection vllm-lora vllm-ranks vllm-kv-events vllm-pauses vllm-dialects \
+	vllm-answers sglang sglang-pauses abuse replay gym peers drill drill-vllm drill-peers site dist manifests lock clean apt
 
 help:           ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile
@@ -150,6 +150,18 @@ vllm-dialects:  ## streams of messages and responses of a real vLLM engine are c
 vllm-ranks:     ## a real vLLM engine with two data parallel ranks, of which one is stopped
 	$(READY) .venv/run.ready
 	@$(BIN)/python -m loadtests.vllm_ranks
+
+vllm-answers:   ## known answers of real vLLM engines: ten busy minutes without an alarm, then one with other weights
+	$(READY) .venv/run.ready
+	@$(BIN)/python -m loadtests.vllm_answers
+
+sglang:         ## real SGLang engines: probes, KV events, a frozen scheduler under streams, known answers, ranks
+	$(READY) .venv/run.ready
+	@$(BIN)/python -m loadtests.sglang_engines
+
+sglang-pauses:  ## real SGLang engines are paused in each mode under streams
+	$(READY) .venv/run.ready
+	@$(BIN)/python -m loadtests.pauses --engine sglang
 
 soak:           ## thousands of clients come, leave and never read; everything must return to its start value
 	$(READY) .venv/run.ready

@@ -1,7 +1,8 @@
-"""Drill: real vLLM engines are paused and put to sleep under streams, and nobody is lost.
+"""Drill: real engines are paused and put to sleep under streams, and nobody is lost.
 
-`python -m loadtests.pauses` starts plain vLLM engines on this machine's CPU (3 GB each, a minute) behind a
-gate that would restart a unit soon. In each mode the first engine stands still for a while under streams.
+`python -m loadtests.pauses` starts plain vLLM engines, or SGLang's, on this machine's CPU (3 GB each, a
+minute) behind a gate that would restart a unit soon. In each mode the first engine stands still for a while
+under streams.
 What must hold: every answer is whole and the same as without a pause, no verdict changes, nothing is
 restarted, and with `abort` the streams are continued. The exit code is 1 when it does not.
 """
@@ -24,6 +25,8 @@ from loadtests.kit.gate import GateProcess, Named, metric_sum
 from loadtests.kit.questions import Answer, End, Question, ask
 from loadtests.kit.report import print_problems, verdict
 from loadtests.kit.waiting import until
+from loadtests.sglang import engine as sglang
+from loadtests.sglang.install import set_up as set_up_sglang
 from loadtests.vllm.install import set_up
 from loadtests.vllm.single import serving
 from loadtests.wire.blocking import fetch
@@ -38,9 +41,37 @@ SILENCE_S = 120.0
 """A client waits for so long: the requests of a single engine wait as long as that stands still."""
 SETTLE_S = 6.0
 ENVIRON = {"VLLM_SERVER_DEV_MODE": "1"}
-MODES = ("abort", "wait", "keep")
-WAYS = {"pause": ("/pause?mode={mode}", "/resume"), "sleep": ("/sleep?level=0&mode={mode}", "/wake_up")}
-"""How an engine is made to stand still, and to go on. On a CPU it sleeps at level 0: nothing is offloaded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How an engine is made to stand still in one of its modes, and to go on: paths and bodies of POSTs."""
+
+    name: str
+    stop: str
+    go_on: str
+    modes: Sequence[str] = ("abort", "wait", "keep")
+    stop_body: str = ""
+    go_on_body: str = ""
+
+
+# On a CPU vLLM sleeps at level 0: nothing is offloaded.
+WAYS = {
+    "vllm": (
+        Way("pause", "/pause?mode={mode}", "/resume"),
+        Way("sleep", "/sleep?level=0&mode={mode}", "/wake_up"),
+    ),
+    "sglang": (
+        Way(
+            "pause",
+            "/pause_generation",
+            "/continue_generation",
+            ("abort", "in_place", "retract"),
+            '{"mode":"%s"}',
+            "{}",
+        ),
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +148,7 @@ class Blank(Greedy):
 async def one_round(
     gate: GateProcess,
     url: str,
-    way: str,
+    way: Way,
     mode: str,
     long: Sequence[Greedy],
     short: Sequence[Greedy],
@@ -126,26 +157,26 @@ async def one_round(
     """One engine stands still for `s` seconds under streams."""
     await asyncio.to_thread(gate.wait_up)
     await asyncio.sleep(SETTLE_S)
-    stop, go_on = WAYS[way]
     began, clients = time.time(), Connections(gate.url, keep=False)
     page = await asyncio.to_thread(gate.metrics)
     answers = [Answer(question) for question in long]
     asking = [asyncio.create_task(ask(clients, each, silence_s=SILENCE_S)) for each in answers]
     await until(lambda: all(each.first_at for each in answers), SILENCE_S, 0.02)
     stopped = time.time()
-    stopping = asyncio.create_task(asyncio.to_thread(fetch, url + stop.format(mode=mode), b""))
+    body = way.stop_body.replace("%s", mode).encode()
+    stopping = asyncio.create_task(asyncio.to_thread(fetch, url + way.stop.format(mode=mode), body))
     await asyncio.sleep(LATE_S)
     late = [Answer(question) for question in short]
     asking += [asyncio.create_task(ask(clients, each, silence_s=SILENCE_S)) for each in late]
     await asyncio.sleep(s - LATE_S)
     said = await stopping
     if said.status != 200:
-        raise RuntimeError(f"POST {stop}: {said.status} {said.body[:200]!r}")
-    await asyncio.to_thread(fetch, url + go_on, b"")
+        raise RuntimeError(f"POST {way.stop}: {said.status} {said.body[:200]!r}")
+    await asyncio.to_thread(fetch, url + way.go_on, way.go_on_body.encode())
     resumed = time.time()
     await asyncio.gather(*asking)
     clients.close()
-    found = Round(f"{way} {mode}", [*answers, *late])
+    found = Round(f"{way.name} {mode}", [*answers, *late])
     await asyncio.sleep(SETTLE_S)
     return await asyncio.to_thread(_complete, gate, found, page, (began, stopped, resumed))
 
@@ -169,10 +200,10 @@ def _complete(gate: GateProcess, found: Round, page: str, times: tuple[float, fl
     return found
 
 
-async def pauses(engines: int, ways: Sequence[str], modes: Sequence[str], pause_s: float) -> list[str]:
-    """All rounds; what must not have been."""
+async def pauses(engine: str, engines: int, ways: Sequence[Way], modes: Sequence[str], s: float) -> list[str]:
+    """All rounds of pauses of `s` seconds; what must not have been."""
     async with AsyncExitStack() as stack:
-        urls = [await stack.enter_async_context(serving((), ENVIRON)) for _ in range(engines)]
+        urls = [await _started(engine, stack) for _ in range(engines)]
         rng = random.Random(1)
         long = [Greedy.draw(rng, prompt_tokens=30, max_tokens=400) for _ in range(STREAMS)]
         short = [Greedy.draw(rng, prompt_tokens=30, max_tokens=LATE_TOKENS) for _ in range(LATE)]
@@ -182,11 +213,18 @@ async def pauses(engines: int, ways: Sequence[str], modes: Sequence[str], pause_
         gate = stack.enter_context(GateProcess(units, settings=_settings(units, f"{folder}/audit.jsonl")))
         problems = []
         for way in ways:
-            for mode in modes:
-                found = await one_round(gate, urls[0], way, mode, long, short, pause_s)
+            for mode in modes or way.modes:
+                found = await one_round(gate, urls[0], way, mode, long, short, s)
                 print(found.line(), flush=True)
                 problems += found.problems()
         return problems
+
+
+async def _started(engine: str, stack: AsyncExitStack) -> str:
+    """The URL of one more engine."""
+    if engine == "sglang":
+        return (await stack.enter_async_context(sglang.serving(()))).url
+    return await stack.enter_async_context(serving((), ENVIRON))
 
 
 def _settings(units: Sequence[Named], audit: str) -> dict[str, object]:
@@ -201,14 +239,16 @@ def _settings(units: Sequence[Named], audit: str) -> dict[str, object]:
 def main() -> int:
     """Run it; 0 when nothing was found."""
     parser = argparse.ArgumentParser(prog="python -m loadtests.pauses", description=__doc__)
+    parser.add_argument("--engine", choices=WAYS, default="vllm")
     parser.add_argument("--engines", type=int, default=2, help="how many; the first one is paused")
-    parser.add_argument("--way", choices=WAYS, help="only this one")
-    parser.add_argument("--mode", choices=MODES, help="only this one")
+    parser.add_argument("--way", help="only this one: pause, sleep")
+    parser.add_argument("--mode", help="only this one: abort, wait, keep; in_place, retract")
     parser.add_argument("--pause-s", type=float, default=20.0, help="how long each pause lasts")
     args = parser.parse_args()
-    set_up()
-    ways, modes = [args.way] if args.way else list(WAYS), [args.mode] if args.mode else MODES
-    problems = uvloop.run(pauses(args.engines, ways, modes, args.pause_s))
+    (set_up_sglang if args.engine == "sglang" else set_up)()
+    ways = [way for way in WAYS[args.engine] if args.way in (None, way.name)]
+    modes = [args.mode] if args.mode else []
+    problems = uvloop.run(pauses(args.engine, args.engines, ways, modes, args.pause_s))
     print(verdict(problems))
     print_problems(problems, most=20)
     return 1 if problems else 0

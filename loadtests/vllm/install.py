@@ -29,16 +29,16 @@ DISK_NEEDED_GB = 6  # The venv takes 2.4; the rest is for wheels while they are 
 def set_up() -> None:
     """Make what is missing. Raises VllmUnitError naming the step that failed and its log."""
     RUN.mkdir(parents=True, exist_ok=True)
-    installed = _digest(LOCK.read_bytes(), TORCH.encode(), VLLM_VERSION.encode())
-    if _stamp(VENV) != installed:
+    installed = digest(LOCK.read_bytes(), TORCH.encode(), VLLM_VERSION.encode())
+    if stamp(VENV) != installed:
         _check_disk()
         _install()
-        _write_stamp(VENV, installed)
-    made = _digest(MODEL_SCRIPT.read_bytes(), installed.encode())
-    if _stamp(MODEL) != made:
+        write_stamp(VENV, installed)
+    made = digest(MODEL_SCRIPT.read_bytes(), installed.encode())
+    if stamp(MODEL) != made:
         shutil.rmtree(MODEL, ignore_errors=True)
-        _step("make the tiny model", [str(VENV / "bin" / "python"), str(MODEL_SCRIPT), str(MODEL)])
-        _write_stamp(MODEL, made)
+        step("make the tiny model", [str(VENV / "bin" / "python"), str(MODEL_SCRIPT), str(MODEL)])
+        write_stamp(MODEL, made)
 
 
 def _install() -> None:
@@ -46,9 +46,9 @@ def _install() -> None:
     print(f"Setting up vLLM in {VENV.name}, once: a few GB, some minutes. The log is {LOG}", flush=True)
     LOG.unlink(missing_ok=True)
     pip = [str(VENV / "bin" / "python"), "-m", "pip", "install", "--disable-pip-version-check"]
-    _step("make the venv", [sys.executable, "-m", "venv", "--clear", str(VENV)])
-    _step("install vLLM", [*pip, "--require-hashes", "--no-deps", "-r", str(LOCK)])
-    _step("install torch", [*pip, TORCH])
+    step("make the venv", [sys.executable, "-m", "venv", "--clear", str(VENV)])
+    step("install vLLM", [*pip, "--require-hashes", "--no-deps", "-r", str(LOCK)])
+    step("install torch", [*pip, TORCH])
     _name_it_vllm()
 
 
@@ -63,7 +63,8 @@ def _name_it_vllm() -> None:
     (alias / "METADATA").write_text(metadata)
 
 
-def _step(what: str, command: list[str]) -> None:
+def step(what: str, command: list[str]) -> None:
+    """Run one command of a set-up. Raises VllmUnitError when it fails."""
     print(f"  {what} …", flush=True)
     with LOG.open("ab") as log:
         log.write(f"\n== {what}: {' '.join(command)}\n".encode())
@@ -85,14 +86,17 @@ def _check_disk() -> None:
         )
 
 
-def _digest(*parts: bytes) -> str:
+def digest(*parts: bytes) -> str:
+    """What a stamp says of these."""
     return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
 
-def _stamp(folder: Path) -> str:
+def stamp(folder: Path) -> str:
+    """What a folder was made from; empty when it is not complete."""
     stamp = folder / "made-from"
     return stamp.read_text() if stamp.exists() else ""
 
 
-def _write_stamp(folder: Path, digest: str) -> None:
-    (folder / "made-from").write_text(digest)
+def write_stamp(folder: Path, made_from: str) -> None:
+    """Say that a folder is complete."""
+    (folder / "made-from").write_text(made_from)

@@ -19,17 +19,28 @@ STOP_TIMEOUT_S = 30.0
 
 
 @asynccontextmanager
-async def serving(options: Sequence[str], environ: Mapping[str, str] | None = None) -> AsyncIterator[str]:
+async def serving(
+    options: Sequence[str], environ: Mapping[str, str] | None = None, model: Path = MODEL
+) -> AsyncIterator[str]:
     """`vllm serve` that answers at the URL. None of its processes is left afterwards."""
     port = processes.free_port()
-    command = [str(VENV / "bin" / "vllm"), "serve", str(MODEL), "--served-model-name", MODEL_NAME]
+    command = [str(VENV / "bin" / "vllm"), "serve", str(model), "--served-model-name", MODEL_NAME]
     command += ["--host", HOST, "--port", str(port), "--max-model-len", "4096", "--enforce-eager", *options]
-    with tempfile.TemporaryDirectory(prefix="vllm-") as folder:
-        log = Path(folder) / "vllm.log"
-        process = _start(command, os.environ | ENVIRONMENT | dict(environ or {}), log)
+    async with running(command, environ or {}, port, "/health"):
+        yield f"http://{HOST}:{port}"
+
+
+@asynccontextmanager
+async def running(
+    command: list[str], environ: Mapping[str, str], port: int, ready: str
+) -> AsyncIterator["subprocess.Popen[bytes]"]:
+    """An engine, from when its path `ready` answers 200. None of its processes is left afterwards."""
+    with tempfile.TemporaryDirectory(prefix="engine-") as folder:
+        log = Path(folder) / "engine.log"
+        process = _start(command, {**os.environ, **ENVIRONMENT, **environ}, log)
         try:
-            await _until_healthy(process, port, log)
-            yield f"http://{HOST}:{port}"
+            await _until_ready(process, f"http://{HOST}:{port}{ready}", log)
+            yield process
         finally:
             await asyncio.to_thread(_end, process)
 
@@ -39,14 +50,12 @@ def _start(command: list[str], environ: dict[str, str], log: Path) -> "subproces
         return subprocess.Popen(command, stdout=output, stderr=output, env=environ, start_new_session=True)
 
 
-async def _until_healthy(process: "subprocess.Popen[bytes]", port: int, log: Path) -> None:
+async def _until_ready(process: "subprocess.Popen[bytes]", url: str, log: Path) -> None:
     async with asyncio.timeout(START_TIMEOUT_S):
-        while not await asyncio.to_thread(
-            answers, f"http://{HOST}:{port}/health", silence_s=HEALTH_TIMEOUT_S
-        ):
+        while not await asyncio.to_thread(answers, url, silence_s=HEALTH_TIMEOUT_S):
             if process.poll() is not None:
                 raise RuntimeError(
-                    f"vllm ended with {process.returncode}; it printed:\n{processes.tail(log)}"
+                    f"the engine ended with {process.returncode}; it printed:\n{processes.tail(log)}"
                 )
             await asyncio.sleep(1.0)
 

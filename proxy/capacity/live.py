@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import urllib.error
 import urllib.request
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 TIMEOUT_S = 5.0
 _MAX_BYTES = 8 << 20
-_INFOS = {
-    "vllm:cache_config_info": ("block_size", "num_gpu_blocks"),
-    "sglang:cache_config_info": ("page_size", "num_pages"),
-}
-"""By engine: the metric whose labels tell the tokens of a block, and how many blocks there are."""
+_INFO, _LABELS = "vllm:cache_config_info", ("block_size", "num_gpu_blocks")
+"""Of vLLM: the metric whose labels tell the tokens of a block, and how many blocks there are."""
+_GAUGES = ("sglang:page_size", "sglang:num_pages")
+"""Of SGLang (0.5.23): the gauges that tell the same, for each data parallel rank."""
 
 
 class LiveError(Exception):
@@ -57,14 +58,24 @@ def ask_cache(url: str) -> LiveCache:
 
 def read_cache(families: Iterable[Metric], where: str) -> LiveCache:
     """Parse a page of metrics. Raises LiveError."""
+    samples = defaultdict[str, list[Sample]](list)
+    for family in families:
+        samples[family.name] += family.samples
     found = [
-        (int(sample.labels[block]), int(sample.labels[blocks]))
-        for family in families
-        if family.name in _INFOS
-        for block, blocks in [_INFOS[family.name]]
-        for sample in family.samples
-        if sample.labels.get(block, "").isdigit() and sample.labels.get(blocks, "").isdigit()
-    ]
+        (int(sample.labels[_LABELS[0]]), int(sample.labels[_LABELS[1]]))
+        for sample in samples[_INFO]
+        if all(sample.labels.get(label, "").isdigit() for label in _LABELS)
+    ] or _ranks(*(samples[gauge] for gauge in _GAUGES))
     if not found:
-        raise LiveError(f"{where} has none of {', '.join(_INFOS)} with the size of the KV cache")
+        names = ", ".join((_INFO, *_GAUGES))
+        raise LiveError(f"{where} has none of {names} with the size of the KV cache")
     return LiveCache(found[0][0], sum(blocks for _, blocks in found), len(found))
+
+
+def _ranks(sizes: Iterable[Sample], counts: Iterable[Sample]) -> list[tuple[int, int]]:
+    """The tokens of a block, and the blocks, of each data parallel rank. Its other ranks share their work."""
+    by_rank = (
+        {sample.labels.get("dp_rank"): int(sample.value) for sample in each} for each in (sizes, counts)
+    )
+    size, count = by_rank
+    return [(size[rank], count[rank]) for rank in size if rank in count]

@@ -296,8 +296,13 @@ def test_where_the_hub_cache_is() -> None:
 def test_a_live_unit_tells_of_all_its_engines() -> None:
     live = read_cache(text_string_to_metric_families(PAGE), "here")
     assert (live, live.tokens) == (LiveCache(16, 1500, 2), 24_000)
-    page = 'sglang:cache_config_info{page_size="64",num_pages="10"} 1\n'
-    assert read_cache(text_string_to_metric_families(page), "here").tokens == 640
+    page = "".join(
+        f'sglang:{name}{{dp_rank="{dp}",model_name="m",tp_rank="{tp}"}} {value}\n'
+        for name, value in (("page_size", 64.0), ("num_pages", 10.0))
+        for dp, tp in ((0, 0), (0, 1), (1, 2), (1, 3))
+    )
+    live = read_cache(text_string_to_metric_families(page), "here")
+    assert (live, live.tokens) == (LiveCache(64, 20, 2), 1280)
     with pytest.raises(LiveError, match="here has none of vllm:cache_config_info"):
         read_cache(text_string_to_metric_families("up 1\n"), "here")
 

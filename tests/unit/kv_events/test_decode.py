@@ -21,6 +21,15 @@ MAPS = (
 )
 ARRAYS = "93cb3ff80000000000009197ab426c6f636b53746f72656491c4020102c092070802c0a347505500"
 """A batch as msgspec writes vLLM's structures: with maps, and with positional arrays as before."""
+SGLANG_STORED = (
+    "93cb41dac0e7dc02870c9187a474797065ab426c6f636b53746f726564ac626c6f636b5f68617368657391d3cc6e4dca3699"
+    "bfb8b1706172656e745f626c6f636b5f68617368cf7663225b96a6d346a9746f6b656e5f696473dc0020cd0c1dcd02a1cd02"
+    "89cd055bcd01c8cd0c1dcd02a1cd0289cd0f85cd01c8cd0c1dcd02a1cd02891419cd01c8cd0c1dcd02a1cd0289141acd01c8"
+    "cd0c1dcd02a1cd0289141bcd01c8cd0c1dcd016acd0536cd0db0aa626c6f636b5f73697a6520a76c6f72615f6964c0a66d65"
+    "6469756da347505500"
+)
+SGLANG_CLEARED = "93cb41dac0e7dca4b4799181a474797065b0416c6c426c6f636b73436c656172656400"
+"""Batches of SGLang 0.5.23, as they came: hashes are signed."""
 TWO_TOKENS = array("I", [7, 8]).tobytes()
 
 
@@ -41,6 +50,17 @@ def decoded(*found: Any) -> list[Event]:
 @pytest.mark.parametrize("vector", [MAPS, ARRAYS])
 def test_both_formats_are_read_alike(vector: str) -> None:
     assert list(events(bytes.fromhex(vector), 0)) == [Stored([0x0102], None, TWO_TOKENS, 2)]
+
+
+def test_batches_of_sglang_are_read() -> None:
+    tokens = [
+        3101, 673, 649, 1371, 456, 3101, 673, 649, 3973, 456, 3101, 673, 649, 20, 25, 456,
+        3101, 673, 649, 20, 26, 456, 3101, 673, 649, 20, 27, 456, 3101, 362, 1334, 3504,
+    ]  # fmt: skip
+    low = (1 << 60) - 1
+    stored = Stored([-3715947111639302216 & low], 8530699895934735174 & low, array("I", tokens).tobytes(), 32)
+    assert list(events(bytes.fromhex(SGLANG_STORED), 0)) == [stored]
+    assert list(events(bytes.fromhex(SGLANG_CLEARED), 0)) == [Cleared()]
 
 
 def test_removals_and_clears() -> None:

@@ -41,6 +41,14 @@ def test_sglang_tells_a_base_and_how_many() -> None:
     assert told("sglang", {"kv_events": replays}, URL)[1].replay == "tcp://10.0.0.1:10"
 
 
+def test_what_sglang_0_5_23_tells_is_read() -> None:
+    ports = {"endpoint_port_base": 15601, "replay_endpoint_port_base": 15701}
+    row = {"publisher": "zmq", "endpoint_host": "*", "topic": "kv", "block_size": 32, "dp_size": 1, **ports}
+    assert told("sglang", {"version": "0.5.23", "kv_events": row, "internal_states": [{}]}, URL) == {
+        0: Publisher("tcp://10.0.0.1:15601", "tcp://10.0.0.1:15701")
+    }
+
+
 @pytest.mark.parametrize(
     "answer",
     [

@@ -94,6 +94,34 @@ def test_a_strange_series_of_adapters_names_none(labels: bytes) -> None:
     assert load.adapters == frozenset()
 
 
+# A page of SGLang 0.5.23 (one engine on a CPU), without the labels that nobody reads.
+SGLANG = b"""# HELP sglang:num_running_reqs The number of running requests.
+# TYPE sglang:num_running_reqs gauge
+sglang:startup_time_seconds{engine_type="unified",model_name="tiny",phase="load_weight"} 0.0648038049985189
+sglang:http_requests_total{endpoint="/v1/completions",method="POST"} 1.0
+sglang:prompt_tokens_total{engine_type="unified",is_streaming="false",model_name="tiny"} 33.0
+sglang:prompt_tokens_total{engine_type="unified",is_streaming="true",model_name="tiny"} 12.0
+sglang:generation_tokens_total{engine_type="unified",is_streaming="false",model_name="tiny"} 14.0
+sglang:generation_tokens_total{engine_type="unified",is_streaming="true",model_name="tiny"} 6.0
+sglang:num_retracted_reqs{model_name="tiny",moe_ep_rank="0",pid="19532",pp_rank="0",tp_rank="0"} 0.0
+sglang:max_total_num_tokens{model_name="tiny",moe_ep_rank="0",pp_rank="0",tp_rank="0"} 8192.0
+sglang:page_size{model_name="tiny",moe_ep_rank="0",pp_rank="0",tp_rank="0"} 32.0
+sglang:num_running_reqs{model_name="tiny",moe_ep_rank="0",pp_rank="0",tp_rank="0"} 3.0
+sglang:num_queue_reqs{model_name="tiny",moe_ep_rank="0",pp_rank="0",tp_rank="0"} 1.0
+sglang:token_usage{model_name="tiny",moe_ep_rank="0",pp_rank="0",tp_rank="0"} 0.25
+sglang:full_token_usage{model_name="tiny",moe_ep_rank="0",pp_rank="0",tp_rank="0"} 0.5
+sglang:fwd_occupancy{model_name="tiny",moe_ep_rank="0",pp_rank="0",tp_rank="0"} NaN
+sglang:realtime_tokens_total{mode="prefill_compute",moe_ep_rank="0",pp_rank="0",tp_rank="0"} 46.0
+sglang:realtime_tokens_total{mode="decode",moe_ep_rank="0",pp_rank="0",tp_rank="0"} 17.0
+sglang:time_to_first_token_seconds_count{is_streaming="true",model_name="tiny"} 1.0
+"""
+
+
+def test_a_page_of_sglang_is_read() -> None:
+    expected = Load("u", 1.0, 3, 1, 0.25, kv_tokens=8192, progress=128.0)
+    assert scan(SGLANG, "u", 1.0, 0) == expected
+
+
 @pytest.mark.parametrize("prefix", ["sglang:", "sglang_"])
 def test_the_numbers_of_sglang_are_read_under_both_prefixes(prefix: str) -> None:
     """The colon became an underscore."""

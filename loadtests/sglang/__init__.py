@@ -1,0 +1,1 @@
+"""Real SGLang engines on this machine's CPU."""
