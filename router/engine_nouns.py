@@ -6,16 +6,22 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
+CHANGES_MAX = 1
+"""A fingerprint may change so often in an epoch: a fast restart of an engine is not always seen."""
+
 
 class Build(NamedTuple):
     """What a unit's engine says that it is; empty: unknown.
 
     `fingerprint` is `system_fingerprint` of OpenAI's API. vLLM's has its version, its parallelism and a hash
     of its configuration, llama.cpp's is its build. `version` is what the engine shows on a page of its own.
+    `changes`: how many times the fingerprint was another one than before. Engines, and proxies before them,
+    that make up a new one for each answer say nothing by it: then it stays empty.
     """
 
     fingerprint: str = ""
     version: str = ""
+    changes: int = 0
 
     @property
     def key(self) -> str:
@@ -24,7 +30,9 @@ class Build(NamedTuple):
 
     def updated(self, news: Build) -> Build:
         """This build with what `news` tells; what that leaves empty stays."""
-        return Build(news.fingerprint or self.fingerprint, news.version or self.version)
+        changes = self.changes + (news.fingerprint not in ("", self.fingerprint) and self.fingerprint != "")
+        fingerprint = "" if changes > CHANGES_MAX else news.fingerprint or self.fingerprint
+        return Build(fingerprint, news.version or self.version, changes)
 
 
 @dataclass(frozen=True, slots=True)

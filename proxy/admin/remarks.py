@@ -21,7 +21,8 @@ def remarks(state: UnitState) -> list[str]:
 
 def build_view(state: UnitState) -> dict[str, Any]:
     """Its build for JSON; empty where unknown."""
-    return {**state.build._asdict(), "other_builds": list(state.other_builds)}
+    fingerprint, version, _ = state.build
+    return {"fingerprint": fingerprint, "version": version, "other_builds": list(state.other_builds)}
 
 
 def answer_view(record: AnswerRecord | None, now: float) -> dict[str, Any] | None:
