@@ -1,8 +1,9 @@
 """One attempt on one unit: sends the request, holds the answer, feeds the response from the commit on.
 
 It owns its lease and its connection. Rules:
-1. Nothing is shown before the commit: the first complete event that carries data, or the head of a plain
-   body. Engines answer 200 before prefill, so the head of a stream proves nothing and is held until then.
+1. Nothing is shown before the commit: the first complete event that carries data, or the end of a plain body
+   (of one that is large, or of unknown length, its head). Engines answer 200 before prefill, so the head of a
+   stream proves nothing and is held until then.
 2. Bytes are passed on raw only between two points where both an HTTP chunk and an SSE event end, because an
    announced chunk size cannot be taken back. Any other read is framed again, up to its last complete event;
    an incomplete event above 16 KiB is passed on, unless it must be rewritten.
@@ -15,6 +16,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from cellgate.proxy.logs.defects import guarded
+from cellgate.proxy.request.continuation import ROUTES
 from cellgate.proxy.request.dispatcher import Dispatcher
 from cellgate.proxy.request.response import Response
 from cellgate.proxy.resume.passage import Passage, Rewriter, are_whole
@@ -22,10 +24,13 @@ from cellgate.proxy.resume.replay_buffer import ReplayBuffer
 from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.proxy.wire.pool import Pool
 from cellgate.proxy.wire.reply_reader import ReplyHead
-from cellgate.proxy.wire.sse import before_error, carries_data
+from cellgate.proxy.wire.sse import before_error, carries_data, is_aborted
 from cellgate.proxy.wire.upstream import EVENT_ENDS, UnitConnection
 from cellgate.router.nouns import Outcome
 from cellgate.router.unit_state import Lease
+
+PLAIN_BYTES = 64 << 10
+"""A plain body of no more bytes is held until it is whole. Engines compute all of it before its head."""
 
 
 class Owner(Protocol):
@@ -50,6 +55,7 @@ class Attempt:
         "_has_head",
         "_owner",
         "_passage",
+        "_plain",
         "_pool",
         "_request",
         "_response",
@@ -68,6 +74,7 @@ class Attempt:
         self._has_head = False
         # Made when a part of a stream has to be held: most reads are whole events.
         self._passage: Passage | None = None
+        self._plain = b""
         self._pool: Pool | None = None
         self._events_before = response.events
         self.lease = lease
@@ -201,7 +208,23 @@ class Attempt:
             if not isinstance(begun, bytes):
                 return
             body = begun
+        elif not is_events:
+            whole = self._whole(body, conn)
+            if whole is None:
+                return
+            body = whole
         self._commit(data, body, conn)
+
+    def _whole(self, part: bytes, conn: UnitConnection) -> bytes | None:
+        """What to commit with of a plain body, of which `part` has come; None: nothing yet, or ever."""
+        reply, body = conn.reply, self._plain + part
+        if not reply.ended and reply.length is not None and int(reply.length) <= PLAIN_BYTES:
+            self._plain = body
+            return None
+        if is_aborted(body) and self._response.route in ROUTES:
+            self._give_up(conn, Failure(FailureKind.ABORTED, "its engine aborted the answer"))
+            return None
+        return body
 
     def _begin(self, head: ReplyHead, conn: UnitConnection) -> bool:
         """Whether the reply that begins with `head` is one for the client."""

@@ -182,8 +182,8 @@ def is_error_event(event: bytes) -> bool:
 
 
 PLAIN_CUT: dict[str, Script] = {
-    "shorter than its length": then_close(PLAIN + b"Content-Length: 9\r\n\r\n{"),
-    "shorter than its length, reset": then_reset(PLAIN + b"Content-Length: 9\r\n\r\n{"),
+    "shorter than its length": then_close(PLAIN + b"Content-Length: 99999\r\n\r\n{"),
+    "shorter than its length, reset": then_reset(PLAIN + b"Content-Length: 99999\r\n\r\n{"),
     "closes between chunks": then_close(PLAIN_CHUNKED + chunk(b"{")),
     "closes in a chunk": then_close(PLAIN_CHUNKED + b"9\r\n{"),
     "closes in its last chunk": then_close(PLAIN_CHUNKED + chunk(b"{") + b"0\r\n"),

@@ -19,7 +19,8 @@ from tests.wire.stage import live, simulated, stage
 from tests.wire.unit import PAUSE_S, SSE_HEAD, STREAM, TOKENS, Received, Script, chunk, whole
 
 SOON_S = 0.1
-PLAIN_BEGUN = whole(b"x" * 99)[:-90]
+PLAIN_HELD = whole(b"x" * 99)[:-90]
+PLAIN_BEGUN = whole(b"x" * 99_999)[:-99_990]
 
 
 def then_silent(data: bytes) -> Script:
@@ -37,6 +38,7 @@ MOMENTS: dict[str, tuple[bytes, bytes]] = {
     "after the head of a stream": (SSE_HEAD, b""),
     "in the first event": (SSE_HEAD + chunk(TOKENS[0][:9]), b""),
     "in the middle of a stream": (SSE_HEAD + chunk(TOKENS[0]), TOKENS[0]),
+    "in a plain body that is held": (PLAIN_HELD, b""),
     "in the middle of a plain body": (PLAIN_BEGUN, b"x" * 9),
 }
 WAYS: dict[str, Callable[[Client], None]] = {

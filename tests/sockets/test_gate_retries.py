@@ -10,7 +10,7 @@ import pytest
 from cellgate.router.nouns import Rules
 from tests.wire.client import chat
 from tests.wire.stage import live, stage
-from tests.wire.unit import LAST_CHUNK, SSE_HEAD, TOKENS, Received, chunk, whole
+from tests.wire.unit import LAST_CHUNK, SSE_HEAD, TOKENS, Received, chunk, in_turn, then_close, whole
 
 RETRIES = 3
 
@@ -55,6 +55,46 @@ async def test_a_model_that_one_unit_has_unloaded_is_asked_of_another() -> None:
         assert (first.cool_until, first.case.window) == (0.0, ())
         # All units are asked what they serve, once for all of these requests.
         assert asked == [first.unit.name, second.unit.name]
+
+
+ABORTED = b'{"choices":[{"message":{"content":"Once"},"finish_reason":"abort"}]}'
+USED = b'{"choices":[{"finish_reason":"stop"}],"usage":{"prompt_tokens":7,"completion_tokens":3}}'
+PLAIN = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+
+
+@pytest.mark.parametrize("together", [True, False])
+@live
+async def test_a_plain_answer_that_its_engine_aborted_is_asked_of_another_unit(*, together: bool) -> None:
+    head = PLAIN % len(ABORTED)
+    aborting = in_turn(head + ABORTED) if together else in_turn(head, ABORTED)
+    async with stage(aborting, whole()) as here, here.client() as client:
+        reply = await client.ask(chat(stream=False))
+        assert (reply.status, b"abort" in reply.body) == (200, False)
+        assert [len(unit.requests) for unit in here.units] == [1, 1]
+
+
+@live
+async def test_an_aborted_answer_is_no_whole_one_where_there_is_no_other_unit() -> None:
+    async with stage(whole(ABORTED)) as here, here.client() as client:
+        assert (await client.ask(chat(stream=False))).status == 503
+
+
+@live
+async def test_a_plain_answer_that_breaks_in_the_middle_is_asked_of_another_unit() -> None:
+    async with stage(then_close(PLAIN % 9 + b"{"), whole()) as here, here.client() as client:
+        reply = await client.ask(chat(stream=False))
+        assert (reply.status, reply.whole) == (200, True)
+        assert [len(unit.requests) for unit in here.units] == [1, 1]
+
+
+@live
+async def test_the_usage_of_a_plain_answer_that_comes_behind_its_head_is_read() -> None:
+    """Engines write both apart."""
+    async with stage(in_turn(PLAIN % len(USED), USED)) as here, here.client() as client:
+        learnt = here.plane.board.answer_lengths
+        before = learnt.expected("tiny")
+        assert (await client.ask(chat(stream=False))).body == USED
+        assert learnt.expected("tiny") < before
 
 
 @live
