@@ -50,8 +50,10 @@ class SharedStatus:
 
     def publish(self, ready: bool, body: bytes, lines: bytes = b"") -> None:
         """Publish a status. Also called by the loop's timer, because an old status shows that the loop is
-        blocked.
+        blocked. After `close` it changes nothing: of a gate that fails at its start the timer may still run.
         """
+        if self._memory.closed:
+            return
         if len(lines) + len(body) > SIZE - _BODY_AT:
             body = _TOO_LONG % (b"true" if ready else b"false")
         record = _RECORD.pack(self._clock(), ready, len(lines), len(body)) + lines + body

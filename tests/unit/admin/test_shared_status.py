@@ -54,3 +54,10 @@ def test_a_body_that_does_not_fit_is_replaced_by_a_short_one(
     gate.publish(True, b"x" * SIZE)
     assert health_process.read().ready
     assert health_process.read().body.startswith(b'{"ready": true, "reason": "too many units')
+
+
+def test_after_its_end_nothing_is_published() -> None:
+    """A gate that fails at its start ends its parts while its timer still runs."""
+    gate = SharedStatus()
+    gate.close()
+    gate.publish(True, b"late")
