@@ -164,6 +164,11 @@ class ProbeContext(Protocol):
         ...
 
     @property
+    def reborn(self) -> tuple[str, float] | None:
+        """Its last restart, by whom and when it was seen; None: none was."""
+        ...
+
+    @property
     def is_on_hold(self) -> bool:
         """True while it says that it is paused, asleep or scaling, and is believed."""
         ...

@@ -116,7 +116,7 @@ class Canary:
         if context.is_on_hold:
             return
         is_starting = context.verdict is Verdict.STARTING
-        life_at, timeout_s = context.life_at, self.timeout_s(context)
+        life_at, reborn, timeout_s = context.life_at, context.reborn, self.timeout_s(context)
         deadline = context.now() + timeout_s
         timed_out = False
         try:
@@ -133,6 +133,9 @@ class Canary:
             reason = f"no token within {timeout_s:.3g} s: {error}" if timed_out else f"no token: {error}"
             fate = _Fate(*_weigh(error.trouble, excused=excused), reason)
         context.notes[_TIMEOUTS] = context.notes.get(_TIMEOUTS, 0) + 1 if timed_out else 0
+        if context.reborn != reborn:
+            # Perhaps the process before has answered, in its last moment.
+            fate = _Fate(Sign.NEUTRAL, Strength.WEAK, f"{fate.reason}; but the unit has restarted meanwhile")
         if fate.fingerprint:
             # Before the evidence: a unit that comes up is known.
             yield Built(context.unit.name, Build(fate.fingerprint), context.now())

@@ -58,6 +58,7 @@ class FakePatient:
     hides_work: bool = False
     shows_work: bool = False
     engine: str = ""
+    reborn: tuple[str, float] | None = None
     build: Build = field(default_factory=Build)
     urgency: Urgency = Urgency.ROUTINE
     models: frozenset[str] = frozenset({"m"})

@@ -117,6 +117,10 @@ class _UnitContext:
         return self.unit_state.engine
 
     @property
+    def reborn(self) -> tuple[str, float] | None:
+        return self.unit_state.case.reborn
+
+    @property
     def build(self) -> Build:
         return self.unit_state.build
 

@@ -10,6 +10,7 @@ import pytest
 from cellgate.proxy.config.settings import Timeouts
 from cellgate.router.nouns import Outcome, Rules, Verdict
 from tests.scenarios.harness import BACK_S, Stage
+from tests.scenarios.seeds import seeds
 from tests.sim.behaviour import Behaviour, Break
 from tests.sim.conversation import End
 
@@ -126,18 +127,32 @@ def test_a_unit_that_answers_500_to_every_other_request_costs_no_request() -> No
     assert stage.flips("b") == ["up"]
 
 
-def test_when_every_unit_answers_500_the_client_gets_a_unit_s_own_words_and_retries_stay_bounded() -> None:
-    stage = Stage(8, units=4)
+@pytest.mark.parametrize("seed", seeds(range(12)))
+def test_when_every_unit_answers_500_the_client_gets_an_error_and_retries_stay_bounded(seed: int) -> None:
+    """A unit's own words, where there is no other unit left to try; the gate's, for who waited for one."""
+    stage = Stage(seed, units=4)
 
     async def scenario() -> None:
         for engine in stage.engines.values():
             engine.behaviour = Behaviour(error_rate=1.0)
         visits = await stage.crowd(100)
-        assert any(visit.reply.status == 500 and visit.unit for visit in visits)
         assert {visit.reply.status for visit in visits} <= {500, 502, 503}
+        assert all(visit.unit for visit in visits if visit.reply.status == 500)
 
     stage.play(scenario())
     assert max(record.attempts for record in stage.gate.records) <= 4
+
+
+@pytest.mark.parametrize("seed", seeds(range(12)))
+def test_when_the_only_unit_answers_500_the_client_gets_its_own_words(seed: int) -> None:
+    stage = Stage(seed, units=1)
+
+    async def scenario() -> None:
+        stage.engines["a"].behaviour = Behaviour(error_rate=1.0)
+        (visit,) = await stage.crowd(1)
+        assert (visit.reply.status, visit.unit) == (500, "a")
+
+    stage.play(scenario())
 
 
 @pytest.mark.parametrize("status", [429, 503])

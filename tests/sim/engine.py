@@ -96,7 +96,8 @@ class Engine:
         self.running: dict[Sequence, None] = {}
         self.waiting: dict[Sequence, None] = {}
         self.paused = ""
-        self._is_warm = self._is_proven = False
+        self._is_proven = False
+        self._warm_at: float | None = None
         self._step: asyncio.Handle | None = None
         self._exit: asyncio.Handle | None = None
         self._frozen_metrics = b""
@@ -272,13 +273,14 @@ class Engine:
         for sequence in list(self.waiting)[: self.timing.max_running - len(self.running)]:
             del self.waiting[sequence]
             self.running[sequence] = None
-            prefill_s = self.timing.prefill_s + (0.0 if self._is_warm else self.timing.warm_up_s)
-            sequence.first_token_s = (
-                self._loop.time() + (prefill_s - self.timing.step_s) * self.behaviour.slow
-            )
+            now_s = self._loop.time()
+            if self._warm_at is None:
+                self._warm_at = now_s + self.timing.warm_up_s
+            # Nobody overtakes the first one.
+            prefill_s = self.timing.prefill_s + max(self._warm_at - now_s, 0.0)
+            sequence.first_token_s = now_s + (prefill_s - self.timing.step_s) * self.behaviour.slow
             if math.isfinite(self.timing.prefill_tokens_per_s):
                 sequence.prompt_left = len(sequence.served.text) // BYTES_PER_TOKEN
-            self._is_warm = True
 
     def _advance(self, sequence: Sequence) -> None:
         """One token for one sequence, or its end."""

@@ -13,9 +13,9 @@ from tests.sim.sequence import Sequence
 class Timing:
     """First token after `prefill_s`, then one each `step_s`; at most `max_running` at once, the rest waits.
 
-    `warm_up_s` is added to the first prefill of every process. With a finite `prefill_tokens_per_s` a prompt
-    also costs the time of its tokens, for all alike: a step takes so much longer. `chunk_tokens` of them are
-    done in one step; 0: a whole prompt is, and nothing moves meanwhile.
+    `warm_up_s` is added to the first prefill of every process, for which all others wait. With a finite
+    `prefill_tokens_per_s` a prompt also costs the time of its tokens, for all alike: a step takes so much
+    longer. `chunk_tokens` of them are done in one step; 0: a whole prompt is, and nothing moves meanwhile.
     """
 
     prefill_s: float = 0.05
