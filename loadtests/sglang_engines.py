@@ -13,7 +13,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from statistics import fmean
 from typing import Any
@@ -38,8 +38,8 @@ DOCUMENTS, REQUESTS = 4, 80
 ERROR_TOKENS = 80
 """On average a prompt ends in the middle of one of the gate's blocks of 512 bytes: 50 tokens here."""
 STREAMS, TOKENS = 6, 600
+AT_ONCE = 16
 SILENCE_S = 90.0
-SETTLE_S = 1.0
 WORDS = (
     "import",
     "return",
@@ -157,23 +157,27 @@ def _known_answers(gate: GateProcess) -> list[str]:
 
 def _ranks(engine: Engine) -> list[str]:
     """Requests at once are spread over the data parallel ranks of an engine."""
-    with GateProcess([Named("a", engine.url)], access_log="json") as gate:
+    bodies = [_chat(_text(random.Random(number), 50), 40) for number in range(AT_ONCE)]
+    with (
+        GateProcess([Named("a", engine.url)], access_log="json") as gate,
+        ThreadPoolExecutor(AT_ONCE) as pool,
+    ):
         shown = wait_until(lambda: len(_unit(gate)["ranks"]) == 2, 30.0)
-        asyncio.run(_at_once(gate, [_chat(_text(random.Random(n), 50), 40) for n in range(16)]))
-        lines = [orjson.loads(line) for line in gate.log.read_bytes().splitlines() if b'"rank":' in line]
-    ranks = [line["rank"] for line in lines]
+        url = f"{gate.url}/v1/chat/completions"
+        list(pool.map(lambda body: fetch(url, body, silence_s=SILENCE_S), bodies))
+        wait_until(lambda: len(_logged_ranks(gate)) == AT_ONCE, 5.0)
+        ranks = _logged_ranks(gate)
     print(f"ranks shown: {shown}; requests by rank: {[ranks.count(0), ranks.count(1)]}")
-    return [] if shown and min(ranks.count(0), ranks.count(1)) >= 4 else [f"ranks: {ranks}"]
+    return [] if shown and min(ranks.count(0), ranks.count(1)) >= AT_ONCE / 4 else [f"ranks: {ranks}"]
+
+
+def _logged_ranks(gate: GateProcess) -> list[int | None]:
+    return [orjson.loads(line)["rank"] for line in gate.log.read_bytes().splitlines() if b'"rank":' in line]
 
 
 def _unit(gate: GateProcess) -> dict[str, Any]:
     found: dict[str, Any] = orjson.loads(fetch(f"http://{HOST}:{gate.admin_port}/units/a").body)
     return found
-
-
-async def _at_once(gate: GateProcess, bodies: Sequence[bytes]) -> None:
-    url = f"{gate.url}/v1/chat/completions"
-    await asyncio.gather(*(asyncio.to_thread(fetch, url, body, silence_s=SILENCE_S) for body in bodies))
 
 
 def _explained(gate: GateProcess, unit: str, body: bytes) -> dict[str, Any]:

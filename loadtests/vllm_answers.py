@@ -48,6 +48,7 @@ async def main(minutes: float) -> int:
             urls = [await stack.enter_async_context(serving((), model=model)) for _ in "ab"]
             _swap(model, _other_weights(model.parent))
             urls.append(await stack.enter_async_context(serving((), model=model)))
+            await asyncio.gather(*(asyncio.to_thread(_warm_up, url) for url in urls))
             units = [Named(name, url) for name, url in zip("abc", urls, strict=True)]
             parts = {
                 "busy and healthy": lambda: _busy(units[:2], 60.0 * minutes),
@@ -55,6 +56,13 @@ async def main(minutes: float) -> int:
                 "two disagree": lambda: _disagree(units[1:]),
             }
             return await asyncio.to_thread(run_parts, parts)
+
+
+def _warm_up(url: str) -> None:
+    """The first requests of an engine take seconds."""
+    rng = random.Random(0)
+    for _ in range(8):
+        fetch(f"{url}/v1/chat/completions", _body(rng), silence_s=SILENCE_S)
 
 
 def _gate(units: Sequence[Named]) -> GateProcess:
@@ -70,7 +78,7 @@ def _busy(units: Sequence[Named], for_s: float) -> list[str]:
             statuses.update(pool.map(lambda body: _ask(gate, body), bodies))
             time.sleep(rng.uniform(0.0, 2 * REST_S))
         same, differs = _answers(gate, "same"), _answers(gate, "differs")
-        problems = [flip["line"] for flip in gate.flips(began) if flip["after"] != "up"]
+        problems = [flip["line"] for flip in gate.flips(began) if flip["after"] == "down"]
         problems += [str(event) for event in gate.events() if event["kind"] == "answers_differ"]
     print(f"{time.time() - began:.0f} s, requests {dict(statuses)}; {same:.0f} same, {differs:.0f} not")
     few = [] if same >= for_s / 20 else [f"only {same:.0f} known answers were the same"]
@@ -83,8 +91,10 @@ def _odd_one(units: Sequence[Named]) -> list[str]:
     with _gate(units) as gate:
         builds = {unit["build"]["fingerprint"] for unit in gate.units()}
         found = wait_until(lambda: _verdicts(gate)[odd] == "down", FOUND_S)
+        # One that is down is asked on.
+        differs = _answers(gate, "differs", odd)
         time.sleep(3 * EVERY_S)
-        verdicts, differs = _verdicts(gate), _answers(gate, "differs", odd)
+        verdicts = _verdicts(gate)
         print(f"builds {builds}; {verdicts}; {differs:.0f} answers of {odd} were not the same")
         healthy = [name for name in verdicts if name != odd]
         problems = [] if found else [f"{odd} is {verdicts[odd]}"]
