@@ -16,11 +16,11 @@ from __future__ import annotations
 from typing import Protocol
 
 from cellgate.proxy.logs.defects import guarded
-from cellgate.proxy.request.continuation import ROUTES
 from cellgate.proxy.request.dispatcher import Dispatcher
 from cellgate.proxy.request.response import Response
 from cellgate.proxy.resume.passage import Passage, Rewriter, are_whole
 from cellgate.proxy.resume.replay_buffer import ReplayBuffer
+from cellgate.proxy.resume.streams import STREAMS
 from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.proxy.wire.pool import Pool
 from cellgate.proxy.wire.reply_reader import ReplyHead
@@ -221,7 +221,7 @@ class Attempt:
         if not reply.ended and reply.length is not None and int(reply.length) <= PLAIN_BYTES:
             self._plain = body
             return None
-        if is_aborted(body) and self._response.route in ROUTES:
+        if is_aborted(body) and self._response.route in STREAMS:
             self._give_up(conn, Failure(FailureKind.ABORTED, "its engine aborted the answer"))
             return None
         return body
