@@ -259,4 +259,5 @@ def _view(plane: Plane, settings: Settings) -> AdminView:
         full=plane.front.is_full,
         explain=choice.explain,
         conduct=plane.conductor.conduct,
+        history=plane.history.shown,
     )

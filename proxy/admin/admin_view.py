@@ -28,7 +28,8 @@ def _nobody_looks(_unit: str, _probe: str) -> float | None:
 class AdminView:
     """`set_drain(unit, drained)` is False when there is no such unit; `due_s(unit, probe)` is in how many
     seconds a probe looks again, None when it does not; `queue_size` is how many requests wait for a unit;
-    `full`: nobody can be accepted; `explain` is Choice.explain; `conduct` is Conductor.conduct.
+    `full`: nobody can be accepted; `explain` is Choice.explain; `conduct` is Conductor.conduct;
+    `history` is History.shown.
     """
 
     board: Board
@@ -45,3 +46,4 @@ class AdminView:
     poison: Containment | None = None
     full: Callable[[], bool] = bool
     conduct: Conduct | None = None
+    history: Callable[[], dict[str, Any]] = dict

@@ -70,6 +70,7 @@ class _Admin:
             "/cells/{name}/undrain": {"POST": partial(drain_cell, view, drained=False)},
             "/explain": {"GET": self.explain, "POST": self.explain},
             "/events": {"GET": self.events},
+            "/history": {"GET": self.history},
             "/healthz/unit/{name}": {"GET": self.unit_health},
         }
         if view.conduct is not None:
@@ -177,6 +178,10 @@ class _Admin:
             parts = followed(self._view.events)
             return Stream(parts, "text/event-stream", (("Cache-Control", "no-store"),))
         return _json(self._view.events.last())
+
+    async def history(self, _request: web.BaseRequest, _name: str) -> web.Response:
+        """The last hour, for the plots of the status page."""
+        return reply(orjson.dumps(self._view.history()))
 
     async def poison(self, _request: web.BaseRequest, _name: str) -> web.Response:
         """The prompts that are refused because units have died of them."""

@@ -15,6 +15,9 @@ from cellgate.router.board import Board
 from cellgate.router.nouns import Sign
 from cellgate.router.unit_state import UnitState
 
+MODELS_SHOWN = 8
+"""A unit may list hundreds of adapters; /units/NAME has all."""
+
 
 def status(board: Board, now: float, *, waiting: int, stopping: bool) -> dict[str, Any]:
     """The gate and all its units, ready for JSON. `waiting` requests have no unit yet."""
@@ -56,6 +59,7 @@ def _row(state: UnitState, moment: Moment) -> dict[str, Any]:
         "max_in_flight": unit.max_in_flight,
         "load_s": round(load_s(state, moment.now), 3),
         "kv_use": None if load is None else round(load.kv_use, 3),
+        "models": sorted(state.models)[:MODELS_SHOWN],
         "nodes": _nodes(state),
     }
 

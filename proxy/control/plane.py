@@ -37,6 +37,7 @@ from cellgate.proxy.logs.events import Action, EventLog
 from cellgate.proxy.metrics.collectors import NodeAgentMetrics, PoolMetrics
 from cellgate.proxy.metrics.continuations import Continuations
 from cellgate.proxy.metrics.exposition import Exposition
+from cellgate.proxy.metrics.history import History
 from cellgate.proxy.metrics.metrics import Metrics
 from cellgate.proxy.metrics.routing import RoutingMetrics
 from cellgate.proxy.metrics.traffic import Traffic
@@ -113,6 +114,7 @@ class Plane:
         self.peers = Peers(settings.trusted)
         self.continuations = Continuations(self.metrics.continuation, events)
         self.routing = RoutingMetrics(self.board, self.router.queue, per_unit=self._shows_each_unit)
+        self.history = History(self.metrics, self.routing.completion_tokens, self.waiting)
         self.orca = Orca(self.board, self.metrics.responses, self.waiting)
         self.on_flip: Callable[[Flip], None] = lambda _flip: None
         self.on_fleet: Callable[[Fleet], None] = lambda _fleet: None
@@ -205,6 +207,7 @@ class Plane:
             self.drift_watch.tick,
             self.continuations.tick,
             self.orca.refresh,
+            self.history.tick,
             self._look_at_queue,
             self._publish_now,
         )

@@ -84,6 +84,10 @@ class RoutingMetrics(Collector):
         if usage is not None and usage.cached_tokens is not None:
             tally.found += usage.cached_tokens
 
+    def completion_tokens(self) -> int:
+        """Tokens of all answers that were completed."""
+        return sum(of_model.completion for of_model in self._models.values())
+
     def collect(self) -> Iterator[Metric]:
         """All families."""
         for name in self._tallies.keys() - self._board.units.keys():

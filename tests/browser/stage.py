@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from cellgate.proxy.admin.admin_view import AdminView
 from cellgate.proxy.admin.application import admin_server
@@ -35,6 +36,7 @@ class Stage:
     server: AdminServer
     listening: asyncio.Server
     now: float = 1000.0
+    history: dict[str, Any] = field(default_factory=dict)
 
     def say(
         self, unit: str, sign: Sign, strength: Strength, source: str, reason: str, node: str | None = None
@@ -115,6 +117,7 @@ def show(folder: Path, units: Fleet, test: Callable[[Stage], Awaitable[None]]) -
             peers=Peers(()),
             explain=lambda *_: {},
             queue_size=lambda: 3,
+            history=lambda: stage.history,
         )
         server = admin_server(view)
         listening = await asyncio.get_running_loop().create_server(server, "127.0.0.1", 0)

@@ -210,3 +210,69 @@ def test_a_gate_that_is_gone_is_said_so_and_what_was_known_stays_pale(tmp_path: 
         await stage.photograph("gone")
 
     show(tmp_path, fleet(1, 2), check)
+
+
+def test_the_last_hour_is_drawn_and_told_in_figures(tmp_path: Path) -> None:
+    async def check(stage: Stage) -> None:
+        steps = 200
+        stage.history = {
+            "step_s": 10.0,
+            "requests": [20.0 + 10 * (step % 7) for step in range(steps)],
+            "failed": [5.0 if step in (120, 121) else 0.0 for step in range(steps)],
+            "ttft_s": [None if step < 5 else 0.2 + 0.01 * (step % 9) for step in range(steps)],
+            "tokens": [3000.0 + 100 * (step % 11) for step in range(steps)],
+            "usable": [12 if step < 150 else 11 for step in range(steps)],
+            "waiting": [0] * steps,
+        }
+        await opened(stage)
+        run = stage.page.run
+        await stage.page.until("document.querySelectorAll('#past polyline').length === 6")
+        shown = await run(text("#past"))
+        assert "units in rotation\n11" in shown
+        assert "TTFT, mean\n0.2 s" in shown
+        line = "document.querySelector('#past polyline.ttft_s').getAttribute('points')"
+        assert await run(f"{line}.trim().split(/\\s+/).length") == steps - 5
+        await stage.photograph("past")
+
+    show(tmp_path, fleet(3, 4), check)
+
+
+def test_a_gate_that_has_just_started_shows_no_plots(tmp_path: Path) -> None:
+    async def check(stage: Stage) -> None:
+        await opened(stage)
+        assert await stage.page.run("document.getElementById('past').hidden")
+
+    show(tmp_path, fleet(1, 2), check)
+
+
+def test_a_click_on_a_unit_tells_its_story_and_no_other(tmp_path: Path) -> None:
+    async def check(stage: Stage) -> None:
+        hurt(stage)
+        await opened(stage)
+        await stage.page.run(click("#trouble li button"))
+        await stage.page.until("document.querySelectorAll('#detail-story li').length >= 2")
+        story = await stage.page.run(text("#detail-story"))
+        assert "no token in 1.3 s" in story
+        assert "a2" not in story
+        await stage.photograph("story")
+
+    show(tmp_path, fleet(3, 4), check)
+
+
+def test_a_slash_goes_to_the_filter_and_escape_empties_it(tmp_path: Path) -> None:
+    async def check(stage: Stage) -> None:
+        await opened(stage)
+        run = stage.page.run
+        key = "new KeyboardEvent('keydown', {key: '%s', bubbles: true, cancelable: true})"
+        press = f"document.activeElement.dispatchEvent({key})"
+        await run(press % "/")
+        assert await run("document.activeElement.id") == "filter"
+        seen = "[...document.querySelectorAll('.unit')].filter(unit => !unit.hidden).length"
+        await run("filter.value = 'tiny'; filter.dispatchEvent(new Event('input'))")
+        assert await run(seen) == 4, "each serves the model tiny"
+        await run("filter.value = 'a1'; filter.dispatchEvent(new Event('input'))")
+        assert await run(seen) == 1
+        await run(press % "Escape")
+        assert await run(seen) == 4
+
+    show(tmp_path, fleet(2, 2), check)
