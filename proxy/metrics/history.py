@@ -26,7 +26,7 @@ class Totals(NamedTuple):
     tokens: int
 
 
-class Sample(NamedTuple):
+class HourSample(NamedTuple):
     """One step; rates are for each second. `ttft_s` is the mean, None without a first token."""
 
     requests: float
@@ -46,7 +46,7 @@ class History:
         self._metrics = metrics
         self._tokens = tokens
         self._queue_size = waiting
-        self._samples: deque[Sample] = deque(maxlen=SAMPLES)
+        self._samples: deque[HourSample] = deque(maxlen=SAMPLES)
         self._before: Totals | None = None
         self._at = 0.0
 
@@ -59,9 +59,9 @@ class History:
             self._at = now
 
     def shown(self) -> dict[str, Any]:
-        """A list of each field of `Sample`, oldest first, ready for JSON."""
-        columns = zip(*self._samples, strict=True) if self._samples else [()] * len(Sample._fields)
-        return {"step_s": STEP_S} | dict(zip(Sample._fields, map(list, columns), strict=True))
+        """A list of each field of `HourSample`, oldest first, ready for JSON."""
+        columns = zip(*self._samples, strict=True) if self._samples else [()] * len(HourSample._fields)
+        return {"step_s": STEP_S} | dict(zip(HourSample._fields, map(list, columns), strict=True))
 
     def _take(self, before: Totals, after: Totals, passed_s: float) -> None:
         # A unit that has left takes its counts with it.
@@ -69,7 +69,7 @@ class History:
         requests, failed, first_tokens, ttft_s, tokens = grown
         self._before = after
         self._samples.append(
-            Sample(
+            HourSample(
                 requests=round(requests / passed_s, 2),
                 failed=round(failed / passed_s, 2),
                 ttft_s=round(ttft_s / first_tokens, 4) if first_tokens else None,
