@@ -47,7 +47,6 @@ PICKS, ROUNDS = 32, 60
 BLOCK_TOKENS = 16
 
 
-@progress.shown("kv-events-cost")
 def main() -> int:
     """Measures both, or publishes."""
     if len(sys.argv) > 1:
@@ -56,8 +55,9 @@ def main() -> int:
     # As the gate does (proxy/app.py).
     gc.freeze()
     gc.set_threshold(10_000, 20, 50)
-    share, blocks_s = uvloop.run(_following())
-    pick_us = _pick_us()
+    with progress.shown("kv-events-cost"):
+        share, blocks_s = uvloop.run(_following())
+        pick_us = _pick_us()
     followed = f"{blocks_s:,.0f} blocks a second of {UNITS} units"
     print(f"followed {followed}: {share:.1%} of a core, limit {CPU_LIMIT:.0%}")
     print(f"pick of one of {UNITS} units, known by events: {pick_us:.1f} us, limit {PICK_LIMIT_US:g}")

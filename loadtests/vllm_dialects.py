@@ -207,6 +207,7 @@ def _differences(
 
 if __name__ == "__main__":
     started = time.monotonic()
-    code = asyncio.run(main())
+    with progress.shown("vllm-dialects"):
+        code = asyncio.run(main())
     print(f"took {time.monotonic() - started:.0f} s")
     sys.exit(code)

@@ -9,6 +9,7 @@ import sys
 
 import orjson
 
+from loadtests.kit import progress
 from loadtests.kit.collector import Collector, Seen, collecting
 from loadtests.kit.gate import GateProcess, Named
 from loadtests.vllm.install import set_up
@@ -65,4 +66,5 @@ def _ask(url: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(asyncio.run(main()))
+    with progress.shown("vllm-trace"):
+        sys.exit(asyncio.run(main()))

@@ -41,15 +41,22 @@ def explained(error: ErrorDetails, schema: Schema) -> Problem:
             key = _shown(found)
             return (*key_path[:-1], key), f"expected a string as the key, found {key}; put it in quotes"
         case "list_type":
-            return key_path, sentence(MisfitError("a list"), found)
+            return key_path, sentence(MisfitError("a list", "begin each item with '- '"), found)
         case _:
-            return key_path, sentence(MisfitError("a mapping"), found)
+            return key_path, sentence(MisfitError("a mapping", _mapping_hint(key_path, found)), found)
 
 
 def sentence(wrong: MisfitError, found: object = None) -> str:
     """What was expected, what was found, and what may help."""
     text = f"expected {wrong.expected}, found {wrong.found or _shown(found)}"
     return f"{text}; {wrong.hint}" if wrong.hint else text
+
+
+def _mapping_hint(key_path: KeyPath, found: object) -> str:
+    """What the item of a list probably means, where it is but a word: most have a name, units a URL."""
+    if not isinstance(found, str) or not isinstance(key_path[-1], int):
+        return ""
+    return f"write {{name: …, url: {found!r}}}" if "://" in found else f"write {{name: {found}, …}}"
 
 
 def _shown(found: object) -> str:

@@ -27,6 +27,7 @@ _PAGE = re.compile(r"(?P<root>[^/?#]*//[^/?#]*)(?P<target>/[!-~]*)?", re.ASCII)
 _ADDRESS = re.compile(rf"{_HOST}:(?P<port>\d{{1,5}})", re.ASCII)
 _SIZE = re.compile(r"(\d{1,9}) ?(KiB|MiB|GiB)", re.ASCII)
 _SIZE_UNITS = {"KiB": KIB, "MiB": MIB, "GiB": 1024 * MIB}
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _LARGEST = 1e12
 """No sensible number is larger; keeps infinities and overflows out."""
 
@@ -53,7 +54,7 @@ def did_you_mean(word: object, choices: Collection[str]) -> str:
 def _number(expected: str, fits: Callable[[float], bool]) -> Callable[[object], float]:
     def check(found: object) -> float:
         if isinstance(found, bool) or not isinstance(found, (int, float)):
-            raise MisfitError(expected)
+            raise MisfitError(expected, _number_hint(found))
         if not (abs(found) <= _LARGEST and fits(found)):
             raise MisfitError(expected)
         return float(found)
@@ -64,10 +65,20 @@ def _number(expected: str, fits: Callable[[float], bool]) -> Callable[[object], 
 def _whole(expected: str, least: int) -> Callable[[object], int]:
     def check(found: object) -> int:
         if isinstance(found, bool) or not isinstance(found, int) or not least <= found <= _LARGEST:
-            raise MisfitError(expected)
+            raise MisfitError(expected, _number_hint(found))
         return found
 
     return check
+
+
+def _number_hint(found: object) -> str:
+    """What a text that holds a number, or a time with its unit, probably means."""
+    match = re.fullmatch(r"([\d.]+) ?(ms|s|m|h)?", str(found)) if isinstance(found, str) else None
+    if match is None or match[1].count(".") > 1:
+        return ""
+    if match[2] is None:
+        return "leave the quotes out"
+    return f"did you mean {float(match[1]) * _SECONDS[match[2]]:g}? Times are in seconds"
 
 
 seconds = _number("a number of seconds above 0", lambda number: number > 0)

@@ -57,7 +57,7 @@ def parse(
         mark = error.problem_mark or error.context_mark
         where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else path
         problem = " ".join(str(error.problem).split())
-        hint = "; put ${…} in quotes where it stands within braces" if _has_reference(text, mark) else ""
+        hint = _hint(problem, text, mark)
         raise UnreadableError(f"{where}: expected YAML, {problem}{hint}") from None
     except yaml.reader.ReaderError as error:
         where = _line_and_column(text[: error.position])
@@ -72,8 +72,13 @@ def parse(
     return found, list(_repeated_keys(node, (), set()))
 
 
-def _has_reference(text: str, mark: yaml.Mark | None) -> bool:
-    return mark is not None and any("${" in line for line in text.splitlines()[mark.line : mark.line + 1])
+def _hint(problem: str, text: str, mark: yaml.Mark | None) -> str:
+    """What to do about the usual mistakes."""
+    if "'\\t'" in problem:
+        return "; indent with spaces"
+    if mark is not None and any("${" in line for line in text.splitlines()[mark.line : mark.line + 1]):
+        return "; put ${…} in quotes where it stands within braces"
+    return ""
 
 
 def _bytes(path: str) -> bytes:
