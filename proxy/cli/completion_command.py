@@ -89,7 +89,8 @@ def _zsh(commands: Mapping[str, Words]) -> Iterator[str]:
         yield f"        {name}) _arguments {' '.join([*specs, _quoted(rest)])} ;;"
     yield "    esac"
     yield "}"
-    yield "compdef _cellgate cellgate"
+    # Found in $fpath it is the function itself; sourced it has to be made known.
+    yield 'if [[ $funcstack[1] == _cellgate ]]; then _cellgate "$@"; else compdef _cellgate cellgate; fi'
 
 
 def _zsh_specs(flag: Flag) -> Iterator[str]:

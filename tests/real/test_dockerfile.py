@@ -18,6 +18,7 @@ from typing import NamedTuple
 import pytest
 import yaml
 
+from cellgate.proxy.cli.commands import COMMANDS
 from tests.real.programs import ROOT, free_port, running
 from tests.wire.process import eventually
 
@@ -127,6 +128,19 @@ def test_the_image_has_the_gate_its_extras_and_nothing_to_install_with(image: Pa
     )
     assert out.stdout.startswith("None ")
     assert str(image) in out.stdout
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_works_with_what_the_image_has(command: str, image: Path) -> None:
+    run = subprocess.run(
+        [image / "bin" / "cellgate", command, "--help"], capture_output=True, text=True, check=False
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+
+
+def test_top_draws_with_what_the_image_has(image: Path) -> None:
+    command = [str(image / "bin" / "cellgate"), "top", "--once", "--admin", "127.0.0.1:1"]
+    assert "no gate answers" in subprocess.run(command, capture_output=True, text=True, check=False).stderr
 
 
 def test_the_image_tells_what_it_is_made_of(image: Path) -> None:
