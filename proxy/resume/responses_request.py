@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from cellgate.proxy.resume.field_rules import FieldRules
-from cellgate.proxy.resume.messages_request import Chat, InexactError
+from cellgate.proxy.resume.messages_request import Chat, InexactError, more_than
 
 _HARMLESS = """model input instructions max_output_tokens metadata stream temperature top_p top_k min_p seed
     logit_bias tools parallel_tool_calls store user service_tier safety_identifier prompt_cache_key
@@ -81,7 +81,7 @@ def _add(item: object, messages: list[Chat]) -> None:
 
 def _add_message(item: Chat, messages: list[Chat]) -> None:
     role = item.get("role")
-    if role not in _PARTS or item.keys() - _OF_A_MESSAGE or item.get("status") not in (None, "completed"):
+    if role not in _PARTS or more_than(item, _OF_A_MESSAGE) or item.get("status") not in (None, "completed"):
         raise InexactError("a message in an unknown format")
     content = _content(item.get("content"), _PARTS[role])
     if role != "assistant":
@@ -117,7 +117,7 @@ def _tool(tool: object) -> Chat:
     if (
         not isinstance(tool, dict)
         or tool.get("type") != "function"
-        or tool.keys() - {"type", *_OF_A_FUNCTION}
+        or more_than(tool, frozenset(("type", *_OF_A_FUNCTION)))
     ):
         raise InexactError("a tool that is not a function")
     return {"type": "function", "function": {name: tool[name] for name in _OF_A_FUNCTION if name in tool}}

@@ -24,7 +24,7 @@ from cellgate.proxy.resume.responses_stream import Responses
 from cellgate.proxy.resume.streams import STREAMS
 from cellgate.proxy.wire.failure import Failure
 from cellgate.proxy.wire.sse import payload, split
-from tests.sim.block_shapes import BlockSpeaker, MessagesSpeaker, ResponsesSpeaker
+from loadtests.simunit.blocks import BlockSpeaker, MessagesSpeaker, ResponsesSpeaker
 
 PROMPT = 7
 DIALECTS: dict[str, Dialect] = {"messages": Messages(), "responses": Responses()}

@@ -9,9 +9,9 @@ from typing import Any
 
 import orjson
 
+from loadtests.simunit.blocks import BlockSpeaker, MessagesSpeaker, ResponsesSpeaker
 from tests.sim import openai_shapes as shapes
 from tests.sim.behaviour import Behaviour
-from tests.sim.block_shapes import BlockSpeaker, MessagesSpeaker, ResponsesSpeaker
 from tests.sim.http_server import Exchange
 from tests.sim.speech import count_tokens, render, render_blocks, words
 

@@ -1,7 +1,5 @@
 """The bytes of `/v1/messages` and `/v1/responses` as vLLM 0.32 writes them: a text, then a call."""
 
-from __future__ import annotations
-
 from typing import Any, Protocol
 
 import orjson
