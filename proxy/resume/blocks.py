@@ -26,7 +26,7 @@ MAX_BLOCKS = 256
 
 _TEXTS = ("delta", "text", "partial_json", "thinking")
 """Names of fields with a piece of a block."""
-_ANY_TEXT = rb'(?P<text>"(?:[^"\\]|\\.)*+")'
+_ANY_TEXT = rb'(?P<text>"[^"\\]*+(?:\\.[^"\\]*+)*+")'
 _NUMBER = re.compile(rb'"sequence_number":\d+')
 _ANY_NUMBER = rb'"sequence_number":(?P<number>\\d+)'
 
@@ -275,7 +275,8 @@ class BlockTranscript:
             self._grow(self.blocks[-1], orjson.loads(match["text"]))
         except orjson.JSONDecodeError:
             return False
-        self.sequence = int(match.groupdict().get("number", -1))
+        if match.re.groups > 1:
+            self.sequence = int(match["number"])
         return True
 
 
