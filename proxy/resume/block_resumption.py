@@ -1,7 +1,7 @@
 """Resuming a broken stream of blocks: `/v1/messages` or `/v1/responses`.
 
-Two ways, the first that is open: a unit gets the tokens of the prompt and of the text shown
-(prompt_proof.py); or it gets the same request again, and must repeat what was shown (blocks_stitch.py).
+Two ways: where the answer is deterministic, a unit gets the same request again, and must repeat what was
+shown (blocks_stitch.py). Otherwise it gets the tokens of the prompt and of the text shown (prompt_proof.py).
 """
 
 from __future__ import annotations
@@ -76,7 +76,9 @@ class BlockResumption:
         """Ask a unit that runs `engine` to resume the stream; `owner` gets the result."""
         self._owner = owner
         shown, api = self._shown(), self._api
-        if not shown.blocks:
+        if not shown.blocks or api.fields.ways_of(self._body) & AGAIN:
+            # The tokenizer may spell a text in other tokens than were generated; then a greedy answer would
+            # go on in another way. Computed again it is the answer of one unit.
             self._start_again()
         elif not shown.text or engine not in OF_TOKENS or not api.fields.ways_of(self._body) & OPEN:
             self.unproven(f"its engine ({engine}) takes no tokens for a prompt")
@@ -94,10 +96,7 @@ class BlockResumption:
 
     def unproven(self, reason: str) -> None:
         """The unit cannot continue the text."""
-        if self._api.fields.ways_of(self._body) & AGAIN:
-            self._start_again()
-        else:
-            self._owner.refused(reason)
+        self._owner.refused(reason)
 
     def failed(self, failure: Failure) -> None:
         """The unit failed before it was proven."""
@@ -105,11 +104,6 @@ class BlockResumption:
 
     def _proven(self, found: Continued) -> None:
         shown, dialect, body = self._shown(), self._api.dialect, self._body
-        if shown.pieces != found.tokens.shown and self._api.fields.ways_of(body) & AGAIN:
-            # The tokenizer may spell the text in other tokens than were generated, and a greedy answer would
-            # go on in another way.
-            self._start_again()
-            return
         left = {}
         if type(limit := body.get(dialect.limit)) is int:
             left = {dialect.limit: limit - found.tokens.shown}

@@ -99,8 +99,7 @@ class BlockTranscript:
     """What one client was sent of one answer; `framed`: it is read in whole HTTP chunks.
 
     `frame` is what the answer began with, `sequence` the number of its last event, `finish` how it ends, if
-    that was told, `size` its characters, `pieces`
-    in how many events they came, `closed` whether its last event was complete.
+    that was told, `size` its characters, `closed` whether its last event was complete.
     """
 
     __slots__ = (
@@ -114,7 +113,6 @@ class BlockTranscript:
         "finish",
         "frame",
         "is_done",
-        "pieces",
         "sequence",
         "size",
         "unsupported",
@@ -130,7 +128,7 @@ class BlockTranscript:
         self.frame: dict[str, Any] = {}
         self.finish = self.unsupported = ""
         self.sequence = -1
-        self.size = self.pieces = 0
+        self.size = 0
         self.closed, self.is_done = True, False
 
     @property
@@ -223,7 +221,6 @@ class BlockTranscript:
         return self.blocks[number]
 
     def _grow(self, block: Block, text: str) -> None:
-        self.pieces += 1
         self.size += len(text)
         if self.size <= TEXT_CHARS:
             block.text.add(text)
