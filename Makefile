@@ -28,7 +28,7 @@ READY := @flock Makefile $(MAKE) -s --no-print-directory
 install = for each in $(1); do command -v $${each%%:*} >/dev/null || $(MAKE) -s apt PACKAGES=$${each\#*:} || exit; done
 
 .PHONY: help run up test test-all check format vllm-units bench failover soak detection never-shot handover restart \
-	cut-off poison rolling-update redis-faults fleet probe-cost alerts vllm-detection vllm-lora vllm-ranks vllm-kv-events vllm-pauses vllm-dialects \
+	cut-off poison rolling-update redis-faults fleet probe-cost alerts vllm-detection vllm-lora vllm-agents vllm-ranks vllm-kv-events vllm-pauses vllm-dialects \
 	vllm-answers sglang sglang-pauses abuse replay gym peers drill drill-vllm drill-peers site dist manifests lock clean apt
 
 help:           ## this list
@@ -146,6 +146,10 @@ vllm-dialects:  ## streams of messages and responses of a real vLLM engine are c
 	$(READY) .venv/dev.ready
 	@$(BIN)/python -m loadtests.vllm_dialects
 	@$(BIN)/python -m loadtests.vllm_dialects --render
+
+vllm-agents:    ## streams of agents on two real vLLM engines, broken at random tokens; EACH=5: fewer of each kind
+	$(READY) .venv/run.ready
+	@$(BIN)/python -m loadtests.vllm_agents $(EACH:%=--each %)
 
 vllm-ranks:     ## a real vLLM engine with two data parallel ranks, of which one is stopped
 	$(READY) .venv/run.ready

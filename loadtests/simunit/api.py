@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from aiohttp import HttpVersion11, web
 
 from loadtests.simunit import replies, requests
+from loadtests.simunit.agents import ShownCalls, script
 from loadtests.simunit.blocks import MessagesSpeaker, ResponsesSpeaker
 from loadtests.simunit.listeners import StopFilter, Stream, Whole
 from loadtests.simunit.replies import AnyReply, BlockReply, Reply
@@ -24,7 +25,8 @@ from loadtests.simunit.unit import Unit
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-VERSION = "0.1.0"
+VERSION = "0.32.0"
+"""The version of vLLM that it is like."""
 COMMENT_PERIOD_S = 1.0
 _SSE_HEAD = {"Content-Type": "text/event-stream; charset=utf-8"}
 
@@ -100,7 +102,10 @@ class Api:
             speaker = MessagesSpeaker(name, model, context.tokens) if is_messages else of_responses
             return BlockReply(speaker, generation.tool)
         prefix = "chatcmpl" if generation.chat else "cmpl"
-        return Reply(generation.chat, f"{prefix}-{request_id}", int(time.time()), model)
+        has_calls = generation.chat and script(generation.prompt) is not None
+        shown = ShownCalls(f"call-{uuid.uuid4().hex[:12]}") if has_calls else None
+        prompt = tokenize(generation.prompt) if generation.gives_ids else None
+        return Reply(generation.chat, f"{prefix}-{request_id}", int(time.time()), model, shown, prompt)
 
     async def _whole(self, generation: Generation, context: Context, reply: AnyReply) -> web.Response:
         listener = Whole()
@@ -151,6 +156,7 @@ class Api:
             natural_end=generation.max_tokens is None and not generation.ignore_eos,
             arrived_s=asyncio.get_running_loop().time(),
         )
+        sequence.script = None if generation.blocks else script(generation.prompt)
         sequence.is_poison = self._unit.poison.strikes_after_token(generation.prompt)
         self._unit.submit(sequence)
         return sequence

@@ -153,7 +153,9 @@ class Engine:
         if sequence.generated == 0:
             self.counts.prompt_tokens += sequence.prompt_tokens
         if sequence.max_tokens:
-            text = sequence.context.extend()
+            text = (
+                sequence.context.say(sequence.script.pop(0)) if sequence.script else sequence.context.extend()
+            )
             sequence.generated += 1
             self.counts.generation_tokens += 1
         finish = self._finish_reason(sequence)
@@ -167,6 +169,8 @@ class Engine:
             return "stop"
         if sequence.generated >= sequence.max_tokens or sequence.context.tokens >= self.timing.max_model_len:
             return "length"
+        if sequence.script is not None:
+            return None if sequence.script else "stop"
         may_end = sequence.natural_end and sequence.generated >= sequence.min_tokens
         return "stop" if may_end and sequence.context.ends_here(self.timing.mean_answer_tokens) else None
 

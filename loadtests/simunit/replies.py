@@ -9,8 +9,10 @@ from typing import Protocol
 import orjson
 import xxhash
 
+from loadtests.simunit.agents import ShownCalls
 from loadtests.simunit.blocks import BlockSpeaker
 from loadtests.simunit.sequence import FinishReason, Sequence
+from loadtests.simunit.text import tokenize
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -75,12 +77,14 @@ class BlockReply:
 
 @dataclass(slots=True)
 class Reply:
-    """What all parts of one answer share."""
+    """What all parts of one answer share. `shown` splits raw text; `prompt` are token ids, if asked for."""
 
     chat: bool
     id: str
     created: int
     model: str
+    shown: ShownCalls | None = None
+    prompt: list[int] | None = None
     _is_begun: bool = False
 
     def accepted(self) -> Items[bytes]:
@@ -119,11 +123,22 @@ class Reply:
     def event(self, text: str, finish: FinishReason | None, *, role: str | None = None) -> bytes:
         """One SSE event with a piece of text."""
         choice: dict[str, object] = {"index": 0, "logprobs": None, "finish_reason": finish}
-        if self.chat:
-            choice["delta"] = {"content": text} if role is None else {"role": role, "content": text}
+        head = self._head(self._chunk_kind())
+        if role is not None:
+            choice["delta"] = {"role": role, "content": text}
+            prompt = {} if self.prompt is None else {"prompt_token_ids": self.prompt}
+            return sse(head | {"choices": [choice]} | prompt)
+        if self.shown is not None:
+            choice["delta"] = self.shown.delta(text)
+            if finish == "stop" and self.shown.has_called:
+                choice["finish_reason"] = "tool_calls"
+        elif self.chat:
+            choice["delta"] = {"content": text}
         else:
             choice["text"] = text
-        return sse(self._head(self._chunk_kind()) | {"choices": [choice]})
+        if self.prompt is not None:
+            choice["token_ids"] = tokenize(text)
+        return sse(head | {"choices": [choice]})
 
     def usage_event(self, sequence: Sequence) -> bytes:
         """The SSE event that `stream_options.include_usage` asks for."""

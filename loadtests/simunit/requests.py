@@ -1,10 +1,12 @@
 """What a client may ask: bodies of the OpenAI-compatible API, checked, as a `Generation`. No I/O."""
 
+import json
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from loadtests.simunit.agents import explained
 from loadtests.simunit.text import Message, detokenize, render_chat
 
 COMPLETION_MAX_TOKENS = 16
@@ -45,6 +47,7 @@ class SamplingBody(BaseModel):
     ignore_eos: bool = False
     n: int | None = 1
     logprobs: bool | int | None = None
+    return_token_ids: bool = False
     echo: bool = False
     priority: int = 0
 
@@ -61,12 +64,13 @@ class ChatMessage(BaseModel):
 
     role: str
     content: str | list[ContentPart] | None = None
+    tool_calls: list[object] | None = None
 
     def flat(self) -> Message:
         """The message with its content as one text."""
         content = self.content or ""
         text = content if isinstance(content, str) else "\n".join(part.text for part in content)
-        return Message(self.role, text)
+        return Message(self.role, text + (json.dumps(self.tool_calls) if self.tool_calls else ""))
 
 
 class ChatPrompt(BaseModel):
@@ -75,12 +79,13 @@ class ChatPrompt(BaseModel):
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    tools: list[object] = []
 
     def render(self) -> str:
         """The prompt's text. Raises ApiError for flags that contradict each other."""
         if self.add_generation_prompt and self.continue_final_message:
             raise ApiError(400, "continue_final_message needs add_generation_prompt to be false")
-        return render_chat(
+        return explained(self.tools) + render_chat(
             [message.flat() for message in self.messages],
             add_generation_prompt=self.add_generation_prompt,
             continue_final=self.continue_final_message,
@@ -213,6 +218,7 @@ class Generation:
     """The API that streams blocks, if it is one."""
     tool: str = ""
     """It is called after the text."""
+    gives_ids: bool = False
 
 
 def parse(model: type[Body], body: bytes) -> Body:
@@ -281,4 +287,5 @@ def _generation(body: SamplingBody, prompt: str, max_tokens: int | None, *, chat
         min_tokens=body.min_tokens,
         stops=tuple(stop for stop in stops if stop),
         ignore_eos=body.ignore_eos,
+        gives_ids=body.return_token_ids,
     )

@@ -61,6 +61,8 @@ class Sequence:
     blocks_named: int = 0
     blocks_unnamed: int = 0
     ended: bool = False
+    script: list[str] | None = None
+    """The tokens that it says, if they are known beforehand."""
     is_poison: bool = False
     """Its unit exits after its first token."""
 

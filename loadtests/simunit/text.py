@@ -52,6 +52,11 @@ def detokenize(ids: Iterable[int]) -> str:
     return b"".join(map(_piece_of, ids)).decode(errors="replace")
 
 
+def pieces_of(text: str) -> list[str]:
+    """The text of each token, of text in ASCII."""
+    return [piece.decode() for piece in _pieces(text)]
+
+
 def _pieces(text: str) -> list[bytes]:
     return _PIECE.findall(text.encode())
 
@@ -82,11 +87,19 @@ class Context:
     def extend(self) -> str:
         """Generate the next token, append it and return it."""
         index = self._hash.intdigest() % len(WORDS)
-        self._hash.update(_WORD_BYTES[index])
+        self._append(_WORD_BYTES[index])
+        return WORDS[index]
+
+    def say(self, token: str) -> str:
+        """Append this token."""
+        self._append(token.encode())
+        return token
+
+    def _append(self, token: bytes) -> None:
+        self._hash.update(token)
         self.tokens += 1
         if self.tokens % BLOCK_TOKENS == 0:
             self.block_hashes.append(self._hash.intdigest())
-        return WORDS[index]
 
     def ends_here(self, mean_tokens: int) -> bool:
         """Whether the text so far is a complete answer; true after one token in `mean_tokens`."""

@@ -8,6 +8,7 @@ import hashlib
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from loadtests.vllm import VllmUnitError
@@ -23,22 +24,33 @@ TORCH = "torch==2.13.0"
 VLLM_VERSION = "0.32.0"
 LOCK = HERE / "requirements.lock"
 MODEL_SCRIPT = HERE / "make_model.py"
+AGENTS = RUN / "agents"
+AGENTS_SCRIPTS = (HERE / "make_agent_model.py", HERE / "agent_script.py")
 DISK_NEEDED_GB = 6  # The venv takes 2.4; the rest is for wheels while they are downloaded and unpacked.
 
 
-def set_up() -> None:
-    """Make what is missing. Raises VllmUnitError naming the step that failed and its log."""
+def set_up(*, agents: bool = False) -> None:
+    """Make what is missing; with `agents` their model too. Raises VllmUnitError: the step that failed, and
+    its log.
+    """
     RUN.mkdir(parents=True, exist_ok=True)
     installed = digest(LOCK.read_bytes(), TORCH.encode(), VLLM_VERSION.encode())
     if stamp(VENV) != installed:
         _check_disk()
         _install()
         write_stamp(VENV, installed)
-    made = digest(MODEL_SCRIPT.read_bytes(), installed.encode())
-    if stamp(MODEL) != made:
-        shutil.rmtree(MODEL, ignore_errors=True)
-        step("make the tiny model", [str(VENV / "bin" / "python"), str(MODEL_SCRIPT), str(MODEL)])
-        write_stamp(MODEL, made)
+    _make("make the tiny model", MODEL, [MODEL_SCRIPT], installed)
+    if agents:
+        _make("make the agents' model (a minute or two)", AGENTS, AGENTS_SCRIPTS, installed)
+
+
+def _make(what: str, folder: Path, scripts: Sequence[Path], installed: str) -> None:
+    """Make a model by the first of the scripts, unless they have made this one."""
+    made = digest(*(script.read_bytes() for script in scripts), installed.encode())
+    if stamp(folder) != made:
+        shutil.rmtree(folder, ignore_errors=True)
+        step(what, [str(VENV / "bin" / "python"), str(scripts[0]), str(folder)])
+        write_stamp(folder, made)
 
 
 def _install() -> None:

@@ -12,6 +12,7 @@ from cellgate.proxy.request.reply_status import failure_of, lacks_path, outcome_
 from cellgate.proxy.request.routes import GENERATE, UNLISTED
 from cellgate.proxy.request.states import ExchangeState
 from cellgate.proxy.request.usage import read_usage
+from cellgate.proxy.resume.eligible import TOKENS
 from cellgate.proxy.resume.streams import STREAMS
 from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.router.nouns import Outcome, Refusal
@@ -114,7 +115,8 @@ def commit(exchange: Exchange, first: bytes, at: float) -> None:
     response.ttft_s = at - request.received_at
     gate.dispatcher.committed(lease, response_id=response_id(first) if route == "responses" else "")
     if ask.stream and route in STREAMS:
-        response.record_replay(0 if why_not(gate, request, ask) else ask.continuable, STREAMS[route].shape)
+        ways = 0 if why_not(gate, request, ask) else ask.continuable
+        response.record_replay(ways if attempt.has_ids else ways & ~TOKENS, STREAMS[route].shape)
 
 
 def finish(exchange: Exchange) -> None:

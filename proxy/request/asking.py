@@ -6,9 +6,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from cellgate.proxy.request.attempt import Attempt
+from cellgate.proxy.request.continuation import why_not
 from cellgate.proxy.request.forwarding import head_for_unit, names_rank, rank_line
 from cellgate.proxy.request.routes import UNLISTED
 from cellgate.proxy.request.states import ExchangeState
+from cellgate.proxy.resume.eligible import TOKENS
+from cellgate.proxy.resume.token_ids import asking, gives_ids
 from cellgate.router.unit_state import Lease
 
 if TYPE_CHECKING:
@@ -39,7 +42,10 @@ def begin(exchange: Exchange, lease: Lease, *, fresh: bool) -> None:
     fresh = fresh or exchange.route.kind is UNLISTED
     if exchange.continuation is None:
         exchange.state = HOLDING
-        _send(exchange, attempt, exchange.request.body, fresh=fresh)
+        request, body = exchange.request, exchange.request.body
+        if exchange.selection.ask.continuable & TOKENS and _gives_ids(exchange, lease):
+            body, attempt.has_ids = asking(body), True
+        _send(exchange, attempt, request.target, body, fresh=fresh)
         return
     exchange.state = PROVING
     lines = exchange.gate.pool(lease.unit_state).lines
@@ -47,19 +53,26 @@ def begin(exchange: Exchange, lease: Lease, *, fresh: bool) -> None:
     exchange.continuation.begin(exchange, lease.unit_state, head, fresh=fresh)
 
 
-def resume(exchange: Exchange, body: bytes, replay: ReplayBuffer, stitch: Rewriter) -> None:
-    """The unit has proven that it can resume the stream: send it `body`."""
+def _gives_ids(exchange: Exchange, lease: Lease) -> bool:
+    """Whether the unit gives token ids, and they are of use."""
+    state = lease.unit_state
+    is_known = gives_ids(state.engine, state.build.version)
+    return is_known and not why_not(exchange.gate, exchange.request, exchange.selection.ask)
+
+
+def resume(exchange: Exchange, target: bytes, body: bytes, replay: ReplayBuffer, stitch: Rewriter) -> None:
+    """The unit has proven that it can resume the stream: send `body` to its path `target`."""
     attempt = exchange.in_flight()
     exchange.state = ExchangeState.RESUMED
     attempt.go_on(replay, stitch)
-    _send(exchange, attempt, body, fresh=False)
+    _send(exchange, attempt, target, body, fresh=False)
 
 
-def _send(exchange: Exchange, attempt: Attempt, body: bytes, *, fresh: bool) -> None:
+def _send(exchange: Exchange, attempt: Attempt, target: bytes, body: bytes, *, fresh: bool) -> None:
     lease, request = attempt.lease, exchange.request
     pool = exchange.gate.pool(lease.unit_state)
     lines = pool.lines if lease.rank < 0 else pool.lines + _rank_line(exchange, lease.rank)
-    head = head_for_unit(request, exchange.client, exchange.response, lines, request.target, len(body))
+    head = head_for_unit(request, exchange.client, exchange.response, lines, target, len(body))
     attempt.send(head, body, pool, to_head=request.method == b"HEAD", fresh=fresh)
 
 

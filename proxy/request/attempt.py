@@ -18,6 +18,7 @@ from typing import Protocol
 from cellgate.proxy.logs.defects import guarded
 from cellgate.proxy.request.dispatcher import Dispatcher
 from cellgate.proxy.request.response import Response
+from cellgate.proxy.request.tokens_with_ids import TokensWithIds
 from cellgate.proxy.resume.passage import Passage, Rewriter, are_whole
 from cellgate.proxy.resume.replay_buffer import ReplayBuffer
 from cellgate.proxy.resume.streams import STREAMS
@@ -46,7 +47,9 @@ class Owner(Protocol):
 
 
 class Attempt:
-    """The attempt that `lease` allows. The lease is released to `dispatcher`."""
+    """The attempt that `lease` allows. The lease is released to `dispatcher`. `has_ids`: the gate has asked
+    for token ids.
+    """
 
     __slots__ = (
         "_conn",
@@ -59,6 +62,7 @@ class Attempt:
         "_pool",
         "_request",
         "_response",
+        "has_ids",
         "lease",
         "over",
     )
@@ -78,7 +82,7 @@ class Attempt:
         self._pool: Pool | None = None
         self._events_before = response.events
         self.lease = lease
-        self.over = False
+        self.over = self.has_ids = False
         if response.paused:
             self.pause(paused=True)
 
@@ -201,7 +205,7 @@ class Attempt:
             return
         body = b"".join(pieces)
         if is_events and (self._passage is not None or not (body.startswith(b"data:") and are_whole(body))):
-            passage = self._passage = self._passage or Passage()
+            passage = self._passage = self._passage or Passage(has_ids=self.has_ids)
             begun = passage.begin(body, ended=reply.ended)
             if isinstance(begun, Failure):
                 self._give_up(conn, begun)
@@ -261,7 +265,7 @@ class Attempt:
         """Send the complete part of `body` in a chunk of our own, and end the response if the unit does."""
         response, passage, failure = self._response, self._passage, None
         if response.is_events and not (passage is None and are_whole(body)):
-            passage = self._passage = passage or Passage()
+            passage = self._passage = passage or Passage(has_ids=self.has_ids)
             body, failure = passage.feed(body, ended=conn.reply.ended)
             response.in_event = passage.in_event
         self._show(data, body, failure, conn)
@@ -272,7 +276,9 @@ class Attempt:
         ended = conn.reply.ended or (passage is not None and passage.is_over)
         may_pass_raw = response.passes_raw and not ended and (passage is None or passage.is_empty)
         # A part of the next chunk's size may follow a chunk: then the read does not end with a chunk.
-        conn.raw = response if may_pass_raw and conn.reply.clean and data.endswith(EVENT_ENDS) else None
+        may_pass_raw = may_pass_raw and conn.reply.clean and data.endswith(EVENT_ENDS)
+        token_sink = TokensWithIds(response) if self.has_ids else response
+        conn.raw = token_sink if may_pass_raw else None
         if not response.show(body, ended=ended and failure is None):
             failure = Failure(FailureKind.TRUNCATED, "it ended its stream before the answer was complete")
         if failure is not None:

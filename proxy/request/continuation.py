@@ -9,12 +9,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import orjson
+
 from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.metrics.continuations import ContinuationKind, ContinuationResult
 from cellgate.proxy.request.ask import has_more_nodes
+from cellgate.proxy.resume.kinds import kind_of
 from cellgate.proxy.resume.questions import MakeHead
+from cellgate.proxy.resume.replay_buffer import plain
 from cellgate.proxy.resume.resumption import Resuming
-from cellgate.proxy.resume.streams import STREAMS, Way
+from cellgate.proxy.resume.shown import Shown
+from cellgate.proxy.resume.streams import PLAIN_ROUTES, STREAMS, Way
 from cellgate.proxy.wire.failure import Failure, FailureKind
 
 if TYPE_CHECKING:
@@ -50,6 +55,14 @@ def find_way(gate: Services, request: Request, ask: Ask, response: Response) -> 
     return way.why_not() or way
 
 
+def _kind_of(request: Request, response: Response) -> ContinuationKind:
+    """The kind of a stream of chat or completions. A request that is too large is not parsed."""
+    limits = LIMITS.json_bytes_on_loop, LIMITS.json_nodes_on_loop
+    is_large = request.body_size > limits[0] or has_more_nodes(request.body, limits[1])
+    shown = Shown() if response.replay is None else plain(response.replay).shown
+    return kind_of({} if is_large else orjson.loads(request.body), shown)
+
+
 class Continuation:
     """The continuation of one stream, from its first break on. It may end the response; it never touches
     leases.
@@ -82,6 +95,8 @@ class Continuation:
             response.break_off(failure)
             return False
         self._broken = self._broken or unit
+        if response.route in PLAIN_ROUTES:
+            self._kind = _kind_of(self._request, response)
         if response.replay is not None and response.replay.read().is_done:
             # Nothing of the answer is missing, so the failure does not matter.
             self.conclude(b"")

@@ -122,8 +122,8 @@ class Exchange:
     def evicted(self) -> None:
         guarded(self, self.table[self.state, EVICTED].action, self)
 
-    def go_on(self, body: bytes, replay: ReplayBuffer, stitch: Rewriter) -> None:
-        self.table[self.state, PROVEN].action(self, body, replay, stitch)
+    def go_on(self, target: bytes, body: bytes, replay: ReplayBuffer, stitch: Rewriter) -> None:
+        self.table[self.state, PROVEN].action(self, target, body, replay, stitch)
 
     def conclude(self, events: bytes) -> None:
         self.table[self.state, CONCLUDED].action(self, events)

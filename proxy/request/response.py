@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Protocol
 from cellgate.proxy.logs.record import Finished
 from cellgate.proxy.metrics.continuations import ContinuationResult
 from cellgate.proxy.request.observer import Observer
+from cellgate.proxy.resume.eligible import TOKENS
 from cellgate.proxy.resume.replay_buffer import FOLD_BYTES, ReplayBuffer, StreamShape
+from cellgate.proxy.resume.token_ids import without_ids, without_prompt
 from cellgate.proxy.wire.error_shapes import shape_of
 from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.proxy.wire.framing import CHUNKED, Framing, framing_of, head_of
@@ -57,7 +59,7 @@ class Response:
     `promised` is the head that the attempt in flight has, until it is sent.
     `last_at` is when something was last sent, or when the clock for stalls was restarted; `paused`: the
     client reads slower than its unit writes; `replay` is what was sent of a stream, in case the unit breaks
-    it.
+    it; `has_ids`: its events have token ids, which the client has not asked for.
     """
 
     __slots__ = (
@@ -78,6 +80,7 @@ class Response:
         "closes",
         "continued",
         "events",
+        "has_ids",
         "in_event",
         "is_events",
         "last_at",
@@ -135,7 +138,7 @@ class Response:
         self.last_at = request.received_at
         self.closes = not request.keep_alive or request.http10
         self.begun = self.whole = self.over = False
-        self.paused = self.is_events = self.in_event = False
+        self.paused = self.is_events = self.in_event = self.has_ids = False
         self.replay: ReplayBuffer | None = None
         self.promised: ReplyHead | None = None
 
@@ -194,9 +197,9 @@ class Response:
         self.events += events
 
     def pass_on(self, data: bytes, body: bytes) -> None:
-        """Send a read of the unit unchanged; `body` is its content."""
-        self._framed(body)
-        self._send(data)
+        """Send a read of the unit unchanged, but for token ids; `body` is its content."""
+        framed = self._framed(body)
+        self._send(framed if self.has_ids else data)
 
     def show(self, body: bytes, *, ended: bool) -> bool:
         """Send a part of the body, after the head if that was not sent yet; `ended`: it is the last part.
@@ -223,13 +226,12 @@ class Response:
     # -- what is kept of it --------------------------------------------------------------------------------
 
     def record_replay(self, ways: int, shape: StreamShape) -> None:
-        """Keep what is sent from now on, as far as these ways to resume it need it. Must be called before
-        anything is sent.
-        """
+        """Keep what is sent, as these ways to resume it need it. Must be called before anything is sent."""
         if self.is_events:
             self.replay = ReplayBuffer(framed=self._framing is CHUNKED, ways=ways, shape=shape)
             self._chunks = self.replay.chunks
             self._fold_at = self.sent + FOLD_BYTES if ways else inf
+            self.has_ids = bool(ways & TOKENS)
 
     def keep_tail(self) -> None:
         """The stream cannot be resumed: from now on keep only its end."""
@@ -239,19 +241,17 @@ class Response:
             self._chunks, self._fold_at = self.replay.chunks, inf
 
     def end_of_body(self) -> bytes:
-        """The end of what was sent, as far as it is kept; of a plain body the part that came with its
-        head.
-        """
+        """The end of what was sent, as far as it is kept; of a plain body what came with its head."""
         return self.replay.end() if self.replay is not None else self._first
 
     def _framed(self, body: bytes) -> bytes:
-        """A part of the body as it is sent; the replay buffer keeps it."""
-        framed = self._framing.frame(body)
+        """A part of the body as it is sent; the replay buffer keeps it, with the token ids."""
+        framed = self._framing.frame(without_prompt(body) if self.has_ids else body)
         if self._chunks is not None:
             self._chunks.append(framed)
             if self.sent > self._fold_at:
                 self._fold()
-        return framed
+        return self._framing.frame(without_ids(body)) if self.has_ids else framed
 
     def _fold(self) -> None:
         """The replay buffer has grown large: keep only its text, or only the end if it cannot be resumed."""

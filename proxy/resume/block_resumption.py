@@ -112,15 +112,13 @@ class BlockResumption:
                 return
         start = len(shown.text or "")
         stitch = BlockStitch(dialect, shown, found.tokens, start)
-        self._owner.go_on(
-            orjson.dumps(body | dialect.unstored | given(found.ids) | left), self._replay, stitch
-        )
+        longer = orjson.dumps(body | dialect.unstored | given(found.ids) | left)
+        self._owner.go_on(self._request.target, longer, self._replay, stitch)
 
     def _start_again(self) -> None:
         """The request is the same, and the unit must repeat what was shown."""
-        self._owner.go_on(
-            self._request.body, self._replay, BlockStitch(self._api.dialect, self._shown(), None)
-        )
+        stitch = BlockStitch(self._api.dialect, self._shown(), None)
+        self._owner.go_on(self._request.target, self._request.body, self._replay, stitch)
 
     def _shown(self) -> BlockTranscript:
         shown = self._replay.read()

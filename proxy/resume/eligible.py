@@ -6,6 +6,8 @@ OPEN: the unit gets the text shown as an open message, and continues it. So noth
 generated, which it takes for the prompt.
 AGAIN: the unit gets the same request, and must repeat what was shown. So a repetition must be likely: the
 answer is greedy, or its sampling has a seed. Everything may depend on what was generated.
+TOKENS: the unit gets the tokens of the prompt and of what was shown, where the engine gives them
+(token_ids.py). Only chats that profit ask for them: those that may show more than text.
 Fields: OpenAI's API, vLLM 0.6 to 0.33, SGLang 0.4 to 0.5.23.
 """
 
@@ -16,7 +18,7 @@ from typing import Any
 from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.resume.stop_strings import stops_of
 
-OPEN, AGAIN = 1, 2
+OPEN, AGAIN, TOKENS = 1, 2, 4
 """Ways to resume a stream; they are added up."""
 
 _SAMPLING = """temperature top_p top_k min_p seed logit_bias allowed_token_ids bad_words stop stop_token_ids
@@ -58,6 +60,11 @@ _ANYTHING = """logprobs top_logprobs tool_choice functions response_format struc
     regex ebnf json_schema frequency_penalty presence_penalty repetition_penalty repetition_detection
     thinking_token_budget include_reasoning add_generation_prompt add_special_tokens skip_special_tokens
     spaces_between_special_tokens"""
+_WITH_IDS = frozenset(("logprobs", "top_logprobs", "repetition_penalty"))
+"""Fields for which the same tokens are enough: this penalty takes prompt and answer together."""
+PENALTIES = frozenset(("frequency_penalty", "presence_penalty", "repetition_penalty"))
+_HINTS = ("tools", "chat_template_kwargs", "reasoning_effort")
+"""With one of these an answer may show more than text."""
 _COMPUTED = frozenset(_ANYTHING.split())
 """Fields with which a unit that computes the whole answer again computes the same answer."""
 LONG_STOPS = f"its stop strings are longer than {LIMITS.stop_bytes} bytes together"
@@ -71,13 +78,15 @@ def ways_of(body: dict[str, Any], *, chat: bool) -> int:
         return 0
     # Most requests name neither of them.
     may_repeat = "temperature" in body or "seed" in body
-    ways = OPEN | AGAIN if may_repeat and is_deterministic(body) else OPEN
+    ways = OPEN | AGAIN | TOKENS if may_repeat and is_deterministic(body) else OPEN | TOKENS
     for name in body.keys() - _HARMLESS:
-        if not _is_harmless(name, body):
-            ways &= AGAIN if name in _COMPUTED else 0
-    if ways & OPEN and (_why_not_messages(body) if chat else _why_not_prompt(body.get("prompt"))):
+        if not is_harmless(name, body):
+            with_ids = TOKENS if name in _WITH_IDS else 0
+            ways &= AGAIN | with_ids if name in _COMPUTED else 0
+    if ways & ~AGAIN and (_why_not_messages(body) if chat else _why_not_prompt(body.get("prompt"))):
         return ways & AGAIN
-    return ways
+    profits = chat and (not ways & OPEN or any(name in body for name in _HINTS))
+    return ways if profits else ways & ~TOKENS
 
 
 def is_deterministic(body: dict[str, Any]) -> bool:
@@ -85,15 +94,17 @@ def is_deterministic(body: dict[str, Any]) -> bool:
     return body.get("temperature") == 0 or type(body.get("seed")) is int
 
 
-def why_ineligible(body: dict[str, Any], *, chat: bool) -> str:
-    """Why the stream that `body` asks for cannot be continued; empty when it can."""
-    if ways_of(body, chat=chat):
+def why_ineligible(body: dict[str, Any], *, chat: bool, has_ids: bool = False) -> str:
+    """Why the stream that `body` asks for cannot be continued; empty when it can. `has_ids`: it has brought
+    token ids.
+    """
+    if ways_of(body, chat=chat) & (OPEN | AGAIN | (TOKENS if has_ids else 0)):
         return ""
     if len(body) > LIMITS.fields:
         return f"the request has more than {LIMITS.fields} fields"
     if _has_long_stops(body):
         return LONG_STOPS
-    harmful = [name for name in body if name not in _HARMLESS and not _is_harmless(name, body)]
+    harmful = [name for name in body if not is_harmless(name, body)]
     # One that forbids every way explains more.
     for name in sorted(harmful, key=_COMPUTED.__contains__):
         if name in _COMPUTED:
@@ -102,7 +113,10 @@ def why_ineligible(body: dict[str, Any], *, chat: bool) -> str:
     return _why_not_messages(body) if chat else _why_not_prompt(body.get("prompt"))
 
 
-def _is_harmless(name: str, body: dict[str, Any]) -> bool:
+def is_harmless(name: str, body: dict[str, Any]) -> bool:
+    """Whether a field changes nothing for whoever continues the text."""
+    if name in _HARMLESS:
+        return True
     value = body[name]
     # Compared and not serialised: a client may send values of any size and depth.
     if value is None or any(type(value) is type(each) and value == each for each in _ONLY_AS.get(name, ())):

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.resume.repetition import MismatchError
+from cellgate.proxy.resume.token_ids import EVENT_BYTES
 from cellgate.proxy.wire.failure import Failure, FailureKind
 from cellgate.proxy.wire.sse import (
     ABORT,
@@ -50,12 +51,24 @@ class Passage:
     """Holds the beginning of a stream until its first event with data, and later the beginning of each event.
 
     `in_event`: a large event was sent in part. `stitch` rewrites the events of a unit that resumes a stream;
-    these must be whole.
+    these must be whole, and so must events with token ids (`has_ids`), which the client does not get.
     """
 
-    __slots__ = ("_before", "_begun", "_preamble", "_size", "_tail", "in_event", "stitch")
+    __slots__ = (
+        "_before",
+        "_begun",
+        "_has_ids",
+        "_max_bytes",
+        "_preamble",
+        "_size",
+        "_tail",
+        "in_event",
+        "stitch",
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_ids: bool = False) -> None:
+        self._has_ids = has_ids
+        self._max_bytes = EVENT_BYTES if has_ids else LIMITS.event_bytes
         self._tail: list[bytes] = []
         self._size = 0
         self._before = b"\n"
@@ -97,7 +110,7 @@ class Passage:
             self._preamble = shown
         if ended:
             return Failure(FailureKind.CLOSED_EARLY, "its stream ended without an event")
-        if self._size + len(self._preamble) > LIMITS.event_bytes:
+        if self._size + len(self._preamble) > self._max_bytes:
             reached("event_bytes")
             return Failure(FailureKind.GARBAGE, f"its stream began with {_TOO_LARGE}")
         return None
@@ -109,14 +122,14 @@ class Passage:
         events = self._take(body)
         if ended:
             events += self._flush()
-        elif self._size > TAIL_BYTES and self.stitch is None:
+        elif self._size > TAIL_BYTES and self.stitch is None and not self._has_ids:
             before = self._before
             events += self._flush()
             self._before, self.in_event = before, True
         good, failure = before_error(events), None
         if len(good) < len(events):
             failure = _reported(events, FailureKind.STREAM_ERROR, "reported")
-        elif self._size > LIMITS.event_bytes:
+        elif self._size > self._max_bytes:
             reached("event_bytes")
             failure = Failure(FailureKind.NOT_CONTINUED, f"it sent {_TOO_LARGE}")
         if good and self.stitch is not None:

@@ -43,6 +43,8 @@ class Tokens(NamedTuple):
 
     prompt: int | None
     shown: int
+    is_exact: bool = False
+    """Whether `shown` has the tokens without text as well, such as that which ended the answer."""
 
 
 Proof = Generator[ProofRequest, dict[str, Any], Tokens]
@@ -87,23 +89,34 @@ def prove(body: dict[str, Any], text: str, *, chat: bool, engine: str) -> Proof:
         added = yield from tokens_of({"prompt": text} | plain)
         yield from check_same(model, before, before + added, 0, text)
         return Tokens(None, len(added))
-    rendered = _rendered_by_llama_cpp if engine == LLAMA_CPP else _rendered
-    before = yield from rendered(body, chat=chat)
-    after = yield from rendered(extended(body, text, chat=chat), chat=chat)
+    render = _rendered_by_llama_cpp if engine == LLAMA_CPP else _rendered
+    before = yield from render(body, chat=chat)
+    after = yield from render(extended(body, text, chat=chat), chat=chat)
     common = _common(before, after)
     yield from check_same(model, before, after, max(0, common - CONTEXT_TOKENS), text)
     # A token that spans the end of the prompt and the beginning of the text counts as sent.
     return Tokens(len(before), len(after) - common)
 
 
+def rendered(body: dict[str, Any]) -> Generator[ProofRequest, dict[str, Any], tuple[list[int], int]]:
+    """The tokens of the prompt of a chat, and how many tokens it may have with its answer; 0: unknown."""
+    asked = {name: body[name] for name in _RENDERED if body.get(name) is not None}
+    if effort := body.get("reasoning_effort"):
+        # As vLLM's chat does.
+        known = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+        asked["chat_template_kwargs"] = known | (asked.get("chat_template_kwargs") or {})
+    continues = bool(body.get("continue_final_message"))
+    asked |= {"continue_final_message": continues, "add_generation_prompt": not continues}
+    answer = yield ProofRequest("/tokenize", asked)
+    limit = answer.get("max_model_len")
+    return _tokens_in(answer), limit if isinstance(limit, int) else 0
+
+
 def _rendered(body: dict[str, Any], *, chat: bool) -> Generator[ProofRequest, dict[str, Any], list[int]]:
     """The tokens of the prompt of `body`."""
-    if not chat:
-        return (yield from tokens_of({name: body[name] for name in ("model", "prompt") if name in body}))
-    rendered = {name: body[name] for name in _RENDERED if body.get(name) is not None}
-    continues = bool(body.get("continue_final_message"))
-    flags = {"continue_final_message": continues, "add_generation_prompt": not continues}
-    return (yield from tokens_of(rendered | flags))
+    if chat:
+        return (yield from rendered(body))[0]
+    return (yield from tokens_of({name: body[name] for name in ("model", "prompt") if name in body}))
 
 
 def _rendered_by_llama_cpp(
@@ -120,7 +133,10 @@ def _rendered_by_llama_cpp(
 
 
 def tokens_of(body: dict[str, Any]) -> Generator[ProofRequest, dict[str, Any], list[int]]:
-    answer = yield ProofRequest("/tokenize", body)
+    return _tokens_in((yield ProofRequest("/tokenize", body)))
+
+
+def _tokens_in(answer: dict[str, Any]) -> list[int]:
     tokens = answer.get("tokens")
     if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
         raise UnprovenError("the answer of /tokenize has no tokens")
@@ -133,13 +149,13 @@ def check_same(
     """The tokens of `after` from `start` on must decode to those of `before` from there, followed by
     `text`.
     """
-    old = yield from _text(model, before[start:])
-    new = yield from _text(model, after[start:])
+    old = yield from text_of(model, before[start:])
+    new = yield from text_of(model, after[start:])
     if new != old + text:
         raise UnprovenError("the model's template or tokenizer does not reproduce the text already sent")
 
 
-def _text(model: dict[str, Any], tokens: list[int]) -> Generator[ProofRequest, dict[str, Any], str]:
+def text_of(model: dict[str, Any], tokens: list[int]) -> Generator[ProofRequest, dict[str, Any], str]:
     if not tokens:
         return ""
     answer = yield ProofRequest("/detokenize", model | {"tokens": tokens, "skip_special_tokens": False})

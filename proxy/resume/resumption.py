@@ -1,7 +1,7 @@
-"""Resuming a broken stream: what was sent, the proof that another unit can resume it, its request.
+"""Resuming a broken stream of chat or completions: what was sent, the proof that another unit can resume it.
 
-eligible.py and transcript.py decide what may be resumed, proof.py how. questions.py sends the requests of the
-proof to the unit.
+eligible.py and transcript.py decide what may be resumed, plain_ways.py how. questions.py sends the requests
+of the proof to the unit.
 """
 
 from __future__ import annotations
@@ -11,14 +11,12 @@ from typing import Any, Protocol
 import orjson
 
 from cellgate.proxy.config.limits import reached
-from cellgate.proxy.resume.eligible import AGAIN, LONG_STOPS, OPEN, why_ineligible
+from cellgate.proxy.resume.eligible import LONG_STOPS, TOKENS, why_ineligible
 from cellgate.proxy.resume.passage import Rewriter
-from cellgate.proxy.resume.proof import LLAMA_CPP, Tokens, extended, prove, remaining
+from cellgate.proxy.resume.plain_ways import BrokenStream, MakePlainWay, NextPart, ways_for
 from cellgate.proxy.resume.questions import MakeHead, Questions
-from cellgate.proxy.resume.repeat_guard import RepeatGuard
 from cellgate.proxy.resume.replay_buffer import ReplayBuffer, plain
-from cellgate.proxy.resume.stitch import Stitch, ending, wants_usage
-from cellgate.proxy.resume.stop_strings import stops_of, token_start
+from cellgate.proxy.resume.stitch import ending
 from cellgate.proxy.wire.failure import Failure
 from cellgate.proxy.wire.pool import Pool
 from cellgate.proxy.wire.request import Request
@@ -27,8 +25,8 @@ from cellgate.proxy.wire.request import Request
 class Resuming(Protocol):
     """The exchange. One of these is called once after `Resumption.begin`, unless that is abandoned."""
 
-    def go_on(self, body: bytes, replay: ReplayBuffer, stitch: Rewriter) -> None:
-        """It is proven: send the unit this, and stitch its answer to what was sent before."""
+    def go_on(self, target: bytes, body: bytes, replay: ReplayBuffer, stitch: Rewriter) -> None:
+        """It is proven: send the unit's path `target` this, and stitch its answer to what was sent before."""
 
     def conclude(self, events: bytes) -> None:
         """The text is complete: these are the last events."""
@@ -41,31 +39,37 @@ class Resuming(Protocol):
 
 
 class Resumption:
-    """One broken stream, of which `keep` has been shown."""
+    """One broken stream, of which `replay` has been shown."""
 
     __slots__ = (
-        "_again",
         "_body",
         "_chat",
-        "_engine",
+        "_head",
+        "_left",
         "_owner",
+        "_pool",
         "_questions",
+        "_reason",
         "_replay",
         "_request",
-        "_start",
+        "_stream",
     )
 
+    # From `begin` on.
+    _owner: Resuming
+    _pool: Pool
+    _head: MakeHead
+    _stream: BrokenStream
+    _left: list[MakePlainWay]
+
     def __init__(self, request: Request, replay: ReplayBuffer, *, chat: bool) -> None:
-        self._owner: Resuming
         self._request = request
         self._replay = replay
         self._chat = chat
         self._body: dict[str, Any] = orjson.loads(request.body)
-        self._questions: Questions[Tokens] | None = None
-        self._start = 0
-        self._again = False
-        """Whether the units start from the beginning: what was shown is no text, or is not proven."""
-        self._engine = ""
+        self._questions: Questions[NextPart | bytes] | None = None
+        self._reason = ""
+        """Why the first way failed."""
 
     @property
     def is_proving(self) -> bool:
@@ -74,7 +78,8 @@ class Resumption:
 
     def why_not(self) -> str:
         """Why it cannot be continued as it stands; empty when it can, or is complete."""
-        if reason := why_ineligible(self._body, chat=self._chat):
+        has_ids = bool(self._replay.ways & TOKENS)
+        if reason := why_ineligible(self._body, chat=self._chat, has_ids=has_ids):
             if reason is LONG_STOPS:
                 reached("stop_bytes")
             return reason
@@ -92,66 +97,40 @@ class Resumption:
 
     def begin(self, owner: Resuming, pool: Pool, engine: str, head: MakeHead, *, fresh: bool = False) -> None:
         """Ask a unit that runs `engine` to resume the stream; `owner` gets the result."""
-        self._owner = owner
-        transcript = plain(self._replay)
-        self._start = (
-            len(transcript.text) if transcript.finish else token_start(transcript.text, stops_of(self._body))
+        self._owner, self._pool, self._head = owner, pool, head
+        request, replay = self._request, self._replay
+        self._stream = BrokenStream(
+            self._body, request.body, request.target, plain(replay), replay.ways, self._chat, engine
         )
-        is_open = bool(self._replay.ways & OPEN) and not transcript.shown.beyond_text and not self._again
-        if not is_open or not (self._start or transcript.finish):
-            self._start_again()
-            return
-        self._engine = engine
-        text = transcript.text[: self._start]
-        if transcript.finish and not self._body.get("include_stop_str_in_output"):
-            # The stop string was generated as well; only its tokens are counted here.
-            text += transcript.stop
-        proof = prove(self._body, text, chat=self._chat, engine=engine)
-        self._questions = Questions(proof, self, self._proven, pool, head)
-        self._questions.begin(fresh=fresh)
-
-    def _start_again(self) -> None:
-        """The request is the same, and the unit must repeat what was shown."""
-        stitch = Stitch(self._body, plain(self._replay), Tokens(None, 0), 0, again=True)
-        self._owner.go_on(self._request.body, self._replay, stitch)
-
-    def unproven(self, reason: str) -> None:
-        """No unit can continue it as an open message."""
-        if self._replay.ways & AGAIN:
-            self._again = True
-            self._start_again()
-        else:
-            self._owner.refused(reason)
+        self._left, self._reason = ways_for(self._stream), ""
+        self._try_next(fresh=fresh)
 
     def abandon(self) -> None:
         """Stop asking."""
         if self._questions is not None:
             self._questions.abandon()
 
-    # -- the result of the proof ---------------------------------------------------------------------------
+    # -- the result of a proof -----------------------------------------------------------------------------
+
+    def unproven(self, reason: str) -> None:
+        """The unit cannot go on in this way; the first reason is told, if no other way is left."""
+        self._reason = self._reason or reason
+        self._try_next()
 
     def failed(self, failure: Failure) -> None:
         """The unit failed before it was proven."""
         self._owner.failed(failure)
 
-    def _proven(self, tokens: Tokens) -> None:
-        transcript, body = plain(self._replay), self._body
-        is_llama_cpp = self._engine == LLAMA_CPP
-        left = None
-        if not transcript.finish:
-            left = remaining(body, tokens.shown, chat=self._chat, engine=self._engine)
-        if left is not None:
-            text = transcript.text[: self._start]
-            guard = RepeatGuard(text) if self._chat and is_llama_cpp else None
-            stitch = Stitch(body, transcript, tokens, self._start, guard=guard)
-            # llama.cpp does not count its tokens before the last event.
-            counting = {} if is_llama_cpp else stitch.ask_usage()
-            longer = extended(body, text, chat=self._chat) | left | counting
-            self._owner.go_on(orjson.dumps(longer), self._replay, stitch)
+    def _try_next(self, *, fresh: bool = False) -> None:
+        if not self._left:
+            self._owner.refused(self._reason or "there is no way to continue it")
             return
-        events = ending(body, transcript, tokens, chat=self._chat)
-        if events is None:
-            assert wants_usage(body)
-            self.unproven("the text was complete, but only the broken unit knew the token counts")
+        way = self._left.pop(0)(self._stream)
+        self._questions = Questions(way, self, self._proven, self._pool, self._head)
+        self._questions.begin(fresh=fresh)
+
+    def _proven(self, found: NextPart | bytes) -> None:
+        if isinstance(found, bytes):
+            self._owner.conclude(found)
         else:
-            self._owner.conclude(events)
+            self._owner.go_on(found.target, found.body, self._replay, found.stitch)

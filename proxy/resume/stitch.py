@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 
 from cellgate.proxy.resume.proof import Tokens
+from cellgate.proxy.resume.raw_chat import RawChat
 from cellgate.proxy.resume.repeat_guard import RepeatGuard
 from cellgate.proxy.resume.repetition import MismatchError, Repetition
 from cellgate.proxy.resume.shown import REASONING, logprobs_in, unsupported_in
@@ -30,7 +31,7 @@ class Stitch:
 
     The unit continues after the first `start` characters of the text, which are `tokens` by its count; or it
     starts from the very beginning (`again`), and must repeat all that was shown.
-    `is_over`: the answer is complete, further events are ignored.
+    `raw`: it sends raw text, which is split. `is_over`: the answer is complete, further events are ignored.
     """
 
     __slots__ = (
@@ -40,6 +41,7 @@ class Stitch:
         "_finish",
         "_guard",
         "_options",
+        "_raw",
         "_repeated",
         "_repetition",
         "_spells_stops",
@@ -61,6 +63,7 @@ class Stitch:
         *,
         guard: RepeatGuard | None = None,
         again: bool = False,
+        raw: RawChat | None = None,
     ) -> None:
         self.transcript = transcript
         self._guard = guard
@@ -69,6 +72,7 @@ class Stitch:
         start = len(text) if start is None else start
         self._stop_strings = BoundaryStops(text[:start], _stops(body, tokens.shown))
         self._again = again
+        self._raw = raw
         # It was sent after the point where the unit starts.
         self._repetition = Repetition(text[start:], transcript.shown if again else None)
         # It was sent as well, if it is known here.
@@ -121,6 +125,10 @@ class Stitch:
 
     def _rewritten(self, data: bytes) -> bytes:
         document = _object(data)
+        if self.transcript.tokens is not None:
+            self.transcript.tokens.take(document)
+        if self._raw is not None:
+            document = self._raw.translated(document)
         if strange := unsupported_in(document):
             raise MismatchError(strange)
         document.update((key, value) for key, value in self.transcript.frame.items() if key in document)
@@ -155,7 +163,7 @@ class Stitch:
         part, key = (choice["delta"], "content") if choice.get("delta") is not None else (choice, "text")
         if part is not choice and self.transcript.has_role:
             part.pop("role", None)
-        if not self._again and any(part.get(name) for name in REASONING):
+        if not self._again and self._raw is None and any(part.get(name) for name in REASONING):
             # An engine that takes an open message for reasoning would go on with the text there.
             raise MismatchError("reasoning")
         old = text = part.get(key) or ""
@@ -234,7 +242,8 @@ def ending(
         if tokens is None or tokens.prompt is None:
             return None
         # The token that ended the text has no text, unless the text was cut there.
-        shown_tokens = tokens.shown + (transcript.finish == "stop" and not transcript.stop)
+        has_end = tokens.is_exact or bool(transcript.stop) or transcript.finish != "stop"
+        shown_tokens = tokens.shown + (not has_end)
         out += _event({**document, "choices": [], "usage": _usage(tokens.prompt, shown_tokens)})
     return out + _event(DONE)
 
@@ -275,6 +284,9 @@ def _summed(usage: dict[str, Any], tokens: Tokens) -> dict[str, Any]:
     said = (usage.get("completion_tokens") or 0) + tokens.shown
     prompt = (usage.get("prompt_tokens") or 0) - tokens.shown if tokens.prompt is None else tokens.prompt
     usage |= _usage(prompt, said)
+    if tokens.shown:
+        # It knows only its own part.
+        usage.pop("completion_tokens_details", None)
     details = usage.get("prompt_tokens_details")
     if isinstance(details, dict) and isinstance(cached := details.get("cached_tokens"), int):
         details["cached_tokens"] = min(cached, prompt)

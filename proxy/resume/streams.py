@@ -64,3 +64,5 @@ STREAMS = {
     ),
 }
 """Of these routes the answers are kept: all of each where another unit could resume it, else its end."""
+PLAIN_ROUTES = ("chat", "completions")
+"""Their streams are of a kind that follows from what they ask for and show (kinds.py)."""

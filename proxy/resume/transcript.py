@@ -12,8 +12,9 @@ from typing import Any
 import orjson
 
 from cellgate.proxy.config.limits import LIMITS, reached
-from cellgate.proxy.resume.eligible import AGAIN, OPEN, SAMPLED
+from cellgate.proxy.resume.eligible import AGAIN, OPEN, SAMPLED, TOKENS
 from cellgate.proxy.resume.shown import GrowingText, Shown, unsupported_in
+from cellgate.proxy.resume.token_ids import TokenLog
 from cellgate.proxy.wire.sse import extra_field, payload, split
 
 TEXT_CHARS = 1 << 20
@@ -55,11 +56,14 @@ class Transcript:
         "is_done",
         "shown",
         "stop",
+        "tokens",
         "unsupported",
     )
 
     def __init__(self, *, framed: bool = False, ways: int = OPEN | AGAIN) -> None:
         self._is_text_only = ways == OPEN
+        self.tokens = TokenLog() if ways & TOKENS else None
+        """The token ids, if its unit was asked for them."""
         self.shown = Shown()
         self._tail = b""
         self._template = _NO_TEMPLATE
@@ -105,7 +109,8 @@ class Transcript:
 
     def read(self, pieces: Iterable[bytes]) -> None:
         """Add what was sent; an incomplete event waits for the next piece."""
-        left = iter(pieces)
+        # Pieces with ids are whole events.
+        left = iter(pieces) if self.tokens is None else map(self.tokens.pull, pieces)
         while self._template is _NO_TEMPLATE and (piece := next(left, None)) is not None:
             self._read_piece(piece)
         self._read_alike(list(left))
@@ -176,6 +181,8 @@ class Transcript:
         if not isinstance(document, dict):
             self.unsupported = "an event that is not a JSON object"
             return
+        if self.tokens is not None:
+            self.tokens.take(document)
         before = self.shown.size
         grown = self.take(document)
         if grown is not None and self._is_framed:

@@ -82,6 +82,7 @@ class Stage:
         pages: bool = False,
         is_blind: bool = False,
         can_pause: bool = False,
+        version: str = "",
         max_in_flight: int = 256,
         limit_s: float = 7200.0,
         **settings: Any,
@@ -95,6 +96,7 @@ class Stage:
         self.pages = pages
         self.is_blind = is_blind
         self.can_pause = can_pause
+        self.version = version
         self.max_in_flight = max_in_flight
         self.engines: dict[str, Engine] = {}
         for name in "abcdefgh"[:units]:
@@ -207,6 +209,7 @@ class Stage:
             followers=self.followers,
             is_blind=self.is_blind,
             can_pause=self.can_pause,
+            version=self.version,
         )
         return engine
 

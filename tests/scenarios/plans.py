@@ -25,6 +25,7 @@ from cellgate.proxy.config.settings import Timeouts
 from tests.scenarios.gates import GatesStage, roll_gates
 from tests.scenarios.harness import BACK_S, COMPLETIONS, MESSAGES, RESPONSES, RULES
 from tests.scenarios.visit import Visit
+from tests.sim.agent_speech import AGENT
 from tests.sim.behaviour import Break
 from tests.sim.chaos import BYTES_PER_S, Chaos, Strike, behave
 from tests.sim.client import Manner
@@ -65,8 +66,9 @@ STRIKES: dict[str, Strike] = {
     "garbage": behave(garbage=True),
     "restart": lambda _, engine: engine.restart(),
 }
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
 NOT_CONTINUABLE: dict[str, dict[str, Any]] = {
-    "tools": {"tools": [{"type": "function", "function": {"name": "f"}}]},
+    "forced call": {"tools": TOOLS, "tool_choice": "required"},
     "n": {"n": 2},
     "logprobs": {"logprobs": True},
     "response_format": {"response_format": {"type": "json_schema", "json_schema": {}}},
@@ -123,6 +125,8 @@ class Plan:
             UNITS,
             timing=Timing(rng.choice((0.05, 0.3)), rng.choice((0.02, 0.05))),
             followers=1,
+            version="0.32.0",
+            continue_across_builds=True,
             agents=rng.random() < 0.5,
             max_in_flight=64,
             timeouts=Timeouts(head_hold_s=2.0),
@@ -249,17 +253,32 @@ def _sampling(rng: Random) -> dict[str, Any]:
     return {"temperature": 0} if rng.random() < 0.5 else {}
 
 
+def _not_continuable(rng: Random) -> dict[str, Any]:
+    return NOT_CONTINUABLE[rng.choice(list(NOT_CONTINUABLE))]
+
+
+def _agent(rng: Random) -> dict[str, Any]:
+    """An answer with reasoning, text and tool calls, all or some of them."""
+    asked = {"messages": [{"role": "user", "content": f"{AGENT} {rng.random()}"}]}
+    tools = {"tools": TOOLS, "tool_choice": "auto"} if rng.random() < 0.7 else {}
+    return {**asked, **tools, **_usage(rng), **rng.choice(AGENTS_SAMPLING)}
+
+
+AGENTS_SAMPLING: tuple[dict[str, Any], ...] = ({"temperature": 0}, {"seed": 1}, {"reasoning_effort": "low"})
+
 KINDS: dict[str, tuple[int, Callable[[Random], dict[str, Any]]]] = {
     "chat": (10, _usage),
     "completions": (3, lambda rng: {"path": COMPLETIONS, **_usage(rng)}),
     "messages": (3, lambda rng: {"path": MESSAGES, **_sampling(rng)}),
     "responses": (3, lambda rng: {"path": RESPONSES, **_sampling(rng)}),
     "slow reader": (1, lambda rng: {"manner": Manner(read_every_s=0.05)}),
-    "not continuable": (4, lambda rng: NOT_CONTINUABLE[rng.choice(list(NOT_CONTINUABLE))]),
+    "agent": (6, _agent),
+    "computed again": (2, lambda rng: _not_continuable(rng) | {"temperature": 0, "n": 1}),
+    "not continuable": (4, _not_continuable),
     "whole": (2, lambda rng: {"stream": False}),
     "leaves": (1, lambda rng: {"manner": Manner(leave_after_s=rng.uniform(0.0, 2.0))}),
 }
-"""How many of a score of requests are of a kind, and what is particular about them."""
+"""How many of some forty requests are of a kind, and what is particular about them."""
 
 
 # -- many plans --------------------------------------------------------------------------------------------

@@ -15,6 +15,8 @@ import orjson
 
 from cellgate.proxy.request.routes import RouteKind, find_route
 from cellgate.proxy.wire.failure import FailureKind
+from tests.scenarios.agent_answers import unlike
+from tests.sim.agent_speech import is_for_agents
 from tests.sim.behaviour import Behaviour
 from tests.sim.conversation import End, Reply
 from tests.sim.http_server import Exchange
@@ -92,6 +94,8 @@ class Visit:
     def _dishonesty_of_a_stream(self) -> str | None:
         expected, reply = self.expected(), self.reply
         body = _COMMENT.sub(b"", reply.body)
+        if self.path not in BLOCK_PATHS and is_for_agents(render(self.body or {})):
+            return unlike(body, expected, is_whole=reply.is_whole)
         shown, error, said = body.partition(self._error_event)
         if not error:
             if reply.is_whole:

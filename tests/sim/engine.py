@@ -41,6 +41,7 @@ class Engine:
     `nodes` are its machines: the leader's, which has the engine's own address, and those of its followers.
     `is_blind`: it has no /metrics. When `max_waiting` requests wait it refuses more with 503. `unproven` are
     the generations that a process took before it had answered a canary, and how long after its start.
+    `version`: what it says of itself; with one it gives token ids.
     `can_pause`: it has `/is_paused`; `paused` is the mode in which it was paused, empty: it is not.
     """
 
@@ -54,8 +55,10 @@ class Engine:
         followers: int = 0,
         is_blind: bool = False,
         can_pause: bool = False,
+        version: str = "",
     ) -> None:
         self.name = name
+        self.version = version
         self.can_pause = can_pause
         self.model = model
         self.timing = timing
@@ -186,6 +189,8 @@ class Engine:
                 exchange.reply(200, shapes.models(self.model))
             case "/metrics" if not self.is_blind:
                 exchange.reply(200, self._metrics(), "text/plain; version=0.0.4; charset=utf-8")
+            case "/version" if self.version:
+                exchange.reply(200, orjson.dumps({"version": self.version}))
             case "/is_paused" if self.can_pause:
                 self._say_paused(exchange)
             case _:

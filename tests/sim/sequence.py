@@ -11,6 +11,8 @@ import orjson
 
 from loadtests.simunit.blocks import BlockSpeaker, MessagesSpeaker, ResponsesSpeaker
 from tests.sim import openai_shapes as shapes
+from tests.sim.agent import Agent
+from tests.sim.agent_speech import is_for_agents
 from tests.sim.behaviour import Behaviour
 from tests.sim.http_server import Exchange
 from tests.sim.speech import count_tokens, render, render_blocks, words
@@ -55,7 +57,8 @@ class Sequence:
         self._left: int = next((body[name] for name in limits if body.get(name)), DEFAULT_MAX_TOKENS)
         self._blocks = _speaker(exchange.request.path, body, served)
         self._with_usage = bool((body.get("stream_options") or {}).get("include_usage"))
-        self._words: Iterator[str] = words(behaviour.weights + served.text)
+        self._agent = Agent(served.text, body) if is_for_agents(served.text) else None
+        self._words: Iterator[str] = self._agent or words(behaviour.weights + served.text)
         self._shows_logprobs = bool(body.get("logprobs")) and not self.stream
         self._fingerprint = behaviour.fingerprint
         self._said: list[str] = []
@@ -94,8 +97,10 @@ class Sequence:
         self._said.append(word)
         self.served.tokens += 1
         self._left -= 1
-        is_last = self._left <= 0
-        if self.stream:
+        is_last = self._left <= 0 or (self._agent is not None and not self._agent.has_more)
+        if self.stream and self._agent is not None:
+            self._tell_agent(self._agent, word, is_last=is_last)
+        elif self.stream:
             self._tell(word, is_last=is_last)
         elif is_last:
             self.exchange.reply(200, self._whole())
@@ -144,10 +149,23 @@ class Sequence:
         self.send(self._event(word))
         if is_last:
             self.send(self._event(finish="length"))
-            if self._with_usage:
-                self.send(shapes.event(self._frame(choices=[]) | {"usage": self._usage()}))
-            self.send(shapes.DONE)
-            self.exchange.end()
+            self._finish()
+
+    def _finish(self) -> None:
+        if self._with_usage:
+            self.send(shapes.event(self._frame(choices=[]) | {"usage": self._usage()}))
+        self.send(shapes.DONE)
+        self.exchange.end()
+
+    def _tell_agent(self, agent: Agent, word: str, *, is_last: bool) -> None:
+        frame = self._frame(choices=[], chunk=".chunk")
+        if self._chat and len(self._said) == 1:
+            self.send(shapes.event(frame | agent.role()))
+        limit = "length" if self._left <= 0 and agent.has_more else "stop"
+        for choice in agent.choices(word, limit if is_last else None):
+            self.send(shapes.event(frame | {"choices": [choice]}))
+        if is_last:
+            self._finish()
 
     def _event(self, text: str = "", *, role: str | None = None, finish: str | None = None) -> bytes:
         choice: dict[str, Any] = {"index": 0, "finish_reason": finish}

@@ -12,7 +12,10 @@ from hashlib import blake2b
 from itertools import islice
 from typing import Any
 
-_PIECE = re.compile(r"\s*\S+|\s+$")
+from tests.sim.agent_speech import CALLS_LIKE
+
+_TAG = r"</?(?:think|tool_call)>"
+_PIECE = re.compile(rf"{_TAG}|\s*(?:(?!{_TAG})\S)+|\s+")
 _PIECES: dict[int, str] = {}
 
 
@@ -38,8 +41,11 @@ def chat_text(prompt: str) -> str:
 def render(body: dict[str, Any]) -> str:
     """The text that a request asks to continue. Raises KeyError or TypeError for what is no request."""
     if "messages" not in body:
-        return str(body["prompt"])
+        prompt = body["prompt"]
+        return detokenize(prompt) if isinstance(prompt, list) else str(prompt)
     turns = [f"<{message['role']}>{message['content']}</>" for message in body["messages"]]
+    if body.get("tools"):
+        turns.insert(0, f"<system>{CALLS_LIKE}</>")
     if body.get("continue_final_message"):
         return "".join(turns).removesuffix("</>")
     return "".join(turns) + "<assistant>"
@@ -57,9 +63,14 @@ def render_blocks(body: dict[str, Any]) -> str:
     return render({"messages": turns})
 
 
+def tokens_of(text: str) -> list[str]:
+    """The text of each token."""
+    return _PIECE.findall(text)
+
+
 def tokenize(text: str) -> list[int]:
-    """A token for each word with the space before it."""
-    pieces = _PIECE.findall(text)
+    """A token for each word with the space before it, and for each marker."""
+    pieces = tokens_of(text)
     tokens = [int.from_bytes(blake2b(piece.encode(), digest_size=6).digest(), "big") for piece in pieces]
     _PIECES.update(zip(tokens, pieces, strict=True))
     return tokens

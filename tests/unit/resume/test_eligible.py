@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cellgate.proxy.config.limits import LIMITS
-from cellgate.proxy.resume.eligible import AGAIN, LONG_STOPS, OPEN, ways_of, why_ineligible
+from cellgate.proxy.resume.eligible import AGAIN, LONG_STOPS, OPEN, TOKENS, ways_of, why_ineligible
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "x"}], "stream": True}
 COMPLETION: dict[str, Any] = {"model": "m", "prompt": "x", "stream": True}
@@ -84,10 +84,22 @@ COMPUTED: tuple[dict[str, Any], ...] = (
 def test_what_depends_on_what_was_generated_is_computed_again_if_it_comes_out_the_same(
     fields: dict[str, Any],
 ) -> None:
-    assert ways_of(CHAT | fields, chat=True) == ways_of(CHAT | fields | {"temperature": 0.5}, chat=True) == 0
-    assert ways_of(CHAT | fields | {"temperature": 0}, chat=True) == AGAIN
-    assert ways_of(CHAT | fields | {"temperature": 1.0, "seed": 5}, chat=True) == AGAIN
+    assert ways_of(COMPLETION | fields, chat=False) == 0
+    assert not ways_of(CHAT | fields | {"temperature": 0.5}, chat=True) & (OPEN | AGAIN)
+    assert ways_of(CHAT | fields | {"temperature": 0}, chat=True) & ~TOKENS == AGAIN
+    assert ways_of(CHAT | fields | {"temperature": 1.0, "seed": 5}, chat=True) & ~TOKENS == AGAIN
     assert "sampled without a seed" in why_ineligible(CHAT | fields, chat=True)
+
+
+def test_token_ids_are_of_use_where_more_than_text_may_come_and_the_same_tokens_are_enough() -> None:
+    tools = {"tools": [{"type": "function"}]}
+    assert ways_of(CHAT | tools, chat=True) == OPEN | TOKENS
+    assert ways_of(CHAT | {"logprobs": True}, chat=True) == TOKENS
+    assert ways_of(CHAT | {"repetition_penalty": 1.1}, chat=True) == TOKENS
+    assert ways_of(CHAT | {"reasoning_effort": "low", "temperature": 0}, chat=True) == OPEN | AGAIN | TOKENS
+    assert ways_of(CHAT | {"logprobs": True, "presence_penalty": 0.1}, chat=True) == 0
+    assert ways_of(COMPLETION | {"logprobs": 1}, chat=False) == 0
+    assert why_ineligible(CHAT | {"logprobs": True}, chat=True, has_ids=True) == ""
 
 
 def test_plain_text_goes_both_ways_if_it_comes_out_the_same() -> None:
