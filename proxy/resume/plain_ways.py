@@ -15,6 +15,7 @@ import orjson
 from cellgate.proxy.metrics.continuations import ContinuationKind
 from cellgate.proxy.resume.eligible import AGAIN, OPEN, TOKENS
 from cellgate.proxy.resume.kinds import kind_of
+from cellgate.proxy.resume.prompt_proof import given
 from cellgate.proxy.resume.proof import (
     LLAMA_CPP,
     ProofRequest,
@@ -95,19 +96,19 @@ def open_message(stream: BrokenStream) -> PlainWay:
 
 
 def open_tokens(stream: BrokenStream) -> PlainWay:
-    """The same, where the unit would compute on exactly the tokens that were generated: then nothing that
-    depends on them changes.
+    """The same request behind exactly the tokens that were generated: then nothing that depends on them
+    changes, and the engine itself tells text from calls. Its first event must show that it took them.
     """
     text = stream.transcript.text
     proven = yield from prove_tokens(stream.body, ids_of(stream.transcript))
     if not text or not proven.raw.endswith(text):
         raise UnprovenError("its last tokens are not those of its text")
-    longer = extended(stream.body, proven.raw, chat=True)
-    yield from proven.must_be(longer)
     left = remaining(stream.body, proven.counts.shown, chat=True, engine=stream.engine)
     if left is None:
         return _last_events(stream, proven.counts)
-    stitch = Stitch(stream.body, stream.transcript, proven.counts)
+    tokens = proven.prompt + proven.ids
+    longer = stream.body | given(tokens)
+    stitch = Stitch(stream.body, stream.transcript, proven.counts, prompt=tokens)
     counting = stitch.ask_usage()
     return NextPart(stream.target, stream.asks_ids(orjson.dumps(longer | left | counting)), stitch)
 
@@ -137,8 +138,8 @@ def again(stream: BrokenStream) -> PlainWay:
 MakePlainWay = Callable[[BrokenStream], PlainWay]
 
 PLAIN_WAYS: dict[ContinuationKind, tuple[MakePlainWay, ...]] = {
-    ContinuationKind.TEXT: (open_message, again),
-    ContinuationKind.TOOLS: (open_message, again),
+    ContinuationKind.TEXT: (open_message, open_tokens, again),
+    ContinuationKind.TOOLS: (open_message, open_tokens, again),
     ContinuationKind.TOOL_CALL: (by_tokens, again),
     ContinuationKind.REASONING: (open_tokens, again, by_tokens),
     ContinuationKind.LOGPROBS: (open_tokens, again),

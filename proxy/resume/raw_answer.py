@@ -19,7 +19,7 @@ from typing import NamedTuple
 from cellgate.proxy.resume.repetition import MismatchError
 
 THINK, THINK_END = "<think>", "</think>"
-CALL, CALL_END = "<tool_call>", "</tool_call>"
+TOOL_CALL, TOOL_CALL_END = "<tool_call>", "</tool_call>"
 _NAME = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\]+)"')
 _ARGUMENTS = re.compile(r'\s*,\s*"arguments"\s*:\s*(?=\{)')
 _HEAD_CHARS = 4096
@@ -101,13 +101,13 @@ class RawAnswer:
             self._show(Part.TEXT, self._held)
             self._held = ""
             return False
-        return self._until(CALL, Part.TEXT, _State.CALL_HEAD)
+        return self._until(TOOL_CALL, Part.TEXT, _State.CALL_HEAD)
 
     def _wait_for_call(self) -> bool:
         """Text behind a call is not shown."""
-        before, found, self._held = self._held.partition(CALL)
+        before, found, self._held = self._held.partition(TOOL_CALL)
         if not found:
-            self._held = before[len(before) - _overlap(before, CALL) :]
+            self._held = before[len(before) - _overlap(before, TOOL_CALL) :]
             return False
         self._state = _State.CALL_HEAD
         return True
@@ -127,7 +127,7 @@ class RawAnswer:
         found = pattern.match(self._held)
         if found is not None:
             self._held, self._state = self._held[found.end() :], state
-        elif len(self._held) > _HEAD_CHARS or CALL_END in self._held:
+        elif len(self._held) > _HEAD_CHARS or TOOL_CALL_END in self._held:
             raise MismatchError("a tool call in an unknown format")
         return found
 
@@ -155,7 +155,7 @@ class RawAnswer:
         return False
 
     def _end_call(self) -> bool:
-        before, found, behind = self._held.partition(CALL_END)
+        before, found, behind = self._held.partition(TOOL_CALL_END)
         if not found:
             if not _may_be_tail(self._held):
                 raise MismatchError("a tool call in an unknown format")
@@ -204,4 +204,4 @@ def _may_be_tail(text: str) -> bool:
     rest = text.lstrip()
     if rest.startswith("}"):
         rest = rest[1:].lstrip()
-    return CALL_END.startswith(rest)
+    return TOOL_CALL_END.startswith(rest)

@@ -10,13 +10,13 @@ from typing import Any
 from xxhash import xxh3_64_hexdigest
 
 from cellgate.proxy.resume.proof import UnprovenError
-from cellgate.proxy.resume.raw_answer import CALL, THINK, Part, Piece, RawAnswer
+from cellgate.proxy.resume.raw_answer import THINK, TOOL_CALL, Part, Piece, RawAnswer
 from cellgate.proxy.resume.repetition import MismatchError
 from cellgate.proxy.resume.shown import REASONING
 from cellgate.proxy.resume.stop_strings import stops_of
 from cellgate.proxy.resume.transcript import Transcript
 
-_SPECIFICATION = CALL + '\n{"name":'
+_SPECIFICATION = TOOL_CALL + '\n{"name":'
 """Prompts that explain calls in the one known format have this, and none of the others."""
 _OTHER_FORMATS = ("<function=", "[TOOL_CALLS]", "<|python_tag|>", "<｜tool")
 

@@ -40,12 +40,6 @@ class SameTokens(NamedTuple):
     def counts(self) -> Tokens:
         return Tokens(len(self.prompt), len(self.ids), is_exact=True)
 
-    def must_be(self, longer: dict[str, Any]) -> Generator[ProofRequest, dict[str, Any], None]:
-        """The prompt of the request `longer` must be exactly these tokens."""
-        tokens, _ = yield from rendered(longer)
-        if tokens != self.prompt + self.ids:
-            raise UnprovenError("the text already sent has other tokens than were generated")
-
     def prompt_text(self) -> Generator[ProofRequest, dict[str, Any], str]:
         """The text of the whole prompt."""
         return (yield from text_of(self.model, self.prompt))

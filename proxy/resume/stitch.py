@@ -31,7 +31,8 @@ class Stitch:
 
     The unit continues after the first `start` characters of the text, which are `tokens` by its count; or it
     starts from the very beginning (`again`), and must repeat all that was shown.
-    `raw`: it sends raw text, which is split. `is_over`: the answer is complete, further events are ignored.
+    `raw`: it sends raw text, which is split. `prompt`: its first event must have these token ids.
+    `is_over`: the answer is complete, further events are ignored.
     """
 
     __slots__ = (
@@ -41,6 +42,7 @@ class Stitch:
         "_finish",
         "_guard",
         "_options",
+        "_prompt",
         "_raw",
         "_repeated",
         "_repetition",
@@ -64,6 +66,7 @@ class Stitch:
         guard: RepeatGuard | None = None,
         again: bool = False,
         raw: RawChat | None = None,
+        prompt: list[int] | None = None,
     ) -> None:
         self.transcript = transcript
         self._guard = guard
@@ -73,6 +76,7 @@ class Stitch:
         self._stop_strings = BoundaryStops(text[:start], _stops(body, tokens.shown))
         self._again = again
         self._raw = raw
+        self._prompt = prompt
         # It was sent after the point where the unit starts.
         self._repetition = Repetition(text[start:], transcript.shown if again else None)
         # It was sent as well, if it is known here.
@@ -125,6 +129,8 @@ class Stitch:
 
     def _rewritten(self, data: bytes) -> bytes:
         document = _object(data)
+        if self._prompt is not None and document.get("choices"):
+            self._check_prompt(document)
         if self.transcript.tokens is not None:
             self.transcript.tokens.take(document)
         if self._raw is not None:
@@ -142,6 +148,11 @@ class Stitch:
         if self.is_over:
             event += self._ended(document)
         return event
+
+    def _check_prompt(self, document: dict[str, Any]) -> None:
+        if document.get("prompt_token_ids") != self._prompt:
+            raise MismatchError("an answer to other tokens than those that it was given")
+        self._prompt = None
 
     def _take_usage(self, document: dict[str, Any]) -> dict[str, Any] | None:
         """The usage for the client, summed over both parts."""

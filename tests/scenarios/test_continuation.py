@@ -201,36 +201,6 @@ def test_text_shown_under_tools_is_continued_as_text() -> None:
     assert results(stage) == {"continued": 4}
 
 
-AGENTS: dict[str, dict[str, Any]] = {
-    "tools": {"tools": TOOLS, "tool_choice": "auto"},
-    "tools, greedy": {"tools": TOOLS, "temperature": 0},
-    "reasoning": {"reasoning_effort": "low"},
-    "reasoning, greedy": {"temperature": 0},
-}
-
-
-@pytest.mark.parametrize("after", [1, 2, 4, 6, 9, 12])
-@pytest.mark.parametrize("kind", AGENTS)
-def test_reasoning_and_tool_calls_are_continued_wherever_they_break(kind: str, after: int) -> None:
-    stage = Stage(units=3, version="0.32.0")
-
-    async def scenario() -> None:
-        # By then all versions are known.
-        await asyncio.sleep(3.0)
-        stage.engines["a"].behaviour = Behaviour(breaks=Break.TRUNCATE, breaks_after_events=after)
-        fields = LONG | {"max_tokens": 400} | AGENTS[kind]
-        visits = await asyncio.gather(
-            *(
-                stage.ask(messages=[{"role": "user", "content": f"[agent] {number}"}], **fields)
-                for number in range(12)
-            )
-        )
-        assert [(visit.code, visit.reply.error) for visit in visits if not visit.is_answered] == []
-
-    stage.play(scenario())
-    assert results(stage)["continued"] > 0
-
-
 def _trim(engine: Engine) -> None:
     engine.behaviour = Behaviour(template=lambda text: text.replace("<assistant> ", "<assistant>"))
 

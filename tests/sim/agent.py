@@ -16,12 +16,13 @@ class Agent:
         self._tokens = tokens_of(rest_of(text))
         self._chat = "messages" in body
         self._gives_ids = bool(body.get("return_token_ids"))
-        self._prompt = tokenize(text)
+        given = (body.get("kv_transfer_params") or {}).get("prompt_token_ids")
+        self._prompt = given or tokenize(text)
         self._calls_ids = f"call-{len(text)}-{id(self) % 997}"
         self._raw = ""
         self._seen = Seen()
-        # With an open message only what is new is parsed.
-        self._may_think = not body.get("continue_final_message")
+        # Of an answer that has begun only what is new is parsed.
+        self._may_think = not (given or body.get("continue_final_message"))
 
     def __iter__(self) -> Iterator[str]:
         return self

@@ -40,6 +40,8 @@ def chat_text(prompt: str) -> str:
 
 def render(body: dict[str, Any]) -> str:
     """The text that a request asks to continue. Raises KeyError or TypeError for what is no request."""
+    if ids := (body.get("kv_transfer_params") or {}).get("prompt_token_ids"):
+        return detokenize(ids)
     if "messages" not in body:
         prompt = body["prompt"]
         return detokenize(prompt) if isinstance(prompt, list) else str(prompt)
