@@ -19,6 +19,7 @@ from typing import Any
 
 from loadtests.kit.gate import GateProcess
 from loadtests.kit.report import print_problems
+from loadtests.kit.waiting import wait_until
 from loadtests.vllm.agent_answer import Answer, ask
 from loadtests.vllm.agent_script import COUNT, request
 from loadtests.vllm.install import AGENTS, set_up
@@ -29,6 +30,8 @@ OPTIONS = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--reaso
 GREEDY: dict[str, Any] = {"temperature": 0}
 SAMPLED: dict[str, Any] = {"temperature": 0.7}
 FREEZE_S = 8.0
+FROZEN_AFTER = (100, 1500)
+"""Events of all streams of a unit."""
 EVENTS = 30
 COUNTED = "cellgate_continuations_total{"
 
@@ -48,7 +51,9 @@ class Case:
     def body(self, number: int) -> dict[str, Any]:
         """A request of this kind."""
         usage = {"stream": True, "stream_options": {"include_usage": True}}
-        return {"model": "tiny", "max_tokens": 600} | request(self.kind, number % COUNT) | usage | self.fields
+        body = {"model": "tiny", "max_tokens": 600} | request(self.kind, number % COUNT) | usage | self.fields
+        # The model knows a few prompts only, and for the gate one that breaks again and again ends units.
+        return body | {"cache_salt": f"{number} {self.fields}"}
 
 
 CASES: dict[str, Case] = {
@@ -115,8 +120,9 @@ class Drill:
                     for name, case in CASES.items()
                     for at in (0, 1)
                 ]
-                time.sleep(self._random.uniform(0.05, 0.6))
                 relay = self._relays[each % 2]
+                enough = relay.events + self._random.randrange(*FROZEN_AFTER)
+                wait_until(lambda relay=relay, enough=enough: relay.events > enough, FREEZE_S)  # type: ignore[misc]
                 relay.freeze(frozen=True)
                 time.sleep(FREEZE_S)
                 relay.freeze(frozen=False)
@@ -154,7 +160,6 @@ async def main() -> int:
 
 def _run(urls: list[str], each: int) -> Drill:
     budget = Budget()
-    # The model knows a few prompts only, and each of them is broken very often.
     settings = {"poison": {"ban_s": 0}}
     for case in CASES.values():
         # The first tool call, the first reasoning stop an engine for seconds.

@@ -39,6 +39,8 @@ class Relay:
         self.name = name
         self._budget = budget
         self.port = 0
+        self.events = 0
+        """Events that have passed."""
         place = urlsplit(url)
         self._unit = place.hostname or "127.0.0.1", place.port or 80
         self._loop = asyncio.new_event_loop()
@@ -57,6 +59,7 @@ class Relay:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._run(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 
@@ -67,8 +70,12 @@ class Relay:
     def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(10.0)
 
+    async def _end(self) -> None:
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError):
+        with suppress(OSError, asyncio.CancelledError):
             unit_reader, unit_writer = await asyncio.open_connection(*self._unit)
             link = _Link(self, reader, writer, unit_reader, unit_writer)
             await asyncio.gather(link.ask(), link.answer(), return_exceptions=True)
@@ -106,19 +113,21 @@ class _Link:
 
     async def ask(self) -> None:
         """From the gate to the unit."""
-        while data := await self._reader.read(_READ_BYTES):
-            if data.startswith(_GENERATES) and b'"stream":true' in data:
-                self._left = self._relay.take_cut()
-            await self._relay.moved()
-            self._unit_writer.write(data)
+        with suppress(OSError):
+            while data := await self._reader.read(_READ_BYTES):
+                if data.startswith(_GENERATES) and b'"stream":true' in data:
+                    self._left = self._relay.take_cut()
+                await self._relay.moved()
+                self._unit_writer.write(data)
         self._unit_writer.close()
 
     async def answer(self) -> None:
         """From the unit to the gate."""
         while data := await self._unit_reader.read(_READ_BYTES):
             await self._relay.moved()
+            events = data.split(b"\n\n")
+            self._relay.events += len(events) - 1
             if self._left is not None:
-                events = data.split(b"\n\n")
                 if len(events) > self._left:
                     self._relay.cut()
                     self._writer.write(b"\n\n".join(events[: self._left]))

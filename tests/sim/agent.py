@@ -18,7 +18,7 @@ class Agent:
         self._gives_ids = bool(body.get("return_token_ids"))
         given = (body.get("kv_transfer_params") or {}).get("prompt_token_ids")
         self._prompt = given or tokenize(text)
-        self._calls_ids = f"call-{len(text)}-{id(self) % 997}"
+        self._calls_ids = f"call-{len(text)}"
         self._raw = ""
         self._seen = Seen()
         # Of an answer that has begun only what is new is parsed.
