@@ -28,7 +28,7 @@ from loadtests.vllm.single import serving
 
 OPTIONS = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--reasoning-parser", "deepseek_r1"]
 GREEDY: dict[str, Any] = {"temperature": 0}
-SAMPLED: dict[str, Any] = {"temperature": 0.7}
+SAMPLED: dict[str, Any] = {"temperature": 0.4}
 FREEZE_S = 8.0
 FROZEN_AFTER = (100, 1500)
 """Events of all streams of a unit."""

@@ -16,9 +16,9 @@ import re
 from enum import Enum, auto
 from typing import NamedTuple
 
-from cellgate.proxy.resume.repetition import MismatchError
+from cellgate.proxy.resume.repetition import THINK, MismatchError
 
-THINK, THINK_END = "<think>", "</think>"
+THINK_END = "</think>"
 TOOL_CALL, TOOL_CALL_END = "<tool_call>", "</tool_call>"
 _NAME = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\]+)"')
 _ARGUMENTS = re.compile(r'\s*,\s*"arguments"\s*:\s*(?=\{)')
@@ -56,12 +56,15 @@ class _State(Enum):
 
 
 class RawAnswer:
-    """Splits one answer. `is_reasoning`: it begins with reasoning; `calls`: it may have tool calls."""
+    """Splits one answer. `is_reasoning`: it begins with reasoning, of which the marker is shown as well if
+    `is_marked`; `calls`: it may have tool calls.
+    """
 
     __slots__ = ("_calls", "_depth", "_held", "_in_string", "_is_escaped", "_out", "_space", "_state")
 
-    def __init__(self, *, is_reasoning: bool, calls: bool) -> None:
-        self._state = _State.BEGIN if is_reasoning else _State.TEXT
+    def __init__(self, *, is_reasoning: bool, calls: bool, is_marked: bool = False) -> None:
+        begin = _State.REASONING if is_marked else _State.BEGIN
+        self._state = begin if is_reasoning else _State.TEXT
         self._calls = calls
         self._held = ""
         self._out: list[Piece] = []
@@ -69,11 +72,6 @@ class RawAnswer:
         self._in_string = self._is_escaped = False
         self._space = ""
         """White space of arguments: an engine shows it with what follows."""
-
-    @property
-    def is_in_call(self) -> bool:
-        """Whether a call has begun that is not whole."""
-        return self._state not in (_State.BEGIN, _State.REASONING, _State.TEXT, _State.BETWEEN)
 
     def feed(self, text: str) -> list[Piece]:
         """What can be shown with this text. Raises MismatchError for a call in another format."""

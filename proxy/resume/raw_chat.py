@@ -10,8 +10,8 @@ from typing import Any
 from xxhash import xxh3_64_hexdigest
 
 from cellgate.proxy.resume.proof import UnprovenError
-from cellgate.proxy.resume.raw_answer import THINK, TOOL_CALL, Part, Piece, RawAnswer
-from cellgate.proxy.resume.repetition import MismatchError
+from cellgate.proxy.resume.raw_answer import TOOL_CALL, Part, Piece, RawAnswer
+from cellgate.proxy.resume.repetition import THINK, MismatchError
 from cellgate.proxy.resume.shown import REASONING
 from cellgate.proxy.resume.stop_strings import stops_of
 from cellgate.proxy.resume.transcript import Transcript
@@ -39,7 +39,9 @@ class RawChat:
             raise UnprovenError("the format of its tool calls is not known")
         self._id = f"{transcript.frame.get('id')}"
         self._names = shown.reasoning_names or REASONING[:1]
-        self._raw = RawAnswer(is_reasoning=bool(shown.reasoning) or raw.startswith(THINK), calls=has_tools)
+        is_reasoning = bool(shown.reasoning) or raw.startswith(THINK)
+        is_marked = str(shown.reasoning).startswith(THINK)
+        self._raw = RawAnswer(is_reasoning=is_reasoning, calls=has_tools, is_marked=is_marked)
         try:
             pieces = self._raw.feed(raw)
         except MismatchError as error:

@@ -9,6 +9,9 @@ from typing import Any
 
 from cellgate.proxy.resume.shown import REASONING, Shown, ShownCall, logprobs_in
 
+THINK = "<think>"
+"""Begins reasoning. vLLM's `deepseek_r1` shows it if it comes in one event with more tokens, else not."""
+
 
 class MismatchError(Exception):
     """The second unit sent what cannot follow: something that differs from what was sent before, or nothing.
@@ -26,11 +29,12 @@ class Repetition:
     repeat reasoning and tool calls as well.
     """
 
-    __slots__ = ("_calls", "_logprobs", "_reasoning", "_text")
+    __slots__ = ("_calls", "_is_opening", "_logprobs", "_reasoning", "_text")
 
     def __init__(self, text: str, shown: Shown | None = None) -> None:
         self._text = text
-        self._reasoning = str(shown.reasoning) if shown else ""
+        self._reasoning = str(shown.reasoning).removeprefix(THINK) if shown else ""
+        self._is_opening = bool(self._reasoning)
         self._calls = [_ToRepeat(call) for call in shown.calls] if shown else []
         self._logprobs = shown.logprobs if shown else 0
 
@@ -48,8 +52,10 @@ class Repetition:
         delta = choice.get("delta") or {}
         rest = self._reasoning
         for name in REASONING:
-            if delta.get(name):
-                delta[name], rest = _cut(delta[name], self._reasoning)
+            if piece := delta.get(name):
+                piece = piece.removeprefix(THINK) if self._is_opening else piece
+                delta[name], rest = _cut(piece, self._reasoning)
+        self._is_opening = self._is_opening and rest == self._reasoning
         self._reasoning = rest
         if delta.get("tool_calls"):
             delta["tool_calls"] = [each for each in delta["tool_calls"] if self._is_news(each)]

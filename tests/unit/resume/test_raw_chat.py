@@ -122,3 +122,11 @@ def test_calls_that_may_come_must_be_explained_in_the_prompt(prompt: str) -> Non
     with pytest.raises(UnprovenError, match="format of its tool calls"):
         RawChat(BODY, transcript, "<think>Hm", prompt)
     RawChat({}, transcript, "<think>Hm", prompt)
+
+
+def test_reasoning_that_is_shown_with_its_marker_is_found_as_well() -> None:
+    transcript = Transcript(ways=TOKENS)
+    transcript.read([event({"reasoning": "<think>Hm"})])
+    chat = RawChat({}, transcript, "<think>Hm", "")
+    out = Stitch({}, transcript, Tokens(9, 4), raw=chat).feed(completion(" so</think>Yes"))
+    assert (told(out)["reasoning"], told(out)["content"]) == (" so", "Yes")

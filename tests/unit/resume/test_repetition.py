@@ -201,3 +201,14 @@ def test_reasoning_behind_an_open_message_is_no_continuation_of_it() -> None:
     transcript.read([event({"content": "one"})])
     with pytest.raises(MismatchError):
         Stitch(BODY, transcript, Tokens(3, 1)).feed(event({"reasoning": " two"}, "b"))
+
+
+@pytest.mark.parametrize(("shown", "repeated"), [("\nHm", "<think>\nHm"), ("<think>\nHm", "\nHm")])
+def test_the_marker_of_reasoning_may_be_shown_by_one_unit_and_not_by_the_other(
+    shown: str, repeated: str
+) -> None:
+    transcript = Transcript()
+    transcript.read([event({"reasoning": shown})])
+    stitch = Stitch(BODY, transcript, Tokens(None, 0), 0, again=True)
+    out = stitch.feed(event({"reasoning": repeated}, "b") + event({"reasoning": " so"}, "b"))
+    assert told(out)["reasoning"] == " so"
