@@ -23,6 +23,7 @@ from cellgate.probes.gate_word import VIA_GATE
 from cellgate.probes.known_answer import KnownAnswer
 from cellgate.probes.readiness import Readiness
 from cellgate.probes.runner import Runner
+from cellgate.probes.version import EngineVersion
 from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.wire.reach import ProbeTransport
 from cellgate.router import hold
@@ -44,6 +45,16 @@ from cellgate.router.nouns import (
 )
 from cellgate.router.stall import hides_work, stall_limit_s
 from cellgate.router.unit_state import UnitState
+
+_LOOK_AT: dict[Verdict, str] = {
+    # Whether its health check is good meanwhile tells a wedge from a crash.
+    Verdict.SUSPECT: Readiness.name,
+    # It may have restarted while it was down: that must be known before it gets requests.
+    Verdict.PROBATION: EngineMetrics.name,
+    # Another process may be another build, and only a known one may resume streams.
+    Verdict.STARTING: EngineVersion.name,
+}
+"""What is looked at as soon as a unit has this verdict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,12 +273,8 @@ class Prober:
         if consequence.wants_canary:
             self.look_now(evidence.unit, Canary.name)
         if consequence.flip is not None:
-            if consequence.flip.after is Verdict.SUSPECT:
-                # Whether its health check is good meanwhile tells a wedge from a crash.
-                self.look_now(evidence.unit, Readiness.name)
-            elif consequence.flip.after is Verdict.PROBATION:
-                # It may have restarted while it was down: that must be known before it gets requests.
-                self.look_now(evidence.unit, EngineMetrics.name)
+            if probe := _LOOK_AT.get(consequence.flip.after):
+                self.look_now(evidence.unit, probe)
             self._on_consequence(consequence)
         return consequence
 

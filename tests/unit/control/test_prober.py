@@ -66,6 +66,8 @@ class Engine:
         if target == "/metrics":
             tokens = int(now * self.tokens_per_s)
             return Reply(200, {}, METRICS.format(running=3, tokens=tokens, epoch=self.epoch).encode())
+        if target == "/version":
+            return Reply(200, {}, b'{"version": "0.32.0"}')
         if target == "/v1/models":
             return Reply(200, {}, b'{"data": [{"id": "m"}]}')
         if target.startswith("/v1/") and self.frozen:
@@ -279,6 +281,27 @@ def test_a_new_incarnation_starts_again(scene: Scene) -> None:
 
     scene.play(scenario())
     assert scene.flips("a") == [UP, STARTING, UP]
+
+
+def test_the_version_of_a_new_incarnation_is_asked_for_soon(scene: Scene) -> None:
+    """Only a unit whose build is known may resume streams; usually it is asked for once a minute."""
+
+    def version() -> str:
+        return scene.board.units["a"].build.version
+
+    async def scenario() -> None:
+        scene.board.units["a"].engine = "vllm"
+        await asyncio.sleep(5.0)
+        assert version() == "0.32.0"
+        scene.engines["a"].epoch = 2
+        await scene.until("a", STARTING, within_s=1.5)
+        assert not version()
+        await scene.until("a", UP, within_s=1.0)
+        scene.board.units["a"].engine = "vllm"
+        await asyncio.sleep(1.2)
+        assert version() == "0.32.0"
+
+    scene.play(scenario())
 
 
 def test_a_canary_meant_for_the_last_incarnation_is_not_held_against_the_next(scene: Scene) -> None:
