@@ -133,6 +133,8 @@ class Containment:
     def flipped(self, flip: Flip) -> None:
         """A verdict has changed."""
         if flip.after is Verdict.UP and flip.before is not Verdict.SUSPECT:
+            for gone in self._answered_before.keys() - self._board.units.keys():
+                del self._answered_before[gone]
             self._answered_before[flip.unit] = self._answered(flip.unit)
         elif flip.after in (Verdict.DOWN, Verdict.STARTING):
             for fingerprint in self.ledger.fell(flip.unit, flip.at):

@@ -283,27 +283,6 @@ def test_a_new_incarnation_starts_again(scene: Scene) -> None:
     assert scene.flips("a") == [UP, STARTING, UP]
 
 
-def test_the_version_of_a_new_incarnation_is_asked_for_soon(scene: Scene) -> None:
-    """Only a unit whose build is known may resume streams; usually it is asked for once a minute."""
-
-    def version() -> str:
-        return scene.board.units["a"].build.version
-
-    async def scenario() -> None:
-        scene.board.units["a"].engine = "vllm"
-        await asyncio.sleep(5.0)
-        assert version() == "0.32.0"
-        scene.engines["a"].epoch = 2
-        await scene.until("a", STARTING, within_s=1.5)
-        assert not version()
-        await scene.until("a", UP, within_s=1.0)
-        scene.board.units["a"].engine = "vllm"
-        await asyncio.sleep(1.2)
-        assert version() == "0.32.0"
-
-    scene.play(scenario())
-
-
 def test_a_canary_meant_for_the_last_incarnation_is_not_held_against_the_next(scene: Scene) -> None:
     """It was given less time than a unit that has to warm up."""
 
