@@ -6,6 +6,8 @@ answer, or its token ids, gets the rest. Calls are written and shown as by a mod
 
 import json
 import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import xxhash
 
@@ -24,9 +26,16 @@ _SAID_WORDS = 12
 _ARGUMENT_WORDS = 40
 
 
-def explained(tools: list[object]) -> str:
-    """The system message that explains tools."""
-    return f"<|system|>\n{SPECIFICATION}\n{json.dumps(tools)}<|end|>\n" if tools else ""
+def explained(tools: Sequence[Mapping[str, Any]]) -> str:
+    """The system message that explains tools, by their names: each API describes them in its own way."""
+    functions = [{"function": {"name": tool.get("function", tool).get("name")}} for tool in tools]
+    return f"<|system|>\n{SPECIFICATION}\n{json.dumps(functions)}<|end|>\n" if tools else ""
+
+
+def called(name: str, arguments: str | Mapping[str, Any]) -> str:
+    """A call in the history of a chat, whichever API it came by."""
+    given = json.loads(arguments) if isinstance(arguments, str) else arguments
+    return json.dumps({"name": name, "arguments": given})
 
 
 def script(prompt: str) -> list[str] | None:

@@ -1,12 +1,11 @@
 """What a client may ask: bodies of the OpenAI-compatible API, checked, as a `Generation`. No I/O."""
 
-import json
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from loadtests.simunit.agents import explained
+from loadtests.simunit.agents import called, explained
 from loadtests.simunit.text import Message, detokenize, render_chat
 
 COMPLETION_MAX_TOKENS = 16
@@ -64,13 +63,15 @@ class ChatMessage(BaseModel):
 
     role: str
     content: str | list[ContentPart] | None = None
-    tool_calls: list[object] | None = None
+    tool_calls: list[dict[str, Any]] | None = None
 
     def flat(self) -> Message:
         """The message with its content as one text."""
         content = self.content or ""
         text = content if isinstance(content, str) else "\n".join(part.text for part in content)
-        return Message(self.role, text + (json.dumps(self.tool_calls) if self.tool_calls else ""))
+        functions = [call["function"] for call in self.tool_calls or []]
+        calls = [called(function["name"], function["arguments"]) for function in functions]
+        return Message(self.role, "".join((text, *calls)))
 
 
 class ChatPrompt(BaseModel):
@@ -79,7 +80,7 @@ class ChatPrompt(BaseModel):
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    tools: list[object] = []
+    tools: list[dict[str, Any]] = []
 
     def render(self) -> str:
         """The prompt's text. Raises ApiError for flags that contradict each other."""
@@ -122,7 +123,8 @@ class BlocksBody(BaseModel):
         """The prompt's text: of the tokens given in its place, or rendered."""
         if ids := self.kv_transfer_params.get("prompt_token_ids"):
             return detokenize(ids)
-        return render_chat(self.messages_read(), add_generation_prompt=True, continue_final=False)
+        chat = render_chat(self.messages_read(), add_generation_prompt=True, continue_final=False)
+        return explained(self.tools) + chat
 
 
 class MessagesBody(BlocksBody):
@@ -140,9 +142,10 @@ class MessagesBody(BlocksBody):
             blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
             results = [str(block["content"]) for block in blocks if block["type"] == "tool_result"]
             messages += [Message("tool", text) for text in results]
-            texts = [block["text"] for block in blocks if block["type"] == "text"]
-            if texts or not results:
-                messages.append(Message(message["role"], "\n".join(texts)))
+            text = "\n".join(block["text"] for block in blocks if block["type"] == "text")
+            calls = [called(block["name"], block["input"]) for block in blocks if block["type"] == "tool_use"]
+            if text or calls or not results:
+                messages.append(Message(message["role"], "".join((text, *calls))))
         return messages
 
 
@@ -162,6 +165,8 @@ class ResponsesBody(BlocksBody):
                 case "function_call":
                     if messages[-1].role != "assistant":
                         messages.append(Message("assistant", ""))
+                    call = called(item["name"], item["arguments"])
+                    messages[-1] = Message("assistant", messages[-1].content + call)
                 case "function_call_output":
                     messages.append(Message("tool", str(item["output"])))
                 case _:
