@@ -146,12 +146,14 @@ def test_curl_notices_nothing(gate: GateProcess, units: list[SimUnit]) -> None:
 def test_what_cannot_be_continued_raises_an_error_that_says_why(
     gate: GateProcess, units: list[SimUnit]
 ) -> None:
-    tools: Any = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    form: Any = {"type": "json_object"}
     units[0].fault("in_stream_error", after_tokens=20)
     units[1].fault("in_stream_error", after_tokens=20)
     with (
         OpenAI(base_url=f"{gate.url}/v1", api_key="x", max_retries=0, timeout=30.0) as client,
-        pytest.raises(openai.APIError, match="could not be continued: the request has tools") as caught,
+        pytest.raises(
+            openai.APIError, match="could not be continued: the request has response_format"
+        ) as caught,
     ):
-        list(client.chat.completions.create(**ASKED | {"tools": tools}))
+        list(client.chat.completions.create(**ASKED | {"response_format": form, "temperature": 1.0}))
     assert caught.value.code == "stream_error"
