@@ -68,19 +68,15 @@ class Traffic(Collector):
                 ),
             ),
         )
-        yield from renamed(
-            "responses",
-            counter(
-                "client_requests",
-                "Requests of clients, by path and by the status sent (499: the client left before).",
-                ("route", "status"),
-                (
-                    ((route, str(status)), n)
-                    for (route, status), n in m.responses.items()
-                    if route not in OWN_ROUTES
-                ),
-            ),
+        answered = [((route, str(status)), n) for (route, status), n in m.responses.items()]
+        yield counter(
+            "client_requests",
+            "Requests of clients, by path and by the status sent (499: the client left before).",
+            ("route", "status"),
+            (row for row in answered if row[0][0] not in OWN_ROUTES),
         )
+        # The old name had the gate's own paths as well.
+        yield counter("responses", "Deprecated, now cellgate_client_requests.", ("route", "status"), answered)
         yield counter(
             "refusals",
             "Requests that got no unit, by reason.",

@@ -102,6 +102,9 @@ class Stream:
     def _take(self, data: bytes) -> None:
         *events, self._tail = (self._tail + data).split(b"\n\n")
         for event in events:
+            if event.startswith(b":"):
+                # A comment: the next unit computes the answer again.
+                continue
             assert event.startswith(b"data: "), event
             if event == b"data: [DONE]":
                 self.is_done = True
