@@ -67,12 +67,16 @@ def _flaps(scene: Scene) -> Iterator[None]:
 
 
 @contextmanager
-def _slow(scene: Scene) -> Iterator[None]:
-    scene.units[1].fault("slow", factor=4)
+def _hurt(unit: SimUnit, fault: str, **parameters: float) -> Iterator[None]:
+    unit.fault(fault, **parameters)
     try:
         yield
     finally:
-        scene.units[1].fault("heal")
+        unit.fault("heal")
+
+
+def _slow(scene: Scene) -> AbstractContextManager[object]:
+    return _hurt(scene.units[1], "slow", factor=4)
 
 
 @contextmanager
@@ -97,13 +101,8 @@ def _lost_agent(scene: Scene) -> AbstractContextManager[object]:
     return _stopped(scene.agents.pid(f"{scene.units[0].name}-1"))
 
 
-@contextmanager
-def _broken_streams(scene: Scene) -> Iterator[None]:
-    scene.units[0].fault("in_stream_error", after_tokens=4)
-    try:
-        yield
-    finally:
-        scene.units[0].fault("heal")
+def _broken_streams(scene: Scene) -> AbstractContextManager[object]:
+    return _hurt(scene.units[0], "in_stream_error", after_tokens=4)
 
 
 @contextmanager
