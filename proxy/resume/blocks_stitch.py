@@ -21,8 +21,8 @@ from cellgate.proxy.resume.blocks import (
     object_of,
 )
 from cellgate.proxy.resume.proof import Tokens
-from cellgate.proxy.resume.repetition import MismatchError
-from cellgate.proxy.wire.sse import WORKING, payload, split
+from cellgate.proxy.resume.repetition import MismatchError, stitched
+from cellgate.proxy.wire.sse import WORKING, payload
 
 _WORKING_EVENTS = 64
 """The client gets a comment for so many events that repeat what it knows."""
@@ -96,20 +96,7 @@ class BlockStitch:
 
     def feed(self, events: bytes) -> bytes:
         """Complete events in, what the client gets out. Raises MismatchError."""
-        out = []
-        whole, tail = split(events)
-        # The last event of a stream may lack its empty line.
-        for event in [*whole, tail] if tail else whole:
-            try:
-                out.append(self._stitched(event))
-            except StrangeError as error:
-                raise _mismatch(str(error), out) from error
-            except MismatchError as error:
-                error.shown = b"".join(out)
-                raise
-            if self.is_over:
-                break
-        return b"".join(out)
+        return stitched(events, self._stitched, lambda: self.is_over)
 
     def _stitched(self, event: bytes) -> bytes:
         data = payload(event)
@@ -118,9 +105,12 @@ class BlockStitch:
         document = object_of(data)
         if document is None:
             raise MismatchError("an event that is not a JSON object")
-        act = self._dialect.act_of(document)
-        # Each is a part of what was shown before the next is made.
-        out = b"".join(write(each, self.transcript) for each in self._news(act, document))
+        try:
+            act = self._dialect.act_of(document)
+            # Each is a part of what was shown before the next is made.
+            out = b"".join(write(each, self.transcript) for each in self._news(act, document))
+        except StrangeError as error:
+            raise MismatchError(str(error)) from error
         if out:
             return out
         self._repeated += 1
@@ -237,9 +227,3 @@ def last_of(dialect: Dialect, shown: BlockTranscript, tokens: Tokens | None) -> 
     closing = dialect.closing(len(blocks) - 1, shown) if blocks and not blocks[-1].closed else []
     out = b"".join(write(document, shown) for document in closing)
     return out + b"".join(write(document, shown) for document in dialect.end(shown, tokens))
-
-
-def _mismatch(what: str, out: list[bytes]) -> MismatchError:
-    error = MismatchError(what)
-    error.shown = b"".join(out)
-    return error

@@ -5,9 +5,11 @@ The repeated part never goes to the client again. Whatever differs from what was
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from cellgate.proxy.resume.shown import REASONING, Shown, ShownCall, logprobs_in
+from cellgate.proxy.wire.sse import split
 
 THINK = "<think>"
 """Begins reasoning. vLLM's `deepseek_r1` shows it if it comes in one event with more tokens, else not."""
@@ -20,6 +22,24 @@ class MismatchError(Exception):
     """
 
     shown = b""
+
+
+def stitched(events: bytes, stitch: Callable[[bytes], bytes], is_over: Callable[[], bool]) -> bytes:
+    """What the client gets of complete events: each is stitched, until the answer is over. Raises
+    MismatchError with what it gets of those before.
+    """
+    out = []
+    whole, tail = split(events)
+    # The last event of a stream may lack its empty line.
+    for event in [*whole, tail] if tail else whole:
+        try:
+            out.append(stitch(event))
+        except MismatchError as error:
+            error.shown = b"".join(out)
+            raise
+        if is_over():
+            break
+    return b"".join(out)
 
 
 class Repetition:

@@ -13,11 +13,11 @@ import orjson
 from cellgate.proxy.resume.proof import Tokens
 from cellgate.proxy.resume.raw_chat import RawChat
 from cellgate.proxy.resume.repeat_guard import RepeatGuard
-from cellgate.proxy.resume.repetition import MismatchError, Repetition
+from cellgate.proxy.resume.repetition import MismatchError, Repetition, stitched
 from cellgate.proxy.resume.shown import REASONING, logprobs_in, unsupported_in
 from cellgate.proxy.resume.stop_strings import BoundaryStops, stops_of
 from cellgate.proxy.resume.transcript import DONE, STOPPED_BY, Transcript
-from cellgate.proxy.wire.sse import WORKING, extra_field, payload, split
+from cellgate.proxy.wire.sse import WORKING, extra_field, payload
 
 _COUNTS = ("prompt_tokens", "completion_tokens")
 
@@ -103,18 +103,7 @@ class Stitch:
 
     def feed(self, events: bytes) -> bytes:
         """Complete events in, what the client gets out. Raises MismatchError."""
-        out = []
-        whole, tail = split(events)
-        # The last event of a stream may lack its empty line.
-        for event in [*whole, tail] if tail else whole:
-            try:
-                out.append(self._stitched(event))
-            except MismatchError as error:
-                error.shown = b"".join(out)
-                raise
-            if self.is_over:
-                break
-        return b"".join(out)
+        return stitched(events, self._stitched, lambda: self.is_over)
 
     def _stitched(self, event: bytes) -> bytes:
         if name := extra_field(event):
